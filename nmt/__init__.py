@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nmt.extras.planning.init import init
     from nmt.extras.planning.options import InitOptions
     from nmt.extras.serving.command import serve
+    from nmt.extras.serving.options import ServeOptions
     from nmt.inference.request import Request
     from nmt.inference.result import Result
     from nmt.inference.translator import Translator
@@ -73,6 +74,7 @@ __all__ = [
     "Result",
     "Score",
     "ScoreOptions",
+    "ServeOptions",
     "TokenizerError",
     "TranslateOptions",
     "Translator",
@@ -108,6 +110,7 @@ _HOMES = {
     "InspectOptions": "nmt.extras.inspection.options",
     "inspect": "nmt.extras.inspection.command",
     "serve": "nmt.extras.serving.command",
+    "ServeOptions": "nmt.extras.serving.options",
     "Request": "nmt.inference.request",
     "Result": "nmt.inference.result",
     "TranslateOptions": "nmt.commands.translate_options",

@@ -27,7 +27,6 @@ from typing_extensions import override
 
 from nmt.cli import (
     prepare,
-    serve,
     train,
 )
 from nmt.cli.builder import make_command
@@ -309,7 +308,6 @@ def root(
 for function, epilog in (
     (prepare.prepare, prepare.EPILOG),
     (train.train, train.EPILOG),
-    (serve.serve, serve.EPILOG),
 ):
     _add_command(app, function, epilog)
 

@@ -135,6 +135,20 @@ nmt evaluate runs/a runs/b -t wmt14 -t wmt17 -l en-de
 nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en
 """,
     ),
+    "serve": Entry(
+        "nmt.extras.serving.options:ServeOptions",
+        "nmt.extras.serving.command:serve",
+        """Serve models over HTTP: a JSON API, LibreTranslate's API, and a page.
+
+        Requests of all clients share batches. On SIGTERM, /health/ready answers 503, running
+        requests are answered, and the exit code is 0. Needs `pip install -e '.[serve]'`.
+        """,
+        """
+nmt serve runs/demo
+nmt serve best=runs/base --host 0.0.0.0 --api-keys keys.txt --allow-host translate.example.org
+curl localhost:8080/v1/translate -H 'Content-Type: application/json' -d '{"texts": ["Hello."]}'
+""",
+    ),
     "push": Entry(
         "nmt.extras.exchange.options:PushOptions",
         "nmt.extras.exchange.hub:push",

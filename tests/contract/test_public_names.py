@@ -30,6 +30,7 @@ def test_the_public_names_are_these() -> None:
         "Result",
         "Score",
         "ScoreOptions",
+        "ServeOptions",
         "TokenizerError",
         "TranslateOptions",
         "Translator",

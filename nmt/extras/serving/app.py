@@ -1,351 +1,180 @@
-"""The paths of the server: who is let in, what each answers."""
+"""The paths of the server, and what each answers."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hashlib
+import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
-from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route as Path_
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException  # also of paths that do not exist
+from starlette.types import ASGIApp, Lifespan
 
+from nmt.errors import NmtError
 from nmt.extras.serving import libretranslate
-from nmt.extras.serving.access import Gate
-from nmt.extras.serving.bodies import LINES, JsonLines, read_body, while_connected
+from nmt.extras.serving.access import Client, Gate, known_client
+from nmt.extras.serving.bodies import MOST_HYPOTHESES, DocumentBody, Fault, ScoreBody, TranslateBody
 from nmt.extras.serving.documents.document import FORMATS
-from nmt.extras.serving.documents.translate import translate_document
-from nmt.extras.serving.faults import RefusedError, as_response
-from nmt.extras.serving.openapi import Operation, describe
-from nmt.extras.serving.options import ServerOptions
-from nmt.extras.serving.requests import (
-    MOST_HYPOTHESES,
-    DetectRequest,
-    DocumentRequest,
-    LibreRequest,
-    ScoreRequest,
-    TranslateRequest,
-    validate,
-)
-from nmt.extras.serving.service import Service
+from nmt.extras.serving.edge import Edge
+from nmt.extras.serving.faults import RETRY, RefusedError, as_response, refusal
+from nmt.extras.serving.service import Served, Service
 from nmt.version import __version__
 
-_PAGE = Path(__file__).with_name("page.html")
-_INLINE = re.compile(r"<(script|style)\b[^>]*>(.*?)</\1>", re.DOTALL)
-_LOADING = "Models are being loaded."
-_CLIENT_GONE = 499
-"""What logs call it; nobody reads this answer."""
-Answer = Callable[[Any, str, Request], Coroutine[Any, Any, Response]]
+_LINES = "application/x-ndjson"
+_FAULTS = (401, 403, 408, 413, 422, 429, 503, 504)
+
+router = APIRouter(responses={status: {"model": Fault} for status in _FAULTS})
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
-    """A path that takes a request and answers it."""
+@router.post("/v1/translate")
+async def translate(
+    body: TranslateBody,
+    service: Served,
+    client: Client,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Response:
+    """Translate texts; for Accept: application/x-ndjson the answer is one line for each text."""
+    service.check_size(len(body.texts), sum(item.num_characters for item in body.items))
+    model, about = await service.choose(body, [item.text for item in body.items])
+    answers = service.translate(body, model, client)
+    if _LINES in accept:
+        lines = _lines(answers, service.options.deadline)
+        return StreamingResponse(lines, media_type=_LINES)
+    async with aclosing(answers) as found:
+        elements = [values async for values in found]
+    if elements and all("error" in values for values in elements):
+        raise RefusedError(422, elements[0]["error"], elements[0]["fix"])
+    return JSONResponse({**about, "translations": elements})
 
-    path: str
-    kind: type[BaseModel]
-    answer: Answer
-    form: bool = False
-    """Whether forms are taken, too; its requests may hold a key then."""
-    streams: bool = False
+
+async def _lines(answers: AsyncGenerator[dict[str, Any]], seconds: float) -> AsyncIterator[bytes]:
+    """Yield numbered answers as lines of JSON. An error ends them with a line of its own."""
+    index, end = 0, asyncio.get_running_loop().time() + seconds
+    async with aclosing(answers):
+        while True:
+            try:
+                async with asyncio.timeout_at(end):  # no yield in it: that would cancel the sender
+                    values = await anext(answers)
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                values = refusal(error).as_dict()
+            yield json.dumps({"index": index, **values}, ensure_ascii=False).encode() + b"\n"
+            index += 1
 
 
-@dataclass(slots=True)
-class State:
-    """What changes while a server runs."""
+@router.post("/v1/score")
+async def score(body: ScoreBody, service: Served, client: Client) -> Response:
+    """Score given translations."""
+    pairs = [(pair.source, pair.target) for pair in body.pairs]
+    service.check_size(len(pairs), sum(len(text) for pair in pairs for text in pair))
+    model, _ = await service.choose(body, [source for source, _ in pairs])
+    scores = await service.score(model, pairs, body.tag, client)
+    return JSONResponse({"model": model.name, "scores": scores})
 
-    is_ready: bool = False
-    is_stopping: bool = False
+
+@router.post("/v1/documents")
+async def documents(body: DocumentBody, service: Served, client: Client) -> Response:
+    """Translate a document, and keep its structure."""
+    service.check_size(0, len(body.text))
+    model, about = await service.choose(body, [body.text])
+    return JSONResponse({**about, **await service.document(body, model, client)})
 
 
-class Api:
-    """Answers requests.
+@router.get("/v1/models", dependencies=[Depends(known_client)])
+async def models(service: Served) -> Response:
+    """List the models and limits."""
+    options, counts = service.options, ("max_chars", "max_texts", "deadline")
+    limits: dict[str, Any] = {name: getattr(options, name) for name in counts}
+    limits["rate"] = str(options.rate) if options.rate else None
+    limits |= dict.fromkeys(("beam_size", "n_best"), MOST_HYPOTHESES)
+    return JSONResponse({
+        "models": [model.describe() for model in service.models.values()],
+        "limits": limits,
+        "documents": list(FORMATS),
+        "version": f"nmt {__version__}",
+    })  # fmt: skip
+
+
+@router.get("/health/live")
+async def live() -> Response:
+    """Report that the server runs."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/health/ready")
+async def ready(service: Served) -> Response:
+    """Report whether requests are taken."""
+    if service.is_stopping:
+        raise RefusedError(503, "The server is stopping.", "Use another one.", RETRY)
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/health")
+async def health(service: Served) -> Response:
+    """Report whether requests are taken, as LibreTranslate does."""
+    await ready(service)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/metrics", dependencies=[Depends(known_client)])
+async def metrics(service: Served) -> Response:
+    """Return counters for Prometheus."""
+    if service.options.no_metrics:
+        raise HTTPException(404)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/", include_in_schema=False)
+async def page(service: Served) -> Response:
+    """Return the page, whose own scripts and styles alone may run."""
+    if service.options.no_page:
+        raise HTTPException(404)
+    return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY})
+
+
+_PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_HASHES = " ".join(
+    f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+    for content in re.findall(r"<(?:script|style)>(.*?)</", _PAGE, re.DOTALL)
+)
+_POLICY = (
+    f"default-src 'none'; script-src {_HASHES}; style-src {_HASHES}; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make_app(service: Service, gate: Gate, lifespan: Lifespan[FastAPI] | None = None) -> ASGIApp:
+    """Return the application.
 
     Args:
         service: Translates.
-        options: Of the server.
-        state: Whether it is ready.
+        gate: Who may send requests.
+        lifespan: Runs around it.
     """
 
-    def __init__(self, service: Service, options: ServerOptions, state: State) -> None:
-        self.service, self.options, self.state = service, options, state
-        self.gate = Gate(options.access, options.host, options.limits.rate)
-        self.posts = (
-            Post("/v1/translate", TranslateRequest, self.translate, streams=True),
-            Post("/v1/score", ScoreRequest, self.score),
-            Post("/v1/documents", DocumentRequest, self.documents),
-            Post("/translate", LibreRequest, self.libre_translate, form=True),
-            Post("/detect", DetectRequest, self.libre_detect, form=True),
-        )
-        self.gets: dict[str, Callable[[Request], Response]] = {
-            "/v1/models": self.models,
-            "/openapi.json": self.openapi,
-            "/health/live": lambda _: JSONResponse({"status": "ok"}),
-            "/health/ready": self.ready,
-            "/health": self.health,
-            "/languages": lambda _: JSONResponse(libretranslate.languages(service.store)),
-            "/frontend/settings": self.settings,
-        }
-        if options.metrics:
-            self.gets["/metrics"] = self.metrics
-        if options.page and _PAGE.is_file():
-            self.gets["/"] = page()
+    async def handle(_: Request, error: Exception) -> Response:
+        return as_response(error)
 
-    def app(self) -> ASGIApp:
-        """Return the application."""
-        routes = [Path_(post.path, self._posted(post), methods=["POST"]) for post in self.posts]
-        routes += [Path_(path, self._got(path), methods=["GET"]) for path in self.gets]
-        inner = Starlette(
-            routes=routes, exception_handlers={Exception: _handle, 404: _handle, 405: _handle}
-        )
-        inner.router.redirect_slashes = False  # a redirect would name another scheme behind a proxy
-        return Shell(inner, self)
-
-    def _got(self, path: str) -> Callable[[Request], Awaitable[Response]]:
-        has_key = path in ("/v1/models", "/metrics")
-
-        async def answer(request: Request) -> Response:
-            if has_key:
-                self.gate.client(request)
-            return self.gets[path](request)
-
-        return guarded(answer)
-
-    def _posted(self, post: Post) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            limits = self.options.limits
-            client = "" if post.form else self._let_in(request)  # before anything is read
-            value = await read_body(request, limits, form=post.form)
-            if post.form:
-                client = self._let_in(request, value)
-            if not self.state.is_ready:
-                raise RefusedError(503, _LOADING, "Wait a little.", retry_after=2)
-            asked = validate(post.kind, value)
-            if post.streams and LINES in request.headers.get("accept", ""):
-                self.service.check_busy()
-                return await post.answer(asked, client, request)
-            with self.service.admitted():
-                async with asyncio.timeout(limits.deadline):
-                    return await while_connected(request, post.answer(asked, client, request))
-
-        return guarded(answer)
-
-    def _let_in(self, request: Request, body: Any = None) -> str:
-        """Return who asks, if they may, and do not too often."""
-        key = body.get("api_key") if isinstance(body, dict) else None
-        client = self.gate.client(request, key if isinstance(key, str) else None)
-        self.gate.check_rate(client)
-        return client
-
-    async def translate(self, asked: TranslateRequest, client: str, request: Request) -> Response:
-        """Translate texts."""
-        service = self.service
-        service.check_size(len(asked.texts), sum(item.num_characters for item in asked.items))
-        texts = [item.text for item in asked.items]
-        route = await service.route(asked.model, asked.source, asked.target, texts)
-        answers = service.translate(asked, route, client)
-        if LINES in request.headers.get("accept", ""):
-            return JsonLines(self._admitted(answers), self.options.limits.deadline)
-        async with aclosing(answers) as found:
-            elements = [values async for values in found]
-        if elements and all("error" in values for values in elements):
-            first = elements[0]
-            raise RefusedError(422, first["error"], first["fix"])
-        return JSONResponse({**route.as_dict(), "translations": elements})
-
-    async def _admitted(
-        self, answers: AsyncGenerator[dict[str, Any]]
-    ) -> AsyncGenerator[dict[str, Any]]:
-        with self.service.admitted():
-            async with aclosing(answers) as found:
-                async for values in found:
-                    yield values
-
-    async def score(self, asked: ScoreRequest, client: str, request: Request) -> Response:
-        """Score given translations."""
-        del client, request
-        service, pairs = self.service, [(pair.source, pair.target) for pair in asked.pairs]
-        service.check_size(len(pairs), sum(map(len, (text for pair in pairs for text in pair))))
-        sources = [source for source, _ in pairs]
-        route = await service.route(asked.model, asked.source, asked.target, sources)
-        values = await service.score(route, pairs, asked.tag)
-        return JSONResponse({"model": route.as_dict()["model"], "scores": values})
-
-    async def documents(self, asked: DocumentRequest, client: str, request: Request) -> Response:
-        """Translate a document, and keep its structure."""
-        del request
-        self.service.check_size(0, len(asked.text))
-        route = await self.service.route(asked.model, asked.source, asked.target, [asked.text])
-        values = await translate_document(self.service, asked, route, client)
-        return JSONResponse({**route.as_dict(), **values})
-
-    async def libre_translate(self, asked: LibreRequest, client: str, request: Request) -> Response:
-        """Translate as LibreTranslate does."""
-        del request
-        return JSONResponse(await libretranslate.translate(self.service, asked, client))
-
-    async def libre_detect(self, asked: DetectRequest, client: str, request: Request) -> Response:
-        """Detect a language as LibreTranslate does."""
-        del client, request
-        return JSONResponse(await libretranslate.detected(self.service, asked))
-
-    def models(self, _: Request) -> Response:
-        """List the models, pairs and limits."""
-        limits, store = self.options.limits, self.service.store
-        bounds = {
-            "max_chars": limits.max_chars,
-            "max_texts": limits.max_texts,
-            "deadline": limits.deadline,
-            "rate": str(limits.rate) if limits.rate else None,
-            "beam_size": MOST_HYPOTHESES,
-            "n_best": MOST_HYPOTHESES,
-        }
-        return JSONResponse({
-            "models": [libretranslate.named(values) for values in store.describe()],
-            "pivots": [
-                {"source": pair[0], "target": pair[1], "through": list(names)}
-                for pair, names in store.routes.items()
-                if len(names) > 1
-            ],
-            "limits": bounds,
-            "documents": list(FORMATS),
-            "version": f"nmt {__version__}",
-        })  # fmt: skip
-
-    def openapi(self, _: Request) -> Response:
-        """Describe the API."""
-        posts = [Operation(post.path, "post", post.answer, post.kind) for post in self.posts]
-        gets = [Operation(path, "get", answer) for path, answer in self.gets.items()]
-        return JSONResponse(
-            describe([*posts, *gets], has_keys=self.options.access.keys is not None)
-        )
-
-    def ready(self, _: Request) -> Response:
-        """Report whether requests are taken."""
-        if self.state.is_ready and not self.state.is_stopping:
-            return JSONResponse({"status": "ready"})
-        if self.state.is_stopping:
-            raise RefusedError(503, "The server is stopping.", "Ask another one.", retry_after=2)
-        raise RefusedError(503, _LOADING, "Wait a little.", retry_after=2)
-
-    def health(self, request: Request) -> Response:
-        """Report whether requests are taken, as LibreTranslate does."""
-        self.ready(request)
-        return JSONResponse({"status": "ok"})
-
-    def settings(self, _: Request) -> Response:
-        """Return settings as LibreTranslate does."""
-        return JSONResponse(libretranslate.settings(self.service, self.options))
-
-    def metrics(self, _: Request) -> Response:
-        """Return counters for Prometheus."""
-        gauges = self.service.gauges()
-        return PlainTextResponse(
-            self.service.metrics.text(**gauges), media_type="text/plain; version=0.0.4"
-        )
-
-
-def page() -> Callable[[Request], Response]:
-    """Return what answers GET /: the page, which may run and ask nothing but itself."""
-    text = _PAGE.read_text(encoding="utf-8")
-    hashes: dict[str, list[str]] = {"script": [], "style": []}
-    for kind, content in _INLINE.findall(text):
-        found = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        hashes[kind].append(f"'sha256-{found}'")
-    script, style = (" ".join(hashes[kind]) or "'none'" for kind in ("script", "style"))
-    policy = (
-        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return lambda _: HTMLResponse(text, headers={"Content-Security-Policy": policy})
-
-
-def guarded(
-    answer: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint whose errors become answers."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
-        except Exception as error:
-            return as_response(error)
-
-    return endpoint
-
-
-async def _handle(_: Request, error: Exception) -> Response:
-    return as_response(error)
-
-
-class Shell:
-    """Around the application: sites, headers of every answer, and counts.
-
-    Args:
-        app: What is inside.
-        api: Whose gate and state count.
-    """
-
-    def __init__(self, app: ASGIApp, api: Api) -> None:
-        self._app, self._api = app, api
-        self._known = {post.path for post in api.posts} | set(api.gets)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":  # lifespan
-            await self._app(scope, receive, send)
-            return
-        is_own = scope["path"] in self._known  # also where the proxy's path is called like one
-        scope = {**scope, "root_path": "" if is_own else self._api.options.root_path}
-        request = Request(scope, receive)
-        try:
-            origin = self._api.gate.check_site(request)
-        except RefusedError as error:
-            await as_response(error)(scope, receive, partial(self._send, send, scope, None))
-            return
-        sending = partial(self._send, send, scope, origin)
-        if origin is not None and request.method == "OPTIONS":
-            await _preflight()(scope, receive, sending)
-            return
-        await self._app(scope, receive, sending)
-
-    async def _send(self, send: Send, scope: Scope, origin: str | None, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers["X-Content-Type-Options"] = "nosniff"
-            headers["Referrer-Policy"] = "no-referrer"
-            headers.setdefault("Cache-Control", "no-store")
-            if origin is not None:
-                headers["Access-Control-Allow-Origin"] = origin
-                headers["Vary"] = "Origin"
-            if self._api.state.is_stopping:
-                headers["Connection"] = "close"
-            path = scope["path"].removeprefix(scope["root_path"])
-            path = path if path in self._known else "other"
-            labels = f'{{path="{path}",status="{message["status"]}"}}'
-            self._api.service.metrics.count("responses", 1, labels)
-        await send(message)
-
-
-def _preflight() -> Response:
-    return Response(
-        status_code=204,
-        headers={
-            "Access-Control-Allow-Methods": "GET, POST",
-            "Access-Control-Allow-Headers": "authorization, content-type",
-            "Access-Control-Max-Age": "600",
-        },
-    )
+    kinds = (RefusedError, NmtError, RequestValidationError, HTTPException, Exception)
+    app = FastAPI(
+        title="nmt serve", version=__version__, lifespan=lifespan,
+        docs_url=None, redoc_url=None,  # their pages load from the network
+        redirect_slashes=False,  # a redirect would name another scheme behind a proxy
+        exception_handlers=dict.fromkeys(kinds, handle),
+    )  # fmt: skip
+    app.state.service, app.state.gate = service, gate
+    app.include_router(router)
+    app.include_router(libretranslate.router)
+    methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
+    return CORSMiddleware(Edge(app, service, gate), service.options.allow_origin, methods, headers)

@@ -3,80 +3,90 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
 
-from nmt.errors import CheckpointError, ConfigError, DataError, DeviceError, NmtError
-from nmt.extras.serving.batching import log_fault
-from nmt.extras.serving.model import without_line
-from nmt.extras.serving.service import BusyError, TooLargeError
+from nmt.config.keys import nearest_word
+from nmt.errors import CheckpointError, DeviceError, NmtError
+from nmt.extras.serving.bodies import FIELDS
 
 logger = logging.getLogger(__name__)
 
-_STATUS: dict[type[NmtError], int] = {
-    TooLargeError: 413,
-    BusyError: 503,
-    DataError: 422,
-    ConfigError: 422,
-}
-"""The first that fits."""
-_OF_ROUTING = {
-    404: ("There is no such path.", "GET openapi.json lists them all."),
-    405: ("This path has no such method.", "GET openapi.json lists them all."),
-}
-_BUSY_SECONDS = 1.0
+_LISTED = "GET openapi.json describes all paths."
+RETRY = {"Retry-After": "1"}
+_MOST_PROBLEMS = 5
+_MOST_NAME = 40
 
 
 class RefusedError(Exception):
     """A request that gets a certain status."""
 
     def __init__(
-        self,
-        status: int,
-        problem: str,
-        fix: str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        retry_after: float | None = None,
+        self, status: int, problem: str, fix: str, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(problem)
-        self.status, self.problem, self.fix = status, problem, fix
-        self.headers = dict(headers or {})
-        if retry_after is not None:
-            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+        self.status, self.problem, self.fix, self.headers = status, problem, fix, headers
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what stands in JSON."""
+        return {"error": self.problem, "fix": self.fix}
 
 
 def refusal(error: Exception) -> RefusedError:
     """Return the answer to a client for any error."""
     if isinstance(error, RefusedError):
         return error
+    if isinstance(error, RequestValidationError):
+        return RefusedError(422, _problems(error), "Correct the request. " + _LISTED)
     if isinstance(error, HTTPException):
-        problem, fix = _OF_ROUTING.get(error.status_code, (error.detail, "Correct the request."))
-        return RefusedError(error.status_code, problem, fix, error.headers)
+        status = 422 if error.status_code == 400 else error.status_code  # a body that is not JSON
+        return RefusedError(status, f"{error.detail}.", _LISTED, error.headers)
     if isinstance(error, TimeoutError):
         return RefusedError(504, "There was no answer in time.", "Send fewer or shorter texts.")
     if isinstance(error, CheckpointError | DeviceError):
         logger.warning("a request failed: %s", error.problem)  # it names folders of this machine
-        problem, fix = "The model cannot be used now.", "Try later, or ask whoever runs the server."
-        return RefusedError(503, problem, fix, retry_after=_BUSY_SECONDS)
-    for kind, status in _STATUS.items():
-        if isinstance(error, kind):
-            wait = _BUSY_SECONDS if status == 503 else None
-            return RefusedError(status, without_line(error.problem), error.fix, retry_after=wait)
+        problem, fix = (
+            "The model cannot be used now.",
+            "Try again later.",
+        )
+        return RefusedError(503, problem, fix, RETRY)
+    if isinstance(error, NmtError):
+        return RefusedError(422, error.problem, error.fix)
     log_fault(error)
     return RefusedError(500, "The server failed.", "Report it, please: a bug.")
 
 
-def as_response(error: Exception) -> Response:
+def as_response(error: Exception) -> JSONResponse:
     """Return the answer for an error."""
     refused = refusal(error)
-    return JSONResponse(error_body(refused), refused.status, refused.headers)
+    return JSONResponse(refused.as_dict(), refused.status, refused.headers)
 
 
-def error_body(error: RefusedError) -> dict[str, Any]:
-    """Return what stands in JSON."""
-    return {"error": error.problem, "fix": error.fix}
+def log_fault(error: BaseException) -> None:
+    """Log an unexpected error by its kind and place: its text may hold what somebody sent."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    place = f"{last.tb_frame.f_code.co_filename}:{last.tb_lineno}" if last else "unknown place"
+    logger.error("unexpected %s at %s: a bug, please report it", type(error).__name__, place)
+
+
+def _problems(error: RequestValidationError) -> str:
+    found = list(dict.fromkeys(map(_problem, error.errors())))
+    more = f"; and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
+    return f"{'; '.join(found[:_MOST_PROBLEMS])}{more}."
+
+
+def _problem(detail: Mapping[str, Any]) -> str:
+    if detail["type"] == "json_invalid":
+        return f"The body is not JSON: {detail['ctx']['error']} at character {detail['loc'][-1]:,}"
+    path = [str(part)[:_MOST_NAME] for part in detail["loc"][1:] if part not in ("str", "Text")]
+    place, message = ".".join(path) or "the body", detail["msg"]
+    if detail["type"] == "extra_forbidden":
+        near = nearest_word(path[-1], FIELDS)
+        message = "unknown field" + (f" (did you mean {near}?)" if near else "")
+    return f"{place}: {message[0].lower()}{message[1:]}"

@@ -1,137 +1,113 @@
-"""What clients of LibreTranslate ask for and get."""
+"""The paths of LibreTranslate, for its clients."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import Any
 
-from nmt.extras.serving.detection import detect
-from nmt.extras.serving.documents.translate import translate_document
-from nmt.extras.serving.models import ModelStore
-from nmt.extras.serving.options import ServerOptions
-from nmt.extras.serving.requests import (
-    DetectRequest,
-    DocumentRequest,
-    LibreRequest,
-    Options,
-    TranslateRequest,
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from nmt.extras.serving.access import Gate
+from nmt.extras.serving.bodies import (
+    Choice,
+    Decoding,
+    DetectBody,
+    DocumentBody,
+    LibreBody,
+    TranslateBody,
 )
-from nmt.extras.serving.service import Route, Service
-from nmt.text.languages import primary_code
+from nmt.extras.serving.faults import RefusedError
+from nmt.extras.serving.languages import detect, language_name
+from nmt.extras.serving.service import Served, Service
 
-_CODES = (
-    "ar:Arabic ary:Moroccan_Arabic bg:Bulgarian bn:Bengali ca:Catalan cs:Czech da:Danish "
-    "de:German el:Greek en:English eo:Esperanto es:Spanish et:Estonian eu:Basque fa:Persian "
-    "fi:Finnish fr:French ga:Irish gl:Galician he:Hebrew hi:Hindi hr:Croatian hu:Hungarian "
-    "id:Indonesian is:Icelandic it:Italian ja:Japanese ka:Georgian ko:Korean lt:Lithuanian "
-    "lv:Latvian mk:Macedonian ms:Malay mt:Maltese nb:Norwegian nl:Dutch nn:Norwegian_Nynorsk "
-    "no:Norwegian pl:Polish pt:Portuguese ro:Romanian ru:Russian sk:Slovak sl:Slovenian "
-    "sq:Albanian sr:Serbian sv:Swedish sw:Swahili ta:Tamil th:Thai tl:Tagalog tr:Turkish "
-    "uk:Ukrainian ur:Urdu vi:Vietnamese zh:Chinese"
-)
-_NAMES = {code: name for code, _, name in (pair.partition(":") for pair in _CODES.split())}
-_RIGHT_TO_LEFT = ("ar", "ary", "arz", "ckb", "dv", "fa", "he", "ps", "sd", "ug", "ur", "yi")
+router = APIRouter(tags=["LibreTranslate"])
 
 
-def language_name(code: str) -> str:
-    """Return the English name of a language; its code where none is known."""
-    return _NAMES.get(primary_code(code), code).replace("_", " ")
+def _admit(request: Request, service: Service, body: DetectBody) -> str:
+    """Return the client, whose key may be in the body; its texts are not too many."""
+    gate: Gate = request.app.state.gate
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    client = gate.count(gate.client(request, key if scheme.lower() == "bearer" else body.api_key))
+    service.check_size(len(body.texts), sum(map(len, body.texts)))
+    return client
 
 
-def named(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a model with names and directions of its languages."""
-    sides = ("source", "target")
-    names = {f"{side}_name": language_name(values[side]) for side in sides}
-    rtl = {side: primary_code(values[side]) in _RIGHT_TO_LEFT for side in sides}
-    return {**values, **names, "rtl": rtl}
+@router.post("/translate")
+async def translate(body: LibreBody, service: Served, request: Request) -> JSONResponse:
+    """Translate as LibreTranslate does."""
+    client = _admit(request, service, body)
+    alternatives, choice = body.alternatives, Choice(source=body.source, target=body.target)
+    model, about = await service.choose(choice, body.texts)
+    translated: list[str] = []
+    others: list[list[str]] = []
+    if body.format == "html":
+        for text in body.texts:
+            document = DocumentBody(format="html", text=text)
+            translated.append((await service.document(document, model, client))["text"])
+            others.append([])
+    else:
+        options = Decoding()
+        if alternatives:
+            own = model.translator.options.decoding.beam_size
+            options = Decoding(n_best=alternatives + 1, beam_size=max(own, alternatives + 1))
+        texts = TranslateBody(texts=[*body.texts], options=options)
+        async for values in service.translate(texts, model, client):
+            if "error" in values:
+                raise RefusedError(422, values["error"], values["fix"])
+            translated.append(values["translation"])
+            found = [each["translation"] for each in values["alternatives"]]
+            others.append(found[1 : alternatives + 1])
+    answer: dict[str, list[Any]] = {"translatedText": translated}
+    if alternatives:
+        answer["alternatives"] = others
+    if "detected" in about:
+        language = {"language": about["source"], "confidence": about["detected"]}
+        answer["detectedLanguage"] = [language] * len(translated)
+    is_one = isinstance(body.q, str)
+    return JSONResponse({name: each[0] if is_one else each for name, each in answer.items()})
 
 
-def languages(store: ModelStore) -> list[dict[str, Any]]:
-    """Return what GET /languages answers."""
-    codes = sorted({code for pair in store.routes for code in pair})
-    return [
+@router.post("/detect")
+async def detect_language(body: DetectBody, service: Served, request: Request) -> JSONResponse:
+    """Detect a language, of those that can be translated, as LibreTranslate does."""
+    _admit(request, service, body)
+    codes = sorted({source for source, _ in service.pairs})
+    ranked = await asyncio.to_thread(lambda: [detect(text, codes) for text in body.texts])
+    found = [[{"language": code, "confidence": sure} for code, sure in each] for each in ranked]
+    return JSONResponse(found[0] if isinstance(body.q, str) else found)
+
+
+@router.get("/languages")
+async def languages(service: Served) -> JSONResponse:
+    """List the languages, and into which each is translated."""
+    codes = sorted({code for pair in service.pairs for code in pair})
+    return JSONResponse([
         {
             "code": code,
             "name": language_name(code),
-            "targets": sorted(target for source, target in store.routes if source == code),
+            "targets": sorted(target for source, target in service.pairs if source == code),
         }
         for code in codes
-    ]
+    ])  # fmt: skip
 
 
-def settings(service: Service, options: ServerOptions) -> dict[str, Any]:
-    """Return what GET /frontend/settings answers."""
-    source, target = next(iter(service.store.routes))
-    has_keys = options.access.keys is not None
-    return {
+@router.get("/frontend/settings")
+async def settings(service: Served, request: Request) -> JSONResponse:
+    """Return settings as LibreTranslate does."""
+    model = next(iter(service.models.values()))
+    has_keys = request.app.state.gate.keys is not None
+    first = {
+        side: {"code": code, "name": language_name(code)}
+        for side, code in (("source", model.source), ("target", model.target))
+    }
+    return JSONResponse({
         "apiKeys": has_keys,
-        "charLimit": options.limits.max_chars,
+        "charLimit": service.options.max_chars,
         "filesTranslation": False,
         "frontendTimeout": 500,
         "keyRequired": has_keys,
-        "language": {
-            "source": {"code": source, "name": language_name(source)},
-            "target": {"code": target, "name": language_name(target)},
-        },
+        "language": first,
         "suggestions": False,
         "supportedFilesFormat": [],
-    }
-
-
-def _texts(service: Service, asked: LibreRequest | DetectRequest) -> list[str]:
-    """Return the texts of a request, which are not too many."""
-    texts = [asked.q] if isinstance(asked.q, str) else asked.q
-    service.check_size(len(texts), sum(map(len, texts)))
-    return texts
-
-
-async def translate(service: Service, asked: LibreRequest, client: str) -> dict[str, Any]:
-    """Return what POST /translate answers."""
-    texts = _texts(service, asked)
-    route = await service.route(None, asked.source, asked.target, texts)
-    found: list[tuple[str, list[str]]]
-    if asked.format == "html":
-        found = [(await _html(service, text, route, client), []) for text in texts]
-    else:
-        found = await _plain(service, texts, asked.alternatives, route, client)
-    one = isinstance(asked.q, str)
-    values: dict[str, Any] = {"translatedText": [text for text, _ in found]}
-    if asked.alternatives:
-        values["alternatives"] = [others for _, others in found]
-    if route.detected:
-        detected_language = {"language": route.detected[0], "confidence": route.detected[1]}
-        values["detectedLanguage"] = [detected_language] * len(texts)
-    return {name: each[0] for name, each in values.items()} if one else values
-
-
-async def _plain(
-    service: Service, texts: list[str], alternatives: int, route: Route, client: str
-) -> list[tuple[str, list[str]]]:
-    options = Options()
-    if alternatives:
-        own = route.models[-1].translator.options.decoding.beam_size
-        options = Options(n_best=alternatives + 1, beam_size=max(own, alternatives + 1))
-    request = TranslateRequest(texts=[*texts], options=options)
-    found: list[tuple[str, list[str]]] = []
-    async with aclosing(service.translate(request, route, client)) as answers:
-        async for values in answers:
-            service.refuse_fault(values)
-            others = [each["translation"] for each in values["alternatives"]]
-            found.append((values["translation"], others[1 : alternatives + 1]))
-    return found
-
-
-async def _html(service: Service, text: str, route: Route, client: str) -> str:
-    request = DocumentRequest(format="html", text=text)
-    values = await translate_document(service, request, route, client)
-    return str(values["text"])
-
-
-async def detected(service: Service, asked: DetectRequest) -> list[Any]:
-    """Return what POST /detect answers: the languages that can be translated, for each text."""
-    texts = _texts(service, asked)
-    codes = sorted({source for source, _ in service.store.routes})
-    ranked = await asyncio.to_thread(lambda: [detect(text, codes) for text in texts])
-    found = [[{"language": code, "confidence": sure} for code, sure in each] for each in ranked]
-    return found[0] if isinstance(asked.q, str) else found
+    })  # fmt: skip

@@ -1,138 +1,113 @@
-"""Settings of a server: addresses, who may ask, and bounds of every request."""
+"""Options of `nmt.serve`. Loads neither torch nor the packages of a server."""
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
+from nmt.commands.options import Json, Threads
+from nmt.config.flag import Flag
 from nmt.errors import ConfigError
 
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
-_FEWEST_CHARACTERS = 16
-_BYTES_OF_CHARACTER = 12  # of a JSON text: two escaped surrogates
-_BYTES_OF_TEXT = 256
-_BYTES_OF_REST = 1 << 16
+# Of a JSON text: a character may be two escaped surrogates; a text has options of its own.
+_BYTES_OF_CHARACTER, _BYTES_OF_TEXT, _BYTES_OF_REST = 12, 256, 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """So many requests in so many seconds."""
+class Rate(NamedTuple):
+    """Requests in so many seconds."""
 
-    count: int
-    seconds: float
+    requests: int
+    seconds: int
 
     def __str__(self) -> str:
-        names = {1: "s", 60: "min", 3600: "h"}
-        return f"{self.count}/{names.get(int(self.seconds), f'{self.seconds:g}s')}"
+        unit = {1: "s", 60: "min", 3600: "h"}[self.seconds]
+        return f"{self.requests}/{unit}"
 
 
 def parse_rate(text: str) -> Rate:
     """Read a rate such as ``60/min``.
 
     Raises:
-        ConfigError: It is none.
+        ValueError: It is not a rate.
 
-    >>> parse_rate("60/min"), parse_rate("2/s")
-    (Rate(count=60, seconds=60), Rate(count=2, seconds=1))
+    >>> parse_rate("60/min"), str(parse_rate("2/s"))
+    (Rate(requests=60, seconds=60), '2/s')
     """
     found = re.fullmatch(r"(\d{1,9})/([a-z]+)", text.strip().lower())
     if found is None or found[2] not in _UNITS or not int(found[1]):
-        raise ConfigError(f"--rate is {text!r}.", fix="Write requests per time, as in 60/min.")
+        raise ValueError(f"{text!r} is not a rate. Write requests per time, as in 60/min.")
     return Rate(int(found[1]), _UNITS[found[2]])
 
 
-def parse_model(text: str) -> tuple[str | None, Path]:
-    """Read ``FOLDER`` or ``NAME=FOLDER``; a folder that exists is never taken apart.
+def _parser(pattern: str, advice: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is not valid. {advice}")
+        return text.rstrip("/").lower()
 
-    Raises:
-        ConfigError: The name or the folder is empty, or the name has other characters than letters,
-            digits and ``._-``.
-    """
-    name, sign, folder = text.partition("=")
-    if not sign or Path(text).exists():
-        return None, Path(text)
-    if not re.fullmatch(r"[\w.-]{1,64}", name) or not folder:
-        raise ConfigError(
-            f"{text!r} names no model.",
-            fix="Write NAME=FOLDER, as in de-en=runs/base; names have letters, digits and ._-",
-        )
-    return name, Path(folder)
+    return parse
 
 
-def parse_network(text: str) -> Network:
+parse_origin = _parser(r"https?://[\w.\[\]:-]+/?", "Write https://example.org, without a path.")
+parse_host = _parser(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", "Leave out https:// and the port.")
+parse_path = _parser(r"(/[\w./-]*)?", "Write a path as in /mt.")
+
+
+def parse_network(text: str) -> str:
     """Read an address or a network such as ``10.0.0.0/8``.
 
     Raises:
-        ConfigError: It is none.
+        ValueError: It is neither.
     """
-    try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError as error:
-        raise ConfigError(
-            f"--trusted-proxy is {text!r}: {error}.", fix="Give an address, or 10.0.0.0/8."
-        ) from error
+    return str(ipaddress.ip_network(text, strict=False))
 
 
-def digest(key: str) -> str:
-    """Return the hash under which a key is looked up, so that comparing takes no telling time."""
-    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+@dataclass(frozen=True, kw_only=True)
+class ComputingOptions:
+    """How models are computed."""
+
+    title: ClassVar[str] = "Model"
+
+    engine: Annotated[
+        Literal["auto", "torch", "ctranslate2"],
+        Flag("auto: CTranslate2 if it has all that a request needs, otherwise torch."),
+    ] = "auto"
+    dtype: Annotated[str, Flag("Type of the weights, as for `nmt translate`.", metavar="TYPE")] = (
+        "auto"
+    )
+    threads: Threads = None
 
 
-def read_keys(path: Path) -> dict[str, str]:
-    """Read a file of API keys: one a line, or ``NAME KEY``; ``#`` begins a comment.
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """Limits of requests."""
 
-    Returns:
-        Hash of the key -> name of the client.
+    title: ClassVar[str] = "Limits"
 
-    Raises:
-        ConfigError: The file cannot be read, has no key, or one that is too short or there twice.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", fix="Name a text file.") from error
-    found: dict[str, str] = {}
-    fail = partial(ConfigError, fix=f"Write NAME KEY, a key of {_FEWEST_CHARACTERS} characters or "
-                   "more; `openssl rand -hex 24` makes one.")  # fmt: skip
-    for number, line in enumerate(lines, 1):
-        if not (words := line.partition("#")[0].split()):
-            continue
-        if len(words) > 2 or len(words[-1]) < _FEWEST_CHARACTERS:
-            raise fail(f"{path}, line {number} holds no key.")
-        if digest(words[-1]) in found:
-            raise fail(f"{path}, line {number} repeats a key.")
-        found[digest(words[-1])] = words[0] if len(words) == 2 else f"key {number}"
-    if not found:
-        raise fail(f"{path} holds no key.")
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds of requests."""
-
-    max_chars: int = 20_000
-    """Characters of all texts of a request."""
-    max_texts: int = 256
-    """Texts of a request."""
-    max_queue: int = 512
-    """Requests that are worked on or wait."""
-    deadline: float = 30.0
-    """Seconds that a request may take."""
-    body_seconds: float = 10.0
-    """Seconds in which the head, and then the body, of a request must have come, and in which some
-    of an answer must have been read."""
-    rate: Rate | None = None
-    """Requests of one client; None is 60 a minute, and no limit for this machine itself."""
+    max_chars: Annotated[int, Flag("Most characters of a request.", min=1, max=10_000_000)] = 20_000
+    max_texts: Annotated[int, Flag("Most texts of a request.", min=1, max=100_000)] = 256
+    max_queue: Annotated[
+        int, Flag("Most requests at a time; further ones get status 503.", min=0, max=100_000)
+    ] = 512
+    deadline: Annotated[
+        float, Flag("Time for a request; then it gets 504.", metavar="SECONDS", min=0.01, max=3600)
+    ] = 30.0
+    rate: Annotated[
+        Rate | None,
+        Flag(
+            "Most requests of one client, as in 60/min; further ones get 429.",
+            metavar="N/TIME",
+            parser=parse_rate,
+            shown_default="60/min, and no limit for this machine itself",
+        ),
+    ] = None
+    body_seconds: float = 10.0  # in which a body must have come, and an answer must have been read
     max_connections: int = 4096
-    """Open at once."""
 
     @property
     def max_bytes(self) -> int:
@@ -141,47 +116,69 @@ class Limits:
         return texts + _BYTES_OF_REST
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """Who may ask."""
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """Who may send requests."""
 
-    keys: Mapping[str, str] | None = None
-    """Hash of a key -> name of the client; None lets anybody ask."""
-    hosts: frozenset[str] = frozenset()
-    """Names in the header Host besides localhost and addresses."""
-    origins: frozenset[str] = frozenset()
-    """Other sites whose pages may ask, as ``https://example.org``."""
-    proxies: tuple[Network, ...] = ()
-    """Whose forwarded addresses are believed."""
+    title: ClassVar[str] = "Access"
+
+    host: Annotated[
+        str,
+        Flag(
+            "Address to listen on; one that other machines reach needs `api_keys` or `no_auth`.",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Flag("Port to listen on; 0 for any free one.", min=0, max=65535)] = 8080
+    api_keys: Annotated[Path | None, Flag("File of API keys: a line NAME KEY for each client.")] = (
+        None
+    )
+    no_auth: Annotated[bool, Flag("Let other machines send requests without a key.")] = False
+    allow_origin: Annotated[
+        tuple[str, ...],
+        Flag(
+            "Site whose pages may send requests, as https://example.org. Repeatable.",
+            metavar="URL",
+            parser=parse_origin,
+        ),
+    ] = ()
+    allow_host: Annotated[
+        tuple[str, ...],
+        Flag("Name of this server for clients. Repeatable.", metavar="NAME", parser=parse_host),
+    ] = ()
+    trusted_proxy: Annotated[
+        tuple[str, ...],
+        Flag(
+            "Proxies whose X-Forwarded-For is used, as 10.0.0.0/8. Repeatable.",
+            metavar="CIDR",
+            parser=parse_network,
+        ),
+    ] = ()
+    root_path: Annotated[
+        str, Flag("Path of the server behind a proxy, as /mt.", metavar="PATH", parser=parse_path)
+    ] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """All of it."""
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
+    """Which models to serve, to whom, and within which limits."""
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    limits: Limits = field(default_factory=Limits)
-    access: Access = field(default_factory=Access)
-    pivot: str | None = None
-    """Language through which pairs without a model of their own are translated."""
-    max_loaded: int | None = None
-    """Models in memory at once; None for all."""
-    page: bool = True
-    metrics: bool = True
-    root_path: str = ""
-    """Under which path a proxy serves this."""
+    models: Annotated[
+        tuple[str, ...],
+        Flag("Run or model folders; NAME=FOLDER gives one a name.", argument=True, metavar="MODEL"),
+    ]
+    no_page: Annotated[bool, Flag("Serve the API only, without the page.")] = False
+    no_metrics: Annotated[bool, Flag("Do not serve /metrics.")] = False
+    check: Annotated[bool, Flag("Load every model, translate once with each, report and exit.")] = (
+        False
+    )
+    json: Json = False
 
-    def check(self, *, no_auth: bool) -> None:
-        """Check that a server which others reach has keys, or is open on purpose.
-
-        Raises:
-            ConfigError: It has none.
-        """
-        if not (self.access.keys or no_auth or is_loopback(self.host)):
+    def __post_init__(self) -> None:
+        if not (self.api_keys or self.no_auth or is_loopback(self.host)):
             raise ConfigError(
-                f"--host {self.host} lets other machines ask, without a key.",
-                fix="Add --api-keys FILE, or --no-auth if a proxy or firewall sees to that.",
+                f"`host` {self.host} lets other machines send requests without a key.",
+                fix="Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server.",
             )
 
 
@@ -191,46 +188,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def origins(texts: Iterable[str]) -> frozenset[str]:
-    """Read origins.
-
-    Raises:
-        ConfigError: One is not of the form ``https://example.org:8443``.
-    """
-    names = (text.rstrip("/").lower() for text in texts)
-    fix = "Write https://example.org, without a path."
-    return _all_match(names, r"https?://[\w.\[\]:-]+", "--allow-origin", fix)
-
-
-def host_names(texts: Iterable[str]) -> frozenset[str]:
-    """Read names of hosts.
-
-    Raises:
-        ConfigError: One has a scheme, a port or a path.
-    """
-    fix = "Write translate.example.org, without https:// and without a port."
-    return _all_match(map(str.lower, texts), r"[\w.-]+|\[[0-9a-f:.]+\]", "--allow-host", fix)
-
-
-def _all_match(texts: Iterable[str], pattern: str, option: str, fix: str) -> frozenset[str]:
-    found = frozenset(texts)
-    for text in found:
-        if not re.fullmatch(pattern, text):
-            raise ConfigError(f"{option} is {text!r}.", fix=fix)
-    return found
-
-
-def path_prefix(text: str) -> str:
-    """Read the path under which a proxy serves; nothing for its root.
-
-    Raises:
-        ConfigError: It is no path.
-
-    >>> path_prefix("mt/")
-    '/mt'
-    """
-    if not re.fullmatch(r"[\w./-]*", text):
-        raise ConfigError(f"--root-path is {text!r}.", fix="Write a path, as in /mt.")
-    return f"/{text.strip('/')}" if text.strip("/") else ""

@@ -1,115 +1,140 @@
-"""From folders to a running server, and its orderly end."""
+"""Models -> a running server, and its orderly end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import signal
 import socket
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
 from nmt.device import own_cores
-from nmt.errors import ConfigError, NmtError
-from nmt.extras.serving.app import Api, State
-from nmt.extras.serving.batching import BATCH_TOKENS, Batcher
-from nmt.extras.serving.connection import DrainingServer, listen, make_server
+from nmt.errors import ConfigError
+from nmt.extras.serving.access import Gate, read_keys
+from nmt.extras.serving.app import make_app
+from nmt.extras.serving.batching import Batcher
 from nmt.extras.serving.metrics import Metrics
-from nmt.extras.serving.models import ModelStore
-from nmt.extras.serving.options import ServerOptions
+from nmt.extras.serving.models import ServedModel, name_models
+from nmt.extras.serving.options import ServeOptions
 from nmt.extras.serving.service import Service
-from nmt.inference.options import EngineOptions
-from nmt.inference.result import Result
 
 logger = logging.getLogger(__name__)
 
+_MOST_HEADER_BYTES = 1 << 15
+# After SIGTERM, in which new requests are still taken: whoever sends them has to notice first.
+_DRAIN_SECONDS = 1.0
+_BACKLOG = 1024
 
-def run_server(folders: Mapping[str, Path], engine: EngineOptions, options: ServerOptions) -> None:
-    """Serve models until a signal ends it, and then answer what was accepted.
 
-    Args:
-        folders: Name -> folder.
-        engine: Which engine, and where.
-        options: Of the server.
+@dataclass(frozen=True, slots=True)
+class CheckedModels:
+    """What each model is."""
+
+    models: list[dict[str, Any]]
+
+    def as_text(self) -> str:
+        """One line for each model."""
+        return "\n".join(
+            f"{x['name']}: {x['engines']['translate']}, {x['dtype']}, {x['sha256'][:12]}"
+            for x in self.models
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All that GET /v1/models says of them."""
+        return asdict(self)
+
+
+def start_server(options: ServeOptions) -> CheckedModels | None:
+    """Load all models, and serve them until a signal ends it.
+
+    Returns:
+        With ``check`` what each model is, and nothing is served.
 
     Raises:
         CheckpointError: A model cannot be loaded.
-        ConfigError: The address cannot be listened on, or options contradict each other.
+        ConfigError: The address cannot be listened on, or an option is wrong.
     """
-    store = ModelStore(folders, engine, options.max_loaded, options.pivot)
-    asyncio.run(_serve(store, engine, options, _listen(options)))
-
-
-def check_server(
-    folders: Mapping[str, Path], engine: EngineOptions, options: ServerOptions
-) -> list[dict[str, Any]]:
-    """Load every model, translate once with each, listen for a moment; return their descriptions.
-
-    Raises and arguments as of `run_server`.
-    """
-    store = ModelStore(folders, engine, options.max_loaded, options.pivot)
-    _listen(options).close()
-
-    async def load() -> list[dict[str, Any]]:
-        found = []
-        for name in store.places:
-            await store.get(name)
-            found += [each for each in store.describe() if each["name"] == name]
-        return found
-
-    return asyncio.run(load())
-
-
-def _listen(options: ServerOptions) -> socket.socket:
-    try:
-        return listen(options.host, options.port)
-    except (OSError, OverflowError) as error:
-        number = getattr(error, "errno", None) or 0  # negative where a name has no address
-        cause = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"{options.host}:{options.port} cannot be listened on: {cause}.",
-            fix="Choose another --port, or 0 for any, or an address of this machine.",
-        ) from error
-
-
-async def _serve(
-    store: ModelStore, engine: EngineOptions, options: ServerOptions, listener: socket.socket
-) -> None:
-    metrics, state = Metrics(), State()
-    batcher = Batcher[Result](
-        engine.threads or own_cores(),
-        BATCH_TOKENS,
-        lambda count: metrics.observe("batch_texts", count),
-    )
-    api = Api(Service(store, batcher, options.limits, metrics), options, state)
-
-    def stop() -> None:
-        state.is_stopping = True
-        logger.info("stopping: %d requests are answered first", api.service.num_active)
-
-    server = make_server(api.app(), options.limits, stop)
-    loading = asyncio.create_task(_load(store, state, server))
+    folders = name_models(options.models)
+    keys = read_keys(options.api_keys) if options.api_keys else None
+    listener = _listen(options)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    names = ", ".join(store.places)
-    logger.info("loading %s, to be served on http://%s:%d", names, shown, port)
+    logger.info("loading %s, to be served on http://%s:%d", ", ".join(folders), shown, port)
+    computing = {"engine": options.engine, "dtype": options.dtype, "threads": options.threads}
+    models = {name: ServedModel(name, folder, computing) for name, folder in folders.items()}
+    if options.check:
+        listener.close()
+        return CheckedModels([model.describe() for model in models.values()])
+    metrics = Metrics()
+    batcher = Batcher(options.threads or own_cores(), metrics.batches.observe)
+    metrics.watch(lambda: batcher.num_waiting)
+    service = Service(models, batcher, options, metrics)
     try:
-        await server.serve([listener])
-        if loading.done():
-            loading.result()
+        _run(service, Gate(options, keys), listener)
     finally:
-        loading.cancel()
         batcher.close()
+    return None
 
 
-async def _load(store: ModelStore, state: State, server: DrainingServer) -> None:
-    """Load as many models as fit; a model that cannot be loaded ends the server."""
+def _run(service: Service, gate: Gate, listener: socket.socket) -> None:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            if service.is_stopping:  # the second signal
+                server.force_exit = server.should_exit = True
+                return
+            service.is_stopping = True
+            logger.info("stopping: running requests are answered first")
+            loop.call_later(_DRAIN_SECONDS, setattr, server, "should_exit", True)
+
+        # In place of uvicorn's handlers, which raise the signal again at the end.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        logger.info("ready")
+        yield
+
+    server = uvicorn.Server(server_config(make_app(service, gate, lifespan), service.options))
+    server.run(sockets=[listener])
+
+
+def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
+    """Return uvicorn's settings."""
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages hold addresses
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=bool(options.trusted_proxy),
+        forwarded_allow_ips=list(options.trusted_proxy),
+        server_header=False,
+        backlog=_BACKLOG,
+        limit_concurrency=options.max_connections,
+        timeout_graceful_shutdown=int(options.deadline) + 5,
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+    )
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    host, port = options.host, options.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        for name in store.names():
-            await store.get(name)
-    except NmtError:
-        server.stop()
-        raise
-    state.is_ready = True
-    logger.info("ready")
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        number = error.errno or 0  # negative where a name does not have an address
+        cause = os.strerror(number) if number > 0 else error.strerror
+        raise ConfigError(
+            f"{host}:{port} cannot be listened on: {cause}.",
+            fix="Choose another `port`, or 0 for any, or an address of this machine.",
+        ) from error

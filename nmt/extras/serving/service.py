@@ -3,346 +3,218 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Depends
+from fastapi import Request as HttpRequest
+
+from nmt.config.loader import change_options
 from nmt.errors import NmtError
 from nmt.extras.serving.answers import join_results
 from nmt.extras.serving.batching import Batcher
-from nmt.extras.serving.detection import detect
+from nmt.extras.serving.bodies import Choice, DocumentBody, Text, TranslateBody
+from nmt.extras.serving.documents.document import read_document
+from nmt.extras.serving.faults import RefusedError
+from nmt.extras.serving.languages import detect
 from nmt.extras.serving.metrics import Metrics
-from nmt.extras.serving.model import ServedModel, Wanted, without_line
-from nmt.extras.serving.models import ModelStore
-from nmt.extras.serving.options import Limits
-from nmt.extras.serving.requests import BadRequestError, Options, Text, TranslateRequest
+from nmt.extras.serving.models import ServedModel, Task
+from nmt.extras.serving.options import ServeOptions
 from nmt.inference.request import Request
 from nmt.inference.result import Result
+from nmt.inference.segment import joiner_for
 from nmt.text.sentences import SplitText, split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
+# Of a text whose attention is shown: its size is the product of the words of both sides.
 _ATTENDED_CHARACTERS = 2000
-"""Of a text whose attention is shown: its size is the product of the words of both sides."""
-
-
-class TooLargeError(BadRequestError):
-    """A request that exceeds a bound of its size."""
-
-
-class BusyError(NmtError):
-    """The server has as much to do as it may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The models that translate between two languages, one after the other."""
-
-    models: tuple[ServedModel, ...]
-    detected: tuple[str, float] | None = None
-    """The source language, and how sure that is (0 to 100), where it was asked for."""
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Of the texts and of their translations."""
-        return self.models[0].place.languages[0], self.models[-1].place.languages[1]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what an answer says of it."""
-        names = [model.place.name for model in self.models]
-        values = {
-            "model": "+".join(names),
-            **dict(zip(("source", "target"), self.languages, strict=True)),
-        }
-        return values | ({"detected": self.detected[1]} if self.detected else {})
 
 
 class Service:
     """Translates for clients.
 
     Args:
-        store: The models.
+        models: By name.
         batcher: Puts texts of all clients together.
-        limits: Bounds of requests.
+        options: Of the server.
         metrics: Counts.
     """
 
     def __init__(
         self,
-        store: ModelStore,
-        batcher: Batcher[Result],
-        limits: Limits,
+        models: Mapping[str, ServedModel],
+        batcher: Batcher,
+        options: ServeOptions,
         metrics: Metrics,
     ) -> None:
-        self.store, self.limits, self.metrics = store, limits, metrics
-        self._batcher = batcher
-        self.num_active = 0
-        """Requests that are worked on or wait."""
-
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request while it is worked on. Raises as `check_busy` does."""
-        self.check_busy()
-        self.num_active += 1
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.num_active -= 1
-            self.metrics.observe("request_seconds", time.perf_counter() - begin)
-
-    def check_busy(self) -> None:
-        """Check that one more request may be worked on.
-
-        Raises:
-            BusyError: There are too many.
-        """
-        if self.num_active >= self.limits.max_queue:
-            raise BusyError(
-                f"{self.num_active:,} requests wait already.", fix="Try again in a moment."
-            )
+        self.models, self.options, self.metrics, self._batcher = models, options, metrics, batcher
+        self.is_stopping = False
+        # The first model of a pair is the one that is meant by its languages.
+        self.pairs = {(x.source, x.target): x for x in reversed([*models.values()])}
 
     def check_size(self, texts: int, characters: int) -> None:
-        """Check a request against the bounds.
+        """Check a request against the limits.
 
         Raises:
-            TooLargeError: It has too many texts or characters.
+            RefusedError: It has too many texts or characters.
         """
-        limits = self.limits
-        found = {"texts": (texts, limits.max_texts), "characters": (characters, limits.max_chars)}
-        for name, (count, most) in found.items():
+        limits = (texts, self.options.max_texts), (characters, self.options.max_chars)
+        for name, (count, most) in zip(("texts", "characters"), limits, strict=True):
             if count > most:
-                raise TooLargeError(
-                    f"The request has {count:,} {name}; at most {most:,} are allowed.",
-                    fix="Send several smaller requests.",
-                )
+                problem = f"The request has {count:,} {name}; at most {most:,} are allowed."
+                raise RefusedError(413, problem, "Send several smaller requests.")
 
-    async def route(
-        self, model: str | None, source: str | None, target: str | None, texts: Sequence[str]
-    ) -> Route:
-        """Return the models of a request, loaded.
+    async def choose(
+        self, choice: Choice, texts: Sequence[str]
+    ) -> tuple[ServedModel, dict[str, Any]]:
+        """Return the model of a request, and what its answer says of the model.
 
         Raises:
-            BadRequestError: No model is meant, or several could be.
-            NmtError: A model cannot be loaded.
+            RefusedError: No model is meant, or several could be.
         """
-        store, detected = self.store, None
+        source, target, about = choice.source, choice.target, dict[str, Any]()
         if source == "auto":
-            source, detected = await self._detect(texts, target)
-        if model is not None:
-            if model not in store.places:
-                raise BadRequestError(
-                    f"There is no model {model[:40]!r}.",
-                    fix=f"Use one of {', '.join(store.places)}.",
-                )
-            names: tuple[str, ...] = (model,)
-            pair = store.places[model].languages
-            if source not in (None, pair[0]) or target not in (None, pair[1]):
-                raise BadRequestError(
-                    f"{model} translates {'-'.join(pair)}.", fix="Leave source and target out."
-                )
+            sources = sorted({a for a, b in self.pairs if target in (None, b)})
+            sample = " ".join(texts)[:_DETECTED_CHARACTERS]
+            for code, sure in (await asyncio.to_thread(detect, sample, sources))[:1]:
+                source, about = code, {"detected": sure}
+        if choice.model is not None:
+            if (model := self.models.get(choice.model)) is None:
+                fix = f"Use one of {', '.join(self.models)}."
+                raise RefusedError(422, f"There is no model {choice.model[:40]!r}.", fix)
+            if source not in (None, model.source) or target not in (None, model.target):
+                problem = f"{model.name} translates {model.source}-{model.target}."
+                raise RefusedError(422, problem, "Leave source and target out.")
         else:
-            names = self._choose(source, target)
-        models = [await store.get(name) for name in names]
-        return Route(tuple(models), detected)
-
-    def _choose(self, source: str | None, target: str | None) -> tuple[str, ...]:
-        fits = {
-            pair: names
-            for pair, names in self.store.routes.items()
-            if source in (None, pair[0]) and target in (None, pair[1])
-        }
-        direct = {pair: names for pair, names in fits.items() if len(names) == 1} or fits
-        if len(direct) == 1:
-            return next(iter(direct.values()))
-        served = ", ".join("-".join(pair) for pair in sorted(self.store.routes))
-        asked = f"{source or '?'}-{target or '?'}"[:80]
-        problem = f"{asked} could mean several models." if direct else f"{asked} is not served."
-        raise BadRequestError(problem, fix=f"Give source and target, one of {served}.")
-
-    async def _detect(
-        self, texts: Sequence[str], target: str | None
-    ) -> tuple[str, tuple[str, float]]:
-        """Return the source language of texts, of those that can be translated."""
-        sample = " ".join(texts)[:_DETECTED_CHARACTERS]
-        known = sorted({a for a, b in self.store.routes if target in (None, b)})
-        found = await asyncio.to_thread(detect, sample, known)
-        if not found:
-            raise BadRequestError(
-                f"Nothing is translated into {str(target)[:40]!r}.", fix="See GET v1/models."
-            )
-        return found[0][0], found[0]
+            fits = [
+                model
+                for pair, model in self.pairs.items()
+                if source in (None, pair[0]) and target in (None, pair[1])
+            ]
+            if len(fits) != 1:
+                asked = f"{source or '?'}-{target or '?'}"[:80]
+                what = "could mean several models" if fits else "is not served"
+                served = ", ".join("-".join(pair) for pair in sorted(self.pairs))
+                fix = f"Give source and target, one of {served}."
+                raise RefusedError(422, f"{asked} {what}.", fix)
+            model = fits[0]
+        about = {"model": model.name, "source": model.source, "target": model.target, **about}
+        return model, about
 
     def translate(
-        self, request: TranslateRequest, route: Route, client: str
+        self, body: TranslateBody, model: ServedModel, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
         """Return the answer for each text, in order, as soon as it is there.
 
-        A text that cannot be translated gets ``error`` and ``fix``. When the caller ends early,
-        what is not translated yet is dropped.
+        A text that cannot be translated gets ``error`` and ``fix``. When the caller ends early, the
+        rest is dropped.
 
         Raises:
-            ConfigError: The options go with no translation.
-            TooLargeError: Attention is wanted for a long text.
+            ConfigError: The options contradict each other.
+            RefusedError: Attention is wanted for a long text.
         """
-        options, want = self._options(request, route), set(request.want)
-        longest = max((len(item.text) for item in request.items), default=0)
-        if "attention" in want and longest > _ATTENDED_CHARACTERS:
+        longest = max((len(item.text) for item in body.items), default=0)
+        if "attention" in body.want and longest > _ATTENDED_CHARACTERS:
             problem = f"Attention is shown for texts of {_ATTENDED_CHARACTERS:,} characters."
-            raise TooLargeError(problem, fix="Want alignment, or send shorter texts.")
-        outputs = {_OUTPUTS[name] for name in want if name in _OUTPUTS}
-        if "alignments" in outputs:  # tells how many words a model sees
+            raise RefusedError(413, problem, "Want alignment, or send shorter texts.")
+        outputs = {_OUTPUTS[name] for name in body.want if name in _OUTPUTS}
+        if "alignments" in outputs:  # from which it is seen how many words a model reads
             outputs.add("attention")
-        asked = Wanted(route.models[-1], options, frozenset(outputs))
-        asked.check()
-        return self._answers(request, route, client, asked)
+        own, changes = model.translator.options.decoding, body.options.changes()
+        if "alternatives" in body.want and "n_best" not in changes:
+            changes["n_best"] = changes.get("beam_size", own.beam_size)
+        change_options(own, changes)  # raises before an answer begins
+        task = Task(model, tuple(sorted(changes.items())), frozenset(outputs))
+        return self._answers(body, task, client)
 
     async def _answers(
-        self, request: TranslateRequest, route: Route, client: str, asked: Wanted
+        self, body: TranslateBody, task: Task, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
-        items, language = request.items, route.languages[0]
-        shown = "attention" in request.want
-        splits = [split_text(item.text, language, into_sentences=request.split) for item in items]
-        lines = [
-            each for item, split in zip(items, splits, strict=True) for each in _lines(item, split)
+        language, joiner = task.model.source, joiner_for(task.model.target)
+        splits = [split_text(item.text, language, into_sentences=body.split) for item in body.items]
+        requests = [
+            item.request(sentence, is_first=not number)
+            for item, split in zip(body.items, splits, strict=True)
+            for number, sentence in enumerate(split.sentences)
         ]
-        for model in route.models[:-1]:
-            lines = await self._retranslated(Wanted(model, asked.options), lines, client)
-        ends = list(accumulate((len(split.sentences) for split in splits), initial=0))
-        futures = self._submit(asked, lines, client)
+        ends = accumulate((len(split.sentences) for split in splits), initial=0)
+        futures = self._submit(task, requests, client)
         try:
-            for item, split, (start, end) in zip(items, splits, pairwise(ends), strict=True):
-                yield await _answer(item, split, futures[start:end], asked.model.joiner, shown)
+            for item, split, (start, end) in zip(body.items, splits, pairwise(ends), strict=True):
+                results = await asyncio.gather(*futures[start:end], return_exceptions=True)
+                shown = "attention" in body.want
+                yield _answer(item, split, results, joiner, with_attention=shown)
         finally:
             for future in futures:
                 future.cancel()
-
-    def _options(self, request: TranslateRequest, route: Route) -> tuple[tuple[str, Any], ...]:
-        changes = request.options.changes()
-        if "alternatives" in request.want and "n_best" not in changes:
-            own = route.models[-1].translator.options
-            changes["n_best"] = changes.get("beam_size", own.decoding.beam_size)
-        if len(route.models) > 1 and set(request.want) - {"confidence"}:
-            raise BadRequestError(
-                f"{route.as_dict()['model']} translates through another language, which leaves "
-                "only text and confidence.",
-                fix="Leave want out, or ask each of the models.",
-            )
-        return tuple(sorted(changes.items()))
 
     def _submit(
-        self, asked: Wanted, lines: Sequence[Request], client: str
+        self, task: Task, requests: Sequence[Request], client: str
     ) -> list[asyncio.Future[Result]]:
-        """Queue all lines at once: plain ones, and those with constraints."""
-        self.metrics.count("sentences", len(lines))
-        self.metrics.count("characters", sum(len(line.text) for line in lines))
-        found: dict[int, asyncio.Future[Result]] = {}
-        for constrained in (False, True):
-            rows = [i for i, line in enumerate(lines) if line.is_constrained == constrained]
-            key = replace(asked, is_constrained=constrained)
-            futures = self._batcher.submit(key, client, [lines[row] for row in rows])
-            found.update(zip(rows, futures, strict=True))
-        return [found[row] for row in range(len(lines))]
+        """Queue all sentences at once."""
+        self.metrics.sentences.inc(len(requests))
+        self.metrics.characters.inc(sum(len(request.text) for request in requests))
+        tasks = {flag: replace(task, is_constrained=flag) for flag in (False, True)}
+        return self._batcher.submit(client, [(tasks[x.is_constrained], x) for x in requests])
 
-    async def score(
-        self, route: Route, pairs: Sequence[tuple[str, str]], tag: str | None
-    ) -> list[dict[str, Any]]:
-        """Score given translations, outside of batches.
+    async def document(self, body: DocumentBody, model: ServedModel, client: str) -> dict[str, Any]:
+        """Return the translated document, and what is to be known of it.
 
         Raises:
-            BadRequestError: The route has two models.
-            NmtError: The engine cannot, or there is no such tag.
+            NmtError: It is not of its format, a part of it cannot be translated, or the options
+                contradict each other.
         """
-        if len(route.models) > 1:
-            raise BadRequestError("No single model scores these.", fix="Name a model.")
-        return await self._batcher.run(lambda: route.models[0].score(pairs, tag))
-
-    def gauges(self) -> dict[str, float]:
-        """Return the present values of the metrics."""
-        return {
-            "active_requests": self.num_active,
-            "waiting_texts": self._batcher.num_waiting,
-            "loaded_models": self.store.num_loaded,
-        }
-
-    @staticmethod
-    def refuse_fault(values: Mapping[str, Any]) -> None:
-        """Check the answer for a text.
-
-        Raises:
-            BadRequestError: It is an error.
-        """
-        if "error" in values:
-            raise BadRequestError(values["error"], fix=values["fix"])
-
-    async def translate_lines(
-        self, lines: Sequence[Request], route: Route, options: Options, client: str
-    ) -> list[Result]:
-        """Return the translations of sentences, aligned where one model with attention does it.
-
-        Raises:
-            NmtError: One cannot be translated, or the options are wrong.
-        """
-        changes = tuple(sorted(options.changes().items()))
-        *first, last = route.models
-        for model in first:
-            lines = await self._retranslated(Wanted(model, changes), lines, client)
-        can_align = not first and last.engines()["alignment"] is not None
-        outputs = frozenset({"alignments"} if can_align else ())
-        return await self._translated(Wanted(last, changes, outputs), lines, client)
-
-    async def _translated(
-        self, asked: Wanted, lines: Sequence[Request], client: str
-    ) -> list[Result]:
-        """Return the translations of lines; each line must have one."""
-        asked.check()
-        futures = self._submit(asked, lines, client)
+        document = await asyncio.to_thread(read_document, body.text, body.format, model.source)
+        changes = body.options.changes()
+        change_options(model.translator.options.decoding, changes)
+        outputs = frozenset[str]() if model.is_export else frozenset({"alignments"})
+        task = Task(model, tuple(sorted(changes.items())), outputs)
+        futures = self._submit(task, [Request(each) for each in document.sentences], client)
         try:
-            return await asyncio.gather(*futures)
+            results = await asyncio.gather(*futures)
         finally:
             for future in futures:
                 future.cancel()
+        found = [(result.text, result.alignment) for result in results]
+        text = await asyncio.to_thread(document.rebuild, found, joiner_for(model.target))
+        alarms = sum(bool(result.alarms) for result in results)
+        return {"format": body.format, "text": text, "num_texts": len(results), "alarms": alarms}
 
-    async def _retranslated(
-        self, asked: Wanted, lines: Sequence[Request], client: str
-    ) -> list[Request]:
-        """Return the translations of lines, as lines of the next model."""
-        results = await self._translated(asked, lines, client)
-        return [
-            replace(line, text=result.text) for line, result in zip(lines, results, strict=True)
-        ]
-
-
-def _lines(item: Text, split: SplitText) -> list[Request]:
-    """Return the sentences of a text as lines; prefix and required phrases go to the first."""
-    line = item.line
-    others = replace(line, prefix="", required=())
-    return [
-        replace(others if number else line, text=sentence)
-        for number, sentence in enumerate(split.sentences)
-    ]
+    async def score(
+        self, model: ServedModel, pairs: Sequence[tuple[str, str]], tag: str | None, client: str
+    ) -> list[dict[str, Any]]:
+        """Score given translations, in one of the threads that translate."""
+        return await self._batcher.run(client, lambda: model.score(pairs, tag))
 
 
-async def _answer(
+def _answer(
     item: Text,
     split: SplitText,
-    futures: Sequence[asyncio.Future[Result]],
+    results: Sequence[Result | BaseException],
     joiner: str,
+    *,
     with_attention: bool,
 ) -> dict[str, Any]:
-    named: Mapping[str, Any] = {} if item.id is None else {"id": item.id}
-    results = await asyncio.gather(*futures, return_exceptions=True)
-    faults = [result for result in results if isinstance(result, BaseException)]
-    if not faults:
-        good = [result for result in results if not isinstance(result, BaseException)]
-        return {**named, **join_results(item.text, split, good, joiner, with_attention)}
-    if isinstance(faults[0], NmtError):
-        message = {"error": without_line(faults[0].problem), "fix": faults[0].fix}
-    elif isinstance(faults[0], Exception):
-        message = {"error": "The engine failed on this text.", "fix": "Report it, please: a bug."}
-    else:
-        raise faults[0]
-    return {**named, "source": item.text, **message}
+    values: dict[str, Any] = {} if item.id is None else {"id": item.id}
+    good = [result for result in results if isinstance(result, Result)]
+    if len(good) == len(results):
+        answer = join_results(item.text, split, good, joiner, with_attention=with_attention)
+        return values | answer
+    error = next(result for result in results if isinstance(result, BaseException))
+    if not isinstance(error, Exception):
+        raise error
+    problem, fix = "The engine failed on this text.", "Report it, please: a bug."
+    if isinstance(error, NmtError):
+        problem, fix = error.problem, error.fix
+    return {**values, "source": item.text, "error": problem, "fix": fix}
+
+
+async def _service(request: HttpRequest) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Served = Annotated[Service, Depends(_service)]

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
+from fastapi.testclient import TestClient
 
-from nmt.extras.serving.app import Api, State
+from nmt.extras.serving.access import Gate, digest
+from nmt.extras.serving.app import make_app
 from nmt.extras.serving.batching import Batcher
 from nmt.extras.serving.metrics import Metrics
-from nmt.extras.serving.models import ModelStore
-from nmt.extras.serving.options import ServerOptions
+from nmt.extras.serving.models import ServedModel
+from nmt.extras.serving.options import ServeOptions
+from nmt.extras.serving.server import server_config
 from nmt.extras.serving.service import Service
-from nmt.inference.options import EngineOptions
-from nmt.inference.result import Result
 from nmt.text.tokenizer import load_tokenizers
 from tests.extras.serving.process import Server
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 Inside = Callable[..., TestClient]
-"""Starts a server inside this process: of models by name, with options."""
+"""Starts a server inside this process, with options."""
 
 
 @pytest.fixture(scope="session")
@@ -42,35 +42,42 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def loaded(models: dict[str, Path]) -> dict[str, ServedModel]:
+    """Both models, computed by torch."""
+    return {name: ServedModel(name, path, {"engine": "torch"}) for name, path in models.items()}
+
+
+@pytest.fixture(scope="session")
 def server(models: dict[str, Path]) -> Iterator[Server]:
     """A server of ``de-en`` with narrow limits."""
-    limits = {
-        "max_chars": 2000, "max_texts": 40, "max_queue": 64, "deadline": 20.0, "body_seconds": 1.0
-    }  # fmt: skip
-    started = Server({"de-en": models["de-en"]}, limits)
+    started = Server(
+        {"de-en": models["de-en"]},
+        max_chars=2000, max_texts=40, max_queue=64, deadline=20.0, body_seconds=1.0,
+    )  # fmt: skip
     yield started
     started.close()
 
 
 @pytest.fixture
-def inside(models: dict[str, Path]) -> Iterator[Inside]:
-    """See `Inside`. Its models are loaded when they are asked for."""
+def inside(loaded: dict[str, ServedModel]) -> Iterator[Inside]:
+    """See `Inside`. Clients come from this machine unless told otherwise."""
     batchers = []
 
     def start(
-        folders: Mapping[str, Path] = models,
-        options: ServerOptions | None = None,
-        engine: EngineOptions = EngineOptions(engine="torch"),  # noqa: B008 - frozen
-        state: State | None = None,
-        **client: Any,
+        served: Mapping[str, ServedModel] = loaded,
+        keys: Mapping[str, str] | None = None,
+        address: str = "127.0.0.1",
+        is_stopping: bool = False,
+        **options: Any,
     ) -> TestClient:
-        options = options or ServerOptions()
-        store = ModelStore(folders, engine, options.max_loaded, options.pivot)
-        batchers.append(Batcher[Result](2, 2048))
-        service = Service(store, batchers[-1], options.limits, Metrics())
-        app = Api(service, options, state or State(is_ready=True)).app()
-        client = {"base_url": "http://localhost", "client": ("127.0.0.1", 50000), **client}
-        return TestClient(app, **client)
+        settings, metrics = ServeOptions(models=(), **options), Metrics()
+        batchers.append(Batcher(2, metrics.batches.observe))
+        service = Service(served, batchers[-1], settings, metrics)
+        hashes = None if keys is None else {digest(key): name for key, name in keys.items()}
+        service.is_stopping = is_stopping
+        config = server_config(make_app(service, Gate(settings, hashes)), settings)
+        config.load()
+        return TestClient(config.loaded_app, "http://localhost", client=(address, 50000))
 
     yield start
     for batcher in batchers:

@@ -17,14 +17,11 @@ from typing import Any, NamedTuple
 
 _START = """
 import json, sys
-from pathlib import Path
 from nmt.cli.messages import configure_logging
 from nmt.extras.serving.command import serve
-from nmt.extras.serving.options import Limits, ServerOptions
-models, limits, options, loading = json.loads(sys.argv[1])
+from nmt.extras.serving.options import ServeOptions
 configure_logging()
-options = ServerOptions(**{"port": 0, **options}, limits=Limits(**limits))
-serve([(name, Path(folder)) for name, folder in models], options, **loading)
+serve(ServeOptions(**{"port": 0, **json.loads(sys.argv[1])}))
 """
 
 
@@ -43,15 +40,9 @@ class Answer(NamedTuple):
 class Server:
     """A server of some models; ready when the constructor returns."""
 
-    def __init__(
-        self,
-        models: Mapping[str, Path],
-        limits: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-        **loading: Any,
-    ) -> None:
-        names = [(name, str(folder)) for name, folder in models.items()]
-        argument = json.dumps([names, limits or {}, options or {}, {"threads": 2, **loading}])
+    def __init__(self, models: Mapping[str, Path], **options: Any) -> None:
+        named = [f"{name}={folder}" for name, folder in models.items()]
+        argument = json.dumps({"models": named, "threads": 2, **options})
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START, argument],
             stderr=subprocess.PIPE,

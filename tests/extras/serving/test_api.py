@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-import logging
 import math
 import random
+import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from libretranslatepy import LibreTranslateAPI
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.extras.serving.app import State
-from nmt.extras.serving.detection import detect
+from nmt.errors import ConfigError
+from nmt.extras.serving.command import serve
+from nmt.extras.serving.languages import detect
+from nmt.extras.serving.options import ServeOptions
 from nmt.inference.translator import Translator
 from tests.extras.serving.conftest import Inside
 from tests.extras.serving.process import Server
@@ -26,7 +29,7 @@ from tests.inference.conftest import sentences
 
 @pytest.fixture(scope="module")
 def translator(models: dict[str, Path]) -> Translator:
-    return Translator.load(models["de-en"])
+    return Translator.load(models["de-en"], engine="torch")
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -40,15 +43,16 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_a_line_gets_what_nmt_translate_writes(server: Server, models: dict[str, Path]) -> None:
+def test_a_line_gets_what_nmt_translate_writes(server: Server, translator: Translator) -> None:
     lines = ["der Hund schläft", "die Katze läuft und das Haus", ""]
     found = server.translate(
         *lines, want=["alignment", "attention", "tokens", "alternatives"], options={"n_best": 2}
     )
-    every = {"alignments", "attention", "token_scores"}
-    translator = Translator.load(models["de-en"], engine="torch", outputs=every, n_best=2)
+    detailed = translator.with_options(
+        outputs={"alignments", "attention", "token_scores"}, n_best=2
+    )
     for line, own in zip(lines[:2], found[:2], strict=True):
-        (expected,) = translator.translate([line])
+        (expected,) = detailed.translate([line])
         values = expected.as_dict()
         assert is_same({name: own[name] for name in values}, values)
         for side in ("source", "target"):
@@ -146,7 +150,9 @@ def test_models_say_what_they_are(server: Server) -> None:
     values = server.get("/v1/models").json
     (model,) = values["models"]
     assert (model["name"], model["source"], model["target"]) == ("de-en", "de", "en")
-    assert (model["status"], model["loaded"], model["dtype"]) == ("ready", True, "float32")
+    assert (model["dtype"], model["source_name"], model["rtl"]["target"]) == (
+        "float32", "German", False
+    )  # fmt: skip
     assert model["engines"]["alignment"] == "torch"
     assert len(model["sha256"]) == 64
     assert values["limits"]["max_chars"] == 2000
@@ -156,12 +162,19 @@ def test_the_description_names_every_path(server: Server) -> None:
     document = server.get("/openapi.json").json
     names = {"/v1/translate", "/v1/score", "/v1/documents", "/v1/models", "/translate", "/detect",
              "/languages", "/frontend/settings", "/health", "/health/live", "/health/ready",
-             "/metrics", "/openapi.json"}  # fmt: skip
+             "/metrics"}  # fmt: skip
     assert names <= document["paths"].keys()
     text = json.dumps(document)
-    for reference in ("TranslateRequest", "Options", "Text", "Fault"):
+    for reference in ("TranslateBody", "Decoding", "Text", "Fault", "LibreBody"):
         assert f"#/components/schemas/{reference}" in text
-        assert reference in document["components"]["schemas"]
+    assert "HTTPValidationError" not in json.dumps(document["paths"]["/v1/translate"])
+
+
+def test_nothing_that_loads_from_the_network_is_served(server: Server) -> None:
+    assert [server.get(path).status for path in ("/docs", "/redoc")] == [404, 404]
+    page = server.get("/")
+    assert "default-src 'none'; script-src 'sha256-" in page.headers["content-security-policy"]
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page.body.decode())
 
 
 def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
@@ -176,16 +189,15 @@ def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
     ]
 
 
-def test_a_server_that_loads_says_so(server: Server, inside: Inside) -> None:
+def test_a_server_that_stops_says_so(server: Server, inside: Inside) -> None:
     said = next(line for line in server.log if "de-en" in line)
     assert f"loading de-en, to be served on http://127.0.0.1:{server.port}" in said
-    for state, error, fix in (
-        (State(), "Models are being loaded.", "Wait a little."),
-        (State(is_stopping=True), "The server is stopping.", "Ask another one."),
-    ):
-        answer = inside(state=state).get("/health")
-        assert answer.status_code == 503
-        assert answer.json().items() >= {"error": error, "fix": fix}.items()
+    assert server.get("/health/ready").json == {"status": "ready"}
+    client = inside(is_stopping=True)
+    for path in ("/health", "/health/ready"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+        assert answer.json() == {"error": "The server is stopping.", "fix": "Use another one."}
 
 
 @pytest.mark.parametrize("has_model", [True, False])
@@ -207,7 +219,7 @@ def test_a_text_in_none_of_the_languages_gets_no_confidence(
     text: str, served: list[str], most: float, least: float, has_model: bool,
 ) -> None:  # fmt: skip
     if not has_model:
-        monkeypatch.setattr("nmt.extras.serving.detection.is_identifiable", lambda _: False)
+        monkeypatch.setattr("nmt.extras.serving.languages.is_identifiable", lambda _: False)
     assert least <= detect(text, served)[0][1] <= most
 
 
@@ -238,6 +250,7 @@ def test_metrics_hold_no_text(server: Server) -> None:
     server.get("/der/geheime/Hund?Hund")
     text = server.get("/metrics").body.decode()
     assert 'nmt_responses_total{path="other",status="404"}' in text
+    assert 'nmt_responses_total{path="/v1/translate",status="200"}' in text
     assert "Hund" not in text
     assert "127.0.0.1" not in text
 
@@ -248,10 +261,20 @@ def test_a_model_is_checked_before_it_is_served(models: dict[str, Path]) -> None
 
     good = check(f"mine={models['de-en']}", "--json")
     assert good.exit_code == 0
-    assert logging.getLogger("nmt.inference").level == logging.NOTSET
-    found = json.loads(good.stdout)
-    assert (found["name"], found["status"]) == ("mine", "ready")
+    (found,) = json.loads(good.stdout)["models"]
+    assert (found["name"], found["engines"]["alignment"]) == ("mine", "torch")
     assert check("nowhere").exit_code == 4
-    assert check(str(models["de-en"]), "--host", "0.0.0.0").exit_code == 2
     assert check(str(models["de-en"]), "--rate", "often").exit_code == 2
+    refused = check(str(models["de-en"]), "--host", "0.0.0.0")
+    assert (refused.exit_code, "--api-keys" in refused.stderr) == (2, True)
     assert check(str(models["de-en"]), "--host", "192.0.2.1", "--no-auth").exit_code == 2
+
+
+def test_an_address_that_cannot_be_had_is_told_in_words(models: dict[str, Path]) -> None:
+    served = (str(models["de-en"]),)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf":{port} .* on: Address already in use\.\n"):
+            serve(ServeOptions(models=served, port=port))
+    with pytest.raises(ConfigError, match=r"no-such-host\.invalid:8080 .* on: [^\[\]]+\.\n"):
+        serve(ServeOptions(models=served, host="no-such-host.invalid", no_auth=True))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import pytest
 
 from nmt.errors import DataError
 from nmt.extras.serving.batching import Batcher
-
-
-class Line(NamedTuple):
-    text: str
+from nmt.inference.request import Request
 
 
 @dataclass(eq=False)
@@ -28,37 +24,27 @@ class Echo:
     def wait(self) -> None:
         self.gate.wait(20)
 
-    def translate(self, lines: Sequence[Line], check: Callable[[], object]) -> list[str]:
-        self.batches.append([line.text for line in lines])
+    def translate(
+        self, requests: Sequence[Request], check: Callable[[object], None]
+    ) -> list[str | DataError]:
+        self.batches.append([request.text for request in requests])
         self.wait()
-        check()
-        for line in lines:
-            if line.text == "refused":
-                raise DataError("No.", fix="Ask another.")
-            if line.text == "broken":
-                raise ZeroDivisionError
-        return [line.text[::-1] for line in lines]
+        check(0)
+        if any(request.text == "broken" for request in requests):
+            raise ZeroDivisionError
+        refused = DataError("No.", fix="Ask another.")
+        return [refused if x.text == "refused" else x.text[::-1] for x in requests]
 
 
-@dataclass(eq=False)
-class Stepwise(Echo):
-    """Translates one batch for every step."""
-
-    steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-
-    def wait(self) -> None:
-        self.steps.acquire(timeout=20)
+def lines(echo: Echo, *texts: str) -> list[tuple[Echo, Request]]:
+    return [(echo, Request(text)) for text in texts]
 
 
-def lines(*texts: str) -> list[Line]:
-    return [Line(text) for text in texts]
-
-
-def run(test: Callable[[Batcher[str]], object], threads: int = 1, tokens: int = 1000) -> None:
+def run(test: Callable[[Batcher], Awaitable[object]], threads: int = 1, tokens: int = 1000) -> None:
     async def main() -> None:
-        batcher = Batcher[str](threads, tokens)
+        batcher = Batcher(threads, batch_tokens=tokens)
         try:
-            await test(batcher)  # type: ignore[misc]
+            await test(batcher)
         finally:
             batcher.close()
 
@@ -73,23 +59,23 @@ async def started(echo: Echo, batches: int = 1) -> None:
 def test_an_idle_thread_starts_at_once_and_a_busy_one_gathers() -> None:
     echo = Echo()
 
-    async def test(batcher: Batcher[str]) -> None:
-        first = batcher.submit(echo, "a", lines("one"))
+    async def test(batcher: Batcher) -> None:
+        first = batcher.submit("a", lines(echo, "one"))
         await started(echo)
-        rest = [batcher.submit(echo, client, lines("x", "y")) for client in ("b", "c")]
+        rest = [batcher.submit(client, lines(echo, "x", "y")) for client in ("b", "c")]
         echo.gate.set()
         assert [await future for future in first] == ["eno"]
         assert [await future for own in rest for future in own] == ["x", "y", "x", "y"]
 
     run(test)
-    assert echo.batches == [["one"], ["x", "x", "y", "y"]]
+    assert echo.batches == [["one"], ["x", "y", "x", "y"]]
 
 
 def test_little_work_is_shared_out_among_free_threads() -> None:
     echo = Echo()
 
-    async def test(batcher: Batcher[str]) -> None:
-        futures = batcher.submit(echo, "a", lines(*["w" * 400] * 4))
+    async def test(batcher: Batcher) -> None:
+        futures = batcher.submit("a", lines(echo, *["w" * 400] * 4))
         await started(echo, 2)
         echo.gate.set()
         await asyncio.gather(*futures)
@@ -99,30 +85,29 @@ def test_little_work_is_shared_out_among_free_threads() -> None:
 
 
 def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
-    """One client has queued 300 texts in three requests; ten come later with one each."""
-    echo, order = Echo(), list[str]()
+    """One client has sent 300 texts in three requests; ten come later with one each."""
+    echo = Echo()
 
-    async def test(batcher: Batcher[str]) -> None:
-        block = batcher.submit(echo, "x", lines("block"))
+    async def test(batcher: Batcher) -> None:
+        futures = batcher.submit("x", lines(echo, "block"))
         await started(echo)
-        many = [
-            future
-            for request in range(3)
-            for future in batcher.submit(
-                echo, "huge", lines(*(f"h{request}-{i:03}" for i in range(100)))
-            )
-        ]
-        few = [batcher.submit(echo, f"c{i}", lines(f"small{i}"))[0] for i in range(10)]
+        for request in range(3):
+            texts = [f"h{request}-{i:03}" for i in range(100)]
+            futures += batcher.submit("huge", lines(echo, *texts))
+        assert batcher.num_waiting == 300
+        for i in range(10):
+            futures += batcher.submit(f"c{i}", lines(echo, f"small{i}"))
         echo.gate.set()
-        await asyncio.gather(*block, *many, *few)
+        await asyncio.gather(*futures)
+        assert batcher.num_waiting == 0
 
-    run(test, tokens=20)  # rounds of about ten texts
+    run(test, tokens=20)  # the bound of a client: seven of these texts
     order = [text for batch in echo.batches[1:] for text in batch]
     assert sorted(order) == sorted(set(order))
-    assert max(order.index(f"small{i}") for i in range(10)) < 30
+    assert max(order.index(f"small{i}") for i in range(10)) < 40
     # And the requests of one client take turns, too.
     own = [text[1] for text in order if text[0] == "h"]
-    assert all(own[:30].count(request) >= 8 for request in "012")
+    assert all(own[:30].count(request) >= 7 for request in "012")
 
 
 def test_a_client_with_many_keys_does_not_make_others_wait() -> None:
@@ -135,13 +120,13 @@ def test_a_client_with_many_keys_does_not_make_others_wait() -> None:
         await future
         order.append(client)
 
-    async def test(batcher: Batcher[str]) -> None:
-        futures = batcher.submit(block, "x", lines("block"))
+    async def test(batcher: Batcher) -> None:
+        futures = batcher.submit("x", lines(block, "block"))
         await started(block)
         for echo in (*many, own):
             echo.gate.set()
             text, client = (long, "y") if echo is own else ("many " * 100, "x")
-            (future,) = batcher.submit(echo, client, lines(text))
+            (future,) = batcher.submit(client, lines(echo, text))
             futures.append(future)
             tasks.append(asyncio.create_task(remember(future, client)))
         block.gate.set()
@@ -151,38 +136,32 @@ def test_a_client_with_many_keys_does_not_make_others_wait() -> None:
     assert "y" in order[:2]
 
 
-def test_a_small_request_does_not_wait_for_what_is_ready() -> None:
-    """Unless its client has something else under way, or another such was the last batch."""
-    echo = Stepwise()
+def test_texts_of_like_length_are_translated_together_and_the_oldest_first() -> None:
+    echo = Echo()
 
-    async def test(batcher: Batcher[str]) -> None:
-        block = batcher.submit(echo, "x", lines("block"))
+    async def test(batcher: Batcher) -> None:
+        futures = batcher.submit("x", lines(echo, "block"))
         await started(echo)
-        many = batcher.submit(echo, "huge", lines(*(f"h{i:02}" for i in range(40))))
-        echo.steps.release()
-        await started(echo, 2)  # of the round that was formed a batch is left
-        other = batcher.submit(echo, "huge", lines("other"))
-        small = batcher.submit(echo, "small", lines("small"))
-        echo.steps.release()
-        await started(echo, 3)
-        late = batcher.submit(echo, "late", lines("late"))
-        echo.steps.release(100)
-        await asyncio.gather(*block, *many, *small, *other, *late)
+        for number, size in enumerate((40, 400, 44, 360, 4)):
+            futures += batcher.submit(f"c{number}", lines(echo, "w" * size))
+        echo.gate.set()
+        await asyncio.gather(*futures)
 
-    run(test, tokens=20)
-    assert [batch[0] for batch in echo.batches[:4]] == ["block", "h00", "small", "h10"]
-    assert all("other" not in batch for batch in echo.batches[:4])
+    run(test, tokens=40)  # 12 and 13 tokens, or 102; the share of one thread is all
+    sizes = [list(map(len, batch)) for batch in echo.batches[1:]]
+    assert sizes == [[40, 44, 4], [400], [360]]
 
 
 def test_what_nobody_waits_for_is_not_translated() -> None:
     echo = Echo()
 
-    async def test(batcher: Batcher[str]) -> None:
-        first = batcher.submit(echo, "a", lines("running"))
+    async def test(batcher: Batcher) -> None:
+        first = batcher.submit("a", lines(echo, "running"))
         await started(echo)
-        second = batcher.submit(echo, "a", lines("dropped", "kept"))
+        second = batcher.submit("a", lines(echo, "dropped", "kept"))
         first[0].cancel()
         second[0].cancel()
+        await asyncio.sleep(0)
         echo.gate.set()
         assert await second[1] == "tpek"
         assert batcher.num_waiting == 0
@@ -195,9 +174,9 @@ def test_texts_that_fail_fail_alone(caplog: pytest.LogCaptureFixture) -> None:
     echo = Echo()
     echo.gate.set()
 
-    async def test(batcher: Batcher[str]) -> None:
+    async def test(batcher: Batcher) -> None:
         texts = ["good", "refused", "fine", "broken", "well"]
-        futures = batcher.submit(echo, "a", lines(*texts))
+        futures = batcher.submit("a", lines(echo, *texts))
         found = await asyncio.gather(*futures, return_exceptions=True)
         assert [found[0], found[2], found[4]] == ["doog", "enif", "llew"]
         assert isinstance(found[1], DataError)
@@ -209,12 +188,12 @@ def test_texts_that_fail_fail_alone(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_other_work_takes_its_turn() -> None:
-    echo = Echo()
-    echo.gate.set()
+    async def test(batcher: Batcher) -> None:
+        def refuse() -> None:
+            raise DataError("No.", fix="Ask another.")
 
-    async def test(batcher: Batcher[str]) -> None:
-        assert await batcher.run(lambda: 6 * 7) == 42
+        assert await batcher.run("a", lambda: 6 * 7) == 42
         with pytest.raises(DataError):
-            await batcher.run(lambda: echo.translate(lines("refused"), lambda: None))
+            await batcher.run("a", refuse)
 
     run(test)

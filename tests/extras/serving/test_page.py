@@ -392,7 +392,7 @@ def test_the_page_finds_a_server_that_comes_back(page: Page, served: dict[str, P
     assert page.all("#target.stale")
     assert page.texts("#target") == [first]
 
-    back = Server({"en-de": served["en-de"]}, options={"port": page.server.port})
+    back = Server({"en-de": served["en-de"]}, port=page.server.port)
     try:
         assert page.shown() == str(back.translate("A dog. A cat.", model="en-de")[0]["translation"])
         page.problems()  # the refused connections

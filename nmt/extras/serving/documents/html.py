@@ -33,7 +33,6 @@ _KEPT = _KEPT_INLINE | _names(
 )
 _RAW_TEXT = _names("script style textarea iframe xmp noembed noframes")
 _VOID_INLINE = _names("br img input wbr")
-_VOID = _VOID_INLINE | _names("area base col embed hr link meta param source track")
 _INLINE = (_KEPT_INLINE | _VOID_INLINE) | _names(
     "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q rb rp rt rtc "
     "ruby s small span strike strong sub sup time tt u"
@@ -54,7 +53,8 @@ def tokenize(text: str) -> Iterator[Token]:
             end = text.index("-->", start) + 3
         elif match := _TAG.match(text, start):
             end, name = match.end(), (match[2] or "").lower()
-            kind = "close" if match[1] else "void" if name in _VOID else "open" if name else "other"
+            kind = "close" if match[1] else "open" if name else "other"
+            kind = "void" if name in _VOID_INLINE else kind
         else:
             place = start + 1
             continue
