@@ -25,20 +25,14 @@ _UNBOUNDED_CHARACTERS = 1 << 30
 class TestSet:
     """Sentences with their references."""
 
-    name: str
-    """The test set's name, or the name of the first reference file."""
-    source: tuple[str, ...] | None
-    """Source lines; None where only references were given."""
+    name: str  # The test set's name, or the name of the first reference file.
+    source: tuple[str, ...] | None  # Source lines; None where only references were given.
+    # Streams of reference lines, at least one, all of one length.
     references: tuple[tuple[str, ...], ...]
-    """Streams of reference lines, at least one, all of one length."""
-    target_language: str | None = None
-    """Language code of the references, if known."""
-    files: tuple[Path, ...] = ()
-    """What it was read from; nothing may be written there."""
-    tag: str | None = None
-    """What its sources begin with, as the model's configuration says."""
-    is_named: bool = True
-    """Whether it was asked for by name, not as files."""
+    target_language: str | None = None  # Language code of the references, if known.
+    files: tuple[Path, ...] = ()  # What it was read from; nothing may be written there.
+    tag: str | None = None  # What its sources begin with, as the model's configuration says.
+    is_named: bool = True  # Whether it was asked for by name, not as files.
 
     def __len__(self) -> int:
         return len(self.references[0])

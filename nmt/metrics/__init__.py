@@ -5,7 +5,6 @@ sets, resampled test sets and slices are such sums, so text is compared once.
 """
 
 DEFAULT_RESAMPLES = 1000
-DEFAULT_TRIALS = 10_000
-"""Exchanges of approximate randomisation."""
+DEFAULT_TRIALS = 10_000  # Exchanges of approximate randomisation.
+# These three are sacrebleu's defaults, so intervals and p-values are sacrebleu's, too.
 DEFAULT_SEED = 12345
-"""These three are sacrebleu's defaults, so intervals and p-values are sacrebleu's, too."""

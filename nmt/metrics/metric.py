@@ -18,20 +18,18 @@ from nmt.registry import Registry
 if TYPE_CHECKING:
     from nmt.metrics.significance import Comparison, Confidence, Floats
 
+# Streams of lines; line i of each is a reference of sentence i. At least one stream.
 References = Sequence[Sequence[str]]
-"""Streams of lines; line i of each is a reference of sentence i. At least one stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOptions:
     """How text is prepared before it is compared."""
 
-    tokenize: str | None = None
-    """Tokenizer of BLEU; by ``target_language`` when None."""
-    lowercase: bool = False
-    """Ignore case in BLEU and chrF (TER always does)."""
+    tokenize: str | None = None  # Tokenizer of BLEU; by ``target_language`` when None.
+    lowercase: bool = False  # Ignore case in BLEU and chrF (TER always does).
+    # Language code of the hypotheses, for example ``zh`` or ``de-AT``.
     target_language: str | None = None
-    """Language code of the hypotheses, for example ``zh`` or ``de-AT``."""
 
 
 class Metric(ABC):
@@ -41,12 +39,9 @@ class Metric(ABC):
     however often sentences are resampled.
     """
 
-    label: ClassVar[str]
-    """Name in tables and curves."""
-    lower_is_better: ClassVar[bool] = False
-    """Whether it counts errors."""
-    signature: str
-    """What is needed to repeat the score."""
+    label: ClassVar[str]  # Name in tables and curves.
+    lower_is_better: ClassVar[bool] = False  # Whether it counts errors.
+    signature: str  # What is needed to repeat the score.
 
     @abstractmethod
     def __init__(self, references: References, options: MetricOptions) -> None: ...
@@ -64,6 +59,7 @@ class Metric(ABC):
         return self.score(statistics)
 
 
+# The metrics by name, as in flags, configurations and results.
 METRICS: Registry[type[Metric]] = Registry(
     "metric",
     {
@@ -73,23 +69,19 @@ METRICS: Registry[type[Metric]] = Registry(
         "ter": "nmt.metrics.sacrebleu:Ter",
     },
 )
-"""The metrics by name, as in flags, configurations and results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """One number for one system under one metric."""
 
-    metric: str
-    """Name of the metric."""
-    value: float
-    """From 0 to 100 (TER may exceed it); full precision."""
+    metric: str  # Name of the metric.
+    value: float  # From 0 to 100 (TER may exceed it); full precision.
+    # How it was computed (sacrebleu's record): with it, anyone can repeat the number.
     signature: str
-    """How it was computed (sacrebleu's record): with it, anyone can repeat the number."""
+    # 95% interval by bootstrap resampling, if it was asked for.
     confidence: Confidence | None = None
-    """95% interval by bootstrap resampling, if it was asked for."""
-    comparison: Comparison | None = None
-    """Difference from a baseline, if one was given."""
+    comparison: Comparison | None = None  # Difference from a baseline, if one was given.
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; what was not asked for is left out."""
@@ -142,7 +134,7 @@ class Scorer:
         return self.total(self.statistics(hypotheses))
 
     def sentence_scores(self, statistics: Floats) -> list[float]:
-        """Return the score of each sentence by itself, as ``sacrebleu --sentence-level`` does."""
+        """Return the score of each sentence by itself, as sacrebleu does at sentence level."""
         scores: list[float] = self.metric.sentence_score(statistics).tolist()
         return scores
 

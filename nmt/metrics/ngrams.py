@@ -29,10 +29,8 @@ _BETA = 2
 class Lines(NamedTuple):
     """Lines as numbers: one for each character or word, equal where these are equal."""
 
-    symbols: npt.NDArray[np.integer]
-    """Of all lines, one after the other."""
-    lengths: Ints
-    """Symbols of each line. (n,)."""
+    symbols: npt.NDArray[np.integer]  # Of all lines, one after the other.
+    lengths: Ints  # Symbols of each line. (n,).
 
     def totals(self, max_order: int) -> Floats:
         """Return the number of n-grams of each line, by order. (n, M)."""

@@ -22,8 +22,7 @@ IntArray = npt.NDArray[np.int64]
 
 _CHRF_ORDERS = 6
 _BLEU_ORDERS = 4
-_MOST_CELLS = 1 << 22
-"""Cells of the table held at once."""
+_MOST_CELLS = 1 << 22  # Cells of the table held at once.
 
 
 def pairwise_chrf(texts: Sequence[str]) -> Floats:

@@ -17,23 +17,22 @@ from nmt.metrics.significance import Floats
 class System:
     """Translations, what they are called, and their scores."""
 
-    name: str
-    """The model folder or the name of the file of translations."""
+    name: str  # The model folder or the name of the file of translations.
     lines: Sequence[str]
+    # How a model translated, for example ``engine`` and ``beam_size``; empty for a file of
+    # translations.
     settings: Mapping[str, str | int | float] = field(default_factory=dict)
-    """How a model translated, for example ``engine`` and ``beam_size``; empty for a file of
-    translations."""
+    # What the model says of each line (a `Result` of `nmt.inference`): its score, its
+    # confidence and the alarms of the guard. Empty for a file of translations.
     results: Sequence[Any] = ()
-    """What the model says of each line (a `Result` of `nmt.inference`): its score, its
-    confidence and the alarms of the guard. Empty for a file of translations."""
+    # Source lines that are in the model's training data word for word, if that is known.
     num_in_training: int | None = None
-    """Source lines that are in the model's training data word for word, if that is known."""
+    # One for each metric, in the order asked for; empty before the system is scored.
     scores: tuple[Score, ...] = ()
-    """One for each metric, in the order asked for; empty before the system is scored."""
+    # For each metric, the statistics of each sentence, whose sums give the score. (n, D).
     tables: tuple[Floats, ...] = ()
-    """For each metric, the statistics of each sentence, whose sums give the score. (n, D)."""
+    # By metric, the score of each sentence; empty unless asked for.
     sentence_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By metric, the score of each sentence; empty unless asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return name, scores and translations as plain values for JSON."""
@@ -51,37 +50,27 @@ class System:
 class Section:
     """What an analysis adds to the scores: a table to read, and the same as data."""
 
-    key: str
-    """Name in JSON."""
+    key: str  # Name in JSON.
     title: str
+    # Cells of the table; the first row is its head. Empty if ``meaning`` says all.
     rows: Sequence[Sequence[str]]
-    """Cells of the table; the first row is its head. Empty if ``meaning`` says all."""
-    values: Sequence[Mapping[str, Any]]
-    """Plain values for JSON, with full precision."""
-    meaning: str = ""
-    """How to read it."""
-    missed: Sequence[str] = ()
-    """Gates that were missed, in words: they make the command fail."""
+    values: Sequence[Mapping[str, Any]]  # Plain values for JSON, with full precision.
+    meaning: str = ""  # How to read it.
+    missed: Sequence[str] = ()  # Gates that were missed, in words: they make the command fail.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The scores of some systems on one test set."""
 
-    test: str
-    """Name of the test set."""
+    test: str  # Name of the test set.
+    # Streams of reference lines; line i of each is a reference of sentence i.
     references: Sequence[Sequence[str]]
-    """Streams of reference lines; line i of each is a reference of sentence i."""
-    source: Sequence[str] | None = None
-    """Source lines, if they are known."""
-    systems: tuple[System, ...]
-    """What was scored."""
-    baseline: System | None = None
-    """What it was compared with."""
-    paired_test: str | None = None
-    """Where p-values come from, in words; None where there are none."""
-    sections: tuple[Section, ...] = ()
-    """What was computed beside the scores."""
+    source: Sequence[str] | None = None  # Source lines, if they are known.
+    systems: tuple[System, ...]  # What was scored.
+    baseline: System | None = None  # What it was compared with.
+    paired_test: str | None = None  # Where p-values come from, in words; None where there are none.
+    sections: tuple[Section, ...] = ()  # What was computed beside the scores.
 
     @property
     def title(self) -> str:
@@ -133,12 +122,9 @@ class EvaluationReport:
     """The result of one call of ``nmt evaluate``: one evaluation for each test set."""
 
     evaluations: tuple[Evaluation, ...]
-    sections: tuple[Section, ...] = ()
-    """What belongs to no test set."""
-    failures: tuple[NmtError, ...] = ()
-    """What could not be computed or saved."""
-    sentence_level: bool = False
-    """Whether the text is a line of JSON for each sentence."""
+    sections: tuple[Section, ...] = ()  # What belongs to no test set.
+    failures: tuple[NmtError, ...] = ()  # What could not be computed or saved.
+    sentence_level: bool = False  # Whether the text is a line of JSON for each sentence.
 
     @property
     def failure(self) -> NmtError | None:

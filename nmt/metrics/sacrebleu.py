@@ -27,15 +27,14 @@ from nmt.metrics.significance import Floats
 
 logger = logging.getLogger(__name__)
 
-TOKENIZERS = tuple(BLEU.TOKENIZERS)
-"""Tokenizers of BLEU."""
+TOKENIZERS = tuple(BLEU.TOKENIZERS)  # Tokenizers of BLEU.
 
 _LANGUAGE_TOKENIZERS = {
     "zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab",
     "ko": "ko-mecab", "kor": "ko-mecab",
 }  # fmt: skip
+# What a tokenizer raises whose library or model is missing.
 _UNUSABLE = (RuntimeError, ImportError, OSError, SystemExit)
-"""What a tokenizer raises whose library or model is missing."""
 _BLEU_ORDERS, _CHARACTER_ORDERS = 4, 6
 _CHRF_COUNTS = 3
 _PUNCTUATION = frozenset(punctuation)

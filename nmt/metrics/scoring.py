@@ -22,21 +22,18 @@ from nmt.metrics.significance import (
     share_of_chance,
 )
 
+# So many lines ending in a space and a full stop look as if they were tokenized.
 _TOKENIZED_ENDINGS = 100
-"""So many lines ending in a space and a full stop look as if they were tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
     """What is behind confidence intervals and p-values."""
 
-    count: int = DEFAULT_RESAMPLES
-    """Resampled test sets; 0 leaves intervals and p-values out."""
+    count: int = DEFAULT_RESAMPLES  # Resampled test sets; 0 leaves intervals and p-values out.
     seed: int = DEFAULT_SEED
-    significance: Significance = "bs"
-    """The paired test."""
-    trials: int = DEFAULT_TRIALS
-    """Of approximate randomisation."""
+    significance: Significance = "bs"  # The paired test.
+    trials: int = DEFAULT_TRIALS  # Of approximate randomisation.
 
     @property
     def paired_test(self) -> str | None:
@@ -57,10 +54,8 @@ class Measured:
     """One system under one metric."""
 
     score: Score
-    table: Floats
-    """Statistics of each sentence. (n, D)."""
-    samples: Floats | None = None
-    """Scores of the resampled test sets, if there are any. (R,)."""
+    table: Floats  # Statistics of each sentence. (n, D).
+    samples: Floats | None = None  # Scores of the resampled test sets, if there are any. (R,).
 
 
 def score_systems(

@@ -21,57 +21,45 @@ from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 
 Floats = npt.NDArray[np.float64]
 
+# Paired bootstrap resampling, or approximate randomisation.
 Significance: TypeAlias = Literal["bs", "ar"]
-"""Paired bootstrap resampling, or approximate randomisation."""
+# Statistics summed over the sentences of each of R corpora (R, D) -> their scores (R,).
 CorpusScore: TypeAlias = Callable[[Floats], Floats]
-"""Statistics summed over the sentences of each of R corpora (R, D) -> their scores (R,)."""
 
-_CHUNK_DRAWS = 1 << 22
-"""Draws held in memory at once."""
+_CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
+# numpy draws so many truth values at once; chunks of whole multiples give the same ones.
 _BITS_AT_ONCE = 32
-"""numpy draws so many truth values at once; chunks of whole multiples give the same ones."""
-_SLACK = 1e-9
-"""Scores so close are equal: the order of a sum changes its last digits."""
+_SLACK = 1e-9  # Scores so close are equal: the order of a sum changes its last digits.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
     """The 95% interval of a score over resampled test sets."""
 
-    mean: float
-    """Mean of the resampled scores."""
+    mean: float  # Mean of the resampled scores.
+    # Half of the distance between ``low`` and ``high``: the number after the plus-minus sign.
     half_width: float
-    """Half of the distance between ``low`` and ``high``: the number after the plus-minus sign."""
-    low: float
-    """2.5% of the resampled scores are below."""
-    high: float
-    """2.5% of the resampled scores are above."""
-    resamples: int
-    """Resampled test sets."""
-    seed: int
-    """Seed of the draws."""
+    low: float  # 2.5% of the resampled scores are below.
+    high: float  # 2.5% of the resampled scores are above.
+    resamples: int  # Resampled test sets.
+    seed: int  # Seed of the draws.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """A system against a baseline on the same sentences."""
 
-    baseline: str
-    """Name of the baseline."""
-    delta: float
-    """Score of the system minus score of the baseline."""
+    baseline: str  # Name of the baseline.
+    delta: float  # Score of the system minus score of the baseline.
+    # 2.5% of the differences on resampled test sets are below; None without resampling.
     low: float | None = None
-    """2.5% of the differences on resampled test sets are below; None without resampling."""
-    high: float | None = None
-    """2.5% of them are above."""
+    high: float | None = None  # 2.5% of them are above.
+    # How often chance alone makes a difference this large; None without resampling.
     p_value: float | None
-    """How often chance alone makes a difference this large; None without resampling."""
-    significance: Significance = "bs"
-    """What the p-value comes from."""
+    significance: Significance = "bs"  # What the p-value comes from.
+    # Resampled test sets, or trials of approximate randomisation; 0 if there were none.
     resamples: int
-    """Resampled test sets, or trials of approximate randomisation; 0 if there were none."""
-    seed: int
-    """Seed of the draws."""
+    seed: int  # Seed of the draws.
 
 
 def resample_scores(
@@ -168,7 +156,7 @@ def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confiden
 def paired_p_value(system: Floats, baseline: Floats, *, delta: float) -> float:
     """How often resampling alone makes a difference as large as ``delta``.
 
-    The statistic is that of the Moses script and of sacrebleu's ``--paired-bs``: the absolute
+    The statistic is that of the Moses script and of sacrebleu's paired bootstrap: the absolute
     difference on each resampled test set, centred.
 
     Args:

@@ -1,4 +1,4 @@
-"""Baselines from reports: an object of ``nmt evaluate --json`` -> translations of this set."""
+"""Baselines from reports: an object of ``nmt evaluate`` -> translations of this set."""
 
 from __future__ import annotations
 

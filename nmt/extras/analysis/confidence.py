@@ -21,17 +21,14 @@ class ConfidenceQuality:
     """How well a system's confidence predicts sentence chrF."""
 
     system: str
-    num_sentences: int
-    """Sentences with confidence."""
-    pearson: float
-    """Correlation of confidence with sentence chrF."""
-    spearman: float
-    """Correlation of their ranks."""
+    num_sentences: int  # Sentences with confidence.
+    pearson: float  # Correlation of confidence with sentence chrF.
+    spearman: float  # Correlation of their ranks.
+    # Mean absolute difference of expected and actual chrF, by tenths of the sentences in the order
+    # of their confidence.
     calibration_error: float
-    """Mean absolute difference of expected and actual chrF, by tenths of the sentences in the order
-    of their confidence."""
+    # Mean expected and mean actual chrF of each tenth, the least confident first.
     deciles: Sequence[tuple[float, float]]
-    """Mean expected and mean actual chrF of each tenth, the least confident first."""
 
 
 def confidence_section(scored: EvaluatedSet) -> Section | None:

@@ -17,8 +17,7 @@ from nmt.errors import DataError
 from nmt.extras.analysis.models import load_scorer
 from nmt.metrics.result import Section
 
-ALL = "all"
-"""Category of the whole file."""
+ALL = "all"  # Category of the whole file.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,7 @@ class ContrastivePair:
     source: str
     right: str
     wrong: str
-    category: str = ""
-    """What is wrong, for example ``number`` or ``negation``."""
+    category: str = ""  # What is wrong, for example ``number`` or ``negation``.
 
 
 class Contrastive:

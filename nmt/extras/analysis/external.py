@@ -18,8 +18,7 @@ from nmt.errors import DataError
 from nmt.metrics.metric import Metric, Scorer
 from nmt.metrics.significance import Floats
 
-NAME = "external"
-"""Name of the metric in results."""
+NAME = "external"  # Name of the metric in results.
 _SHOWN_CHARACTERS = 500
 
 

@@ -21,24 +21,16 @@ from nmt.metrics.result import Evaluation, Section, without_none
 class GateResult:
     """One system at one gate."""
 
+    # A lowest score, or no significant loss against the baseline.
     kind: Literal["fail-under", "fail-if-worse"] = "fail-under"
-    """A lowest score, or no significant loss against the baseline."""
-    system: str
-    """Name of the system."""
-    metric: str
-    """Name of the metric."""
-    required: float
-    """The lowest score allowed, or the score of the baseline."""
-    value: float
-    """The score; full precision."""
-    met: bool
-    """Whether the gate lets the system pass."""
-    baseline: str | None = None
-    """Name of the baseline."""
-    p_value: float | None = None
-    """Of the difference from the baseline."""
-    alpha: float | None = None
-    """A p-value below it is significant."""
+    system: str  # Name of the system.
+    metric: str  # Name of the metric.
+    required: float  # The lowest score allowed, or the score of the baseline.
+    value: float  # The score; full precision.
+    met: bool  # Whether the gate lets the system pass.
+    baseline: str | None = None  # Name of the baseline.
+    p_value: float | None = None  # Of the difference from the baseline.
+    alpha: float | None = None  # A p-value below it is significant.
 
     def __str__(self) -> str:
         name = f"{self.system}: {self.metric}"

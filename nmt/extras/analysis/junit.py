@@ -10,8 +10,8 @@ from nmt.commands.evaluate import EvaluatedModel
 from nmt.extras.analysis.gates import gates_of
 from nmt.metrics.result import EvaluationReport, show_score
 
+# Characters that no XML document may hold.
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that no XML document may hold."""
 
 
 def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:

@@ -24,8 +24,7 @@ from nmt.metrics.result import (
 from nmt.report.page import Bar, Chart, Curve, render, render_bars, render_chart
 from nmt.training.html_report import learning_curves
 
-_SHOWN = 10
-"""Sentences of each list."""
+_SHOWN = 10  # Sentences of each list.
 
 
 def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> Markup:

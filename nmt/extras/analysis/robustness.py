@@ -28,17 +28,12 @@ class NoiseLoss:
     """What noise in the source costs a system under one metric."""
 
     system: str
-    noise: str
-    """Kind of noise: one of `nmt.text.noise.NOISES`, ``joined`` or ``split``."""
+    noise: str  # Kind of noise: one of `nmt.text.noise.NOISES`, ``joined`` or ``split``.
     metric: str
-    clean: float
-    """Score without noise, of the same sentences (pairs of them for ``joined``)."""
-    noisy: float
-    """Score with noise."""
-    loss: float
-    """What the noise costs: positive is worse, whatever the metric's direction."""
-    confidence: Confidence | None = None
-    """95% interval of the loss by paired bootstrap resampling."""
+    clean: float  # Score without noise, of the same sentences (pairs of them for ``joined``).
+    noisy: float  # Score with noise.
+    loss: float  # What the noise costs: positive is worse, whatever the metric's direction.
+    confidence: Confidence | None = None  # 95% interval of the loss by paired bootstrap resampling.
 
 
 def robustness_section(scored: EvaluatedSet) -> Section:
@@ -75,10 +70,8 @@ class NoisySource:
     """A test set's source with one kind of noise, to be translated."""
 
     noise: str
-    lines: _Lines
-    """What a model reads instead of the source."""
-    groups: Sequence[int] = ()
-    """For ``split``: how many lines each source line became."""
+    lines: _Lines  # What a model reads instead of the source.
+    groups: Sequence[int] = ()  # For ``split``: how many lines each source line became.
 
     def outputs(self, translated: _Lines, joiner: str) -> _Lines:
         """Return one output for each line that is scored."""

@@ -6,7 +6,6 @@ Every group of slices tells all sentences apart, so its counts add up to the tes
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,10 +20,10 @@ from nmt.files.progress import progress_bar
 from nmt.metrics.metric import Scorer
 from nmt.metrics.result import Section, System, show_score
 from nmt.metrics.scoring import Resampling, measure
+from nmt.text.numbers import numbers_of
 from nmt.text.tokenizer import load_tokenizers
 
-SMALL_SLICE = 30
-"""A slice of fewer sentences is marked: its scores say little."""
+SMALL_SLICE = 30  # A slice of fewer sentences is marked: its scores say little.
 SEEN, NOT_SEEN = "source in training data", "not found"
 _MEANING = (
     f"slices: scores of parts of the test set; those of fewer than {SMALL_SLICE} sentences (few) "
@@ -37,7 +36,6 @@ _LEAKS_MEAN = (
 _ROWS_AT_ONCE = 10_000
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(f"[{_EAST_ASIAN}]|[^\\W{_EAST_ASIAN}]+")
-_NUMBER = re.compile(r"\d+(?:[.,:'\u00a0\u202f]\d+)*")
 _LENGTHS = {10.0: "below 10", 20.0: "10-19", 30.0: "20-29", 40.0: "30-39"}
 _COUNTS = {1.0: "unseen", 10.0: "1-9 times", 100.0: "10-99 times"}
 _COVERED = {0.25: "below 25%", 0.5: "25-49%", 0.75: "50-74%"}
@@ -49,10 +47,8 @@ class Group:
     """What tells sentences apart, with the slice of each sentence."""
 
     name: str
-    labels: Sequence[str]
-    """Name of the slice of each sentence."""
-    slices: Sequence[str]
-    """Names of all slices, in the order to show; some may be empty."""
+    labels: Sequence[str]  # Name of the slice of each sentence.
+    slices: Sequence[str]  # Names of all slices, in the order to show; some may be empty.
 
 
 def slice_section(scored: EvaluatedSet) -> Section:
@@ -228,11 +224,7 @@ def _case(line: str) -> int:
 
 
 def _numbers(line: str) -> set[str]:
-    """Return the numbers of a line, without separators, in ASCII digits."""
-    return {
-        "".join(str(unicodedata.digit(c)) for c in number if c.isdecimal())
-        for number in _NUMBER.findall(line)
-    }
+    return numbers_of(line.replace(":", "."))  # 10:30 is 10.30 in other languages
 
 
 def _tokens(line: str) -> set[str]:

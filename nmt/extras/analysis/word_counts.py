@@ -28,10 +28,9 @@ _SPACE = "\u2581"
 class LineCounts:
     """What the training data have of one line."""
 
-    words: Sequence[int]
-    """Occurrences of each word."""
+    words: Sequence[int]  # Occurrences of each word.
+    # Occurrences of each two words in a row, punctuation between them left out.
     pairs: Sequence[int]
-    """Occurrences of each two words in a row, punctuation between them left out."""
 
 
 def sum_counts(counts: Sequence[LineCounts]) -> LineCounts:
