@@ -16,13 +16,9 @@ from sacrebleu.metrics.ter import TER
 
 from nmt.errors import ConfigError, DataError
 from nmt.metrics import ngrams
-from nmt.metrics.metric import METRICS, MetricOptions, Score, Scorer
+from nmt.metrics.metric import MetricOptions, Score, Scorer
 from nmt.metrics.sacrebleu import bleu_tokenizer, default_tokenizer
 from nmt.metrics.significance import Floats
-
-WORDS = st.sampled_from(["the", "Cat", "sat", "on", "it's", "mat", "größer", "42", "ok"])
-SENTENCES = st.lists(WORDS, min_size=4, max_size=9).map(" ".join)
-CORPORA = st.lists(SENTENCES, min_size=1, max_size=6)
 
 
 def corpus_score(
@@ -32,20 +28,6 @@ def corpus_score(
     options: MetricOptions | None = None,
 ) -> Score:
     return Scorer(metric, references, options or MetricOptions()).score(hypotheses)
-
-
-@given(CORPORA, st.sampled_from(sorted(METRICS)))
-def test_a_text_is_its_own_best_translation(lines: list[str], metric: str) -> None:
-    best = 0.0 if metric == "ter" else 100.0
-    assert corpus_score(lines, [lines], metric).value == pytest.approx(best, abs=1e-9)
-
-
-@given(CORPORA, st.sampled_from(["bleu", "chrf", "chrf++"]), st.data())
-def test_more_references_never_make_bleu_matches_fewer(
-    lines: list[str], metric: str, data: st.DataObject
-) -> None:
-    other = data.draw(st.lists(SENTENCES, min_size=len(lines), max_size=len(lines)))
-    assert corpus_score(lines, [other, lines], metric).value == pytest.approx(100.0)
 
 
 ODD = st.text("aAb\u00e4.,!(' 1\u2028\u4e16\U0001f415", max_size=24)
@@ -70,8 +52,9 @@ def test_any_corpora_have_the_scores_of_sacrebleu(
         for metric, (whole, single) in theirs.items():
             scorer = Scorer(metric, streams, MetricOptions(lowercase=lowercase))
             table = scorer.statistics(hypotheses)
-            expected = whole.corpus_score(hypotheses, streams).score
-            assert scorer.total(table).value == pytest.approx(expected, abs=1e-9)
+            expected, score = whole.corpus_score(hypotheses, streams).score, scorer.total(table)
+            assert score.value == pytest.approx(expected, abs=1e-9)
+            assert score.signature == whole.get_signature().format()
             each = [single.sentence_score(line, own).score for line, *own in rows]
             assert scorer.sentence_scores(table) == pytest.approx(each, abs=1e-9)
 
@@ -84,46 +67,22 @@ def test_bleu_of_a_small_example_is_what_the_definition_gives() -> None:
     assert corpus_score([hypothesis], [[reference]], "bleu").value == pytest.approx(expected)
 
 
-def test_case_counts_unless_told_otherwise() -> None:
-    upper, lower = ["The Cat Sat Down"], ["the cat sat down"]
-    folded = MetricOptions(lowercase=True)
-    for metric in ("bleu", "chrf", "chrf++"):
-        assert corpus_score(upper, [lower], metric).value < 99
-        score = corpus_score(upper, [lower], metric, folded)
-        assert score.value == pytest.approx(100)
-        assert "case:lc" in score.signature
-
-
-def test_a_scorer_serves_many_systems_with_the_same_references() -> None:
-    scorer = Scorer("bleu", [["a b c d e"]], MetricOptions())
-    values = [scorer.score([line]).value for line in ("a b c d e", "v w x y z", "a b c d e")]
-    assert values == pytest.approx([100, 0, 100])
-
-
-@pytest.mark.parametrize("metric", sorted(METRICS))
-def test_the_sums_of_the_statistics_give_the_score(metric: str) -> None:
-    scorer = Scorer(metric, [["a b c d e", "f g h i"]], MetricOptions())
-    table = scorer.statistics(["a b c e d", "f g h h"])
-    assert table.shape[0] == 2
-    (score,) = scorer.metric.score(table.sum(axis=0, keepdims=True))
-    assert score == pytest.approx(scorer.total(table).value, abs=1e-9)
-
-
-def test_empty_hypotheses_score_nothing_instead_of_failing() -> None:
-    assert corpus_score(["", ""], [["a b c d", "e f g h"]], "bleu").value == 0
-    assert corpus_score(["", ""], [["a b c d", "e f g h"]], "chrf").value == 0
-    assert corpus_score(["", ""], [["a b c d", "e f g h"]], "ter").value == 100
+@pytest.mark.parametrize(("metric", "best", "worst"), [
+    ("bleu", 100, 0), ("chrf", 100, 0), ("chrf++", 100, 0), ("ter", 0, 100)
+])  # fmt: skip
+def test_a_text_is_its_own_best_translation_and_nothing_is_the_worst(
+    metric: str, best: float, worst: float
+) -> None:
+    lines = ["a b c d", "e f g h"]
+    assert corpus_score(lines, [lines], metric).value == pytest.approx(best)
+    assert corpus_score(["", ""], [lines], metric).value == worst
+    assert corpus_score(lines, [["x", "y"], lines], metric).value == pytest.approx(best)
 
 
 def test_the_tokenizer_follows_the_target_language() -> None:
     assert [default_tokenizer(code) for code in ("zh", "zh-TW", "cmn", "ja", "ko", "de_AT")] == [
         "zh", "zh", "zh", "ja-mecab", "ko-mecab", "13a"
     ]  # fmt: skip
-    chinese = corpus_score(
-        ["你好世界"], [["你好世界"]], "bleu", MetricOptions(target_language="zh")
-    )
-    assert "tok:zh" in chinese.signature
-    assert chinese.value == pytest.approx(100)
 
 
 def test_bleu_counts_characters_where_mecab_is_missing(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
 from nmt.files.lines import read_lines
 from nmt.metrics import significance
 from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.result import System
+from nmt.metrics.scoring import Resampling, score_systems
 from nmt.metrics.significance import (
     Floats,
     confidence_interval,
@@ -61,14 +65,6 @@ def test_a_system_that_is_always_better_is_so_significantly_and_by_luck_it_is_no
     assert paired_p_value(samples[2], samples[0], delta=float((other - base).mean())) > 0.05
 
 
-def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = list(np.random.default_rng(1).uniform(0, 1, 17))
-    whole = resampled_means(values, resamples=40)
-    monkeypatch.setattr(significance, "_CHUNK_DRAWS", 50)
-    # The draws are the same; the order of summation may not be.
-    assert resampled_means(values, resamples=40) == pytest.approx(whole, rel=1e-12)
-
-
 @given(NUMBERS, st.integers(0, 1000))
 def test_exchanges_of_outputs_keep_the_sum_and_no_difference_exceeds_the_largest(
     values: list[float], seed: int
@@ -81,14 +77,16 @@ def test_exchanges_of_outputs_keep_the_sum_and_no_difference_exceeds_the_largest
     assert (randomised_differences(one, one, lambda sums: sums[:, 0], trials=40) == 0).all()
 
 
-def test_exchanges_are_bounded_in_memory_by_chunks_that_change_no_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (np.random.default_rng(n).integers(0, 9, (17, 1)).astype(float) for n in (1, 2))
-    whole = randomised_differences(one, other, lambda sums: sums[:, 0], trials=200)
+    means = resampled_means(one[:, 0].tolist(), resamples=40)
+    exchanged = randomised_differences(one, other, lambda sums: sums[:, 0], trials=200)
     monkeypatch.setattr(significance, "_CHUNK_DRAWS", 50)
+    # The draws are the same; the order of summation may not be.
+    again = resampled_means(one[:, 0].tolist(), resamples=40)
+    assert again == pytest.approx(means, rel=1e-12)
     again = randomised_differences(one, other, lambda sums: sums[:, 0], trials=200)
-    assert np.array_equal(again, whole)
+    assert np.array_equal(again, exchanged)
 
 
 @given(st.integers(0, 30))
@@ -99,36 +97,38 @@ def test_few_different_sentences_show_little(count: int) -> None:
     assert least_p_value(one, other) == min(1, 2 ** (1 - count))
 
 
-@pytest.fixture(scope="module")
-def wmt(shared_data: Path) -> dict[str, list[str]]:
-    folder = shared_data / "wmt_sample"
-    parts = ("hyp.VolcTrans-GLAT", "hyp.Online-A", "hyp.ICL", "ref.A")
-    return {part: read_lines(folder / f"newstest2021.en-de.{part}.de")[:120] for part in parts}
-
-
-def test_intervals_and_p_values_are_those_of_sacrebleu(wmt: dict[str, list[str]]) -> None:
-    names = [name for name in wmt if name.startswith("hyp")]
-    engines = {"BLEU": BLEU(references=[wmt["ref.A"]]), "chrF2": CHRF(references=[wmt["ref.A"]])}
-    test = PairedTest(
-        [(name, wmt[name]) for name in names], engines, None, test_type="bs", n_samples=300
+@pytest.mark.parametrize("kind", ["bs", "ar"])
+def test_intervals_and_p_values_are_those_of_sacrebleu(
+    shared_data: Path, kind: Literal["bs", "ar"]
+) -> None:
+    folder, count = shared_data / "wmt_sample", 300
+    names = ("ref.A", "hyp.VolcTrans-GLAT", "hyp.Online-A", "hyp.ICL")
+    reference, *hypotheses = (
+        read_lines(folder / f"newstest2021.en-de.{name}.de")[:25] for name in names
     )
-    _, theirs = test()
-    p_values = []
-    for metric, key in (("bleu", "BLEU"), ("chrf", "chrF2")):
-        scorer = Scorer(metric, [wmt["ref.A"]], MetricOptions())
-        base = scorer.statistics(wmt[names[0]])
-        base_samples = resample_scores([base], [scorer.metric.score], resamples=300)[0]
-        for name, expected in zip(names, theirs[key], strict=True):
+    base, *systems = map(System, names[1:], hypotheses)
+    references = [reference]
+    engines = {
+        "bleu": BLEU(references=references), "chrf": CHRF(references=references),
+        "ter": TER(references=references),
+    }  # fmt: skip
+    named = [(system.name, system.lines) for system in (base, *systems)]
+    _, theirs = PairedTest(named, engines, None, test_type=kind, n_samples=count)()
+    scorers = [Scorer(name, references, MetricOptions()) for name in engines]
+    resampling = Resampling(300, significance=kind, trials=count)
+    scored, scored_base, pairs = score_systems(
+        systems, scorers, baseline=base, resampling=resampling
+    )
+    assert scored_base is not None
+    assert pairs is None
+    for number, system in enumerate((scored_base, *scored)):
+        for score in system.scores:
+            expected = theirs[{"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}[score.metric]][number]
             assert not isinstance(expected, str)
-            ours = scorer.statistics(wmt[name])
-            samples = resample_scores([ours], [scorer.metric.score], resamples=300)[0]
-            interval = confidence_interval(samples)
-            assert scorer.total(ours).value == pytest.approx(expected.score, abs=1e-9)
-            # There the resampled sums are divided in single precision.
-            assert interval.mean == pytest.approx(expected.mean, abs=1e-5)
-            assert interval.half_width == pytest.approx(expected.ci, abs=1e-5)
-            if expected.p_value is not None:
-                delta = scorer.total(ours).value - scorer.total(base).value
-                p_values.append(paired_p_value(samples, base_samples, delta=delta))
-                assert p_values[-1] == pytest.approx(expected.p_value, abs=1e-12)
-    assert len(p_values) == 4
+            assert score.value == pytest.approx(expected.score, abs=1e-9)
+            if kind == "bs" and score.confidence:
+                # There the resampled sums are divided in single precision.
+                assert score.confidence.mean == pytest.approx(expected.mean, abs=1e-5)
+                assert score.confidence.half_width == pytest.approx(expected.ci, abs=1e-5)
+            if score.comparison:
+                assert score.comparison.p_value == pytest.approx(expected.p_value, abs=1e-12)
