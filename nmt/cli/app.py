@@ -29,21 +29,21 @@ from nmt.cli import (
     prepare,
     train,
 )
-from nmt.cli.builder import make_command
+from nmt.cli.builder import make_command, parameter_name
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
 from nmt.cli.options import flag
-from nmt.cli.spelling import FOREIGN_COMMANDS, Spelling, parameter_name
-from nmt.cli.table import COMMANDS, GROUPS
+from nmt.cli.table import COMMANDS, FOREIGN_COMMANDS, GROUPS, PARENTS
 from nmt.config.flag import OF_THE_MODEL, option_name
-from nmt.config.keys import nearest_word
 from nmt.device import is_first
-from nmt.errors import ConfigError, NmtError
+from nmt.errors import ConfigError, NmtError, nearest_word
+from nmt.registry import load_attribute
 from nmt.version import __version__
 
+TAGLINE = "Train, evaluate and serve machine translation models."
 EPILOG = """\b
 Exit codes:
   0         done
-  1         unexpected: a bug
+  1         unexpected: a bug, or a problem that `nmt doctor` found
   2         usage or configuration
   3         bad input data
   4         bad model or checkpoint
@@ -83,14 +83,16 @@ class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         start = _path(ctx)
         names = [name[len(start) :] for name in COMMANDS if name.startswith(start)]
-        return list(dict.fromkeys([*(name.split()[0] for name in names), *self.commands]))
+        names = [*(name.split()[0] for name in names), *self.commands]
+        first = [] if start else [name for group in GROUPS.values() for name in group]
+        return list(dict.fromkeys([*first, *names]))
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         name = _path(ctx) + cmd_name
-        if name in GROUPS:
+        if name in PARENTS:
             group = typer.Typer(add_completion=False, rich_markup_mode=None)
-            group.callback(cls=_Commands, help=GROUPS[name], no_args_is_help=True)(lambda: None)
+            group.callback(cls=_Commands, help=PARENTS[name], no_args_is_help=True)(lambda: None)
             return typer.main.get_command(group)
         if name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
@@ -98,16 +100,17 @@ class _Commands(TyperGroup):
 
     @override
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        titles = {name: title for title, names in GROUPS.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             entry = COMMANDS.get(_path(ctx) + name)
-            group, text = (entry.group, entry.text) if entry else ("", GROUPS.get(name))
-            text = text or self.commands[name].help
-            summary = (text or "").partition("\n")[0].partition(". ")[0].removesuffix(".") + "."
-            rows.setdefault(group or "Commands", []).append((name, summary))
+            text = entry.text if entry else PARENTS.get(name) or self.commands[name].help
+            title = titles.get(name, "Commands") if ctx.parent is None else "Commands"
+            rows.setdefault(title, []).append((name, str(text).partition("\n")[0]))
+        width = max(len(name) for commands in rows.values() for name, _ in commands)
         for title, commands in rows.items():
             with formatter.section(title):
-                formatter.write_dl(commands)
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands])
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -164,8 +167,8 @@ class _Command(TyperCommand):
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         use_spellings({option_name(each.name): parameter_name(each) for each in self.params})
-        spelling = Spelling(ctx.command_path, self.get_params(ctx))
-        spelling.check(args)
+        spelling = load_attribute("nmt.cli.spelling:Spelling")  # which reads all keys
+        spelling(ctx.command_path, self.params).check(args)
         try:
             return super().parse_args(ctx, list(args))
         except _USAGE_ERROR as error:
@@ -213,11 +216,10 @@ class _Command(TyperCommand):
 
 def _model_default(name: str) -> str:
     """Describe the default of a flag that a model's configuration has."""
-    from nmt.config.decoding import DecodingConfig
-
-    if name not in DecodingConfig.model_fields:
+    decoding = load_attribute("nmt.config.decoding:DecodingConfig").model_fields
+    if name not in decoding:
         return OF_THE_MODEL
-    default = DecodingConfig.model_fields[name].default
+    default = decoding[name].default
     shown = ("no", "yes")[default] if isinstance(default, bool) else default
     return f"{OF_THE_MODEL} ({shown} unless it was trained with another)"
 
@@ -274,7 +276,7 @@ def _parameter(name: str, kind: Any, option: Any, title: str | None = None) -> i
 app = typer.Typer(
     name="nmt",
     cls=_Commands,
-    help="Train, run and measure translators. One configuration file, one run folder.",
+    help=TAGLINE,
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -300,7 +302,7 @@ def root(
         help="Print the version and exit.",
     ),
 ) -> None:
-    """Train, run and measure translators. One configuration file, one run folder."""
+    """Set up what all commands need."""
     configure_logging()  # options of the command may change the level
     ctx.call_on_close(remove_logging)
 

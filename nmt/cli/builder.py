@@ -34,8 +34,6 @@ class Entry:
     text: str
     """One sentence, a blank line, and what else ``--help`` says."""
     examples: str
-    group: str = ""
-    """Its heading in ``nmt --help``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +152,13 @@ def make_command(name: str, entry: Entry, kind: type) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )(call)
     return typer.main.get_command(single)
+
+
+def parameter_name(parameter: Any) -> str:
+    """Return what a parameter is called: an argument by what it stands for."""
+    if parameter.param_type_name == "argument":
+        return parameter.metavar or parameter.name.upper()
+    return max(parameter.opts, key=len)
 
 
 def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:

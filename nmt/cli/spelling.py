@@ -14,22 +14,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from nmt.cli.builder import parameter_name
 from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
 from nmt.errors import ConfigError
 
-FOREIGN_COMMANDS = {
-    **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
-    "test": "evaluate",
-    "publish": "push",
-    "upload": "push",
-    "download": "pull",
-    "average-checkpoints": "average",
-    "build-vocab": "prepare",
-    **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.start_from=RUN"),
-    "completion": "--install-completion",
-    **{name: f"config {name}" for name in ("check", "show", "schema", "keys")},
-}
-"""What others call commands, with hyphens -> ours, perhaps with all that is to be typed."""
 _BY_POSITION = {
     **dict.fromkeys(("init", "average", "export", "import", "translate", "pull"), ("--output",)),
     **dict.fromkeys(("score", "inspect"), ("--source", "--target")),
@@ -247,13 +235,6 @@ class Spelling:
 def looks_like_file(word: str) -> bool:
     """Whether a word names a file rather than being text to translate."""
     return os.path.lexists(word) or bool(_FILE.fullmatch(word))
-
-
-def parameter_name(parameter: Any) -> str:
-    """Return what a parameter is called: an argument by what it stands for."""
-    if parameter.param_type_name == "argument":
-        return parameter.metavar or parameter.name.upper()
-    return max(parameter.opts, key=len)
 
 
 def _is_switch(key: str) -> bool:

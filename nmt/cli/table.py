@@ -226,6 +226,28 @@ nmt inspect --worked-examples
 """,
     ),
 }
-"""By the words behind ``nmt``, in the order of ``nmt --help``."""
-GROUPS = {"config": "Show, check and document configurations."}
-"""Commands that have commands."""
+"""By the words behind ``nmt``."""
+GROUPS = {
+    "Data": ("init", "prepare", "augment"),
+    "Train": ("train", "average"),
+    "Use": ("translate", "score", "serve"),
+    "Measure": ("evaluate", "inspect"),
+    "Models": ("import", "export", "pull", "push"),
+    "Setup": ("config", "doctor"),
+}
+"""Headings of ``nmt --help``, and what stands below them."""
+PARENTS = {"config": "Show, check and document configurations."}
+"""Commands that have commands, and their help."""
+FOREIGN_COMMANDS = {
+    **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
+    "test": "evaluate",
+    "publish": "push",
+    "upload": "push",
+    "download": "pull",
+    "average-checkpoints": "average",
+    "build-vocab": "prepare",
+    **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.start_from=RUN"),
+    "completion": "--install-completion",
+    **{name: f"config {name}" for name in ("check", "show", "schema", "keys")},
+}
+"""What others call commands, with hyphens -> ours, perhaps with all that is to be typed."""

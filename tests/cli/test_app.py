@@ -105,6 +105,19 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert result.stdout == ""
 
 
+def test_the_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['nmt', '--help']; from nmt.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+
+    assert {"nmt", "typer"} <= loaded
+    assert not loaded & {"torch", "numpy", "rich", "datasets", "sentencepiece", "sacrebleu"}
+
+
 def test_the_version_is_printed() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == f"nmt {__version__}\n"
 
