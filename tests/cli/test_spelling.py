@@ -359,9 +359,9 @@ def test_a_name_on_a_hub_is_answered_with_pull(typed: str, name: str) -> None:
         ("init in.csv", "Write a configuration for a table, as in the README: data: {train: [{csv: "
          "in.csv}]}."),
         ("inspect attention M --source a", "Type: nmt inspect M attention"),
-        ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or name another "
-         "with --output."),
-        ("init in.de in.en -o runs", "Name another folder with --output."),
+        ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or choose another "
+         "folder with --output."),
+        ("init in.de in.en -o runs", "Choose another folder with --output."),
     ],
 )  # fmt: skip
 def test_the_answer_says_what_to_do(typed: str, fix: str) -> None:
