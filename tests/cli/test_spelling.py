@@ -359,8 +359,8 @@ def test_a_name_on_a_hub_is_answered_with_pull(typed: str, name: str) -> None:
         ("init in.csv", "Write a configuration for a table, as in the README: data: {train: [{csv: "
          "in.csv}]}."),
         ("inspect attention M --source a", "Type: nmt inspect M attention"),
-        ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or choose another "
-         "folder with --output."),
+        ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or choose "
+         "another folder with --output."),
         ("init in.de in.en -o runs", "Choose another folder with --output."),
     ],
 )  # fmt: skip
