@@ -4,105 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.inference.guard import longest_loop
-from nmt.search.hypothesis import NONE, Constraints, length_penalty, limits_of
+from nmt.search.hypothesis import Constraints, length_penalty
 from nmt.search.rules import (
-    ForbiddenPhrases,
     Rules,
     end_loops,
-    forbid_repeated_ngrams,
     length_limits,
-    penalize_repetition,
 )
-from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text import EOS_ID, UNK_ID
 
 INFINITY = float("inf")
-
-
-@given(
-    source_lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    factors=st.sampled_from([(0.0, 0.0), (0.0, 1.5), (0.5, 1.0), (1.0, 1.0), (1.0, 1.5)]),
-    offset=st.integers(1, 3),
-    length=st.integers(1, 15),
-)
-def test_rules_keep_every_sentence_within_its_limits(
-    source_lengths: list[int], factors: tuple[float, float], offset: int, length: int
-) -> None:
-    config = DecodingConfig(
-        min_length_factor=factors[0], max_length_factor=factors[1], max_length_offset=offset
-    )
-    assert {PAD_ID, UNK_ID, BOS_ID} == {0, 1, 2}  # they never come
-    rules = Rules(torch.tensor(source_lengths), config, [NONE] * len(source_lengths))
-    log_probs = torch.full((len(source_lengths), 1, 7), -1.5)
-    history = torch.full((len(source_lengths), 1, length - 1), 4)
-    rules(log_probs, torch.arange(len(source_lengths)), history)
-    for own, source_length in zip(log_probs[:, 0], source_lengths, strict=True):
-        limits = limits_of(source_length - 1, config)
-        expected = {EOS_ID, 4, 5, 6} if length < limits.longest else {EOS_ID}
-        if length < limits.shortest:
-            expected -= {EOS_ID}
-        assert set(own.isfinite().nonzero().flatten().tolist()) == expected
-
-
-histories = st.lists(
-    st.lists(st.integers(4, 6), min_size=7, max_size=7), min_size=4, max_size=4
-).map(lambda rows: torch.tensor(rows).view(2, 2, 7))
-phrases = st.lists(st.integers(4, 6), min_size=1, max_size=4).map(tuple)
-
-
-def forbidden_tokens(log_probs: Tensor) -> list[list[set[int]]]:
-    """Of each hypothesis."""
-    assert set(log_probs.flatten().tolist()) <= {-1.5, -INFINITY}
-    return [[set(row.isneginf().nonzero().flatten().tolist()) for row in own] for own in log_probs]
-
-
-@given(history=histories, size=st.integers(1, 9), length=st.integers(0, 7))
-def test_no_ngram_comes_twice(history: Tensor, size: int, length: int) -> None:
-    history = history[..., :length]
-    log_probs = torch.full((2, 2, 8), -1.5)
-    forbid_repeated_ngrams(log_probs, history, size)
-    for ids, tokens in zip(history.tolist(), forbidden_tokens(log_probs), strict=True):
-        for own, found in zip(ids, tokens, strict=True):
-            ngrams = {tuple(own[i : i + size]) for i in range(length - size + 1)}
-            assert found == {i for i in range(8) if tuple([*own, i][-size:]) in ngrams}
-
-
-@given(history=histories, penalty=st.sampled_from([0.5, 2.0]))
-def test_tokens_that_came_are_penalized_once(history: Tensor, penalty: float) -> None:
-    log_probs = torch.full((2, 2, 8), -1.5)
-    penalize_repetition(log_probs, history, penalty)
-    for ids, own in zip(history.flatten(0, 1).tolist(), log_probs.flatten(0, 1), strict=True):
-        assert own.tolist() == [-1.5 * (penalty if i in ids else 1) for i in range(8)]
-
-
-@given(
-    history=histories,
-    length=st.integers(0, 7),
-    banned=st.lists(st.lists(phrases, max_size=3), min_size=3, max_size=3),
-)
-def test_forbidden_phrases_are_not_completed(
-    history: Tensor, length: int, banned: list[list[tuple[int, ...]]]
-) -> None:
-    assume(any(banned))
-    history, alive = history[..., :length], torch.tensor([0, 2])
-    log_probs = torch.full((2, 2, 8), -1.5)
-    log_probs[..., PAD_ID] = -INFINITY  # as always
-    ForbiddenPhrases(banned)(log_probs, alive, history)
-    for sentence, ids, tokens in zip(
-        alive.tolist(), history.tolist(), forbidden_tokens(log_probs), strict=True
-    ):
-        for own, found in zip(ids, tokens, strict=True):
-            assert found - {PAD_ID} == {
-                phrase[-1]
-                for phrase in banned[sentence]
-                if len(phrase) <= length + 1
-                and own[length + 1 - len(phrase) :] == list(phrase[:-1])
-            }
 
 
 @given(
@@ -177,11 +92,6 @@ def test_limits_count_eos_and_never_cross(
     config = DecodingConfig(min_length_factor=low, max_length_factor=high, max_length_offset=offset)
     shortest, longest = length_limits(torch.tensor([words + 1]), config, positions)
     assert (int(shortest), int(longest)) == expected
-
-
-def test_rules_that_are_off_cost_nothing() -> None:
-    nothing = Rules(torch.tensor([3]), DecodingConfig(), [NONE])
-    assert (nothing._forbidden, nothing._prefixes) == (None, None)
 
 
 def test_an_unknown_token_of_a_prefix_is_given_and_adds_nothing_to_the_score() -> None:

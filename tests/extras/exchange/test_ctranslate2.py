@@ -140,15 +140,6 @@ def test_tokens_that_no_search_chooses_take_nothing_from_the_others(
 
 
 @needs_ctranslate2
-def test_a_model_without_output_bias_translates_as_ours(
-    tokenizers: Tokenizers, tmp_path: Path
-) -> None:
-    """Greedy: CTranslate2 shares out the probability of tokens that may not come."""
-    bundle = bundle_of(tokenizers, output_bias=False)
-    compare(bundle, tmp_path, tolerance=1.0, beam_size=1)
-
-
-@needs_ctranslate2
 def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(
     tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
@@ -168,17 +159,6 @@ def test_two_vocabularies_are_kept_apart(tmp_path: Path) -> None:
 
     assert len(bundle.model.source_vectors) != len(bundle.model.target_table)
     compare(bundle, tmp_path, beam_size=2)
-
-
-@needs_ctranslate2
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_norms_have_the_same_epsilon(norm: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
-    """It shows where values are small."""
-    bundle = bundle_of(tokenizers, norm=norm, positions="none", scale_embeddings=False)
-    with torch.no_grad():
-        bundle.model.source_vectors.mul_(1e-3)
-
-    compare(bundle, tmp_path, beam_size=1)
 
 
 @needs_ctranslate2

@@ -26,7 +26,7 @@ from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange import export as export_module
-from nmt.extras.exchange.export import export
+from nmt.extras.exchange.export import ExportSummary, export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
 from nmt.files.manifest import Manifest
@@ -58,6 +58,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(tokenizer: Path, tmp_path: Path) -> Path:
     write_run(tmp_path / "run", tokenizer, run_config({}))
     return tmp_path / "run"
+
+
+def exported(model: Path, output: Path, to: str, **options: Any) -> ExportSummary:
+    return export(ExportOptions(model=model, output=output, to=to, **options))
 
 
 def nmt(*arguments: object, text: str = "") -> Result:
@@ -103,7 +107,7 @@ def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, t
 @BOTH
 def test_the_folder_is_complete_and_sealed(target: Any, run_dir: Path, tmp_path: Path) -> None:
     write_shortlist(run_dir)
-    summary = export(ExportOptions(model=run_dir, output=tmp_path / "a" / "out", to=target))
+    summary = exported(run_dir, tmp_path / "a" / "out", target)
 
     folder = summary.output
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -143,7 +147,7 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
     config = run_config({}, decoding={"beam_size": 3, "max_length_offset": 5, **decoding})
     write_run(tmp_path / "run", tokenizer, config)
     caplog.set_level("INFO")
-    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="ctranslate2"))
+    exported(tmp_path / "run", tmp_path / "out", "ctranslate2")
     found = Translator.load(tmp_path / "out", device="cpu")
 
     assert [text for text in caplog.messages if not text.startswith("next:")] == (
@@ -155,7 +159,7 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
         include=kept
     )
     caplog.clear()
-    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "ours", to="safetensors"))
+    exported(tmp_path / "run", tmp_path / "ours", "safetensors")
     assert load_model(tmp_path / "ours").config == config
     assert all(text.startswith("next:") for text in caplog.messages)
 
@@ -165,7 +169,7 @@ def test_a_damaged_short_list_is_told(
     run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (run_dir / SHORTLIST).write_text("{}")
-    folder = export(ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2")).output
+    folder = exported(run_dir, tmp_path / "out", "ctranslate2").output
 
     assert "the export has no short lists: " in caplog.messages[0]
     translator = Translator.load(folder, device="cpu", guard=False)
@@ -185,22 +189,12 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
 
     for checkpoint, step in (("best", STEP), ("last", 40), ("step-40", 40), ("average", 40)):
         output = tmp_path / checkpoint
-        assert (
-            export(
-                ExportOptions(model=run_dir, output=output, to="ctranslate2", checkpoint=checkpoint)
-            ).step
-            == step
-        )
+        assert exported(run_dir, output, "ctranslate2", checkpoint=checkpoint).step == step
         record = json.loads((output / "export.json").read_text("utf-8"))
         assert record["sha256"] == load_model(run_dir, checkpoint).sha256
     assert "| bleu | 7.25 |" in (tmp_path / "average" / "README.md").read_text("utf-8")
     assert "None is recorded." in (tmp_path / "last" / "README.md").read_text("utf-8")
-    assert (
-        export(
-            ExportOptions(model=run_dir / "average", output=tmp_path / "again", to="safetensors")
-        ).step
-        == 40
-    )
+    assert exported(run_dir / "average", tmp_path / "again", "safetensors").step == 40
 
 
 def test_nothing_is_left_of_an_export_that_fails(
@@ -211,33 +205,27 @@ def test_nothing_is_left_of_an_export_that_fails(
 
     monkeypatch.setattr(export_module, "model_card", fail)
     with pytest.raises(CheckpointError, match=r"out was not written: .*No space left"):
-        export(ExportOptions(model=run_dir, output=tmp_path / "out", to="safetensors"))
+        exported(run_dir, tmp_path / "out", "safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_places_that_hold_something_are_refused(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    export(ExportOptions(model=run_dir, output=tmp_path / "out", to="safetensors"))  # it was empty
+    exported(run_dir, tmp_path / "out", "safetensors")  # it was empty
 
     with pytest.raises(ConfigError, match="out is there already"):
-        export(ExportOptions(model=run_dir, output=tmp_path / "out", to="safetensors"))
+        exported(run_dir, tmp_path / "out", "safetensors")
     with pytest.raises(ConfigError, match="among the checkpoints"):
-        export(
-            ExportOptions(
-                model=run_dir, output=run_dir / "checkpoints" / "step-00000099", to="safetensors"
-            )
-        )
+        exported(run_dir, run_dir / "checkpoints" / "step-00000099", "safetensors")
 
 
 @needs_ctranslate2
 def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> None:
-    out = export(
-        ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2", quantization="int8")
-    ).output
+    out = exported(run_dir, tmp_path / "out", "ctranslate2", quantization="int8").output
 
     assert (is_ctranslate2(run_dir), is_ctranslate2(out)) == (False, True)
     with pytest.raises(ConfigError, match="out is an export already"):
-        export(ExportOptions(model=out, output=tmp_path / "again", to="safetensors"))
+        exported(out, tmp_path / "again", "safetensors")
     with pytest.raises(ConfigError, match="out: exported for CTranslate2, which"):
         Translator.load(out, engine="torch")
     with pytest.raises(ConfigError, match="several models at a time"):
@@ -249,7 +237,7 @@ def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> Non
 
 @needs_ctranslate2
 def test_a_damaged_export_is_refused(run_dir: Path, tmp_path: Path) -> None:
-    folder = export(ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2")).output
+    folder = exported(run_dir, tmp_path / "out", "ctranslate2").output
     for name in ("model.bin", "export.json", "shared_vocabulary.json"):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
@@ -261,34 +249,26 @@ def test_a_damaged_export_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         bundle.model.output_weight.fill_(torch.nan)
     save_checkpoint(run_dir, 99, model=bundle.model.state_dict(), optimizer={}, state={})
-    export(
-        ExportOptions(model=run_dir, output=tmp_path / "nan", to="ctranslate2", checkpoint="last")
-    )
+    exported(run_dir, tmp_path / "nan", "ctranslate2", checkpoint="last")
     with pytest.raises(CheckpointError, match="not numbers"):
         Translator.load(tmp_path / "nan").translate(["Hund"])
 
 
-def test_mistakes_are_explained(run_dir: Path, tmp_path: Path) -> None:
-    def refused(code: int, message: str, *arguments: object) -> None:
-        """The command fails with ``code`` and a message, and prints no data."""
-        result = nmt("export", *arguments)
-        assert (result.exit_code, result.stdout) == (code, ""), result.stderr
-        assert message in result.stderr
-        assert "Traceback" not in result.stderr
-
-    out = tmp_path / "out"
-    ours = ("--to", "safetensors", "-o", out)
-    refused(2, "--to", run_dir, "-o", out)
-    refused(2, "--output", run_dir, "--to", "safetensors")
-    refused(2, "onnx is not a known export target", run_dir, "--to", "onnx", "-o", out)
-    refused(
-        2, "writes no int3", run_dir, "--to", "ctranslate2", "--quantization", "int3", "-o", out
-    )
-    refused(2, "writes no int8", run_dir, *ours, "--quantization", "int8")
-    refused(2, "checkpoint is 'newest'", run_dir, *ours, "--checkpoint", "newest")
-    refused(4, "no checkpoint step-00000007", run_dir, *ours, "--checkpoint", "step-7")
-    refused(4, "does not exist", tmp_path / "nowhere", *ours)
-    refused(2, f"{run_dir} is there already", run_dir, "--to", "safetensors", "-o", run_dir)
+@pytest.mark.parametrize(
+    ("code", "message", "flags"),
+    [
+        (2, "onnx is not a known export target", ("--to", "onnx")),
+        (2, "writes no int8", ("--to", "safetensors", "--quantization", "int8")),
+        (2, "checkpoint is 'newest'", ("--to", "safetensors", "--checkpoint", "newest")),
+        (4, "no checkpoint step-00000007", ("--to", "safetensors", "--checkpoint", "step-7")),
+    ],
+)
+def test_mistakes_are_explained(
+    run_dir: Path, tmp_path: Path, code: int, message: str, flags: tuple[str, ...]
+) -> None:
+    result = nmt("export", run_dir, "-o", tmp_path / "out", *flags)
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    assert message in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -297,9 +277,9 @@ def test_what_ctranslate2_cannot_express_is_named(tokenizer: Path, tmp_path: Pat
     write_run(tmp_path / "run", tokenizer, run_config({"qk_norm": True}))
 
     with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true.\n.*safetensors"):
-        export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="ctranslate2"))
+        exported(tmp_path / "run", tmp_path / "out", "ctranslate2")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="safetensors"))
+    exported(tmp_path / "run", tmp_path / "out", "safetensors")
 
 
 def test_a_missing_ctranslate2_is_named(
@@ -308,7 +288,7 @@ def test_a_missing_ctranslate2_is_named(
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
 
     with pytest.raises(ConfigError, match=r"not installed.\n.*pip install 'nmt\[ctranslate2\]'"):
-        export(ExportOptions(model=run_dir, output=tmp_path / "out", to="ctranslate2"))
+        exported(run_dir, tmp_path / "out", "ctranslate2")
 
 
 def test_a_target_is_added_by_registering_it(run_dir: Path, tmp_path: Path) -> None:
@@ -352,7 +332,7 @@ def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
         source_vocab_size=320, target_vocab_size=320, counts={"few": {"read": 2000, "kept": 1990}},
         sources={"somewhere/a.de": {"sha256": "abc", "size": 1, "mtime_ns": 2}},
     ).write(prepared)  # fmt: skip
-    export(ExportOptions(model=tmp_path / "run", output=tmp_path / "out", to="safetensors"))
+    exported(tmp_path / "run", tmp_path / "out", "safetensors")
 
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert card.startswith("---\nlanguage:\n- de\n- en\n")
