@@ -9,10 +9,9 @@ from typing import NamedTuple
 from nmt.text.tokenizer import Tokenizer
 
 _SPACE, _SPACE_BYTES = "\u2581", ("<0xE2>", "<0x96>", "<0x81>")
+# A row for each target word, with a number for each source word.
 Matrix = tuple[tuple[float, ...], ...]
-"""A row for each target word, with a number for each source word."""
-Links = tuple[tuple[int, int], ...]
-"""(source word, target word), from 0, sorted by the target."""
+Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorted by the target.
 
 
 def as_pharaoh(links: Links) -> str:

@@ -36,10 +36,8 @@ class Term:
     """One summand of a prediction: ``weight`` times a feature, which is cut to what was seen."""
 
     weight: _Number
-    low: _Number
-    """Least value among the lines that it was fitted on."""
-    high: _Number
-    """Greatest one."""
+    low: _Number  # Least value among the lines that it was fitted on.
+    high: _Number  # Greatest one.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +47,11 @@ class ConfidenceModel:
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     intercept: _Number
-    log_prob: Term
-    """Mean log probability of a token, its end counted."""
-    probability: Term
-    """Geometric mean of the probabilities of the tokens."""
-    length: Term
-    """Logarithm of the number of tokens."""
-    ratio: Term
-    """Logarithm of the smoothed ratio of output to source characters."""
-    num_lines: int
-    """Lines that it was fitted on."""
+    log_prob: Term  # Mean log probability of a token, its end counted.
+    probability: Term  # Geometric mean of the probabilities of the tokens.
+    length: Term  # Logarithm of the number of tokens.
+    ratio: Term  # Logarithm of the smoothed ratio of output to source characters.
+    num_lines: int  # Lines that it was fitted on.
 
     def estimate(self, result: Result) -> float | None:
         """Return the expected chrF of a translation; None for a blank line."""

@@ -27,8 +27,8 @@ from nmt.device.memory import free_bytes
 from nmt.model.decoder_state import DecoderState, StepInputs
 from nmt.model.transformer import Transformer
 
+# Records what a function does: returns what repeats it in place, and the tensor it returned.
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
-"""Records what a function does: returns what repeats it in place, and the tensor it returned."""
 
 _MOST_ROWS = 4096  # of more the GPU is busy for longer than the launches take
 _MOST_GRAPHS = 64

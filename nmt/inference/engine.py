@@ -25,30 +25,25 @@ from nmt.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
 
-_CONVERTED = (None, "float32", "int8")
-"""Dtypes in which CTranslate2 is chosen for a CPU."""
+_CONVERTED = (None, "float32", "int8")  # Dtypes in which CTranslate2 is chosen for a CPU.
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
 class BatchRoom(NamedTuple):
     """How much an engine searches at once, and how much a caller gathers for that."""
 
-    tokens: int = 2048
-    """Source tokens, padded, where ``decoding.batch_tokens`` is ``auto``."""
-    probabilities: int = 1 << 26
-    """Of next tokens, of all hypotheses together: 256 MiB."""
-    hypotheses: int = 1 << 20
-    """Of all sentences together."""
+    tokens: int = 2048  # Source tokens, padded, where ``decoding.batch_tokens`` is ``auto``.
+    probabilities: int = 1 << 26  # Of next tokens, of all hypotheses together: 256 MiB.
+    hypotheses: int = 1 << 20  # Of all sentences together.
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A batch to be searched."""
 
-    sources: Sequence[Sequence[int]]
-    """Source ids of each sentence, without EOS; none is empty."""
+    sources: Sequence[Sequence[int]]  # Source ids of each sentence, without EOS; none is empty.
+    # What the output of each sentence must look like.
     constraints: Sequence[Constraints] | None = None
-    """What the output of each sentence must look like."""
 
 
 class EngineLacksError(ConfigError):
@@ -66,14 +61,11 @@ class EngineLacksError(ConfigError):
 class Engine(ABC):
     """Translates token ids with one model. Loads no text and knows no tokenizer."""
 
-    name = "engine"
-    """What computes, as it is registered."""
-    dtype = "float32"
-    """What the model's weights are multiplied in."""
-    on_gpu = False
-    """Whether a GPU searches, beside which a CPU may do something else."""
+    name = "engine"  # What computes, as it is registered.
+    dtype = "float32"  # What the model's weights are multiplied in.
+    on_gpu = False  # Whether a GPU searches, beside which a CPU may do something else.
+    # Longest output, with EOS, that the model has positions for; None if there is no limit.
     max_positions: int | None = None
-    """Longest output, with EOS, that the model has positions for; None if there is no limit."""
 
     @abstractmethod
     def search(
@@ -196,16 +188,13 @@ class LoadedModel:
 
     engine: Engine
     tokenizers: Tokenizers
-    decoding: DecodingConfig
-    """The model's own options."""
-    max_length: int
-    """Most source subwords that training saw; of several models the least."""
-    languages: tuple[str, str]
-    """Source and target."""
+    decoding: DecodingConfig  # The model's own options.
+    max_length: int  # Most source subwords that training saw; of several models the least.
+    languages: tuple[str, str]  # Source and target.
 
 
+# Loads the model of a folder; raises `EngineLacksError` where it cannot do what is needed.
 EngineLoader: TypeAlias = Callable[[Path, EngineOptions, Needs], LoadedModel]
-"""Loads the model of a folder; raises `EngineLacksError` where it cannot do what is needed."""
 ENGINES: Registry[EngineLoader] = Registry(
     "engine",
     {

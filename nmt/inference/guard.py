@@ -50,37 +50,32 @@ _NAMED_LINES = 5
 class GuardLimits:
     """What is normal. The defaults fit any language pair and catch only gross faults."""
 
-    loop: int = 3
-    """Most tokens that repeat at once what stands before them, beyond the source's."""
-    repetition: float = 0.3
-    """Largest share of n-grams that were there before, beyond the source's."""
+    loop: int = 3  # Most tokens that repeat at once what stands before them, beyond the source's.
+    repetition: float = 0.3  # Largest share of n-grams that were there before, beyond the source's.
+    # Least and largest ratio of output to source characters.
     characters: tuple[float, float] = (0.15, 8.0)
-    """Least and largest ratio of output to source characters."""
+    # Least and largest ratio of output to source subwords.
     subwords: tuple[float, float] = (0.25, 4.0)
-    """Least and largest ratio of output to source subwords."""
+    # zlib must leave at least ``scale * bytes ** exponent`` of each byte of output.
     compression_scale: float = 0.9
-    """zlib must leave at least ``scale * bytes ** exponent`` of each byte of output."""
-    compression_exponent: float = -0.2
-    """See ``compression_scale``: longer texts compress better."""
+    compression_exponent: float = -0.2  # See ``compression_scale``: longer texts compress better.
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """What was found for a segment, and what the guard thinks of the best of it."""
 
-    hypotheses: Sequence[Hypothesis]
-    """The best first; none where no output meets the constraints."""
+    hypotheses: Sequence[Hypothesis]  # The best first; none where no output meets the constraints.
     alarms: tuple[Alarm, ...] = ()
+    # Alarms of the first output, where a stricter search has found one without them.
     retried: tuple[Alarm, ...] = ()
-    """Alarms of the first output, where a stricter search has found one without them."""
-    retry_seconds: float = 0.0
-    """Its share of the time of second searches."""
+    retry_seconds: float = 0.0  # Its share of the time of second searches.
 
 
+# Segments, and decoding options to change -> hypotheses of each.
 SearchAgain: TypeAlias = Callable[
     [Sequence[Segment], Mapping[str, Any]], Iterable[Sequence[Hypothesis]]
 ]
-"""Segments, and decoding options to change -> hypotheses of each."""
 
 
 def check(
@@ -316,16 +311,13 @@ class GuardCounts:
     """What the guard saw in some lines, and what it cost. Counts of several parts add up."""
 
     num_lines: int = 0
-    num_alarmed: int = 0
-    """Lines whose first translation had an alarm."""
-    num_cleared: int = 0
-    """Of these, lines whose second translation has none."""
+    num_alarmed: int = 0  # Lines whose first translation had an alarm.
+    num_cleared: int = 0  # Of these, lines whose second translation has none.
+    # What the alarms were about: ``loops``, ``length``, ``required phrases``.
     signs: frozenset[str] = frozenset()
-    """What the alarms were about: ``loops``, ``length``, ``required phrases``."""
-    retry_seconds: float = 0.0
-    """Time of the second searches."""
+    retry_seconds: float = 0.0  # Time of the second searches.
+    # Numbers of the first lines that still have an alarm.
     left: tuple[int, ...] = field(default=())
-    """Numbers of the first lines that still have an alarm."""
 
     @classmethod
     def of(cls, results: Mapping[int, Result]) -> GuardCounts:

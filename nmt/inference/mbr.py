@@ -25,12 +25,12 @@ from nmt.search.hypothesis import Hypothesis
 
 UtilityName = Literal["chrf", "bleu"]
 CandidateKind = Literal["samples", "beam"]
+# n texts -> how good each one (row) is if another one (column) is right. (n, n)
 Utility = Callable[[Sequence[str]], Floats]
-"""n texts -> how good each one (row) is if another one (column) is right. (n, n)"""
 
+# Cut-off of sampling where the options say nothing about sampling (Freitag et al. 2023): without
+# one, improbable tokens spoil many candidates.
 EPSILON = 0.02
-"""Cut-off of sampling where the options say nothing about sampling (Freitag et al. 2023): without
-one, improbable tokens spoil many candidates."""
 
 
 def expected_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
@@ -66,14 +66,11 @@ def rank_by_utility(texts: Sequence[str], utility: Utility) -> list[int]:
 class Mbr:
     """Which candidates are found, and how one is chosen."""
 
-    utility: UtilityName
-    """The metric that compares candidates."""
+    utility: UtilityName  # The metric that compares candidates.
+    # Found for each sentence; equal ones count as often as they are found.
     num_candidates: int = 32
-    """Found for each sentence; equal ones count as often as they are found."""
-    kind: CandidateKind = "samples"
-    """Sampled, or the n best of a beam as wide."""
-    compare: Utility = pairwise_chrf
-    """The utility of texts; see `of_language`."""
+    kind: CandidateKind = "samples"  # Sampled, or the n best of a beam as wide.
+    compare: Utility = pairwise_chrf  # The utility of texts; see `of_language`.
 
     def of_language(self, language: str | None) -> Mbr:
         """Return one for texts of this language, which chooses BLEU's tokenizer.

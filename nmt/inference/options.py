@@ -22,11 +22,11 @@ from nmt.inference.guard import GuardLimits
 if TYPE_CHECKING:  # its metrics take time to load
     from nmt.inference.mbr import Mbr
 
+# What a model's weights are kept and multiplied in.
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
-"""What a model's weights are kept and multiplied in."""
 Mean = Literal["arithmetic", "geometric"]
+# What is returned besides texts and scores.
 Output: TypeAlias = Literal["alignments", "attention", "token_scores"]
-"""What is returned besides texts and scores."""
 _DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -61,12 +61,10 @@ def parse_device(text: str) -> str:
 class Ensemble:
     """What joins the first model. They may differ in shape, not in languages and vocabulary."""
 
-    others: tuple[Path, ...] = ()
-    """Run or model folders; none: the first model is alone."""
+    others: tuple[Path, ...] = ()  # Run or model folders; none: the first model is alone.
+    # Of the first model and of the others; equal ones where there are none.
     weights: tuple[float, ...] = ()
-    """Of the first model and of the others; equal ones where there are none."""
-    mean: Mean = "arithmetic"
-    """Of the probabilities of the next token, or of their logarithms."""
+    mean: Mean = "arithmetic"  # Of the probabilities of the next token, or of their logarithms.
 
     def shares(self) -> tuple[float, ...]:
         """Return the weight of every model; they sum to 1.
@@ -98,20 +96,17 @@ class Ensemble:
 class EngineOptions:
     """Which engine runs a model, and where."""
 
+    # ``torch``, ``ctranslate2``, another of `nmt.inference.engine.ENGINES`, or ``auto``:
+    # CTranslate2 on a CPU where it has all that is asked for, otherwise torch.
     engine: str = "auto"
-    """``torch``, ``ctranslate2``, another of `nmt.inference.engine.ENGINES`, or ``auto``:
-    CTranslate2 on a CPU where it has all that is asked for, otherwise torch."""
+    # ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second of several GPUs.
     device: str = "auto"
-    """``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second of several GPUs."""
+    # ``float32``, ``float16`` on GPUs, ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto``
+    # is float32 on a CPU, 16 bits on a GPU, and what an exported model has.
     dtype: str = "auto"
-    """``float32``, ``float16`` on GPUs, ``bfloat16``, or ``int8``, which needs CTranslate2;
-    ``auto`` is float32 on a CPU, 16 bits on a GPU, and what an exported model has."""
-    checkpoint: str = "best"
-    """Of a run folder: ``best``, ``last``, ``step-N`` or ``average``."""
-    threads: int | None = None
-    """CPU threads; the engine's choice when None."""
-    ensemble: Ensemble | None = None
-    """Models that translate together with the first."""
+    checkpoint: str = "best"  # Of a run folder: ``best``, ``last``, ``step-N`` or ``average``.
+    threads: int | None = None  # CPU threads; the engine's choice when None.
+    ensemble: Ensemble | None = None  # Models that translate together with the first.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,26 +115,19 @@ class TranslationOptions:
 
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     outputs: frozenset[Output] = frozenset()
+    # Whether lines may have a prefix or phrases, which not every engine can follow.
     constraints: bool = False
-    """Whether lines may have a prefix or phrases, which not every engine can follow."""
+    # Most source subwords at once; longer lines are cut, translated and joined. None: none is.
     max_length: int | None = 256
-    """Most source subwords at once; longer lines are cut, translated and joined. None: none is."""
-    joiner: str = " "
-    """What joins the parts."""
-    tag: str | None = None
-    """Language or domain of lines that name none."""
-    guard: bool = True
-    """Whether outputs are looked at: see `nmt.inference.guard`."""
-    retry: bool = True
-    """Whether the guard searches again; otherwise it only raises alarms."""
-    limits: GuardLimits = field(default_factory=GuardLimits)
-    """What the guard takes for normal."""
-    confidence: ConfidenceModel | None = None
-    """Predicts the quality of each translation."""
-    mbr: Mbr | None = None
-    """Chooses the candidate most like all others, by minimum Bayes risk."""
+    joiner: str = " "  # What joins the parts.
+    tag: str | None = None  # Language or domain of lines that name none.
+    guard: bool = True  # Whether outputs are looked at: see `nmt.inference.guard`.
+    retry: bool = True  # Whether the guard searches again; otherwise it only raises alarms.
+    limits: GuardLimits = field(default_factory=GuardLimits)  # What the guard takes for normal.
+    confidence: ConfidenceModel | None = None  # Predicts the quality of each translation.
+    mbr: Mbr | None = None  # Chooses the candidate most like all others, by minimum Bayes risk.
+    # Called after each batch with the lines that it completes; may raise to interrupt.
     progress: Callable[[int], object] = lambda _: None
-    """Called after each batch with the lines that it completes; may raise to interrupt."""
 
     @property
     def search(self) -> DecodingConfig:
@@ -151,12 +139,10 @@ class TranslationOptions:
 class Needs:
     """What is needed of an engine, so that one is chosen that has all of it."""
 
-    decoding: DecodingConfig = field(default_factory=DecodingConfig)
-    """How to search."""
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)  # How to search.
     outputs: frozenset[Output] = frozenset()
     constraints: bool = False
-    longest: int | None = None
-    """Tokens of the longest source; None if there is no limit."""
+    longest: int | None = None  # Tokens of the longest source; None if there is no limit.
 
     @classmethod
     def of(cls, options: TranslationOptions) -> Needs:

@@ -15,8 +15,7 @@ from nmt.files.json_file import parse_json
 from nmt.inference.result import RESULT_FIELDS
 from nmt.text import without_surrogates
 
-ERROR = "error"
-"""Field of a line that has no translation."""
+ERROR = "error"  # Field of a line that has no translation.
 _RESERVED = {"low_confidence", "prefix", "required", "forbidden", "tag", ERROR, *RESULT_FIELDS}
 _MEANINGS = {name: name for name in ("source", "prefix", "required", "forbidden", "tag")}
 _MEANINGS |= {"forced": "required", "constraints": "required"}
@@ -29,18 +28,17 @@ class Request:
     """One line to translate, and what its translation must be like."""
 
     text: str
+    # Text that the translation begins with; with ``prefix_bias_beta``, is biased to.
     prefix: str = ""
-    """Text that the translation begins with; with ``prefix_bias_beta``, is biased to."""
+    # Phrases that it contains. Phrases are compared as subwords: the same text in other subwords is
+    # another phrase.
     required: tuple[str, ...] = ()
-    """Phrases that it contains. Phrases are compared as subwords: the same text in other subwords
-    is another phrase."""
-    forbidden: tuple[str, ...] = ()
-    """Phrases that it does not contain."""
+    forbidden: tuple[str, ...] = ()  # Phrases that it does not contain.
+    # Language or domain that it asks for, if the model was trained with tags; ``de`` names
+    # ``<2de>`` or ``<de>``.
     tag: str | None = None
-    """Language or domain that it asks for, if the model was trained with tags; ``de`` names
-    ``<2de>`` or ``<de>``."""
+    # Fields of JSON that pass through to the output. None has the name of a field of results.
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of JSON that pass through to the output. None has the name of a field of results."""
 
     @property
     def is_constrained(self) -> bool:
@@ -54,8 +52,8 @@ class RequestError(DataError):
     def __init__(self, problem: str, others: Mapping[str, Any]) -> None:
         fix = 'Write one object a line, such as {"source": "Ein Hund.", "prefix": "A"}.'
         super().__init__(problem, fix=fix)
+        # Its fields that pass through; of a line that is no object, its number.
         self.others = others
-        """Its fields that pass through; of a line that is no object, its number."""
 
     def __reduce__(self) -> tuple[Any, ...]:  # processes of a translation exchange it
         return type(self), (self.problem, self.others)

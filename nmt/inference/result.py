@@ -9,22 +9,20 @@ from typing import Any, Literal, TypeAlias
 from nmt.inference.alignment import Links, Matrix, as_pharaoh
 from nmt.text import EOS_ID
 
+# A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``, which comes from the
+# length of the line, means that its end is not translated; ``constraint``, that a required phrase
+# stands behind the end of the sentence instead of in it.
 Alarm: TypeAlias = Literal[
     "loop", "repetition", "short", "long", "compression", "truncated", "constraint"
 ]
-"""A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``, which comes from
-the length of the line, means that its end is not translated; ``constraint``, that a required phrase
-stands behind the end of the sentence instead of in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """The model's probability of one token of a given translation."""
 
-    piece: str
-    """The subword, as the vocabulary spells it; the last one is EOS."""
-    log_prob: float
-    """Natural-log probability of the subword after those before it."""
+    piece: str  # The subword, as the vocabulary spells it; the last one is EOS.
+    log_prob: float  # Natural-log probability of the subword after those before it.
 
 
 def score_tokens(
@@ -46,10 +44,8 @@ class Alternative:
     """One of several translations."""
 
     text: str
-    score: float
-    """Length-normalised natural-log probability; higher is better."""
-    log_prob: float
-    """Natural-log probability of all its tokens and its end."""
+    score: float  # Length-normalised natural-log probability; higher is better.
+    log_prob: float  # Natural-log probability of all its tokens and its end.
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, with the names that the best translation has."""
@@ -60,37 +56,34 @@ class Alternative:
 class Result:
     """The translation of one line."""
 
-    source: str
-    """The line."""
-    text: str
-    """Its translation; empty for a blank line. Never holds a line break."""
-    score: float
-    """Length-normalised natural-log probability; 0 for a blank line."""
+    source: str  # The line.
+    text: str  # Its translation; empty for a blank line. Never holds a line break.
+    score: float  # Length-normalised natural-log probability; 0 for a blank line.
+    # The n best, best first, or samples or alternatives in their order; the first is the
+    # translation itself. Empty for a blank line.
     alternatives: tuple[Alternative, ...] = ()
-    """The n best, best first, or samples or alternatives in their order; the first is the
-    translation itself. Empty for a blank line."""
+    # Signs that the translation is wrong, after a retry, too: see `nmt.inference.guard`. Without
+    # the guard only ``truncated`` and ``constraint``.
     alarms: tuple[Alarm, ...] = ()
-    """Signs that the translation is wrong, after a retry, too: see `nmt.inference.guard`. Without
-    the guard only ``truncated`` and ``constraint``."""
+    # Alarms of the first translation that this one, of a stricter search, does not raise.
     retried: tuple[Alarm, ...] = ()
-    """Alarms of the first translation that this one, of a stricter search, does not raise."""
+    # Pairs of source and target words, between spaces, that translate each other; None unless asked
+    # for.
     alignment: Links | None = None
-    """Pairs of source and target words, between spaces, that translate each other; None unless
-    asked for."""
+    # Attention of each target word to each source word, from which the alignment is taken. None
+    # unless asked for.
     attention: Matrix | None = None
-    """Attention of each target word to each source word, from which the alignment is taken. None
-    unless asked for."""
+    # Natural-log probability of all tokens and of the end of each segment; 0 for a blank line.
     log_prob: float = 0.0
-    """Natural-log probability of all tokens and of the end of each segment; 0 for a blank line."""
+    # The tokens of the translation with their log probabilities, an EOS at the end of each segment;
+    # None unless asked for.
     tokens: tuple[TokenScore, ...] | None = None
-    """The tokens of the translation with their log probabilities, an EOS at the end of each
-    segment; None unless asked for."""
+    # Tokens of the translation and ends of segments, over which ``log_prob`` is summed.
     num_tokens: int = 0
-    """Tokens of the translation and ends of segments, over which ``log_prob`` is summed."""
+    # Expected sentence chrF, 0 to 100; None for a blank line, and without `confidence.json`.
     confidence: float | None = None
-    """Expected sentence chrF, 0 to 100; None for a blank line, and without `confidence.json`."""
+    # Its share of the time that second searches took.
     retry_seconds: float = field(default=0.0, compare=False)
-    """Its share of the time that second searches took."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, with both lists of alarms always there."""

@@ -29,24 +29,20 @@ from nmt.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
+# Source and target ids of a sentence, without BOS and EOS.
 IdPair = tuple[Sequence[int], Sequence[int]]
-"""Source and target ids of a sentence, without BOS and EOS."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
     """How probable the model finds the translation of one line."""
 
-    source: str
-    """The line."""
-    target: str
-    """Its translation."""
+    source: str  # The line.
+    target: str  # Its translation.
+    # Natural-log probability of the target and of its end; minus infinity if it has none.
     log_prob: float
-    """Natural-log probability of the target and of its end; minus infinity if it has none."""
-    score: float
-    """``log_prob`` after length normalisation; higher is better."""
-    tokens: tuple[TokenScore, ...] = ()
-    """What ``log_prob`` is the sum of."""
+    score: float  # ``log_prob`` after length normalisation; higher is better.
+    tokens: tuple[TokenScore, ...] = ()  # What ``log_prob`` is the sum of.
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, which has no infinity: null stands for it."""

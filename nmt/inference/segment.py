@@ -19,12 +19,11 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
 
+# Characters of a line that are translated. The rest is left out, with a warning and an alarm, so
+# that the time for one line is bounded.
 LONGEST_LINE = 50_000
-"""Characters of a line that are translated. The rest is left out, with a warning and an alarm, so
-that the time for one line is bounded."""
 
-_MOST_NAMED = 5
-"""Long lines of one call that get a warning each."""
+_MOST_NAMED = 5  # Long lines of one call that get a warning each.
 _CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
 _UNSPACED = ("zh", "ja", "th", "lo", "km", "my")  # and the names of their characters:
 _UNSPACED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
@@ -40,14 +39,10 @@ _BORDERS = (
 class Segment:
     """What is translated by itself."""
 
-    line: int
-    """The line it is part of, from 0."""
-    ids: Sequence[int]
-    """Its source ids, without tag and EOS; never empty."""
-    tag: tuple[int, ...] = ()
-    """The id that asks for a domain or a language, if one is asked for."""
-    constraints: Constraints = NONE
-    """What its translation must look like."""
+    line: int  # The line it is part of, from 0.
+    ids: Sequence[int]  # Its source ids, without tag and EOS; never empty.
+    tag: tuple[int, ...] = ()  # The id that asks for a domain or a language, if one is asked for.
+    constraints: Constraints = NONE  # What its translation must look like.
 
     @property
     def read_ids(self) -> list[int]:
@@ -60,10 +55,9 @@ class SegmentedLines:
     """Lines as a model reads them."""
 
     requests: Sequence[Request]
+    # Of all lines, in order. A blank line has none, and neither has one that fails.
     segments: Sequence[Segment]
-    """Of all lines, in order. A blank line has none, and neither has one that fails."""
-    failures: Mapping[int, DataError]
-    """Why lines, counted from 0, cannot be translated."""
+    failures: Mapping[int, DataError]  # Why lines, counted from 0, cannot be translated.
 
 
 def joiner_for(language: str) -> str:

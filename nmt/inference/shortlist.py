@@ -30,11 +30,11 @@ _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 class BatchVocabulary:
     """The target tokens of a batch. Ids of the search are indices into it."""
 
+    # Ids of the whole vocabulary, ascending; special tokens keep their ids. (V',), int64.
     tokens: Tensor
-    """Ids of the whole vocabulary, ascending; special tokens keep their ids. (V',), int64."""
+    # 0 for tokens that a sentence may use, minus infinity for the rest. (B, 1, V'), float32; None
+    # where every sentence may use all.
     allowed: Tensor | None
-    """0 for tokens that a sentence may use, minus infinity for the rest. (B, 1, V'), float32; None
-    where every sentence may use all."""
 
     def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
         """Return the constraints in ids of the search, without phrases that cannot come anyway."""

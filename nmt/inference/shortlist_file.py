@@ -25,11 +25,11 @@ _MOST_COMMON = 200
 class ShortlistParts(NamedTuple):
     """The short lists of a model. F common tokens, V source tokens, C candidates of each."""
 
+    # Target ids that every sentence may need, the most frequent first. (F,).
     common: npt.NDArray[np.integer[Any]]
-    """Target ids that every sentence may need, the most frequent first. (F,)."""
+    # Target ids that each source token may become, the likeliest first; -1 where there are fewer.
+    # (V, C).
     candidates: npt.NDArray[np.integer[Any]]
-    """Target ids that each source token may become, the likeliest first; -1 where there are fewer.
-    (V, C)."""
 
 
 def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts | None:

@@ -22,20 +22,18 @@ from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.text import BOS_ID, NUM_NEVER_CHOSEN
 
-States = tuple[DecoderState, ...]
-"""Where each model is."""
+States = tuple[DecoderState, ...]  # Where each model is.
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """How the log probabilities of several models become one."""
 
-    shares: tuple[float, ...] = (1.0,)
-    """Weight of each model, above 0; they sum to 1."""
+    shares: tuple[float, ...] = (1.0,)  # Weight of each model, above 0; they sum to 1.
+    # ``arithmetic``: log of the weighted mean of probabilities: what one model finds likely stays
+    # possible. ``geometric``: weighted mean of log probabilities, normalised again: every model can
+    # veto.
     mean: Mean = "arithmetic"
-    """``arithmetic``: log of the weighted mean of probabilities: what one model finds likely stays
-    possible. ``geometric``: weighted mean of log probabilities, normalised again: every model can
-    veto."""
 
     def combine(self, log_probs: Sequence[Tensor]) -> Tensor:
         """Return the log probabilities of all models together. Overwrites its argument.

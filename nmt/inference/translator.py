@@ -155,7 +155,7 @@ class Translator:
         """Translate lines that `segment` has prepared."""
         options, segments = self.options, lines.segments
         count = _line_counter(lines, options.progress)
-        found = self._search(segments, count)
+        found = self._search(segments, options.decoding, count)
         outputs = check(
             segments,
             found,
@@ -175,19 +175,25 @@ class Translator:
         ]
 
     def _search(
-        self, segments: Sequence[Segment], finish: Callable[[Sequence[Segment]], object]
+        self,
+        segments: Sequence[Segment],
+        decoding: DecodingConfig,
+        finish: Callable[[Sequence[Segment]], object],
     ) -> list[list[Hypothesis]]:
-        options, vocab_size = self.options, self.tokenizers.target.vocab_size
-        found = search(self.engine, segments, options.search, vocab_size, finish)
-        if options.mbr is None:
-            return found
-        return [options.mbr.choose(own, self._text, options.decoding.n_best) for own in found]
+        mbr, vocab_size = self.options.mbr, self.tokenizers.target.vocab_size
+        if mbr is None:
+            return search(self.engine, segments, decoding, vocab_size, finish)
+        # The engine finds more candidates than are returned: of these the most typical are chosen.
+        asked = mbr.search_options(decoding)
+        found = search(self.engine, segments, asked, vocab_size, finish)
+        return [mbr.choose(candidates, self._text, decoding.n_best) for candidates in found]
 
     def _search_again(
         self, segments: Sequence[Segment], changes: Mapping[str, Any]
     ) -> list[list[Hypothesis]]:
-        progress = self.options.progress  # it may interrupt; the lines are counted already
-        return self.with_options(**changes)._search(segments, lambda _: progress(0))
+        decoding, progress = change_options(self.options.decoding, changes), self.options.progress
+        # Progress may interrupt; the lines are counted already.
+        return self._search(segments, decoding, lambda _: progress(0))
 
     def _details(self, segments: Sequence[Segment], outputs: Sequence[Output]) -> list[Details]:
         """Return what is wanted of the best output of each segment besides text and score."""

@@ -63,6 +63,7 @@ logger = logging.getLogger(__name__)
 
 _OUTPUTS = frozenset({"token_scores"})
 """What CTranslate2 tells besides texts and scores. Its attention is of a single head."""
+_CONSTRAINTS = "a prefix or phrases for single lines"
 _NO_PENALTY = 1e-30  # 0 would also mean another end of the search
 _TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
 _IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity
@@ -76,7 +77,7 @@ def lacking(needs: Needs) -> list[str]:
     ['decoding.sampling true', 'attention']
     """
     found = not_followed(needs.decoding)
-    found += ["a prefix or phrases for single lines"] if needs.constraints else []
+    found += [_CONSTRAINTS] if needs.constraints else []
     return found + sorted(needs.outputs - _OUTPUTS)
 
 
@@ -160,8 +161,8 @@ class CTranslate2Engine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        if refused := self.lacks(Needs(decoding=options, constraints=constraints is not None)):
-            raise EngineLacksError.of(self.name, refused)
+        if constraints is not None:
+            raise EngineLacksError.of(self.name, [_CONSTRAINTS])
         texts = self._texts(sources)
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
