@@ -191,9 +191,11 @@ class Translator:
     def _search_again(
         self, segments: Sequence[Segment], changes: Mapping[str, Any]
     ) -> list[list[Hypothesis]]:
-        decoding, progress = change_options(self.options.decoding, changes), self.options.progress
+        decoding, progress = self.options.decoding, self.options.progress
         # Progress may interrupt; the lines are counted already.
-        return self._search(segments, decoding, lambda _: progress(0))
+        return self._search(
+            segments, decoding.model_copy(update=dict(changes)), lambda _: progress(0)
+        )
 
     def _details(self, segments: Sequence[Segment], outputs: Sequence[Output]) -> list[Details]:
         """Return what is wanted of the best output of each segment besides text and score."""

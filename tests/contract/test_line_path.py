@@ -54,7 +54,7 @@ def test_one_line_passes_few_modules(
                 sys.setprofile(note)
             elif self.given == 3:
                 sys.setprofile(None)
-                threading.setprofile(None)  # type: ignore[arg-type]
+                threading.setprofile(None)
             return LINE if self.given <= 2 else b""
 
     monkeypatch.setattr(command, "open_input", lambda _: nullcontext(Lines()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -38,6 +40,25 @@ def test_what_is_not_there_comes_last(size: int) -> None:
     best, index = largest(values, 3)
     assert best.tolist() == [[-1.0, -2.0, -torch.inf]]
     assert index[0, :2].tolist() == [size - 3, size - 1]
+
+
+def test_rows_of_few_values_as_16_bits_have_are_not_sorted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sorting them made a search in bfloat16 slower than one in float32."""
+    values = torch.randn(20, 4096).bfloat16().float()
+    expected = by_sorting(values, 11)
+    sort = Tensor.sort
+
+    def watched(own: Tensor, *arguments: Any, **options: Any) -> Any:
+        assert own.shape[-1] <= 12
+        return sort(own, *arguments, **options)
+
+    monkeypatch.setattr(Tensor, "sort", watched)
+    monkeypatch.setattr(torch, "sort", None)
+    best, index = largest(values, 11)
+    assert torch.equal(best, expected[0])
+    assert torch.equal(index, expected[1])
 
 
 @given(
