@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nmt.commands.evaluate import evaluate
     from nmt.commands.evaluate_options import EvaluateOptions
     from nmt.commands.prepare import prepare
+    from nmt.commands.prepare_options import PrepareOptions
     from nmt.commands.score import score
     from nmt.commands.score_options import ScoreOptions
     from nmt.commands.train import train
@@ -68,6 +69,7 @@ __all__ = [
     "InitOptions",
     "InspectOptions",
     "NmtError",
+    "PrepareOptions",
     "PullOptions",
     "PushOptions",
     "Request",
@@ -102,6 +104,7 @@ _HOMES = {
     "InitOptions": "nmt.extras.planning.options",
     "Score": "nmt.metrics.metric",
     "EvaluateOptions": "nmt.commands.evaluate_options",
+    "PrepareOptions": "nmt.commands.prepare_options",
     "ScoreOptions": "nmt.commands.score_options",
     "doctor": "nmt.extras.planning.doctor",
     "export": "nmt.extras.exchange.export",

@@ -26,7 +26,6 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from nmt.cli import (
-    prepare,
     train,
 )
 from nmt.cli.builder import make_command, parameter_name
@@ -307,10 +306,7 @@ def root(
     ctx.call_on_close(remove_logging)
 
 
-for function, epilog in (
-    (prepare.prepare, prepare.EPILOG),
-    (train.train, train.EPILOG),
-):
+for function, epilog in ((train.train, train.EPILOG),):
     _add_command(app, function, epilog)
 
 

@@ -23,6 +23,24 @@ nmt init corpus.de corpus.en --valid dev.de dev.en --test test.de test.en
 nmt init deutsch.txt.gz english.txt.gz --languages de-en -o experiments/de-en
 """,
     ),
+    "prepare": Entry(
+        "nmt.commands.prepare_options:PrepareOptions",
+        "nmt.commands.prepare:prepare",
+        """Filter and tokenize corpora into a folder; print a report.
+
+        Nothing is done where the configuration and the corpora have not changed. After an
+        interruption, the same command continues.
+        """,
+        """
+nmt prepare configs/demo.yaml
+nmt prepare configs/demo.yaml --set tokenizer.vocab_size=2000 --report-only
+nmt prepare configs/demo.yaml --report-only --report report
+nmt prepare configs/demo.yaml --workers 8
+nmt prepare configs/demo.yaml --verify
+zcat pairs.tsv.gz | nmt prepare configs/demo.yaml --set data.train='[{tsv: -}]'
+nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786
+""",
+    ),
     "augment": Entry(
         "nmt.commands.augment_options:AugmentOptions",
         "nmt.commands.augment:augment",

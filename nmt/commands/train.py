@@ -22,7 +22,7 @@ from nmt.checkpoint.run import (
     reshared,
     write_run_files,
 )
-from nmt.commands.prepare import prepare
+from nmt.commands.prepare import prepare_data
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
@@ -172,7 +172,7 @@ def prove_resume(config_path: Path, overrides: Sequence[str] = (), **options: An
 
 def _prepare(config: RunConfig, num_processes: int | None = None, *, why: str = "") -> None:
     """Prepare the data if need be: it may take long, and stops at once at a signal."""
-    prepared = prepare(config, check=data_check(config, num_processes))
+    prepared = prepare_data(config, check=data_check(config, num_processes))
     if not prepared.up_to_date:
         logger.info("\n".join(filter(None, (why, prepared.as_text()))))
 

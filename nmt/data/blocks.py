@@ -1,166 +1,152 @@
-"""What is done with each block of a corpus, as pure functions for any process.
+"""What `nmt prepare` does with each block of a corpus: three pure functions, for any process.
 
-Their results, taken in the order of the blocks, do not depend on who made them.
+Look: which pairs the filters of texts keep. Encode: the token ids of every line. Decide: which
+pairs are kept now that their lengths are known, and what the whole corpora say of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 from itertools import compress
-from typing import NamedTuple
-from zlib import crc32
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from nmt.data.block_map import Result
 from nmt.data.corpus import Block
-from nmt.data.filters import FilterChain
-from nmt.data.findings import Examined, Finding, Found, examine
+from nmt.data.filters import FilterChain, Finding
+from nmt.data.findings import KEPT, Found
 from nmt.data.pairs import BadPair, SentencePair
-from nmt.data.prepared import KEPT
-from nmt.data.shards import Parts
-from nmt.extras.cleaning.leakage import Leak, LeakageIndex
-from nmt.extras.cleaning.repeats import Hashes, pair_hashes
+from nmt.data.store import FlatIds
+from nmt.text.tokenizer import Tokenizers
 
-Ints = npt.NDArray[np.int64]
-NUM_LENGTHS = 400
-"""Pairs whose lengths the report shows."""
+Mask = npt.NDArray[np.bool_]
 
 
-class LookedAt(NamedTuple):
-    """What the first pass learns of a block by itself."""
-
-    examined: Examined
-    kept: list[SentencePair]
-    hashes: Hashes
-    """Of the kept pairs."""
-    lengths: npt.NDArray[np.int64]
-    """Characters of source and target of every line, 0 for what could not be read. (2, lines)."""
-
-    leaks: list[Leak]
-    """Held-out sentences in the sources of the kept pairs."""
-
-    @property
-    def num_lines(self) -> int:
-        """Pairs read."""
-        return self.lengths.shape[1]
+def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
+    """Return the pairs of a block that are kept."""
+    pairs = compress(block.pairs, is_kept)
+    return [pair for pair in pairs if isinstance(pair, SentencePair)]
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first pass over a block of a training corpus: what its texts say."""
+    """The first pass: what the texts of a block say.
+
+    Pairs that are too long in characters, in bad encoding, blank, or have another reason that drops
+    are not kept.
+
+    The result has ``is_kept`` and ``lengths`` (characters of source and target of every line, 0 for
+    what could not be read; (2, lines)), all arrays of ``look``, and as values the findings and the
+    counts of dropped pairs, each under its first reason that drops.
+    """
 
     filters: FilterChain
     corpus: str
-    """Its name."""
-    sketches: bool
-    """Whether near-duplicates will be looked for."""
-    held_out: LeakageIndex | None = None
-    """Held-out sentences to look for."""
+    look: Callable[[Sequence[SentencePair]], Mapping[str, npt.NDArray[Any]]] | None = None
 
-    def __call__(self, block: Block) -> LookedAt:
+    def __call__(self, block: Block) -> Result:
         """Parse and examine a block.
 
         Raises:
             DataError: A line cannot be read.
         """
-        pairs = block.pairs()
-        examined = examine(pairs, self.filters, self.corpus)
-        lengths = [(0, 0) if isinstance(x, BadPair) else (len(x[0]), len(x[1])) for x in pairs]
-        kept = _kept(pairs, examined.is_kept)
-        hashes = pair_hashes([pair[:2] for pair in kept], sketches=self.sketches)
-        leaks = self.held_out.find([pair.source for pair in kept]) if self.held_out else []
-        return LookedAt(examined, kept, hashes, np.array(lengths, dtype=np.int64).T, leaks)
-
-    def parts(self, result: LookedAt) -> Parts:
-        """Return what `restored` needs."""
-        is_kept, found, counts = result.examined
-        arrays = {"is_kept": is_kept, "hashes": result.hashes, "lengths": result.lengths}
-        return Parts(arrays, [found, counts, result.leaks])
-
-    def restored(self, block: Block, parts: Parts) -> LookedAt:
-        """Return the result of a block again."""
-        arrays, (found, counts, leaks) = parts
-        found = [Found(name, line, Finding(*each), *texts) for name, line, each, *texts in found]
-        examined = Examined(arrays["is_kept"], found, Counter(counts))
-        kept, leaks = _kept(block.pairs(), examined.is_kept), [Leak(*each) for each in leaks]
-        return LookedAt(examined, kept, arrays["hashes"], arrays["lengths"], leaks)
-
-
-class Task(NamedTuple):
-    """A block, and all that is known of it."""
-
-    block: Block
-    lengths: tuple[Ints, Ints]
-    """Subwords of source and target of every line, its tag included."""
-    is_kept: npt.NDArray[np.bool_] | None = None
-    """Whether the first pass kept each line; None if there was none."""
-    found: Mapping[int, Sequence[Finding]] = {}
-    """Findings that the whole training data gives, by the line's place in the block."""
-
-
-class Decided(NamedTuple):
-    """The second pass over a block."""
-
-    is_kept: npt.NDArray[np.bool_]
-    """Of each line of the block."""
-    texts: list[tuple[str, str]]
-    """Texts of the kept pairs, if asked for."""
-    lengths: list[tuple[int, tuple[int, int]]]
-    """Subwords of some pairs: those whose hashes, beside them, are the least."""
-    found: list[Found]
-    counts: Counter[str]
-    """Pairs kept, and dropped under their first reason that drops."""
-
-    @property
-    def num_lines(self) -> int:
-        """Pairs read."""
-        return len(self.is_kept)
+        pairs, found, counts = block.pairs, list[Found](), Counter[str]()
+        is_kept, lengths = np.ones(len(pairs), np.bool_), list[tuple[int, int]]()
+        for row, pair in enumerate(pairs):
+            if isinstance(pair, BadPair):
+                findings, texts = [Finding(pair.reason)], ("", "")
+            else:
+                texts = pair[:2]
+                findings = self.filters.text_findings(*texts)
+            lengths.append((len(texts[0]), len(texts[1])))
+            if findings:
+                found += [Found(self.corpus, pair.line, *each, *texts) for each in findings]
+                if (reason := self.filters.dropping(findings)) is not None:
+                    is_kept[row] = False
+                    counts[reason] += 1
+        arrays = self.look(kept_pairs(block, is_kept)) if self.look else {}
+        own = {"is_kept": is_kept, "lengths": np.array(lengths, np.int64).T}
+        return Result({**own, **arrays}, [found, counts])
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
-    """The second pass over a block: which pairs are kept, now that their lengths are known."""
+class Encode:
+    """The token ids of every line of a block; none of what cannot be read."""
 
-    filters: FilterChain
-    corpus: str
-    texts: bool
-    """Whether the texts are wanted too."""
+    tokenizers: Tokenizers
+    threads: int
 
-    def __call__(self, task: Task) -> Decided:
-        """Drop repetitions, pairs of unfit length, and those with a low score.
+    def __call__(self, block: Block) -> Result:
+        """Return ids and lengths of both sides, and line ``numbers``.
 
         Raises:
             DataError: A line cannot be read.
         """
-        pairs, counts = task.block.pairs(), Counter[str]()
-        found: list[Found] = []
-        is_kept = task.is_kept
-        if is_kept is None:
-            is_kept, found, counts = examine(pairs, self.filters, self.corpus)
-        is_kept, texts = is_kept.astype(np.bool_), []
-        sample: list[tuple[int, tuple[int, int]]] = []
-        lengths = [each.tolist() for each in task.lengths]
-        for row in np.flatnonzero(is_kept).tolist():
-            pair, own = pairs[row], (lengths[0][row], lengths[1][row])
-            assert isinstance(pair, SentencePair)
-            findings = [*task.found.get(row, ()), *self.filters.length_findings(*own)]
-            reason = self.filters.dropping(findings) if findings else None
-            found += [Found(self.corpus, pair.line, each, *pair[:2]) for each in findings]
+        pairs = block.pairs
+        texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in pairs]
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "numbers": np.array([pair.line for pair in pairs], np.int64)
+        }
+        for side, (tokenizer, lines) in enumerate(
+            zip(self.tokenizers, zip(*texts, strict=True), strict=True)
+        ):
+            flat = FlatIds.of(tokenizer.encode_batch(lines, self.threads))
+            arrays |= {f"ids_{side}": flat.ids, f"lengths_{side}": flat.lengths}
+        return Result(arrays)
+
+
+class Task(NamedTuple):
+    """A block, and all that is known of it in the second pass."""
+
+    block: Block
+    lengths: npt.NDArray[np.int64]  # subwords of source and target, tag included. (2, lines)
+    is_kept: Mask  # of each line, after the first pass
+    found: Mapping[int, Sequence[Finding]]  # by the line's place: what whole corpora say
+
+    @property
+    def first(self) -> int:
+        """Number of the first line."""
+        return self.block.first
+
+    @property
+    def content(self) -> str:
+        """Text that is the same only for the same lines."""
+        return self.block.content
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The second pass: drops repetitions, pairs of unfit length, and pairs with a low score.
+
+    The result has ``is_kept``, and as values the findings and the counts of kept pairs and of
+    dropped ones, each under its first reason that drops.
+    """
+
+    filters: FilterChain
+    corpus: str
+
+    def __call__(self, task: Task) -> Result:
+        """Return what becomes of the pairs that the first pass has kept."""
+        found, counts, is_kept = list[Found](), Counter[str](), task.is_kept.copy()
+        for row, lengths in self._kept_lengths(task):
+            findings = [*task.found.get(row, ()), *self.filters.length_findings(*lengths)]
+            reason = None
+            if findings:
+                pair = task.block.pairs[row]
+                found += [Found(self.corpus, pair.line, *each, *pair[:2]) for each in findings]
+                reason = self.filters.dropping(findings)
             counts[reason or KEPT] += 1
-            if reason is not None:
-                is_kept[row] = False
-                continue
-            if self.texts:
-                texts.append(pair[:2])
-            sample.append((crc32(f"{pair.line} {pair.source}".encode()), own))
-        return Decided(is_kept, texts, nsmallest(NUM_LENGTHS, sample), found, counts)
+            is_kept[row] = reason is None
+        return Result({"is_kept": is_kept}, [found, counts])
 
-
-def _kept(
-    pairs: Sequence[SentencePair | BadPair], is_kept: npt.NDArray[np.integer | np.bool_]
-) -> list[SentencePair]:
-    return [pair for pair in compress(pairs, is_kept) if isinstance(pair, SentencePair)]
+    @staticmethod
+    def _kept_lengths(task: Task) -> Iterator[tuple[int, list[int]]]:
+        rows = np.flatnonzero(task.is_kept)
+        return zip(rows.tolist(), task.lengths[:, rows].T.tolist(), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +21,15 @@ from nmt.data.formats import (
 )
 from nmt.data.hubs import huggingface_pairs, published_pairs
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair, pair_of
-from nmt.data.repair import repaired
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.files.lines import is_standard, near_file
 
 if TYPE_CHECKING:
-    from nmt.config.data import CorpusConfig
+    from nmt.config.data import CorpusConfig, DataConfig
 
 BLOCK_PAIRS = 10_000
+# Of a block, until there were enough for a whole one: a progress bar moves, workers get some.
 _FIRST_PAIRS = 1000
-"""Of a block, until there were enough for a whole one: a progress bar moves, workers get some."""
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 
 
@@ -59,6 +58,32 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
         local = [place] if place.is_file() else sorted(place.rglob("*"))
         paths += [path for path in local if path.is_file()]
     return tuple(path for path in paths if path is not None)
+
+
+def check_sources(data: DataConfig) -> bool:
+    """Check what corpora are read from; return whether one of them is standard input.
+
+    Raises:
+        ConfigError: More than one training corpus is standard input, or another text is.
+        DataError: A corpus is a pipe or device.
+    """
+    count = sum(map(is_piped, data.train))
+    others = [path for corpus in data.train for path in corpus_files(corpus) if path != corpus.tsv]
+    for corpus in (data.valid, *data.test.values()):
+        others += corpus_files(corpus)
+    if count > 1 or any(map(is_standard, others)):
+        raise ConfigError(
+            "Standard input (-) can be the tsv of one training corpus, and nothing else.",
+            fix="Write the other texts to files, and name these.",
+        )
+    for corpus in (*data.train, data.valid):
+        for path in corpus_files(corpus):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise DataError(
+                    f"{path} is a pipe or device, and corpora are read twice.",
+                    fix="Write the text to a file first.",
+                )
+    return count > 0
 
 
 def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
@@ -98,22 +123,19 @@ def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Sentence
         DataError: A file is missing, empty, damaged or not parallel, or the format is not as
             promised.
     """
-    return chain.from_iterable(block.pairs() for block in read_blocks(config, options))
+    return chain.from_iterable(block.pairs for block in read_blocks(config, options))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
     """Consecutive pairs of a corpus; lines of files are still bytes.
 
-    Whoever needs the pairs decodes and parses them: blocks may be sent to other processes.
+    Pairs are decoded and parsed where they are needed: blocks may be sent to other processes.
     """
 
-    parse: Callable[..., Iterable[SentencePair | BadPair]]
-    """Columns and the number of their first line -> pairs."""
-    columns: tuple[Sequence[Any], ...]
-    """What was read: one entry a pair in each."""
-    first: int
-    """Line number of the first pair, from 1."""
+    parse: Callable[..., Iterable[SentencePair | BadPair]]  # of the columns and ``first``
+    columns: tuple[Sequence[Any], ...]  # what was read: one entry a pair in each
+    first: int  # line number of the first pair, from 1
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -124,8 +146,9 @@ class Block:
         """What was read, as text that is the same only for the same."""
         return repr((self.first, self.columns))
 
+    @cached_property
     def pairs(self) -> list[SentencePair | BadPair]:
-        """Return the pairs.
+        """The pairs.
 
         Raises:
             DataError: As of `read_corpus`.
@@ -174,8 +197,6 @@ def _columns(
     if config.source is not None and config.target is not None:
         most = options.max_characters
         lines = [raw_lines(path, most) for path in (config.source, config.target)]
-        if shifts := options.shifts.get((config.source, config.target)):
-            lines[1] = repaired(lines[1], shifts, b"")
         return names, lines, partial(aligned_pairs, names, options)
     texts_of: Callable[[str], tuple[str, str]] | None = None
     wanted = ""

@@ -1,29 +1,34 @@
 """What an extra may find out about whole corpora while they are prepared.
 
 `nmt.commands.prepare` calls the methods of a `Diagnosis` in the order in which they stand here. The
-core knows only this protocol: where the extra's folder is missing, pairs are prepared without it.
+core knows only this class, which finds nothing: where the extra's folder is missing, pairs are
+prepared with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
 from nmt.config.filters import FilterConfig
-from nmt.data.cluster import Workers
-from nmt.data.findings import Finding, Found
-from nmt.data.lines import Lines
+from nmt.data.filters import REASON_FILTERS, REASONS, FilterChain, Finding
+from nmt.data.findings import Found
 from nmt.data.pairs import SentencePair
-from nmt.data.prepared import PrepareReport
+from nmt.data.prepare_report import PrepareReport
+from nmt.data.store import ParallelStore
+from nmt.data.workers import Workers
+from nmt.errors import ConfigError
 from nmt.registry import Registry
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+_CLEANING = "cleaning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +58,25 @@ class DiagnosisReport:
     notes: Sequence[str] = ()  # further lines of the text that a user reads
 
 
-class Diagnosis(Protocol):
+class Diagnosis:
     """Looks at the training pairs of one preparation, block by block, and judges them."""
 
+    def __init__(self, material: Material) -> None:
+        self.material = material
+
     @property
-    def look(self) -> Callable[[Sequence[SentencePair]], Arrays]:
+    def look(self) -> Callable[[Sequence[SentencePair]], Arrays] | None:
         """What a block says by itself: the pairs that its filters keep -> arrays.
 
         Picklable and pure. It is called in any process, and its arrays are stored: after a kill
         they are read and not made again.
         """
+        return None
 
     @property
     def depends_on(self) -> Any:
         """All that ``look`` depends on beside the pairs and the filters section. Plain data."""
+        return None
 
     def see(
         self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
@@ -74,21 +84,22 @@ class Diagnosis(Protocol):
         """Take the next block, in the order of the corpora: its kept pairs and all findings."""
 
     def end(self, num_lines: Mapping[str, int]) -> None:
-        """All blocks were seen: how many lines each corpus has."""
+        """Take the number of lines of each corpus: all blocks were seen."""
 
     @property
     def compares_words(self) -> bool:
         """Whether `learn` has something to do. Then test sets are encoded, too."""
+        return False
 
     def learn(
-        self, lines: Lines, spans: Mapping[str, tuple[int, int]], vocab_sizes: tuple[int, int]
+        self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
     ) -> None:
         """Look at the token ids of every line of all corpora and held-out sets.
 
         Args:
             lines: Whole sentences; of dropped pairs, too.
             spans: First row of each corpus or set, and the row behind its last.
-            vocab_sizes: Entries of the source and of the target vocabulary.
+            sizes: Entries of the source and of the target vocabulary.
         """
 
     def of_block(
@@ -96,20 +107,23 @@ class Diagnosis(Protocol):
     ) -> Mapping[int, Sequence[Finding]]:
         """Return the findings of a block of a corpus, by the line's place in it.
 
-        Asked in the order of the corpora, of training only.
+        Called in the order of the corpora, for training only.
 
         Args:
             corpus: Its name.
             start: Lines of the corpus before the block.
             is_kept: Whether the filters of texts have kept each line of the block.
         """
+        del corpus, start, is_kept
+        return {}
 
     def report(self) -> DiagnosisReport:
         """Return what to report; all files in the folder are complete then."""
+        return DiagnosisReport()
 
 
 DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry(
-    "diagnosis of corpora", {"cleaning": "nmt.extras.cleaning.diagnosis:CorpusDiagnosis"}
+    "diagnosis of corpora", {_CLEANING: "nmt.extras.cleaning.diagnosis:CorpusDiagnosis"}
 )
 PAGES: Registry[Callable[[PrepareReport], str]] = Registry(
     "report page", {"prepare": "nmt.extras.cleaning.page:render_report"}
@@ -117,3 +131,25 @@ PAGES: Registry[Callable[[PrepareReport], str]] = Registry(
 LEAKAGE: Registry[Callable[..., Any]] = Registry(
     "search for leakage", {"near": "nmt.extras.cleaning.leakage:find_leakage"}
 )
+
+
+def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
+    """Return the diagnosis of the cleaning extra, or one that finds nothing.
+
+    Raises:
+        ConfigError: The extra is missing, and a reason that only it finds is to drop pairs.
+    """
+    make = None
+    with suppress(ConfigError):  # its folder is missing
+        make = DIAGNOSES[_CLEANING]
+    if make is not None:
+        return make(material)
+    alone = {*REASON_FILTERS.names(), "ratio"}
+    whole = [name for name in (*REASONS, "duplicate") if name not in alone]
+    if dropping := [name for name in whole if filters.actions.get(name) == "drop"]:
+        raise ConfigError(
+            f"filters.{dropping[0]} is drop, which needs nmt/extras/cleaning.",
+            fix="Install nmt again with all of its folders, or set it to off.",
+        )
+    filters.notes.append(f"{', '.join(whole)} not looked for: nmt/extras/cleaning is missing")
+    return Diagnosis(material)

@@ -1,41 +1,73 @@
-"""Filters: what is wrong with sentence pairs, and the registry of filters.
+"""Filters: what is wrong with a sentence pair, and whether that drops it.
 
-To add a filter, write a module beside this with a `Filter`, register it at the end of this one,
-and name it under ``filters.extra`` of a configuration. `nmt prepare` reports what it drops.
+A filter has a reason, such as ``markup``, and each reason has an action: drop the pair, only report
+it, or off. To add a filter, write a `Filter` and register what makes it in `FILTERS`; a
+configuration names it under ``filters.extra``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import NamedTuple, get_args
 
-from nmt.config.filters import Action, FilterConfig
-from nmt.config.keys import chosen
-from nmt.data.filter import Filter
-from nmt.data.findings import Finding
+from nmt.config.filters import Action, FilterConfig, FilterLimits
 from nmt.errors import ConfigError
-from nmt.extras.cleaning.filters import pair_filters
+from nmt.registry import Registry
 
 ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop",
 })  # fmt: skip
-"""Reasons that are always dropped."""
+# Reasons that ``filters`` gives an action: names of its keys.
 REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()
     if "off" in get_args(field.annotation)
 )  # fmt: skip
-"""Reasons that ``filters`` gives an action: names of its keys."""
 _SHORT_PAIR_ALLOWANCE = 3
 
 
-FILTERS: dict[str, Callable[..., Filter]] = {}
-"""Makers of the filters that ``filters.extra`` can name; its parameters become arguments."""
+class Finding(NamedTuple):
+    """One thing that is wrong with a pair. Pairs may have several."""
+
+    reason: str  # never changes its meaning
+    value: float | str = ""  # what was measured or seen
+    limit: float | str = ""  # what is allowed, where there is a bound
 
 
-def register_filter(name: str, build: Callable[..., Filter]) -> None:
-    """Make a filter known by ``name`` to ``filters.extra`` of a configuration."""
-    FILTERS[name] = build
+class Filter:
+    """Says what is wrong with a pair, or None. Override one of the two methods, or both.
+
+    Pure, quick and picklable: it is called for every pair, in any process, and must give the same
+    answer each time. A reason alone, as text, stands for a `Finding` without a value.
+    """
+
+    note = ""  # a sentence for the report: what this filter cannot find, and why
+
+    def text_problem(self, source: str, target: str) -> Finding | str | None:
+        """Return what the texts say, before the tokenizer is learned."""
+        del source, target
+        return None
+
+    def length_problem(self, source_length: int, target_length: int) -> Finding | str | None:
+        """Return what the numbers of subwords say."""
+        del source_length, target_length
+        return None
+
+
+_HOME = "nmt.extras.cleaning.filters"
+# What makes the filters that ``filters.extra`` can name; its parameters become arguments.
+FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
+# What makes the filters of reasons that texts alone give, in the order in which they are called.
+REASON_FILTERS: Registry[Callable[[FilterLimits, str, str], Filter]] = Registry(
+    "filter",
+    {
+        name: f"{_HOME}:{name}"
+        for name in (
+            "control", "markup", "mojibake", "copy_of_source", "url", "punctuation", "repetition",
+            "numbers", "script", "swapped", "language",
+        )
+    },
+)  # fmt: skip
 
 
 class Blank(Filter):
@@ -88,13 +120,20 @@ class FilterChain:
     """Several filters, and what is done about the reasons that they find.
 
     Args:
-        filters: Each is asked about every pair.
-        actions: What is done about a reason; others are dropped.
+        filters: Each is called for every pair.
+        actions: What is done about a reason; reasons without an action are dropped.
+        notes: What cannot be found, as sentences.
     """
 
-    def __init__(self, filters: Iterable[Filter], actions: Mapping[str, Action] = ALWAYS) -> None:
+    def __init__(
+        self,
+        filters: Iterable[Filter],
+        actions: Mapping[str, Action] = ALWAYS,
+        notes: Iterable[str] = (),
+    ) -> None:
         filters = list(filters)
         self.actions = dict(actions)
+        self.notes = [*notes, *(each.note for each in filters if each.note)]
         self._of_text = [f.text_problem for f in filters if _overrides(f, "text_problem")]
         self._of_length = [f.length_problem for f in filters if _overrides(f, "length_problem")]
 
@@ -108,12 +147,13 @@ class FilterChain:
         checks = (check(source_length, target_length) for check in self._of_length)
         return [Finding(each) if isinstance(each, str) else each for each in checks if each]
 
+    def drops(self, reason: str) -> bool:
+        """Whether a pair with this reason is dropped."""
+        return self.actions.get(reason, "drop") == "drop"
+
     def dropping(self, findings: Iterable[Finding]) -> str | None:
         """Return the first reason that drops a pair with these findings; None if it is kept."""
-        for each in findings:
-            if self.actions.get(each.reason, "drop") == "drop":
-                return each.reason
-        return None
+        return next((each.reason for each in findings if self.drops(each.reason)), None)
 
 
 def _overrides(each: Filter, method: str) -> bool:
@@ -138,29 +178,33 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
 
     Raises:
         ConfigError: ``filters.extra`` names no filter, or parameters that it does not have; or a
-            reason that drops needs a library that is not installed.
+            reason that drops needs a library or an extra that is not installed.
     """
-    actions = filter_actions(config)
-    ratio = [Ratio(config.max_length_ratio)] if "ratio" in actions else []
-    return FilterChain([
-        Blank(),
-        *pair_filters(config.limits, actions, source, target),
-        Length(config.max_length, config.min_length),
-        *ratio,
-        *(_extra(name, parameters) for name, parameters in config.extra.items()),
-    ], actions)  # fmt: skip
+    actions, missing = filter_actions(config), dict[str, list[str]]()
+    filters: list[Filter] = [Blank()]
+    for name in REASON_FILTERS.names():
+        if name in actions:
+            try:
+                filters.append(REASON_FILTERS[name](config.limits, source, target))
+            except ConfigError as error:
+                if actions[name] == "drop":
+                    problem = f"filters.{name} is drop. {error.problem}"
+                    raise ConfigError(problem, fix=error.fix) from error
+                missing.setdefault(f"{error.problem} {error.fix}", []).append(name)
+    filters.append(Length(config.max_length, config.min_length))
+    if "ratio" in actions:
+        filters.append(Ratio(config.max_length_ratio))
+    for name, parameters in config.extra.items():
+        try:
+            filters.append(FILTERS[name](**parameters))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
+            ) from error
+    notes = (f"{' and '.join(names)} not looked for: {why}" for why, names in missing.items())
+    return FilterChain(filters, actions, notes)
 
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
     """Return the filters of validation pairs: only what the model cannot hold is dropped."""
     return FilterChain([Blank(), Length(config.max_length)])
-
-
-def _extra(name: str, parameters: Mapping[str, Any]) -> Filter:
-    build = chosen(FILTERS, name, "filters.extra")
-    try:
-        return build(**parameters)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
-        ) from error

@@ -1,4 +1,4 @@
-"""What is wrong with pairs, as values: findings, their counts and examples, and the drop list."""
+"""What is wrong with the pairs of a preparation: counts, examples, and lists of all findings."""
 
 from __future__ import annotations
 
@@ -6,56 +6,37 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
+from nmt.data.filters import FilterChain
+from nmt.errors import DataError
 
-from nmt.config.filters import Action
-from nmt.data.pairs import BadPair, SentencePair
-
-if TYPE_CHECKING:
-    from nmt.data.filters import FilterChain
-
+# Lists of the pairs with a finding: corpus, line, reason, value, limit.
 DROPPED, REPORTED = "dropped.tsv.gz", "reported.tsv.gz"
-"""Lists of the pairs with a finding: corpus, line, reason, value, limit."""
+# Keys of a corpus's counts that are not reasons.
+READ, KEPT = "read", "kept"
+_COLUMNS = "corpus", "line", "reason", "value", "limit"
 _NUM_EXAMPLES = 5
 
 
-class Finding(NamedTuple):
-    """One thing that is wrong with a pair. Pairs may have several."""
-
-    reason: str
-    """Identifier, such as ``markup``; never changes its meaning."""
-    value: float | str = ""
-    """What was measured or seen."""
-    limit: float | str = ""
-    """What is allowed, where there is such a bound."""
-
-
 class Found(NamedTuple):
-    """A finding at its place."""
+    """A `Finding` at its place."""
 
     corpus: str
-    line: int
-    """Line number in the corpus, from 1."""
-    finding: Finding
+    line: int  # in the corpus, from 1
+    reason: str
+    value: float | str = ""
+    limit: float | str = ""
     source: str = ""
     target: str = ""
 
     @property
-    def _draw(self) -> tuple[int, str, int]:
+    def draw(self) -> tuple[int, str, int]:
         """Order in which examples are taken: spread over the corpora, and always the same."""
         return zlib.crc32(f"{self.corpus}:{self.line}".encode()), self.corpus, self.line
-
-    def row(self) -> bytes:
-        """Return the line of the drop list."""
-        cells = (self.corpus, self.line, *self.finding)
-        return ("\t".join(map(printable, cells)) + "\n").encode()
 
 
 def printable(value: float | str) -> str:
@@ -63,87 +44,6 @@ def printable(value: float | str) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
-
-
-@dataclass(slots=True)
-class ReasonCounts:
-    """Counts and examples of findings."""
-
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-    """Per reason: pairs of each corpus."""
-    examples: dict[str, list[Found]] = field(default_factory=dict)
-    """Per reason: a few pairs."""
-    languages: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
-    """The first pairs of each language of a side and other language that was found there."""
-    num_in: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """The same: how many there are."""
-
-    def update(self, found: Iterable[Found]) -> None:
-        """Add findings."""
-        by_reason: dict[str, list[Found]] = {}
-        for each in found:
-            by_reason.setdefault(each.finding.reason, []).append(each)
-        for reason, group in by_reason.items():
-            counts = self.counts.setdefault(reason, Counter())
-            counts.update(each.corpus for each in group)
-            self._keep(reason, group)
-            if reason == "language":
-                self._keep_languages(group)
-
-    def _keep_languages(self, group: Sequence[Found]) -> None:
-        for each in group:
-            key = str(each.finding.limit), str(each.finding.value)
-            self.num_in[key] += 1
-            first = self.languages.setdefault(key, [])
-            if len(first) < _NUM_EXAMPLES:
-                first.append(each)
-
-    def _languages(self) -> dict[str, Any]:
-        """Return what is reported of languages: counts, and per side with the first lines."""
-        values: Counter[str] = Counter()
-        sides: dict[str, dict[str, Any]] = {}
-        for (side, value), count in self.num_in.most_common():
-            values[value] += count
-            lines = [
-                {"corpus": each.corpus, "line": each.line} for each in self.languages[side, value]
-            ]
-            sides.setdefault(side, {})[value] = {"count": count, "first": lines}
-        return {"values": dict(values.most_common()), "sides": sides}
-
-    def _keep(self, reason: str, group: Sequence[Found]) -> None:
-        both = [*self.examples.get(reason, ()), *group]
-        self.examples[reason] = nsmallest(_NUM_EXAMPLES, both, key=lambda each: each._draw)
-
-    def reported(
-        self, corpora: Iterable[str], actions: Mapping[str, Action]
-    ) -> dict[str, dict[str, int]]:
-        """Return per corpus how many pairs have each reason that is reported only."""
-        reported = [name for name in self.counts if actions.get(name) == "report"]
-        return {
-            corpus: {name: n for name in reported if (n := self.counts[name][corpus])}
-            for corpus in corpora
-        }
-
-    def report(self, actions: Mapping[str, Action]) -> dict[str, dict[str, Any]]:
-        """Return for each reason its action, how many pairs have it, and examples of them."""
-        names = [*actions, *(name for name in self.counts if name not in actions)]
-        values = {"language": self._languages()}
-        return {
-            name: {
-                "count": sum(self.counts.get(name, Counter()).values()),
-                "action": actions.get(name, "drop"),
-                "examples": [_example(each) for each in self.examples.get(name, ())],
-                **values.get(name, {}),
-            }
-            for name in names
-        }
-
-
-def _example(found: Found) -> dict[str, Any]:
-    return {
-        "corpus": found.corpus, "line": found.line, "source": found.source,
-        "target": found.target, "value": found.finding.value,
-    }  # fmt: skip
 
 
 @contextmanager
@@ -155,30 +55,86 @@ def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
         yield file
 
 
-class Examined(NamedTuple):
-    """What is known of a block of pairs by themselves."""
+class Findings:
+    """Counts of each corpus, examples of each reason, and both lists, written as they come.
 
-    is_kept: npt.NDArray[np.bool_]
-    """Of each line of the block."""
-    found: list[Found]
-    """In the order of the lines."""
-    counts: Counter[str]
-    """Dropped pairs, each under its first reason that drops."""
+    Args:
+        folder: Where to write the lists.
+        training: Filters of the training pairs.
+        corpora: Names of the training corpora.
+        held_out: Name of the set that is prepared beside them; all its findings drop.
+    """
 
+    def __init__(
+        self, folder: Path, training: FilterChain, corpora: Iterable[str], held_out: str
+    ) -> None:
+        self._training, self._corpora, self._files = training, [*corpora], ExitStack()
+        self._dropped, self._reported = (
+            self._files.enter_context(open_table(folder / name, *_COLUMNS))
+            for name in (DROPPED, REPORTED)
+        )
+        self._reasons: dict[str, Counter[str]] = {}  # pairs of each corpus
+        self._examples: dict[str, list[Found]] = {}
+        # Pairs read, kept, and dropped under their first reason that drops.
+        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, held_out)}
 
-def examine(block: Sequence[SentencePair | BadPair], filters: FilterChain, corpus: str) -> Examined:
-    """Ask filters about the texts of a block. Pure: blocks may be examined in any process."""
-    found, counts = [], Counter[str]()
-    is_kept = np.ones(len(block), dtype=np.bool_)
-    for row, pair in enumerate(block):
-        if isinstance(pair, BadPair):
-            findings, texts = [Finding(pair.reason)], ("", "")
-        else:
-            texts = pair[:2]
-            findings = filters.text_findings(*texts)
-        reason = filters.dropping(findings) if findings else None
-        found += [Found(corpus, pair.line, each, *texts) for each in findings]
-        if reason is not None:
-            is_kept[row] = False
-            counts[reason] += 1
-    return Examined(is_kept, found, counts)
+    def add(self, found: Sequence[Found], *, is_training: bool = True) -> None:
+        """Count findings and write them to the lists."""
+        by_reason: dict[str, list[Found]] = {}
+        for each in found:
+            is_dropped = not is_training or self._training.drops(each.reason)
+            row = "\t".join(map(printable, each[: len(_COLUMNS)])) + "\n"
+            (self._dropped if is_dropped else self._reported).write(row.encode())
+            if is_training:
+                by_reason.setdefault(each.reason, []).append(each)
+        for reason, group in by_reason.items():
+            self._reasons.setdefault(reason, Counter()).update(each.corpus for each in group)
+            both = [*self._examples.get(reason, ()), *group]
+            self._examples[reason] = nsmallest(_NUM_EXAMPLES, both, key=lambda each: each.draw)
+
+    def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
+        """Check that some pair of some corpora is left.
+
+        Raises:
+            DataError: No pair is; says why.
+        """
+        reasons = sum((self.counts[name] for name in corpora), Counter[str]())
+        if not reasons[KEPT]:
+            counts = (f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
+            raise DataError(
+                f"No {kind} pair is left after the filters. "
+                f"Dropped: {', '.join(counts) or 'nothing'}.",
+                fix="Check the files, or relax the filters section.",
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
+        actions = self._training.actions
+        reported = [name for name in self._reasons if actions.get(name) == "report"]
+        names = dict.fromkeys((*actions, *self._reasons))
+        return {
+            "counts": {
+                name: {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
+                for name, counts in self.counts.items()
+            },
+            "findings": {
+                corpus: {name: n for name in reported if (n := self._reasons[name][corpus])}
+                for corpus in self._corpora
+            },
+            "reasons": {name: self._of_reason(name, actions.get(name, "drop")) for name in names},
+        }
+
+    def _of_reason(self, name: str, action: str) -> Mapping[str, Any]:
+        examples = [
+            {"corpus": each.corpus, "line": each.line, "source": each.source,
+             "target": each.target, "value": each.value}
+            for each in self._examples.get(name, ())
+        ]  # fmt: skip
+        count = self._reasons.get(name, Counter()).total()
+        return {"count": count, "action": action, "examples": examples}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()

@@ -1,17 +1,13 @@
-"""Held-out sets, and where training text holds their sentences."""
+"""Held-out sets, and how many of their sentences are in the training text, word for word."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.hubs import cached_test_sets
-from nmt.data.prepared import VALID
-from nmt.extras.cleaning.leakage import Leak, LeakageIndex
 
-_MAX_LISTED = 100
+VALID = "valid"
 
 
 def held_out_sets(
@@ -34,58 +30,54 @@ def held_out_sets(
     return {name: each for name, each in sets.items() if name not in remote}, remote
 
 
-class HeldOut:
-    """Held-out sets, and where training text holds their sentences.
+def report_name(name: str) -> str:
+    """Return what reports call a held-out set, as a training corpus may have its name."""
+    return name if name == VALID else f"data.test.{name}"
+
+
+class Overlap:
+    """Counts the sentences of held-out sets that pass by in training text.
+
+    Memory does not grow with the training text: only the held-out sides are kept.
 
     Args:
-        sets: Pairs of each set, by its name, and the line of each.
+        sets: Source, target and line of each pair of a set, by the set's name.
     """
 
     def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
-        self._sets = sets
-        self._places = [(name, row) for name, pairs in sets.items() for row in range(len(pairs))]
-        self.sources = [pair[0] for pairs in sets.values() for pair in pairs]
-        """Of all sets."""
-        self.index = LeakageIndex(self.sources)
-        self._targets = {pair[1].strip() for pairs in sets.values() for pair in pairs}
-        self._seen_targets: set[str] = set()
-        self._in_train: dict[tuple[str, int], str] = {}
-        self._pairs: set[tuple[str, int]] = set()
-        self._listed = Counter[tuple[str, int]]()
-        self.leaks: list[dict[str, Any]] = []
-        """What was found, in the order of the training text; at most 100 for each sentence."""
+        self._sets = {
+            name: [(_plain(source), _plain(target)) for source, target, _ in pairs]
+            for name, pairs in sets.items()
+        }
+        self._pairs = {pair for each in self._sets.values() for pair in each}
+        self._sources, self._targets = {x for x, _ in self._pairs}, {y for _, y in self._pairs}
+        self._seen_pairs = set[tuple[str, str]]()
+        self._seen_sources, self._seen_targets = set[str](), set[str]()
 
-    def update(
-        self, pairs: Sequence[tuple[str, str, int]], corpus: str, leaks: Sequence[Leak]
-    ) -> None:
-        """Look at training pairs, and at what ``index`` has found in their sources."""
-        self._seen_targets.update({pair[1].strip() for pair in pairs} & self._targets)
-        for leak in leaks:
-            place = name, row = self._places[leak.held_out]
-            _, target, line = pairs[leak.row]
-            held_out = self._sets[name][row]
-            if leak.kind == "exact" or place not in self._in_train:
-                self._in_train[place] = leak.kind
-            if leak.kind == "exact" and target.strip() == held_out[1].strip():
-                self._pairs.add(place)
-            self._listed[place] += 1
-            if self._listed[place] <= _MAX_LISTED:
-                self.leaks.append({
-                    "set": name, "line": held_out[2], "corpus": corpus, "train_line": line,
-                    "kind": leak.kind,
-                })  # fmt: skip
+    def see(self, pairs: Sequence[tuple[str, str, int]]) -> None:
+        """Look at training pairs."""
+        plain = [(_plain(source), _plain(target)) for source, target, _ in pairs]
+        self._seen_pairs |= self._pairs.intersection(plain)
+        self._seen_sources |= self._sources.intersection(source for source, _ in plain)
+        self._seen_targets |= self._targets.intersection(target for _, target in plain)
 
-    def overlap(self) -> dict[str, dict[str, int]]:
-        """Return, for each set, its size and how many of its sentences training has."""
-        in_train = Counter((name, kind) for (name, _), kind in self._in_train.items())
-        pairs_in_train = Counter(name for name, _ in self._pairs)
+    def counts(self, near: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Return, for each set, its size and how many of its sentences training has.
+
+        Args:
+            near: Sentences of each set that training has with small changes.
+        """
         return {
             name: {
                 "pairs": len(pairs),
-                "sources_in_train": in_train[name, "exact"],
-                "near_sources_in_train": in_train[name, "near"],
-                "targets_in_train": sum(pair[1].strip() in self._seen_targets for pair in pairs),
-                "pairs_in_train": pairs_in_train[name],
+                "sources_in_train": sum(source in self._seen_sources for source, _ in pairs),
+                "near_sources_in_train": near.get(name, 0),
+                "targets_in_train": sum(target in self._seen_targets for _, target in pairs),
+                "pairs_in_train": sum(pair in self._seen_pairs for pair in pairs),
             }
             for name, pairs in self._sets.items()
         }
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

@@ -20,8 +20,9 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import save
 
-from nmt.data.lines import Lines, Rows
+from nmt.data.store import Lines, ParallelStore, Rows
 from nmt.data.workers import Mapped, map_here
 
 Values = npt.NDArray[np.float64]
@@ -29,6 +30,8 @@ Values = npt.NDArray[np.float64]
 _CELLS = 1 << 25  # 128 MiB a table, and two are held
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _ITERATIONS = 4
+_MOST_COMMON = 200
+_MOST_CANDIDATES = 30
 _MEETINGS_AT_ONCE = 1 << 20
 _MERGED_AT_ONCE = 1 << 23
 _PAIRS_AT_ONCE = 1 << 16
@@ -273,6 +276,18 @@ def likely_translations(
     kept = ranks < most
     table[sources[kept], ranks[kept]] = keys[0][kept] % num_targets
     return table
+
+
+def write_shortlist(path: Path, store: ParallelStore, vocab_sizes: tuple[int, int]) -> None:
+    """Write which target tokens each source token may become, as learned from a store.
+
+    The file has ``common``, the most frequent target tokens, and ``candidates``, the likeliest
+    translations of each source token (V, most); -1 where there are fewer.
+    """
+    counts = store.token_counts("target", vocab_sizes[1])
+    common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
+    candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES)
+    path.write_bytes(save({"common": common, "candidates": candidates}))
 
 
 def _ranks(sources: Rows, counts: Values) -> Rows:

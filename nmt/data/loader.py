@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,10 +20,10 @@ import numpy.typing as npt
 from nmt.config.data import BatchConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.mixing import Stage
-from nmt.data.order import Lengths, TokenCounts, chunks, length_order
-from nmt.data.resegment import IntArray, Resegment
-from nmt.data.store import ParallelStore
-from nmt.data.workers import WorkerPool, map_ahead
+from nmt.data.order import TokenCounts, chunks, length_order
+from nmt.data.resegment import IntArray, Resegment, install, resegment_installed
+from nmt.data.store import Lengths, ParallelStore
+from nmt.data.workers import map_ahead, process_pool
 from nmt.errors import DataError
 
 _LINES_NAMED = 8
@@ -243,10 +245,15 @@ class Loader:
         if not self.num_workers or self.resegment is None:
             yield from map(self._made, planned)
             return
-        with WorkerPool(self.resegment, self.num_workers) as pool:
-            loader = replace(self, resegment=pool)
-            ahead = 2 * self.num_workers  # none of them waits for its next task
-            yield from map_ahead(loader._made, planned, threads=self.num_workers, ahead=ahead)
+        with (
+            process_pool(self.num_workers, install, self.resegment) as pool,
+            ThreadPoolExecutor(self.num_workers, "ahead") as threads,
+        ):
+            loader = replace(
+                self, resegment=lambda *batch: pool.submit(resegment_installed, *batch).result()
+            )
+            ahead = 2 * self.num_workers  # no process waits for its next task
+            yield from map_ahead(loader._made, planned, threads, ahead)
 
     def _planned(self, start: Position) -> Iterator[tuple[list[IntArray], int, Position]]:
         """Yield the rows of the batches of each update, their epoch, and the position after."""
@@ -254,18 +261,21 @@ class Loader:
         while True:
             epochs, stage = itertools.count(position.epoch), position.stage
             make = partial(self.plan, stage=stage)
-            is_ahead = self.num_workers > 0
-            plans = map_ahead(make, epochs, threads=1, ahead=1) if is_ahead else map(make, epochs)
-            for plan in plans:
-                epoch = position.epoch
-                for begin in range(position.batch, len(plan), self.config.accumulate):
-                    end = min(begin + self.config.accumulate, len(plan))
-                    position = self._after(position, end if end < len(plan) else None)
-                    yield plan[begin:end], epoch, position
-                    if position.epoch != epoch:
+            with ExitStack() as stack:
+                plans: Iterator[list[IntArray]] = map(make, epochs)
+                if self.num_workers:  # a thread plans the next epoch while this one is read
+                    thread = stack.enter_context(ThreadPoolExecutor(1, "ahead"))
+                    plans = map_ahead(make, epochs, thread, ahead=1)
+                for plan in plans:
+                    epoch = position.epoch
+                    for begin in range(position.batch, len(plan), self.config.accumulate):
+                        end = min(begin + self.config.accumulate, len(plan))
+                        position = self._after(position, end if end < len(plan) else None)
+                        yield plan[begin:end], epoch, position
+                        if position.epoch != epoch:
+                            break
+                    if position.stage != stage:
                         break
-                if position.stage != stage:
-                    break
 
     def _after(self, position: Position, batch: int | None) -> Position:
         """Return the position after an update that ends before a batch, or with the epoch."""

@@ -6,41 +6,26 @@ beside the lengths there are two numbers of 64 bits for each pair, and never mor
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.data.resegment import IntArray
+from nmt.data.store import Lengths
 
 _CHUNK_ROWS = 1 << 20
-_DOUBLE_BITS = 53
-"""Random bits of a number in [0, 1)."""
-
-
-class Lengths(Protocol):
-    """Tokens of one side of each pair, asked for some rows at a time: an array, or counted then."""
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-
-    def __getitem__(self, rows: slice | IntArray, /) -> npt.NDArray[np.integer]:
-        """Return the tokens of some pairs."""
+_DOUBLE_BITS = 53  # random bits of a number in [0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Stored lengths with special tokens, of all rows or of those that an epoch reads."""
 
-    stored: npt.NDArray[np.integer]
-    """Tokens of every row of the store."""
-    special: int
-    """BOS and EOS of this side."""
-    rows: IntArray | None = None
-    """Rows of the epoch; None: every row once."""
+    stored: npt.NDArray[np.integer]  # tokens of every row of the store
+    special: int  # BOS and EOS of this side
+    rows: IntArray | None = None  # of the epoch; None: every row once
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -64,8 +49,9 @@ def length_order(
     """Return all rows by the longer side with noise, then source, then target, then at random.
 
     Draws ``n`` float32 and ``n`` float64 from ``random``, in this order. Equal to
-    ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``,
-    which all releases have sorted by: runs of older ones resume in the same order.
+    ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``
+    as long as 64 bits hold the lengths and enough of the chance: two pairs of the same lengths may
+    change places where the bits of chance that have room are the same.
 
     Args:
         source: Tokens of each source. (n,)
@@ -88,33 +74,7 @@ def length_order(
         spread = random.random(len(left), dtype=np.float32) - 0.5
         key = np.rint(np.maximum(left, right) * (1 + noise * spread)).astype(np.int64)
         packed[part] = ((key << source_bits | left) << target_bits | right) << spare
-    before = copy.deepcopy(random)
     for part in chunks(count):
         chance = random.random(part.stop - part.start) * 2.0**spare
         packed[part] |= chance.astype(np.uint64)
-    order = np.argsort(packed)
-    _settle_ties(order, packed, before)
-    return order
-
-
-def _settle_ties(
-    order: IntArray, packed: npt.NDArray[np.uint64], random: np.random.Generator
-) -> None:
-    """Sort the rows of equal packed numbers by the bits of chance that had no room in them."""
-    found = []
-    for part in chunks(len(order) - 1):
-        keys = packed[order[part.start : part.stop + 1]]
-        found.append(np.flatnonzero(keys[:-1] == keys[1:]) + part.start)
-    first = np.concatenate(found) if found else np.empty(0, np.int64)
-    if not len(first):
-        return
-    places = np.union1d(first, first + 1)
-    rows = order[places]
-    tied = np.sort(rows)
-    chance = np.empty(len(tied))
-    for part in chunks(len(packed)):
-        drawn = random.random(part.stop - part.start)
-        here = slice(*np.searchsorted(tied, (part.start, part.stop)))
-        chance[here] = drawn[tied[here] - part.start]
-    # Runs of ties stay where they are: their packed numbers rise with the places.
-    order[places] = tied[np.lexsort((tied, chance, packed[tied]))]
+    return np.argsort(packed)

@@ -6,12 +6,10 @@ side makes the pair blank, bad or over-long, and never shifts the other side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from nmt.data.repair import Shift
 from nmt.text import without_surrogates
 
 
@@ -20,16 +18,14 @@ class SentencePair(NamedTuple):
 
     source: str
     target: str
-    line: int
-    """Line number in the corpus, from 1, for messages."""
+    line: int  # number in the corpus, from 1
 
 
 class BadPair(NamedTuple):
     """A pair that cannot be read."""
 
     reason: Literal["bad_utf8", "characters"]
-    line: int
-    """Line number in the corpus, from 1."""
+    line: int  # number in the corpus, from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +36,6 @@ class ReadOptions:
     target_language: str
     on_bad_utf8: Literal["error", "skip"] = "error"
     max_characters: int = 10_000
-    shifts: dict[tuple[Path, Path], Sequence[Shift]] = field(default_factory=dict)
-    """Of aligned files, source and target: ranges that are paired again."""
 
 
 def pair_of(source: str, target: str, line: int, options: ReadOptions) -> SentencePair | BadPair:

@@ -79,3 +79,16 @@ class InTurn:
         for change in self._changes:
             stored = change(epoch, rows, stored)
         return stored
+
+
+_installed: list[Resegment] = []
+
+
+def install(resegment: Resegment) -> None:
+    """Keep what a worker process is to call: it is sent once, and not with every batch."""
+    _installed[:] = [resegment]
+
+
+def resegment_installed(epoch: int, rows: IntArray, stored: Sides) -> Sides:
+    """Call what was installed."""
+    return _installed[0](epoch, rows, stored)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, Self
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from nmt.errors import DataError
 from nmt.files.json_file import field, read_json
 
 IntArray = npt.NDArray[np.integer]
+Ids = npt.NDArray[np.integer]
+Rows = npt.NDArray[np.int64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
 
@@ -28,10 +31,8 @@ _COUNTED_AT_ONCE = 1 << 20
 class FlatIds(NamedTuple):
     """Sentences of one side, one after the other."""
 
-    ids: npt.NDArray[np.int32]
-    """Of all sentences, flat."""
-    lengths: npt.NDArray[np.int64]
-    """Tokens of each."""
+    ids: Ids  # of all sentences, flat
+    lengths: npt.NDArray[np.int64]  # tokens of each
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> FlatIds:
@@ -39,11 +40,48 @@ class FlatIds(NamedTuple):
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
+    def selected(self, is_wanted: npt.NDArray[np.bool_], first: int | None = None) -> FlatIds:
+        """Return some of the sentences, each with an id in front of it unless that is None."""
+        lengths = self.lengths[is_wanted]
+        ids = self.ids[np.repeat(is_wanted, self.lengths)]
+        if first is not None:
+            ids = np.insert(ids, np.cumsum(lengths) - lengths, first)
+        return FlatIds(ids, lengths + (first is not None))
+
+
+class Lengths(Protocol):
+    """Tokens of one side of each pair, asked for some rows at a time: an array, or counted then."""
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+
+    def __getitem__(self, rows: slice | Rows, /) -> npt.NDArray[np.integer]:
+        """Return the tokens of some pairs."""
+
+
+class Lines(Protocol):
+    """Token ids of the lines of both sides: a `ParallelStore`, or a view of one."""
+
+    @property
+    def source_lengths(self) -> Lengths:
+        """Source tokens of each line."""
+
+    @property
+    def target_lengths(self) -> Lengths:
+        """Target tokens of each line."""
+
+    def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
+        """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+
+    def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
+        """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+
 
 class ParallelStore:
-    """Sentence pairs as token ids, read-only."""
+    """Sentence pairs as token ids, read-only. It travels to other processes as its folder."""
 
     def __init__(self, folder: Path, dtype: npt.DTypeLike) -> None:
+        self._folder = folder
         self._ids = [_mapped(folder / f"{side}.ids.bin", dtype) for side in _SIDES]
         self._offsets = [_mapped(folder / f"{side}.offsets.bin", "<i8") for side in _SIDES]
         for side, ids, offsets in zip(_SIDES, self._ids, self._offsets, strict=True):
@@ -52,15 +90,13 @@ class ParallelStore:
                     f"{folder}/{side}.ids.bin does not have the length its offsets say.",
                     fix="The prepared folder is damaged: run `nmt prepare CONFIG --force`.",
                 )
+        # Tokens without EOS. (n,), int32.
         self.source_lengths, self.target_lengths = (
             _lengths(folder / f"{side}.offsets.bin", len(offsets) - 1)
             for side, offsets in zip(_SIDES, self._offsets, strict=True)
         )
-        """Tokens of each source and target, without EOS. (n,), int32."""
-        self.corpus = _mapped(folder / "corpus.bin", "<u2")
-        """Index of each pair's corpus in ``data.train``. (n,), uint16."""
-        self.lines = _mapped(folder / "lines.bin", "<i8")
-        """Line number of each pair in its corpus, from 1. (n,), int64."""
+        self.corpus = _mapped(folder / "corpus.bin", "<u2")  # index in ``data.train``. (n,)
+        self.lines = _mapped(folder / "lines.bin", "<i8")  # number in the corpus, from 1. (n,)
 
     @classmethod
     def open(cls, folder: Path) -> ParallelStore:
@@ -77,21 +113,30 @@ class ParallelStore:
                 fix="Run `nmt prepare CONFIG --force`.",
             ) from error
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (self._folder,)
+
     def __len__(self) -> int:
         """Return the number of pairs."""
         return len(self.corpus)
 
-    def source_ids(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64]]:
+    def source_ids(self, rows: IntArray) -> tuple[Ids, Rows]:
         """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
         return self._gather(0, self.source_lengths, rows)
 
-    def target_ids(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64]]:
+    def target_ids(self, rows: IntArray) -> tuple[Ids, Rows]:
         """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
         return self._gather(1, self.target_lengths, rows)
 
-    def _gather(
-        self, side: int, all_lengths: IntArray, rows: IntArray
-    ) -> tuple[IntArray, npt.NDArray[np.int64]]:
+    def block(self, start: int, stop: int) -> tuple[FlatIds, FlatIds]:
+        """Return both sides of the rows from ``start`` to before ``stop``."""
+        rows = np.arange(start, stop)
+        (source, _), (target, _) = self.source_ids(rows), self.target_ids(rows)
+        lengths = self.source_lengths[start:stop], self.target_lengths[start:stop]
+        left, right = (each.astype(np.int64) for each in lengths)
+        return FlatIds(source, left), FlatIds(target, right)
+
+    def _gather(self, side: int, all_lengths: IntArray, rows: IntArray) -> tuple[Ids, Rows]:
         lengths = all_lengths[rows].astype(np.int64)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         starts = self._offsets[side][rows] - offsets[:-1]
@@ -105,6 +150,11 @@ class ParallelStore:
         for start in range(0, len(ids), _COUNTED_AT_ONCE):
             counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
         return counts
+
+
+@lru_cache(maxsize=2)
+def _opened(folder: Path) -> ParallelStore:
+    return ParallelStore.open(folder)
 
 
 def ids_dtype(folder: Path) -> np.dtype[np.integer]:

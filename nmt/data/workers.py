@@ -1,64 +1,100 @@
-"""Work that is done ahead of its use: by threads, and by processes where Python itself is slow."""
+"""Work that is done ahead of its use: in threads, in other processes, or by Dask.
+
+The only module that starts processes for text work, and the only one that imports Dask.
+"""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
-from queue import SimpleQueue
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from nmt.errors import DeviceError
+from nmt.device import usable_cores
+from nmt.errors import ConfigError, DeviceError
+
+LOCAL = "local"  # name of a Dask scheduler that is started here, with workers on this machine
+_CONNECT_SECONDS = 10
 
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-_MOST_DEATHS = 3
-_SERVE = "from nmt.data.workers import serve; serve()"
-
-logger = logging.getLogger(__name__)
-
 
 def map_ahead(
-    make: Callable[[T], R], items: Iterator[T], *, threads: int, ahead: int
+    make: Callable[[T], R], items: Iterator[T], executor: Executor, ahead: int
 ) -> Iterator[R]:
-    """Yield ``make(item)`` in order; threads make the next ones while the caller uses the last.
+    """Yield ``make(item)`` in order; the executor makes the next ones while the last one is used.
 
     Args:
-        make: May be called in several threads at once.
-        items: Asked in the caller's thread.
-        threads: How many.
-        ahead: Results that are made before they are asked for.
+        make: Called wherever the executor calls functions.
+        items: Read in the caller's thread, only as far as they are needed.
+        executor: Threads or processes.
+        ahead: Results that are under way before they are asked for.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="ahead")
+    coming = deque(executor.submit(make, item) for item in islice(items, ahead))
     try:
-        yield from map_in_order(pool, make, items, ahead=ahead)
+        while coming:
+            result = coming.popleft().result()
+            coming.extend(executor.submit(make, item) for item in islice(items, 1))
+            yield result
+    except BrokenProcessPool as error:
+        raise DeviceError(
+            "A worker process was killed, perhaps because memory was short.",
+            fix="Use fewer workers. The same command resumes.",
+        ) from error
+    finally:
+        for future in coming:
+            future.cancel()
+
+
+@contextmanager
+def process_pool(
+    size: int, install: Callable[[T], object] | None = None, value: T | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Start processes that share nothing with this one and end with it, however that happens.
+
+    Args:
+        size: Processes.
+        install: Called once in each process, with ``value``.
+        value: Is pickled once for each process.
+    """
+    # A fork of a process with threads may deadlock, and torch and tokenizers have threads.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(size, context, _begin, (install, value))
+    try:
+        yield pool
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def map_in_order(
-    executor: Executor, make: Callable[[T], R], items: Iterator[T], *, ahead: int
-) -> Iterator[R]:
-    """Yield ``make(item)`` in order, whichever is done first; ``ahead`` of them are in memory."""
-    coming = deque(executor.submit(make, item) for item in islice(items, ahead))
-    while coming:
-        result = coming.popleft().result()
-        coming.extend(executor.submit(make, item) for item in islice(items, 1))
-        yield result
+def _begin(install: Callable[[Any], object] | None, value: Any) -> None:
+    """Prepare a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that started us
+    # A worker holds both ends of the queue that it reads, so it would wait for a killed parent.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if install is not None:
+        install(value)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 class Mapped(Protocol):
-    """Yields ``make(item)`` in order, as `map` does, whoever makes it."""
+    """Yields ``make(item)`` in order, as `map` does, wherever it is made."""
 
     def __call__(self, make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
         """Return the results."""
@@ -80,158 +116,95 @@ def watched(mapped: Mapped, progress: Callable[[], object]) -> Mapped:
     return see
 
 
-class WorkerPool(Generic[P, R]):
-    """Calls a function in processes of its own: a context, called by several threads.
-
-    The processes are new ones, which share nothing with this one, and end when it does, however
-    that happens: their input ends. If one of them is killed, another takes its place and its work.
-
-    Args:
-        function: Pickled once for each process.
-        size: Processes.
-    """
-
-    def __init__(self, function: Callable[P, R], size: int) -> None:
-        self._function, self._size = function, size
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._lock, self._is_closed = threading.Lock(), False
-
-    def __enter__(self) -> Self:
-        for _ in range(self._size):
-            self._idle.put(self._start())
-        return self
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # It finds the packages where this process has found them.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with self._lock:
-            if self._is_closed:
-                raise CancelledError
-            process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,  # an interrupt from the terminal is for this process
-            )
-            self._processes.append(process)
-        with suppress(OSError):  # whoever asks it finds that it is gone
-            _send(process, self._function)
-        return process
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._is_closed = True
-        for process in self._processes:
-            _end(process)
-
-    def __call__(self, *arguments: P.args, **options: P.kwargs) -> R:
-        """Return what the function returns; waits for a process that has nothing to do.
-
-        Raises:
-            Exception: The function has raised it.
-            DeviceError: Each of some processes was killed at this call.
-        """
-        process = self._idle.get()
-        try:
-            for _ in range(_MOST_DEATHS):
-                try:
-                    result, error = _ask(process, (arguments, options))
-                except (OSError, EOFError, ValueError, pickle.UnpicklingError):
-                    _end(process)
-                    process = self._start()
-                    logger.warning("a worker process has ended: another one does its work")
-                    continue
-                if error is not None:
-                    raise error
-                return cast(R, result)
-        finally:
-            self._idle.put(process)
-        raise DeviceError(
-            f"Worker processes were killed {_MOST_DEATHS} times at the same work.",
-            fix="Use fewer workers: the memory may be short.",
-        )
-
-
-class ProcessExecutor(Executor):
-    """Processes as an `Executor`: what is killed is done again, alone, and none is left behind.
-
-    In `concurrent.futures`, one that is killed ends all.
-
-    Args:
-        size: Processes.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
-        self._pool = WorkerPool(_apply, size).__enter__()
+class _Inline(Executor):
+    """Calls functions in this thread, when they are submitted."""
 
     def submit(
         self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
     ) -> Future[T]:
-        """Have a picklable function called in one of the processes."""
-        return self._threads.submit(self._pool, function, arguments, options)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes, and what they are doing if ``cancel_futures``."""
-        self._threads.shutdown(wait=wait and not cancel_futures, cancel_futures=cancel_futures)
-        self._pool.__exit__()
-        self._threads.shutdown()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.shutdown(cancel_futures=kind is not None)
-
-
-class InlineExecutor(Executor):
-    """No processes: calls when it is asked."""
-
-    def submit(
-        self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
-    ) -> Future[T]:
-        """Call the function here and now."""
         future: Future[T] = Future()
         future.set_result(function(*arguments, **options))
         return future
 
 
-def _apply(function: Callable[..., T], arguments: tuple[Any, ...], options: dict[str, Any]) -> T:
-    return function(*arguments, **options)
+class Workers(NamedTuple):
+    """Where blocks of a corpus are worked on."""
+
+    executor: Executor
+    ahead: int  # blocks that are sent before the first has come back: two for each worker
+    threads: int  # of a worker
+    see_files: bool = False  # whether these are other processes, which see this one's files
+
+    def map(self, make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
+        """Yield ``make(item)`` in order."""
+        return map_ahead(make, items, self.executor, self.ahead)
+
+    @property
+    def mapped(self) -> Mapped:
+        """`map`, for what needs files of this process."""
+        return self.map if self.see_files else map_here
+
+    def submit(self, make: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> Future[R]:
+        """Call what needs files of this process, meanwhile if that is possible."""
+        executor = self.executor if self.see_files else _Inline()
+        return executor.submit(make, *arguments, **options)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # it holds nothing that must be kept
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):  # what was not sent
-                pipe.close()
+HERE = Workers(_Inline(), 1, 1)
 
 
-def _send(process: subprocess.Popen[bytes], message: Any) -> None:
-    assert process.stdin is not None
-    pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
-    process.stdin.flush()
+@contextmanager
+def open_workers(workers: int | None, scheduler: str | None) -> Iterator[Workers]:
+    """Start or reach the workers of `nmt prepare`, and leave none behind.
+
+    Args:
+        workers: Processes of one thread each; with 1, it is this one. None for this one with
+            threads for all processors, or as many workers of Dask.
+        scheduler: Address of a Dask scheduler, or ``local``; None for none.
+
+    Raises:
+        ConfigError: Dask is not installed, or no scheduler answers there.
+    """
+    if scheduler is not None:
+        yield from _dask(scheduler, workers)
+    elif workers is None or workers == 1:
+        yield Workers(_Inline(), 1, workers or usable_cores())
+    else:
+        with process_pool(workers) as executor:
+            for _ in range(workers):  # they start while this process reads held-out sets
+                executor.submit(os.getpid)
+            yield Workers(executor, 2 * workers, 1, see_files=True)
 
 
-def _ask(process: subprocess.Popen[bytes], message: Any) -> tuple[Any, Exception | None]:
-    _send(process, message)
-    assert process.stdout is not None
-    result, error = pickle.load(process.stdout)
-    return result, error
-
-
-def serve() -> None:
-    """Be one of the processes: read the function, then its arguments, until the input ends."""
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    with suppress(EOFError, BrokenPipeError):
-        function = pickle.load(source)
-        while True:
-            arguments, options = pickle.load(source)
-            outcome: list[Any] = [None, None]
-            try:
-                outcome[0] = function(*arguments, **options)
-            except Exception as error:
-                outcome[1] = error
-            pickle.dump(outcome, target, pickle.HIGHEST_PROTOCOL)
-            target.flush()
+def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
+    try:
+        import distributed  # noqa: PLC0415 - a second, and seldom needed
+    except ImportError as error:
+        raise ConfigError(
+            "`scheduler` needs Dask, which is not installed.",
+            fix="Run `pip install 'nmt[cluster]'`.",
+        ) from error
+    is_here = scheduler == LOCAL
+    if not is_here and workers is not None:
+        raise ConfigError(
+            "`workers` cannot be set for a scheduler that is already running.",
+            fix="Leave `workers` out: all workers of the scheduler are used.",
+        )
+    try:
+        if is_here:
+            client = distributed.Client(
+                n_workers=workers or usable_cores(),
+                threads_per_worker=1,
+                dashboard_address=None,
+                silence_logs=logging.ERROR,
+            )
+        else:
+            client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"No Dask scheduler answers at {scheduler}: {error}",
+            fix="Start `dask scheduler` there, and name its address, such as tcp://host:8786.",
+        ) from error
+    with client:
+        size = sum(client.nthreads().values())
+        yield Workers(client.get_executor(), 2 * max(size, 1), 1, see_files=is_here)

@@ -17,9 +17,10 @@ from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
 from nmt.data.augment import Augmenter
 from nmt.data.corpus import corpus_names
+from nmt.data.findings import KEPT, READ
 from nmt.data.loader import Loader
 from nmt.data.mixing import build_stages, tempered_weights
-from nmt.data.prepared import KEPT, READ, PreparedData
+from nmt.data.prepared import PreparedData
 from nmt.data.resegment import InTurn, Resegment, Resegmenter
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays

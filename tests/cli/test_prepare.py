@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from unittest.mock import ANY, Mock
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from nmt.commands.prepare_options import PrepareOptions
 from tests.cli.commands import refused
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
@@ -19,24 +20,25 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> Mock:
     recipe = Mock()
     recipe.return_value.as_dict.return_value = REPORT
     recipe.return_value.as_text.return_value = "3 pairs kept"
+    recipe.return_value.failure = None
     monkeypatch.setattr("nmt.commands.prepare.prepare", recipe)
     return recipe
 
 
-def test_the_flags_reach_the_recipe(prepare: Mock) -> None:
+def test_the_flags_become_options(prepare: Mock) -> None:
     arguments = ["--set", "name=other", "--report-only", "--force", "-q"]
-    arguments += ["--report", "there", "--workers", "3", "--scheduler", "local", "--repair"]
+    arguments += ["--report", "there", "--workers", "3", "--scheduler", "local"]
     arguments += ["--score-with", "runs/a,runs/b"]
     result = CliRunner().invoke(app, ["prepare", DEMO, *arguments])
 
     assert (result.exit_code, result.stdout) == (0, "3 pairs kept\n")
-    (config,), options = prepare.call_args
-    assert config.name == "other"
-    assert options == {
-        "force": True, "report_only": True, "report_dir": Path("there"),
-        "workers": 3, "scheduler": "local", "repair": True, "piped": ANY,
-        "score_with": [Path("runs/a"), Path("runs/b")],
-    }  # fmt: skip
+    prepare.assert_called_once_with(
+        PrepareOptions(
+            config=Path(DEMO), set_=("name=other",), report_only=True, force=True,
+            report=Path("there"), workers=3, scheduler="local",
+            score_with=(Path("runs/a"), Path("runs/b")),
+        )
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("prepare")
@@ -48,13 +50,14 @@ def test_json_is_one_object_on_one_line() -> None:
     assert "größe" in result.stdout
 
 
-def test_verify_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    verified = Mock()
-    verified.return_value.as_text.return_value = "all as written"
-    monkeypatch.setattr("nmt.commands.prepare.verify", verified)
-    result = CliRunner().invoke(app, ["prepare", DEMO, "--verify"])
-    assert (result.exit_code, result.stdout) == (0, "all as written\n")
+def test_verify_is_done_alone(tmp_path: Path) -> None:
     refused(CliRunner().invoke(app, ["prepare", DEMO, "--verify", "--force"]), 2, "--verify")
+    place = f"prepared_dir={tmp_path / 'none'}"
+    refused(
+        CliRunner().invoke(app, ["prepare", DEMO, "--verify", "--set", place]),
+        3,
+        "no prepared data",
+    )
 
 
 def test_standard_input_is_a_corpus(tmp_path: Path) -> None:

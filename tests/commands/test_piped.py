@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from nmt.commands.prepare import prepare
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.data.size import count_characters
 from nmt.errors import ConfigError, DataError
-from tests.commands.test_prepare import config_for, corpus
+from tests.commands.preparing import config_for, corpus, prepare
 
 TEXT = "".join(
     f"{source}\t{target}\n" for source, target in zip(*corpus(120), strict=True)

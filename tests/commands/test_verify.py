@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from nmt.commands.prepare import prepare, verify
 from nmt.config.run import RunConfig
+from nmt.data.prepared import verify_prepared
 from nmt.errors import DataError
-from tests.commands.test_prepare import config_for
+from tests.commands.preparing import config_for, prepare
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ def files_of(config: RunConfig) -> list[Path]:
 def test_a_whole_folder_is_whole(config: RunConfig) -> None:
     files = files_of(config)
     assert {"train", "valid", "tokenizer"} <= {path.parent.name for path in files}
-    found = verify(config)
-    assert (found.files, found.unverified) == (len(files), False)
+    found = verify_prepared(config.prepared_dir)
+    assert found.files == len(files)
     assert found.bytes == sum(path.stat().st_size for path in files)
 
 
@@ -43,7 +42,7 @@ def test_every_damaged_file_is_named(config: RunConfig, damage: str) -> None:
             last = bytes([content[-1] ^ 1])
             path.write_bytes(content + b"x" if damage == "longer" else content[:-1] + last)
     with pytest.raises(DataError) as caught:
-        verify(config)
+        verify_prepared(config.prepared_dir)
     said = str(caught.value)
     assert [path for path in files if f"{path} " not in said] == []
     assert said.count("\n") == len(files)  # one a line, and the fix
@@ -53,7 +52,7 @@ def test_one_damaged_file_is_the_only_one_named(config: RunConfig) -> None:
     victim, *others = files_of(config)
     victim.write_bytes(b"")
     with pytest.raises(DataError) as caught:
-        verify(config)
+        verify_prepared(config.prepared_dir)
     assert str(victim) in str(caught.value)
     assert not any(str(path) in str(caught.value) for path in others)
 
@@ -62,18 +61,4 @@ def test_a_changed_manifest_is_damaged(config: RunConfig) -> None:
     path = config.prepared_dir / "manifest.json"
     path.write_text(path.read_text().replace('"kept": 120', '"kept": 121'), encoding="utf-8")
     with pytest.raises(DataError, match=r"manifest\.json is damaged: its content has changed"):
-        verify(config)
-
-
-def test_older_folders_are_compared_by_the_hash_of_their_data(config: RunConfig) -> None:
-    path = config.prepared_dir / "manifest.json"
-    values = json.loads(path.read_text())
-    del values["files"], values["sha256"]
-    path.write_text(json.dumps(values), encoding="utf-8")
-    found = verify(config)
-    assert found.unverified
-    assert "--force" in found.as_text()
-    victim = config.prepared_dir / "valid" / "target.ids.bin"
-    victim.write_bytes(victim.read_bytes()[:-2])
-    with pytest.raises(DataError, match="files of train and valid are missing or have changed"):
-        verify(config)
+        verify_prepared(config.prepared_dir)

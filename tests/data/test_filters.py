@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.commands.prepare import prepare
 from nmt.config.filters import FilterConfig
 from nmt.config.loader import load_config
-from nmt.data.filter import Filter
 from nmt.data.filters import (
     FILTERS,
+    Filter,
     FilterChain,
     held_out_filters,
-    register_filter,
     training_filters,
 )
 from nmt.errors import ConfigError
+from tests.commands.preparing import prepare
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 
@@ -75,14 +73,9 @@ class Shouting(Filter):
         return "shouting" if shouts else None
 
 
-@pytest.fixture
-def _shouting() -> Iterator[None]:
-    register_filter("shouting", Shouting)
-    yield
-    del FILTERS["shouting"]
+FILTERS.register("shouting", Shouting)
 
 
-@pytest.mark.usefixtures("_shouting")
 def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
     tmp_path: Path,
 ) -> None:
@@ -100,11 +93,10 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
     assert report.counts["valid"]["kept"] == 300
 
 
-@pytest.mark.usefixtures("_shouting")
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"shoutin": {}}, "did you mean shouting"),
+        ({"shoutin": {}}, "Did you mean shouting"),
         ({"shouting": {"max_capitals": 1}}, "filters.extra.shouting: .*max_capitals"),
     ],
 )

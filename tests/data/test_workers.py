@@ -1,16 +1,16 @@
-"""What is made ahead is the same, in the same order, whoever makes it."""
+"""What is made ahead is the same, in the same order, wherever it is made."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -20,14 +20,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.commands import prepare as story
 from nmt.config.data import BatchConfig
+from nmt.data import lexicon
+from nmt.data.corpus import read_blocks
 from nmt.data.loader import Loader, Position
+from nmt.data.prepare_report import REPORT
 from nmt.data.resegment import Resegmenter
 from nmt.data.store import ParallelStore
-from nmt.data.workers import ProcessExecutor, WorkerPool, map_ahead, map_in_order
-from nmt.errors import DeviceError
+from nmt.data.workers import map_ahead, open_workers, process_pool
+from nmt.errors import ConfigError, DeviceError
 from nmt.text.subword_dropout import SubwordDropout
-from tests.data.kills import square_after_a_kill
+from tests.commands.preparing import config_for, prepare
+from tests.data.test_block_map import write_odd_pairs
 from tests.data.test_store import store_of
 
 LETTERS = "▁abcde"
@@ -35,17 +40,25 @@ MERGES = ["▁a", "ab", "bc", "▁ab", "cd", "▁abc", "de"]
 PIECES = [*"....", *LETTERS, *MERGES]
 NUM_PAIRS = 40
 
+needs_dask = pytest.mark.skipif(
+    importlib.util.find_spec("distributed") is None, reason="needs the extra `cluster` (Dask)"
+)
+
 
 @pytest.fixture(scope="module")
 def loader(tmp_path_factory: pytest.TempPathFactory) -> Loader:
     """Of words such as ``abcde``, whose subwords are drawn anew."""
+    return loader_of(tmp_path_factory.mktemp("store") / "new", seed=1)
+
+
+def loader_of(folder: Path, seed: int) -> Loader:
     word = [PIECES.index(piece) for piece in ("▁abc", "de", "▁a", "cd")]
     pairs = [(word * (1 + n % 3), word * (1 + n % 2)) for n in range(NUM_PAIRS)]
-    store: ParallelStore = store_of(tmp_path_factory.mktemp("store") / "new", pairs)
+    store: ParallelStore = store_of(folder, pairs)
     scores = [0.0] * (len(PIECES) - len(MERGES)) + [-float(n) for n in range(len(MERGES))]
     side = SubwordDropout(PIECES, scores, [piece != "." for piece in PIECES], 0.3)
     config = BatchConfig(max_tokens=60, accumulate=2)
-    resegment = Resegmenter((side, side), seed=1, longest=50)
+    resegment = Resegmenter((side, side), seed=seed, longest=50)
     return Loader(store, config, weights=[1.0], seed=1, resegment=resegment)
 
 
@@ -59,7 +72,16 @@ def drawn(loader: Loader, start: Position, number: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("num_workers", "start"), [(1, (0, 0)), (3, (0, 4))])
+def test_another_seed_draws_other_subwords_of_the_same_pairs(tmp_path: Path) -> None:
+    (first, *_), (second, *_) = (
+        drawn(loader_of(tmp_path / str(seed), seed), Position(), 1)[0][0] for seed in (1, 2)
+    )
+    assert first[2] == second[2]  # the rows: the order of the data has a seed of its own
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+@pytest.mark.parametrize(("num_workers", "start"), [(1, (0, 0)), (2, (0, 4))])
 def test_worker_processes_draw_the_bits_of_one_thread_in_order(
     loader: Loader, num_workers: int, start: tuple[int, int]
 ) -> None:
@@ -77,60 +99,24 @@ def fields_of(loader: Loader) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in loader.__dataclass_fields__}
 
 
-def test_a_worker_that_is_killed_costs_no_more_than_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with WorkerPool(os.getpid, 1) as pool:
-        child = pool()
-        assert child != os.getpid()
-        os.kill(child, signal.SIGKILL)
-        others = {pool(), pool()}
-        assert len(others) == 1
-        assert others.isdisjoint({child, os.getpid()})
-    assert caplog.text.count("a worker process has ended") == 1
-
-
-def test_twenty_killed_workers_cost_the_work_of_each_and_no_more(tmp_path: Path) -> None:
-    with ProcessExecutor(2) as executor:
-        make = partial(square_after_a_kill, tmp_path)
-        found = [*map_in_order(executor, make, iter(range(20)), ahead=4)]
-    assert found == [n * n for n in range(20)]
-
-
-def test_work_that_kills_every_worker_ends_with_a_message() -> None:
-    with WorkerPool(partial(eval), 1) as pool:
-        with pytest.raises(DeviceError, match=r"killed 3 times.*\n.*fewer workers"):
-            pool("__import__('os')._exit(9)")
-        assert pool("2 + 2") == 4
-
-
-def test_an_executor_of_processes_is_left_at_once_by_an_error() -> None:
-    """What is under way is not waited for, and leaves no thread or process."""
-    start = time.monotonic()
-    executor = ProcessExecutor(2)
-    waiting = [executor.submit(time.sleep, 60) for _ in range(4)]
-    executor.__exit__(KeyboardInterrupt)
-    assert time.monotonic() - start < 30
-    assert all(each.cancelled() or isinstance(each.exception(), CancelledError) for each in waiting)
-    assert not [thread for thread in threading.enumerate() if "worker" in thread.name]
-
-
-def test_errors_come_back_and_workers_load_no_torch() -> None:
-    with WorkerPool(partial(eval), 2) as pool:
-        assert pool("'nmt.data.resegment' in __import__('sys').modules") is False
-        assert pool("bool(__import__('nmt.data.resegment'))")
-        assert pool("'torch' in __import__('sys').modules") is False
+def test_errors_come_back_and_a_killed_worker_ends_with_advice() -> None:
+    with process_pool(1) as pool:
+        assert pool.submit(eval, "'torch' in __import__('sys').modules").result() is False
+        assert pool.submit(os.getpid).result() != os.getpid()
         with pytest.raises(ZeroDivisionError):
-            pool("1 / 0")
-        assert pool("1 + 1") == 2
+            pool.submit(eval, "1 / 0").result()
+        killing = map_ahead(eval, iter(["1", "__import__('os')._exit(9)", "2"]), pool, ahead=2)
+        with pytest.raises(DeviceError, match=r"was killed.*\n.*fewer workers"):
+            list(killing)
 
 
 PARENT = """
 import os, signal
-from nmt.data.workers import WorkerPool
-with WorkerPool(os.getpid, 2) as pool:
-    pool()
-    os.kill(os.getpid(), signal.SIGKILL)
+from nmt.data.workers import process_pool
+if __name__ == "__main__":
+    with process_pool(2) as pool:
+        pool.submit(os.getpid).result()
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -148,8 +134,9 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 @given(number=st.integers(0, 20), threads=st.integers(1, 3), ahead=st.integers(1, 6))
 def test_results_keep_their_order(number: int, threads: int, ahead: int) -> None:
-    found = map_ahead(lambda n: n * n, iter(range(number)), threads=threads, ahead=ahead)
-    assert list(found) == [n * n for n in range(number)]
+    with ThreadPoolExecutor(threads) as pool:
+        found = map_ahead(lambda n: n * n, iter(range(number)), pool, ahead)
+        assert list(found) == [n * n for n in range(number)]
 
 
 def test_no_more_is_made_than_asked_for_and_so_much_ahead() -> None:
@@ -160,11 +147,11 @@ def test_no_more_is_made_than_asked_for_and_so_much_ahead() -> None:
             asked.append(number)
             yield number
 
-    found = map_ahead(str, items(), threads=2, ahead=4)
-    assert next(found) == "0"
-    assert len(asked) == 5
-    found.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
+    with ThreadPoolExecutor(2) as pool:
+        found = map_ahead(str, items(), pool, ahead=4)
+        assert next(found) == "0"
+        assert len(asked) == 5
+        found.close()  # type: ignore[attr-defined]
 
 
 def test_the_next_epoch_is_planned_before_this_one_ends(
@@ -186,6 +173,51 @@ def test_the_next_epoch_is_planned_before_this_one_ends(
         assert news.wait_for(lambda: len(planned) == 2, 20)
     updates.close()
     assert planned == [(0, False), (1, False)]
+    assert not [thread for thread in threading.enumerate() if "ahead" in thread.name]
     planned.clear()
     next(loader.updates(Position()))
     assert planned == [(0, True)]  # on a CPU nothing is made before it is asked for
+
+
+def prepared(folder: Path, **options: Any) -> object:
+    """Everything that is made of some corpora, but times and the folder's name."""
+    write_odd_pairs(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(story, "read_blocks", partial(read_blocks, size=13))
+        patch.setattr(lexicon, "_MEETINGS_AT_ONCE", 1000)  # several batches, too
+        prepare(config_for(folder), force=True, **options)
+    files = [path for path in sorted((folder / "prepared").rglob("*")) if path.is_file()]
+    report = json.loads((folder / "prepared" / REPORT).read_text(encoding="utf-8"))
+    del report["seconds"], report["stages"]
+    return report, {
+        path.name: path.read_bytes() for path in files if path.name not in (REPORT, "manifest.json")
+    }
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert prepared(tmp_path, workers=3) == prepared(tmp_path)
+
+
+@needs_dask
+@pytest.mark.slow
+def test_dask_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert prepared(tmp_path, workers=2, scheduler="local") == prepared(tmp_path)
+
+
+@needs_dask
+def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.data.workers._CONNECT_SECONDS", 0.2)
+    with (
+        pytest.raises(ConfigError, match="No Dask scheduler answers at tcp://127"),
+        open_workers(None, "tcp://127.0.0.1:9"),
+    ):
+        pass
+
+
+def test_without_dask_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(ConfigError, match=r"not installed.*\n.*pip install 'nmt\[cluster\]'"),
+        open_workers(2, "local"),
+    ):
+        pass

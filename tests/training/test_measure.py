@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint, newest_checkpoint
-from nmt.commands.prepare import prepare
+from nmt.commands.prepare import prepare_data as prepare
 from nmt.commands.train import _fitted, train
 from nmt.config.data import BatchConfig
 from nmt.config.decoding import DecodingConfig

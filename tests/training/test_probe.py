@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nmt.checkpoint.files import load_checkpoint, newest_checkpoint
 from nmt.commands import train as recipe
-from nmt.commands.prepare import prepare
+from nmt.commands.prepare import prepare_data as prepare
 from nmt.commands.train import dry_run, prove_resume, train
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData

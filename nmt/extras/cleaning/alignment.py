@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Pairs, Values, learn_lexicon, sample_step
-from nmt.data.lines import Lines, Rows
+from nmt.data.store import Lines, Rows
 from nmt.data.workers import Mapped, map_here, watched
 from nmt.extras.cleaning.column import Column
 from nmt.extras.cleaning.evidence import Evidence, Measured, share_above, usual_scores

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Pairs
-from nmt.data.lines import Lines
+from nmt.data.store import Lines
 
 MOST_AGAINST = 4.0
 _MOST_FOR, _MOST_OF_LENGTH = 8.0, 2.0

@@ -10,8 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from nmt.config.filters import Action, FilterLimits
-from nmt.data.filter import Filter
-from nmt.data.findings import Finding
+from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
 from nmt.extras.cleaning.numbers import find_numbers
 from nmt.text.languages import (

@@ -9,7 +9,8 @@ words; two edits leave at least one of these whole. Candidates are then compared
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nmt.data.pairs import SentencePair
 from nmt.extras.cleaning.repeats import Hashes, normalized, word_hash
 
 Ints = npt.NDArray[np.int64]
@@ -27,6 +29,7 @@ _MIN_JOINED = 5
 _MIN_UNMARKED = 12
 """Words from which a sentence in a longer line is no chance, without marks around it."""
 _FILTER_BITS = 22
+_MAX_LISTED = 100  # places of one held-out sentence
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _END_OF_SENTENCE = re.compile(
     r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201d\u00bb)]*\s+"
@@ -180,6 +183,45 @@ class LeakageIndex:
             possible = is_shifted_little | (is_at_an_end & (mine > other))
             pairs |= {*zip(ours[possible].tolist(), theirs[possible].tolist(), strict=True)}
         return sorted(pairs)
+
+
+class Leaks:
+    """Where training text holds the sentences of held-out sets.
+
+    Args:
+        sets: Pairs of each set, by its name.
+    """
+
+    def __init__(self, sets: Mapping[str, Sequence[SentencePair]]) -> None:
+        self._places = [(name, pair.line) for name, pairs in sets.items() for pair in pairs]
+        self.sources = [pair.source for pairs in sets.values() for pair in pairs]
+        self.index = LeakageIndex(self.sources)
+        self._kinds: dict[int, bool] = {}  # of each sentence that training has: is it exact?
+        self._num_listed = Counter[int]()
+        self.found: list[dict[str, Any]] = []  # in the order of the training text
+
+    def update(self, corpus: str, pairs: Sequence[SentencePair], leaks: Ints) -> None:
+        """Take the next training pairs.
+
+        Args:
+            corpus: Where they are from.
+            pairs: The pairs.
+            leaks: Row, held-out sentence and whether it is exact, of each `Leak`. (leaks, 3).
+        """
+        for row, held_out, is_exact in leaks.tolist():
+            self._kinds[held_out] = bool(is_exact) or self._kinds.get(held_out, False)
+            self._num_listed[held_out] += 1
+            if self._num_listed[held_out] <= _MAX_LISTED:
+                name, line = self._places[held_out]
+                self.found.append({
+                    "set": name, "line": line, "corpus": corpus, "train_line": pairs[row].line,
+                    "kind": "exact" if is_exact else "near",
+                })  # fmt: skip
+
+    def num_near(self) -> dict[str, int]:
+        """Return how many sentences of each set training has nearly, and not as they are."""
+        near = (self._places[row][0] for row, is_exact in self._kinds.items() if not is_exact)
+        return dict(Counter(near))
 
 
 @lru_cache(maxsize=2)

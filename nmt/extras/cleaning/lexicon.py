@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Meetings, Pairs, Values, batches, cells_of
-from nmt.data.lines import Ids, Rows
+from nmt.data.store import Ids, Rows
 from nmt.data.workers import Mapped, map_here
 
 Mask = npt.NDArray[np.bool_]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nmt.data.findings import Finding
+from nmt.data.filters import Finding
 from nmt.text.numbers import numbers_of
 
 _DIGIT = re.compile(r"\d")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.lines import Lines, Rows
+from nmt.data.store import Lines, Rows
 
 MOST_OFFSET = 100
 """Lines by which a range may be shifted, up or down, to be found."""

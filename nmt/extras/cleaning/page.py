@@ -7,7 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nmt.data.prepared import KEPT, READ, PrepareReport
+from nmt.data.findings import KEPT, READ
+from nmt.data.prepare_report import PrepareReport
 from nmt.report.page import Chart, Curve, render, render_chart
 
 _MAX_LEAKS = 200

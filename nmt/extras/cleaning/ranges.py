@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.lines import Rows
+from nmt.data.store import Rows
 from nmt.extras.cleaning.evidence import MOST_AGAINST, Evidence, Measured
 from nmt.extras.cleaning.lexicon import PairScorer
 from nmt.extras.cleaning.offsets import MOST_OFFSET

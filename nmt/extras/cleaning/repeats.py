@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.filters import Action, FilterLimits
-from nmt.data.findings import Finding
+from nmt.data.filters import Finding
 from nmt.extras.cleaning.column import Column
 
 Hashes = npt.NDArray[np.uint64]

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.findings import Finding, open_table
+from nmt.data.filters import Finding
+from nmt.data.findings import open_table
 from nmt.errors import DataError
 from nmt.extras.cleaning.column import Column
 from nmt.files.lines import open_binary, split_lines
@@ -77,11 +78,21 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
     return np.frombuffer(values, np.float32)[:num_lines] if values else np.zeros(0, np.float32)
 
 
-def write_scores(path: Path, scores: Mapping[str, Scores]) -> None:
-    """Write compressed TSV of corpus, line and score, for every line; the same bytes each time."""
+def write_scores(
+    path: Path, scores: Mapping[str, Scores], lines: Mapping[str, Sequence[int]] | None = None
+) -> None:
+    """Write compressed TSV of corpus, line and score; the same bytes each time.
+
+    Args:
+        path: A new file.
+        scores: By corpus.
+        lines: Line of each score; None for all lines.
+    """
     with open_table(path, "corpus", "line", "score") as file:
         for corpus, values in scores.items():
+            numbers = range(1, len(values) + 1) if lines is None else lines[corpus]
             for start in range(0, len(values), _WRITTEN_AT_ONCE):
-                part = enumerate(values[start : start + _WRITTEN_AT_ONCE].tolist(), start + 1)
-                rows = (f"{corpus}\t{line}\t{value:.4f}\n" for line, value in part)
-                file.write("".join(rows).encode())
+                part = values[start : start + _WRITTEN_AT_ONCE].tolist()
+                rows = zip(numbers[start : start + _WRITTEN_AT_ONCE], part, strict=True)
+                text = "".join(f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows)
+                file.write(text.encode())

@@ -9,7 +9,8 @@ from math import ceil
 from nmt.config.run import RunConfig
 from nmt.config.scaling import usual_vocab_size
 from nmt.data.corpus import corpus_names
-from nmt.data.prepared import KEPT, PrepareReport
+from nmt.data.findings import KEPT
+from nmt.data.prepare_report import PrepareReport
 from nmt.errors import DataError
 from nmt.training.schedule import build_schedule
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nmt.commands.prepare import prepare
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.cleaning.dual import dual_score, dual_scorer
 from nmt.inference.scorer import Scorer
 from nmt.text.tokenizer import load_tokenizers
-from tests.commands.test_prepare import config_for, corpus
+from tests.commands.preparing import config_for, corpus, prepare
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 PAIR = ("de", "en")

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.data.held_out import HeldOut
-from nmt.data.pairs import SentencePair
 from nmt.extras.cleaning.leakage import LeakageIndex, are_near, find_leakage, max_edits
 
 SENTENCE = st.lists(st.sampled_from("abc"), min_size=1, max_size=16)
@@ -82,25 +80,10 @@ def test_text_without_spaces_is_compared_by_characters() -> None:
     assert index.find(["彼女は明日の朝に大阪へ行くつもりでした。"]) == []
 
 
-def test_lines_and_numbers_of_both_sides_are_told() -> None:
-    """FAULTS 39."""
-    held_out = HeldOut({
-        "valid": [SentencePair("eins", "one", 1), SentencePair("zwei", "two", 2)],
-        "test": [SentencePair("eins", "a", 1), SentencePair("vier", "four", 3)],
-    })  # fmt: skip
-
-    first, last = ("eins ", "one", 8), ("zwei", "deux", 9)
-    for pairs in ([SentencePair(*first), SentencePair(*last)], [SentencePair("fünf", "four", 10)]):
-        held_out.update(pairs, "web", held_out.index.find([pair.source for pair in pairs]))
-
-    assert held_out.leaks == [
-        {"set": "valid", "line": 1, "corpus": "web", "train_line": 8, "kind": "exact"},
-        {"set": "test", "line": 1, "corpus": "web", "train_line": 8, "kind": "exact"},
-        {"set": "valid", "line": 2, "corpus": "web", "train_line": 9, "kind": "exact"},
-    ]
-    assert held_out.overlap() == {
-        "valid": {"pairs": 2, "sources_in_train": 2, "near_sources_in_train": 0,
-                  "targets_in_train": 1, "pairs_in_train": 1},
-        "test": {"pairs": 2, "sources_in_train": 1, "near_sources_in_train": 0,
-                 "targets_in_train": 1, "pairs_in_train": 0},
-    }  # fmt: skip
+def test_a_held_out_line_at_an_end_of_a_longer_line_counts_as_near() -> None:
+    held_out = "the old man and his dog walk along the river every single day"  # 13 words
+    more = "and nobody in the village knows why"
+    lines = [f"{held_out} {more}", f"{more} {held_out}", f"{more} {held_out} {more}"]
+    assert [(leak.row, leak.kind) for leak in LeakageIndex([held_out]).find(lines)] == [
+        (0, "near"), (1, "near")
+    ]  # fmt: skip

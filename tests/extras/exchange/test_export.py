@@ -328,7 +328,7 @@ def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
     prepared.mkdir()
     write_run(tmp_path / "run", tokenizer, run_config({}, prepared_dir=str(prepared)))
     PreparedManifest(
-        format_version=1, config_hash="c", vocab_hash="v", data_hash=data_hash,
+        config_hash="c", vocab_hash="v", data_hash=data_hash, files={},
         source_vocab_size=320, target_vocab_size=320, counts={"few": {"read": 2000, "kept": 1990}},
         sources={"somewhere/a.de": {"sha256": "abc", "size": 1, "mtime_ns": 2}},
     ).write(prepared)  # fmt: skip

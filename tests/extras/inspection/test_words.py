@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.commands.prepare import prepare
+from nmt.commands.prepare import prepare_data as prepare
 from nmt.config.loader import load_config
 from nmt.data.batch import collate
 from nmt.data.prepared import PreparedData

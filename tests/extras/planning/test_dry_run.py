@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.commands.prepare import prepare
+from nmt.commands.prepare import prepare_data as prepare
 from nmt.commands.train import dry_run
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig

@@ -1,4 +1,4 @@
-"""What a killed preparation has done is not done again, unless it is damaged."""
+"""Results of blocks come in order, and what a killed command has done is not done again."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from typing import Any
 
 import pytest
 
-from nmt.commands import prepare as recipe
-from nmt.data import passes
-from nmt.data.blocks import Look
-from nmt.data.corpus import read_blocks
-from nmt.data.lines import Encode
-from nmt.data.prepared import MANIFEST, REPORT
-from tests.commands.test_prepare import config_for
-from tests.data.test_cluster import prepared
+from nmt.commands import prepare as story
+from nmt.data.block_map import Result, map_blocks
+from nmt.data.blocks import Encode, Look
+from nmt.data.corpus import Block, read_blocks
+from nmt.data.prepare_report import REPORT
+from nmt.data.prepared import MANIFEST
+from nmt.errors import DataError
+from tests.commands.preparing import config_for, corpus, prepare, write_pairs
 
-_SIZE = 13
-_BLOCKS = 10  # of 120 pairs: 9 whole ones and a rest
+SIZE = 13
+NUM_BLOCKS = 10  # of 120 pairs: 9 whole ones and a rest
+
+
+def write_odd_pairs(folder: Path) -> None:
+    """Some pairs are blank, marked up or repeated."""
+    source, target = corpus(120)
+    source[10], target[40], source[70], target[71] = "", "<b>null</b>", source[3], target[3]
+    write_pairs(folder, source, target)
 
 
 def run(folder: Path, *, kill_at: int | None = None, **changes: Any) -> Counter[str]:
@@ -33,29 +40,29 @@ def run(folder: Path, *, kill_at: int | None = None, **changes: Any) -> Counter[
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Look, Encode):
             patch.setattr(kind, "__call__", _counted(made, kind.__call__, kill_at))
-        patch.setattr(passes, "BLOCK_PAIRS", _SIZE)
-        patch.setattr(passes, "read_blocks", partial(read_blocks, size=_SIZE))
-        recipe.prepare(config_for(folder, **changes), force=True)
+        patch.setattr(story, "BLOCK_PAIRS", SIZE)
+        patch.setattr(story, "read_blocks", partial(read_blocks, size=SIZE))
+        prepare(config_for(folder, **changes), force=True)
     return made
 
 
 def _counted(
     made: Counter[str], make: Callable[..., Any], kill_at: int | None
 ) -> Callable[..., Any]:
-    def counted(self: Look | Encode, task: Any) -> Any:
-        if self.corpus == "numbers":
+    def counted(self: Look | Encode, block: Block) -> Any:
+        if len(block) != 5:  # not the validation set
             made[type(self).__name__] += 1
             if made.total() == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return make(self, task)
+        return make(self, block)
 
     return counted
 
 
 def stop_late(folder: Path) -> list[Path]:
-    """Do all the work, fail at the end, and return the shards."""
+    """Do all the work, fail at the end, and return the stored results."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "_report_text", lambda _: 1 / 0)
+        patch.setattr(story, "_manifest", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(folder)
     return sorted((folder / ".prepared.work").glob("*.shard"))
@@ -73,13 +80,13 @@ def files(folder: Path) -> dict[Path, bytes]:
 def test_after_a_kill_only_what_is_missing_is_made(
     tmp_path: Path, kill_at: int, again: dict[str, int]
 ) -> None:
-    prepared(tmp_path)  # some pairs are blank, marked up or repeated
+    write_odd_pairs(tmp_path)
+    prepare(config_for(tmp_path))
     whole = files(tmp_path)
-    code = (
-        f"import tests.data.test_shards as t; t.run(t.Path({str(tmp_path)!r}), kill_at={kill_at})"
-    )
-    place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    killed = subprocess.run([sys.executable, "-c", code], check=False, env=place)
+    place = repr(str(tmp_path))
+    code = f"import tests.data.test_block_map as t; t.run(t.Path({place}), kill_at={kill_at})"
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.run([sys.executable, "-c", code], check=False, env=where)
     assert killed.returncode == -signal.SIGKILL
 
     assert run(tmp_path) == again
@@ -88,26 +95,27 @@ def test_after_a_kill_only_what_is_missing_is_made(
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
-def test_a_damaged_shard_is_made_again_and_named(
+def test_a_damaged_result_is_made_again_and_named(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prepared(tmp_path)
-    whole, shards = files(tmp_path), stop_late(tmp_path)
-    assert len(shards) == 2 * (_BLOCKS - 1)
-    victim = shards[-3]  # of the second pass
+    write_odd_pairs(tmp_path)
+    prepare(config_for(tmp_path))
+    whole, stored = files(tmp_path), stop_late(tmp_path)
+    assert len(stored) == 2 * (NUM_BLOCKS - 1)
+    victim = stored[-3]
     content = victim.read_bytes()
     middle = len(content) // 2
     other = bytes([content[middle] ^ 1])
     changed = content[:middle] + other + content[middle + 1 :]
     victim.write_bytes({"cut": content[:-1], "changed": changed, "empty": b""}[damage])
 
-    assert run(tmp_path) == {"Look": 2, "Encode": 1}
+    assert run(tmp_path).total() == 3  # the victim, and the last block twice
     assert f"{victim} was damaged, and has been made again" in caplog.text
     assert files(tmp_path) == whole
 
 
-def test_shards_of_other_text_or_another_configuration_are_not_taken(tmp_path: Path) -> None:
-    prepared(tmp_path)
+def test_results_of_other_text_or_another_configuration_are_not_taken(tmp_path: Path) -> None:
+    write_odd_pairs(tmp_path)
     stop_late(tmp_path)
     source = tmp_path / "train.de"
     lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -116,4 +124,11 @@ def test_shards_of_other_text_or_another_configuration_are_not_taken(tmp_path: P
     assert run(tmp_path)["Look"] == 2  # the block of the line, and the rest
 
     stop_late(tmp_path)
-    assert run(tmp_path, filters={"markup": "off"}) == {"Look": _BLOCKS, "Encode": _BLOCKS}
+    changed = run(tmp_path, filters={"max_length_ratio": 3.0})
+    assert changed == {"Look": NUM_BLOCKS, "Encode": NUM_BLOCKS}
+
+
+def test_blocks_of_more_lines_than_before_are_refused() -> None:
+    block = Block(list, ([("eins", "one", 1)],), 1)
+    with pytest.raises(DataError, match="corpus numbers changed"):
+        list(map_blocks("reading numbers", iter([block]), lambda _: Result({}), total=2))

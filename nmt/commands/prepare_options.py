@@ -1,0 +1,68 @@
+"""Options of `nmt.prepare`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from nmt.commands.options import ConfigFile, Json, Overrides
+from nmt.config.flag import Flag, changed
+from nmt.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparationOptions:
+    """How to prepare, whatever the configuration; training prepares with the defaults."""
+
+    report_only: Annotated[
+        bool, Flag("Print the report; write nothing but the files of `report`.")
+    ] = False
+    report: Annotated[
+        Path | None,
+        Flag("Folder for report.json, report.html and the lists of pairs.", metavar="DIR"),
+    ] = None
+    force: Annotated[bool, Flag("Prepare again even if nothing has changed.")] = False
+    workers: Annotated[
+        int | None,
+        Flag(
+            "Processes, of one thread each. The output is the same for any number.",
+            min=1,
+            shown_default="this process, on all processors",
+        ),
+    ] = None
+    scheduler: Annotated[
+        str | None,
+        Flag(
+            "Work through Dask: the address of its scheduler, or local to start one here.",
+            metavar="local|ADDRESS",
+        ),
+    ] = None
+    score_with: Annotated[
+        tuple[Path, ...],
+        Flag(
+            "Score pairs by two models, one for each direction (reason dual_cross_entropy).",
+            separator=",",
+            metavar="RUN,RUN",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(PreparationOptions):
+    """Which experiment to prepare, and how."""
+
+    config: ConfigFile
+    verify: Annotated[
+        bool, Flag("Only compare the prepared folder with the hashes of its manifest.")
+    ] = False
+    set_: Overrides = ()
+    json: Json = False
+
+    def __post_init__(self) -> None:
+        names = ("report_only", "report", "force", "workers", "scheduler", "score_with")
+        if self.verify and (others := changed(self, *names)):
+            raise ConfigError(
+                f"`verify` only reads the folder, so `{others[0]}` has no effect.",
+                fix=f"Leave `{others[0]}` out.",
+            )

@@ -1,0 +1,182 @@
+"""A function of blocks -> its results in order, stored so that a kill costs little.
+
+A result is stored under a hash of all that it was made from: the function's settings and the
+block's content. Its file appears whole and holds its own hash. The last, smaller block of a corpus
+is made again: a small corpus leaves no files behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.workers import HERE, Workers
+from nmt.errors import DataError
+from nmt.files.progress import progress_bar
+
+_VALUES = "values"
+logger = logging.getLogger(__name__)
+
+
+class Result(NamedTuple):
+    """What a function makes of a block, in a form that a file can hold."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    values: Any = None  # plain data, as JSON has it
+
+
+class AnyBlock(Protocol):
+    """Some lines, and where they begin."""
+
+    @property
+    def first(self) -> int:
+        """Number of the first line."""
+
+    @property
+    def content(self) -> str:
+        """Text that is the same only for the same lines."""
+
+    def __len__(self) -> int:
+        """Return the number of lines."""
+
+
+B = TypeVar("B", bound=AnyBlock)
+
+
+class Shards(NamedTuple):
+    """Where results are stored."""
+
+    folder: Path
+    key: str  # a hash of all that the function depends on beside its block
+    least: int = 0  # lines of a block that is worth a file
+
+
+def map_blocks(
+    name: str,
+    blocks: Iterator[B],
+    function: Callable[[B], Result],
+    *,
+    shards: Shards | None = None,
+    workers: Workers = HERE,
+    total: int | None = None,
+) -> Iterator[tuple[B, Result]]:
+    """Yield each block with its result, in order; results that are stored are read, not made.
+
+    Args:
+        name: What is done, for the progress bar, such as ``reading train.de``.
+        blocks: Read in this process, a few ahead of their use.
+        function: Pure and picklable.
+        shards: Where to store results; None to store none.
+        workers: Where the function is called.
+        total: Lines of all blocks, if that is known.
+
+    Raises:
+        DataError: There are more or fewer lines than ``total``.
+    """
+    stored, waiting, done = _Stored(function, shards), deque[B](), 0
+
+    def sent() -> Iterator[B]:
+        for block in blocks:
+            waiting.append(block)
+            yield block
+
+    with progress_bar(name, unit="pairs", total=total, leave=False) as progress:
+        for result, damaged in workers.map(stored, sent()):
+            if damaged is not None:
+                logger.warning("%s was damaged, and has been made again", damaged)
+            block = waiting.popleft()
+            yield block, result
+            done += len(block)
+            progress.update(len(block))
+    if total is not None and done != total:
+        raise has_changed(name.partition(" ")[2])
+
+
+def has_changed(corpus: str) -> DataError:
+    """Return the error of a corpus that has other lines than when it was read before."""
+    return DataError(
+        f"The corpus {corpus} changed while it was read.",
+        fix="Prepare again when nothing writes to the corpora any more.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored(Generic[B]):
+    """Reads a result or makes and stores it, in any process that sees the folder."""
+
+    function: Callable[[B], Result]
+    shards: Shards | None
+
+    def __call__(self, block: B) -> tuple[Result, str | None]:
+        """Return the result, and the name of a file that should have held it."""
+        shards = self.shards
+        # Workers on other machines may not see the folder.
+        if shards is None or len(block) < shards.least or not shards.folder.is_dir():
+            return self.function(block), None
+        digest = hashlib.sha256(f"{shards.key} {block.content}".encode()).hexdigest()
+        path, damaged = shards.folder / f"{block.first:010}-{digest[:32]}.shard", None
+        try:
+            return _read(path), None
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError):
+            damaged = str(path)
+        result = self.function(block)
+        _write(path, result)
+        return result, damaged
+
+
+@contextmanager
+def work_folder(beside: Path) -> Iterator[Path]:
+    """Make a folder of shards beside another folder. It goes at the end, unless there is an error.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    folder = beside.with_name(f".{beside.name}.work")
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    except BaseException:
+        if any(folder.glob("*.shard")):
+            logger.warning("%s keeps what is done; the same command continues there", folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read(path: Path) -> Result:
+    digest, _, content = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(content).hexdigest().encode() != digest:
+        raise ValueError("its content has changed")
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        arrays = dict(stored)
+    return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
+
+
+def _write(path: Path, result: Result) -> None:
+    """Write a file that appears whole. A power cut may damage it, which its hash shows."""
+    buffer = io.BytesIO()
+    values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)
+    arrays: dict[str, Any] = {**result.arrays, _VALUES: values}
+    np.savez(buffer, **arrays)
+    content = buffer.getbuffer()
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(hashlib.sha256(content).hexdigest().encode() + b"\n")
+        file.write(content)
+    temporary.replace(path)

@@ -1,0 +1,212 @@
+"""What `nmt prepare` reports: what was read, what was dropped and why, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.config.filters import FilterConfig
+from nmt.data.findings import KEPT, READ, printable
+from nmt.data.prepared import AGAIN
+from nmt.data.store import FlatIds
+from nmt.errors import DataError
+from nmt.files.json_file import read_json
+from nmt.text.tokenizer import Tokenizer
+
+REPORT = "report.json"
+_TEXT_WIDTH = 40
+_NUM_LENGTHS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideReport:
+    """The training text of one language, in subwords."""
+
+    language: str
+    vocab_size: int
+    tokens: int  # in all
+    mean_length: float  # of a sentence
+    median_length: int
+    p99_length: int  # 99 of 100 sentences are no longer
+    max_length: int
+    fallback_rate: float  # share of the subwords that are single bytes, or unknown
+    num_used: int = 0  # entries of the vocabulary that occur
+    num_for_most: int = 0  # entries that make up 99% of the subwords
+    lengths: Sequence[int] = ()  # sentences of 0, 1, 2, ... subwords; 1 of 1,000 is longer
+
+
+class SideStatistics:
+    """Adds up the figures of a `SideReport`, block by block."""
+
+    def __init__(self, language: str, tokenizer: Tokenizer, max_length: int) -> None:
+        self._language = language
+        self._lengths = np.zeros(max_length + 1, dtype=np.int64)
+        self._uses = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+        self._is_fallback = np.array([*map(tokenizer.is_fallback, range(tokenizer.vocab_size))])
+
+    def update(self, rows: FlatIds) -> None:
+        """Count the ids of kept sentences."""
+        self._lengths += np.bincount(rows.lengths, minlength=len(self._lengths))
+        self._uses += np.bincount(rows.ids, minlength=len(self._uses))
+
+    def report(self) -> SideReport:
+        """Return the figures; at least one sentence must have been seen."""
+        upto, uses = np.cumsum(self._lengths), np.cumsum(np.sort(self._uses)[::-1])
+        tokens, sentences = int(uses[-1]), int(upto[-1])
+        return SideReport(
+            language=self._language,
+            vocab_size=len(self._uses),
+            tokens=tokens,
+            mean_length=tokens / sentences,
+            median_length=int(np.searchsorted(upto, 0.5 * sentences)),
+            p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
+            max_length=int(np.flatnonzero(self._lengths)[-1]),
+            fallback_rate=int(self._uses[self._is_fallback].sum()) / tokens,
+            num_used=int((self._uses > 0).sum()),
+            num_for_most=int(np.searchsorted(uses, 0.99 * tokens)) + 1,
+            lengths=self._lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
+        )
+
+
+class LengthSample:
+    """Subwords of source and target of a few kept pairs, always the same ones."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros((3, 0), np.uint64)
+
+    def update(self, lines: npt.NDArray[np.int64], source: FlatIds, target: FlatIds) -> None:
+        """Take some of the pairs that stand in these lines of a corpus."""
+        draws = lines.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # spreads over all lines
+        new = np.stack((draws, *(side.lengths.astype(np.uint64) for side in (source, target))))
+        rows = np.concatenate((self._rows, new), axis=1)
+        self._rows = rows[:, np.argsort(rows[0], kind="stable")[:_NUM_LENGTHS]]
+
+    def report(self) -> list[list[int]]:
+        """Return source and target lengths of each pair."""
+        return self._rows[1:].T.astype(int).tolist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareReport:
+    """What was read, what was dropped and why, and what came out."""
+
+    folder: str  # the prepared folder
+    up_to_date: bool  # whether it was there already: the figures are those of when it was made
+    written: bool = True  # not if only a report was asked for
+    # Per corpus: pairs read, kept, and dropped for each reason.
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # Per training corpus: pairs that look odd but were not dropped for it.
+    findings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # Per reason that is not off: ``count`` of the training pairs that have it, ``action``, and
+    # ``examples`` (corpus, line, source, target, value).
+    reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Ranges of a corpus (source ``start`` to ``end``) whose targets stand ``offset`` lines on.
+    shifts: Sequence[Mapping[str, Any]] = ()
+    # Ranges of a corpus (``start`` to ``end``) whose sides do not translate each other.
+    unrelated: Sequence[Mapping[str, Any]] = ()
+    # Held-out sentences (``set``, ``line``) that training has (``corpus``, ``train_line``), and
+    # whether ``exact`` or ``near`` (``kind``).
+    leakage: Sequence[Mapping[str, Any]] = ()
+    # Per held-out set: its pairs, and how many sources, targets and whole pairs the training has
+    # too; ``near_sources_in_train``: with one or two words changed, or joined to others.
+    overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unchecked: Sequence[str] = ()  # held-out sets that might have to be downloaded
+    lengths: Sequence[Sequence[int]] = ()  # subwords of source and target of a few kept pairs
+    sides: Sequence[SideReport] = ()  # source and target of the training data
+    joint: bool = True  # whether both sides share one vocabulary
+    notes: Sequence[str] = ()  # what a diagnosis has found, to read
+    warnings: Sequence[str] = ()  # what a person should look at
+    seconds: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)  # seconds of each
+
+    @classmethod
+    def read(cls, folder: Path) -> PrepareReport:
+        """Read what was reported when ``folder`` was made.
+
+        Raises:
+            DataError: It is missing or damaged.
+        """
+        path = folder / REPORT
+        try:
+            values = read_json(path)
+            values["sides"] = [SideReport(**side) for side in values["sides"]]
+            report = cls(**values)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
+        return replace(report, folder=str(folder), up_to_date=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self) | {"seconds": round(self.seconds, 3)}
+
+    def as_text(self) -> str:
+        """Return a report to read."""
+        if self.up_to_date:
+            return f"{self.folder} is up to date: configuration and corpora have not changed."
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for name, counts in self.counts.items():
+            yield f"{name}: {counts[READ]:,} pairs read, {counts[KEPT]:,} kept"
+            reasons = {what: n for what, n in counts.items() if what not in (READ, KEPT)}
+            for word, numbers in (("dropped", reasons), ("reported", self.findings.get(name, {}))):
+                for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
+                    yield f"  {word} {number:,}: {what}"
+                    yield from self._examples(name, what) if word == "reported" else ()
+        if any(self.findings.values()):
+            yield "reported pairs are kept; set filters.REASON to drop them"
+        yield f"{'subwords':10}{'mean':>8}{'median':>8}{'99%':>6}{'longest':>9}   bytes or unknown"
+        for side in self.sides:
+            yield (
+                f"  {side.language:8}{side.mean_length:8.1f}{side.median_length:8}"
+                f"{side.p99_length:6}{side.max_length:9}   {side.fallback_rate:.2%}"
+            )
+        source, target = (f"{side.vocab_size:,}" for side in self.sides)
+        both = f"vocabularies: {source} and {target} entries"
+        yield f"vocabulary: {source} entries, joint" if self.joint else both
+        yield from self.notes
+        yield from (f"overlap: {text}" for text in self._overlap())
+        yield from (f"warning: {text}" for text in self.warnings)
+        rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
+        what = self.folder if self.written else "report only, nothing written"
+        yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"
+
+    def _examples(self, corpus: str, reason: str) -> Iterator[str]:
+        """Say what a reason means, and show the first pair of a corpus that is an example of it."""
+        key = FilterConfig.model_fields.get(reason)
+        if key is not None and key.description:
+            about = " ".join(key.description.replace("``", "").split())
+            yield f"    {about.partition('. ')[0].rstrip('.')}"
+        examples = self.reasons.get(reason, {}).get("examples", ())
+        own = sorted(
+            (each for each in examples if each["corpus"] == corpus), key=itemgetter("line")
+        )
+        for each in own[:1]:
+            texts = (printable(each[side]) for side in ("source", "target"))
+            cut = (f"{x[:_TEXT_WIDTH]}…" if len(x) > _TEXT_WIDTH else x for x in texts)
+            yield f"    line {each['line']:,}: {' | '.join(cut)}"
+
+    def _overlap(self) -> Iterator[str]:
+        """Name the sets without overlap too: silence could mean that nobody looked."""
+        clean = []
+        for name, found in self.overlap.items():
+            near = found["near_sources_in_train"]
+            if found["sources_in_train"] or near:
+                yield (
+                    f"{found['sources_in_train']:,} of {found['pairs']:,} source sentences of "
+                    f"{name} are in the training data, {found['pairs_in_train']:,} with the same "
+                    f"translation, and {near:,} nearly"
+                )
+            else:
+                clean.append(f"{name} ({found['pairs']:,} pairs)")
+        if clean:
+            yield f"no source sentence of {', '.join(clean)} is in the training data"
+        if self.unchecked:
+            names = ", ".join(self.unchecked)
+            yield f"not compared with {names}, which might have to be downloaded"

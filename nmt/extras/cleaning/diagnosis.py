@@ -1,0 +1,229 @@
+"""Everything that whole corpora say about their pairs, in the order in which `prepare` asks.
+
+Repeated pairs, held-out sentences in training text, words that do not translate each other,
+misaligned ranges, and scores of other tools or of two models.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.diagnosis import Arrays, Diagnosis, DiagnosisReport, Material
+from nmt.data.filters import Finding, filter_actions
+from nmt.data.findings import Found
+from nmt.data.pairs import SentencePair
+from nmt.data.store import ParallelStore
+from nmt.extras.cleaning.alignment import align_corpora
+from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
+from nmt.extras.cleaning.lines import CutLines
+from nmt.extras.cleaning.ranges import Range
+from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
+from nmt.extras.cleaning.scores import DUAL, LEXICAL, ScorePairs, Scores, read_scores, write_scores
+
+_HASHES, _LEAKS = "hashes", "leaks"
+_NUM_FIRST = 5
+_MOST_RANGES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a block of pairs says by itself."""
+
+    sketches: bool
+    index: LeakageIndex
+
+    def __call__(self, pairs: Sequence[SentencePair]) -> Arrays:
+        """Return the hashes of the pairs, and the held-out sentences in their sources."""
+        leaks = [
+            (leak.row, leak.held_out, leak.kind == "exact")
+            for leak in self.index.find([pair.source for pair in pairs])
+        ]
+        hashes = pair_hashes([pair[:2] for pair in pairs], sketches=self.sketches)
+        return {_HASHES: hashes, _LEAKS: np.array(leaks, np.int64).reshape(-1, 3)}
+
+
+class CorpusDiagnosis(Diagnosis):
+    """Judges the training pairs of one preparation."""
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        self._actions = filter_actions(material.filters)
+        self._leaks = Leaks(material.held_out)
+        self._repeat_finder = RepeatFinder(material.scratch)
+        self._repeats: Future[Repeats] | None = None
+        self._dual: ScorePairs | None = None
+        if material.score_with:
+            from nmt.extras.cleaning.dual import dual_scorer  # noqa: PLC0415 - loads torch
+
+            self._dual = dual_scorer(material.score_with, material.languages)
+        # Of the kept pairs of all corpora, in order: line and score by two models.
+        self._dual_lines, self._dual_scores = array("q"), array("f")
+        self._spans: dict[str, tuple[int, int]] = {}  # of the kept pairs of each corpus
+        self._languages: dict[tuple[str, str], list[Found]] = {}
+        self._num_in: Counter[tuple[str, str]] = Counter()
+        self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
+        self._ranges: Mapping[str, Sequence[Range]] = {}
+        self._num_asked = 0
+        self._writing: Future[None] | None = None
+
+    @property
+    def look(self) -> Callable[[Sequence[SentencePair]], Arrays]:
+        """What a block says by itself."""
+        return Look("near_duplicate" in self._actions, self._leaks.index)
+
+    @property
+    def depends_on(self) -> Any:
+        """The held-out sentences."""
+        return self._leaks.sources
+
+    def see(
+        self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
+    ) -> None:
+        """Take the next block."""
+        count = self._repeat_finder.count
+        self._spans[corpus] = self._spans.get(corpus, (count, count))[0], count + len(pairs)
+        self._repeat_finder.add(looked[_HASHES])
+        self._leaks.update(corpus, pairs, looked[_LEAKS])
+        for finding in found:
+            if finding.reason == "language":
+                key = str(finding.limit), str(finding.value)
+                self._num_in[key] += 1
+                if self._num_in[key] <= _NUM_FIRST:
+                    self._languages.setdefault(key, []).append(finding)
+        if self._dual is not None:
+            self._dual_lines.extend(pair.line for pair in pairs)
+            self._dual_scores.extend(self._dual([pair[:2] for pair in pairs]))
+
+    def end(self, num_lines: Mapping[str, int]) -> None:
+        """Compare all pairs with each other, meanwhile if possible, and read files of scores."""
+        limits = self.material.filters.limits
+        find = self._repeat_finder.findings
+        self._repeats = self.material.workers.submit(find, self._actions, limits)
+        self._scores["scores"] = {
+            name: read_scores(corpus.scores, num, is_part=corpus.max_pairs == num)
+            for name, corpus in self.material.corpora.items()
+            if corpus.scores is not None and (num := num_lines[name])
+        }
+
+    @property
+    def compares_words(self) -> bool:
+        """Whether a lexicon is learned, which takes the most time after reading."""
+        return "lexical" in self._actions or "misaligned" in self._actions
+
+    def learn(
+        self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
+    ) -> None:
+        """Score the words of all lines, and find misaligned ranges."""
+        material = self.material
+        held_out = spans.keys() - material.corpora.keys()
+        alignment = align_corpora(
+            CutLines(lines), sizes, spans, material.scratch, held_out, material.workers.mapped
+        )
+        self._scores["lexical"] = alignment.z_scores
+        if "misaligned" in self._actions:
+            self._ranges = alignment.ranges
+        path = material.folder / LEXICAL
+        self._writing = material.workers.submit(write_scores, path, alignment.scores)
+
+    def of_block(
+        self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
+    ) -> Mapping[int, Sequence[Finding]]:
+        """Return the findings of a block, by the line's place in it."""
+        assert self._repeats is not None
+        places, stop = np.flatnonzero(is_kept), start + len(is_kept)
+        first, self._num_asked = self._num_asked, self._num_asked + len(places)
+        repeated = self._repeats.result().between(first, self._num_asked)
+        findings = {int(places[row - first]): each for row, each in repeated.items()}
+
+        def add(reason: str, where: Sequence[int], scores: npt.NDArray[np.float32]) -> None:
+            limit = getattr(self.material.filters.limits, reason)
+            if reason in self._actions and limit is not None:
+                for row in np.flatnonzero(scores < limit).tolist():
+                    finding = Finding(reason, float(scores[row]), limit)
+                    findings.setdefault(int(where[row]), []).append(finding)
+
+        for reason, scores in self._scores.items():
+            if corpus in scores:
+                add(reason, range(len(is_kept)), scores[corpus][start:stop])
+        if self._dual is not None:
+            scores_of_kept = np.array(self._dual_scores[first : self._num_asked], np.float32)
+            add("dual_cross_entropy", places.tolist(), scores_of_kept)
+        for found in self._ranges.get(corpus, ()):
+            value = "unrelated" if found.offset is None else float(found.offset)
+            for line in range(max(found.start - 1, start), min(found.end, stop)):
+                findings.setdefault(line - start, []).append(Finding("misaligned", value))
+        return findings
+
+    def report(self) -> DiagnosisReport:
+        """Return what to report."""
+        if self._dual is not None:
+            spans = {name: slice(*span) for name, span in self._spans.items()}
+            scores = np.array(self._dual_scores, np.float32)
+            write_scores(
+                self.material.folder / DUAL,
+                {name: scores[span] for name, span in spans.items()},
+                {name: self._dual_lines[span] for name, span in spans.items()},
+            )
+        if self._writing is not None:
+            self._writing.result()
+        shifts, unrelated = list[dict[str, Any]](), list[dict[str, Any]]()
+        for corpus, ranges in self._ranges.items():
+            for found in ranges:
+                place = {"corpus": corpus, "start": found.start, "end": found.end}
+                if found.offset is None:
+                    unrelated.append(place)
+                else:
+                    shifts.append(place | {"offset": found.offset})
+        return DiagnosisReport(
+            shifts=shifts,
+            unrelated=unrelated,
+            leakage=self._leaks.found,
+            near=self._leaks.num_near(),
+            languages=self._report_languages(),
+            warnings=[*self._warnings()],
+            notes=[*_notes([*shifts, *unrelated])],
+        )
+
+    def _report_languages(self) -> dict[str, Any]:
+        """Return how many pairs each language has, and on each side with its first lines."""
+        values: Counter[str] = Counter()
+        sides: dict[str, dict[str, Any]] = {}
+        for (side, value), count in self._num_in.most_common():
+            values[value] += count
+            first = [
+                {"corpus": found.corpus, "line": found.line}
+                for found in self._languages[side, value]
+            ]
+            sides.setdefault(side, {})[value] = {"count": count, "first": first}
+        return {"values": dict(values.most_common()), "sides": sides}
+
+    def _warnings(self) -> Iterator[str]:
+        if self.material.filters.limits.scores is None:
+            for name, scores in self._scores["scores"].items():
+                low, usual = np.nanquantile(scores[:], (0.01, 0.5))
+                yield (
+                    f"{name}: no pair has the reason scores: set filters.limits.scores; "
+                    f"1% of the scores are below {low:.4g}, and half below {usual:.4g}"
+                )
+
+
+def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Name the largest misaligned ranges."""
+    largest = sorted(ranges, key=lambda found: found["start"] - found["end"])
+    for found in largest[:_MOST_RANGES]:
+        lines = f"{found['corpus']}: lines {found['start']:,} to {found['end']:,}"
+        if offset := found.get("offset"):
+            direction = "further down" if offset > 0 else "further up"
+            yield f"shifted: {lines} have their targets {abs(offset)} {direction}"
+        else:
+            yield f"unrelated: {lines} do not translate each other"
+    if len(ranges) > _MOST_RANGES:
+        yield f"and {len(ranges) - _MOST_RANGES:,} smaller ranges that are misaligned"

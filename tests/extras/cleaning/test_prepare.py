@@ -1,0 +1,183 @@
+"""What cleaning adds to `nmt prepare`: reasons, lists, and the report page."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from nmt.errors import DataError
+from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
+
+
+def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_about(
+    tmp_path: Path,
+) -> None:
+    """FAULTS 38."""
+    source, target = corpus(400)
+    write_pairs(tmp_path, source, target[1:] + target[:1])
+    small = {"vocab_size": 60, "byte_fallback": False}
+
+    shifted = prepare(config_for(tmp_path, tokenizer=small))
+    write(tmp_path, "train.en", source)
+    identical = prepare(config_for(tmp_path, tokenizer=small))
+
+    (found,) = shifted.shifts
+    assert (found["corpus"], found["offset"]) == ("numbers", -1)
+    assert found["start"] <= 3
+    assert found["end"] >= 398
+    assert "have their targets 1 further up" in shifted.as_text()
+    with gzip.open(tmp_path / "prepared" / "lexical.tsv.gz", "rt") as file:
+        rows = [line.split("\t") for line in file.read().splitlines()]
+    assert [row[:2] for row in rows[:2]] == [["corpus", "line"], ["numbers", "1"]]
+    assert len(rows) == 1 + 400 + 5  # validation too
+    assert any("identical" in warning for warning in identical.warnings)
+
+
+@pytest.mark.parametrize("report_only", [True, False])
+def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_off(
+    tmp_path: Path, *, report_only: bool
+) -> None:
+    source, target = corpus(400)
+    write_pairs(tmp_path, source, target[:200] + target[201:] + ["end"])
+    sizes = {"vocab_size": 60, "byte_fallback": False}
+    dropping = config_for(tmp_path, tokenizer=sizes, filters={"misaligned": "drop"})
+    report = prepare(dropping, report_only=report_only)
+    (shift,) = report.shifts
+    assert shift["offset"] == -1
+    assert abs(shift["start"] - 202) <= 3
+    assert report.counts["numbers"]["misaligned"] == shift["end"] - shift["start"] + 1
+    assert report.reasons["misaligned"]["examples"][0]["value"] == -1
+
+    for lexical in ("report", "off"):
+        filters = {"misaligned": "off", "lexical": lexical}
+        off = prepare(
+            config_for(tmp_path, tokenizer=sizes, filters=filters), report_only=report_only,
+            report=tmp_path / lexical,
+        )  # fmt: skip
+        assert off.shifts == off.unrelated == []
+        assert ("lexicon" in off.stages) == ("lexical" in off.reasons) == (lexical == "report")
+        assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
+
+
+def test_pairs_whose_words_do_not_translate_each_other_are_reported_or_dropped(
+    tmp_path: Path,
+) -> None:
+    source, target = corpus(600)
+    bad = range(10, 600, 30)
+    for row in bad:
+        target[row], target[row - 5] = target[row - 5], target[row]
+    write_pairs(tmp_path, source, target)
+    exchanged = {row + 1 for row in bad} | {row - 4 for row in bad}
+    sizes = {"vocab_size": 60, "byte_fallback": False}
+
+    found = prepare(config_for(tmp_path, tokenizer=sizes)).findings["numbers"]["lexical"]
+    dropping = config_for(tmp_path, tokenizer=sizes, filters={"lexical": "drop"})
+    report = prepare(dropping)
+
+    assert report.counts["numbers"]["lexical"] == found
+    rows = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
+    dropped = {int(row.split("\t")[1]) for row in rows.splitlines()[1:]}
+    # Some lines of ten words have those of the other line.
+    assert len(dropped & exchanged) >= 0.8 * len(exchanged)
+    assert len(dropped - exchanged) <= 0.01 * 600
+    assert report.counts["numbers"]["kept"] == 600 - len(dropped)
+
+
+def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> None:
+    write_pairs(tmp_path, *corpus(120))
+    scores = tmp_path / "scores"
+    data = config_for(tmp_path).data.model_dump(mode="json")
+    data["train"][0]["scores"] = str(scores)
+
+    def made(filters: dict[str, Any], values: list[float]) -> Any:
+        scores.write_text("".join(f"{value}\n" for value in values))
+        return prepare(config_for(tmp_path, data=data, filters=filters))
+
+    values = [1.0] * 120
+    values[7], values[90], values[91] = 0.1, 0.2, math.nan
+    (warning,) = made({}, values).warnings[-1:]
+    assert warning.startswith("numbers: no pair has the reason scores: set filters.limits.scores")
+    limited: dict[str, Any] = {"limits": {"scores": 0.2}}
+    assert made(limited, values).findings["numbers"]["scores"] == 1
+    dropping = limited | {"scores": "drop"}
+    report = made(dropping, values)
+    assert report.counts["numbers"] == {"read": 120, "kept": 119, "scores": 1}
+    assert (*corpus(8)[0][7:], *corpus(8)[1][7:]) not in decoded(tmp_path / "prepared")
+    assert made(dropping, [0.0] * 3 + values[3:]).counts["numbers"]["scores"] == 4
+    with pytest.raises(DataError, match="has 119 scores, but its corpus has 120 lines"):
+        made(dropping, values[1:])
+    scores.unlink()
+    with pytest.raises(DataError, match=r"data\.train\.0\.scores: .* does not exist"):
+        prepare(config_for(tmp_path, data=data, filters=dropping), force=True)
+
+
+def test_duplicates_go_on_request(tmp_path: Path) -> None:
+    """FAULTS 40."""
+    source, target = corpus(60)
+    write_pairs(tmp_path, source + source, target + target)
+
+    counted = prepare(config_for(tmp_path))
+    dropped = prepare(config_for(tmp_path, filters={"deduplicate": True}))
+
+    assert counted.counts["numbers"]["kept"] == 120
+    assert counted.findings["numbers"]["duplicate"] == 60
+    assert dropped.counts["numbers"] == {"read": 120, "kept": 60, "duplicate": 60}
+    assert decoded(tmp_path / "prepared") == list(zip(source, target, strict=True))
+
+
+def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    source, target = corpus(120)
+    for line in (7, 30, 31):
+        source[line] = "Je ne sais pas pourquoi il est parti si tôt ce matin."
+    target[50] = "Non so perché se ne sia andato così presto stamattina."
+    write_pairs(tmp_path, source, target)
+    report = prepare(config_for(tmp_path), report_only=True, report=tmp_path / "report")
+
+    sides = report.reasons["language"]["sides"]
+    assert sides["de"]["fr"]["count"] == 3
+    assert [each["line"] for each in sides["de"]["fr"]["first"]] == [8, 31, 32]
+    assert sides["en"]["it"] == {"count": 1, "first": [{"corpus": "numbers", "line": 51}]}
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<td>fr</td><td>3</td><td>2.50%</td>" in page
+
+
+def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    source[5], target[5] = "<script>alert(1)</script> eins", "\u0634\u062c\u0631\u0629 \u202eone"
+    write_pairs(tmp_path, source + source[:9], target + target[:9])
+    config = config_for(tmp_path, filters={"markup": "drop", "duplicate": "drop", "numbers": "off"})
+    folders = [tmp_path / name for name in ("first", "again", "made", "kept")]
+
+    for folder in folders[:2]:
+        prepare(config, report_only=True, report=folder)
+        assert not (tmp_path / "prepared").exists()
+    for folder in folders[2:]:
+        prepare(config, report=folder)
+
+    lists = {"dropped.tsv.gz", "lexical.tsv.gz", "reported.tsv.gz"}
+    names = {*lists, "report.html", "report.json"}
+    assert all({path.name for path in folder.iterdir()} == names for folder in folders)
+    for name in lists:
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1
+    rows = gzip.decompress((folders[0] / "dropped.tsv.gz").read_bytes()).decode().splitlines()
+    assert rows[1] == "numbers\t6\tmarkup\t<script>\t"
+    assert rows[3:] == [
+        f"numbers\t{line}\tduplicate\t\t" for line in (*range(121, 126), *range(127, 130))
+    ]
+    report = json.loads((folders[0] / "report.json").read_text())
+    assert report["reasons"]["markup"]["action"] == "drop"
+    assert report["reasons"]["duplicate"]["count"] == 8
+    assert report["reasons"]["control"]["examples"][0]["line"] == 6
+    assert "numbers" not in report["reasons"]
+    page = (folders[0] / "report.html").read_text()
+    ElementTree.fromstring(page)
+    assert "<script>" not in page
+    assert "\\u202eone" in page
+    assert "duplicate: 8 <small>drop</small>" in page
