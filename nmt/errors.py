@@ -17,8 +17,7 @@ class NmtError(Exception):
         fix: The next thing for the user to do, as one sentence.
     """
 
-    exit_code: ClassVar[int] = 1
-    """What the process returns to the shell."""
+    exit_code: ClassVar[int] = 1  # What the process returns to the shell.
 
     def __init__(self, problem: str, *, fix: str) -> None:
         super().__init__(f"{problem}\n  fix: {fix}")

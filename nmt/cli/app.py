@@ -25,9 +25,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from nmt.cli import (
-    train,
-)
+from nmt.cli import train
 from nmt.cli.builder import make_command, parameter_name
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
 from nmt.cli.options import flag
@@ -52,13 +50,11 @@ Exit codes:
   130, 143  stopped by SIGINT, SIGTERM; training saves first
   141       the reader of standard output went away
 """
-BROKEN_PIPE = 141
-"""What a shell reports for a program stopped by SIGPIPE."""
-_STDERR = 2
-"""The descriptor of standard error."""
+BROKEN_PIPE = 141  # What a shell reports for a program stopped by SIGPIPE.
+_STDERR = 2  # The descriptor of standard error.
 
+# What Typer raises for a command line; it exports only this subclass.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
-"""What Typer raises for a command line; it exports only this subclass."""
 
 
 class _Stderr(io.FileIO):

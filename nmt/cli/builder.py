@@ -27,12 +27,9 @@ from nmt.registry import load_attribute
 class Entry:
     """One command of the table."""
 
-    options: str
-    """``module:class`` of its options."""
-    function: str
-    """``module:function`` that takes them; returns None or a `Result`."""
-    text: str
-    """One sentence, a blank line, and what else ``--help`` says."""
+    options: str  # ``module:class`` of its options.
+    function: str  # ``module:function`` that takes them; returns None or a `Result`.
+    text: str  # One sentence, a blank line, and what else ``--help`` says.
     examples: str
 
 
@@ -41,13 +38,10 @@ class Field:
     """A field of the options that a user can set."""
 
     name: str
-    kind: Any
-    """Its type, without None."""
+    kind: Any  # Its type, without None.
     flag: Flag
-    default: Any
-    """`MISSING` where a value is required."""
-    title: str | None
-    """Section of ``--help``."""
+    default: Any  # `MISSING` where a value is required.
+    title: str | None  # Section of ``--help``.
 
     @property
     def spelling(self) -> str:

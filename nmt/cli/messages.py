@@ -34,8 +34,7 @@ def spelled(text: str, spellings: Mapping[str, str]) -> str:
 class _Handler(logging.Handler):
     """Writes to standard error, above progress bars: ``nmt: note``, ``nmt: warning: note``."""
 
-    spellings: Mapping[str, str] = {}
-    """What is typed for each field of the running command."""
+    spellings: Mapping[str, str] = {}  # What is typed for each field of the running command.
 
     @override
     def format(self, record: logging.LogRecord) -> str:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Format = Literal["text", "json"]
-"""How lines are read or written."""
+Format = Literal["text", "json"]  # How lines are read or written.
 
 
 def flag(*names: str, default: Any = None, **settings: Any) -> Any:

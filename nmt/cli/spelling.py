@@ -18,22 +18,21 @@ from nmt.cli.builder import parameter_name
 from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
 from nmt.errors import ConfigError
 
+# What words behind the arguments of a command most probably are.
 _BY_POSITION = {
     **dict.fromkeys(("init", "average", "export", "import", "translate", "pull"), ("--output",)),
     **dict.fromkeys(("score", "inspect"), ("--source", "--target")),
     "train": ("--run-dir",),
     "augment": ("--with", "--output"),
 }
-"""What words behind the arguments of a command most probably are."""
+# What may follow a flag that is a switch here: ``--gpu 0``.
 _SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
-"""What may follow a flag that is a switch here: ``--gpu 0``."""
+# Of sacrebleu, which takes several in a row.
 _METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
-"""Of sacrebleu, which takes several in a row."""
 _LANGUAGE = re.compile("(?!out)[a-z]{2,3}")
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
 _CHECKPOINT = re.compile(r".*\.(pt|pth|ckpt)")
-_REMARK = ": "
-"""Behind it: why a value of the foreign flag is none of ours."""
+_REMARK = ": "  # Behind it: why a value of the foreign flag is none of ours.
 _SIDES = ("SOURCE", "TARGET")
 
 
@@ -41,16 +40,12 @@ _SIDES = ("SOURCE", "TARGET")
 class _Line:
     """A command line in our words."""
 
-    plain: list[str] = field(default_factory=list)
-    """Words without a flag."""
-    flags: list[str] = field(default_factory=list)
-    """Flags and their values."""
-    found: dict[str, str] = field(default_factory=dict)
-    """Flag of others -> ours."""
+    plain: list[str] = field(default_factory=list)  # Words without a flag.
+    flags: list[str] = field(default_factory=list)  # Flags and their values.
+    found: dict[str, str] = field(default_factory=dict)  # Flag of others -> ours.
+    # Values of flags of others that are arguments here.
     arguments: dict[str, str] = field(default_factory=dict)
-    """Values of flags of others that are arguments here."""
-    codes: list[str] = field(default_factory=list)
-    """Languages, where we have files."""
+    codes: list[str] = field(default_factory=list)  # Languages, where we have files.
 
 
 class Spelling:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from nmt.cli.builder import Entry
 
+# By the words behind ``nmt``.
 COMMANDS = {
     "init": Entry(
         "nmt.extras.planning.options:InitOptions",
@@ -244,7 +245,7 @@ nmt inspect --worked-examples
 """,
     ),
 }
-"""By the words behind ``nmt``."""
+# Headings of ``nmt --help``, and what stands below them.
 GROUPS = {
     "Data": ("init", "prepare", "augment"),
     "Train": ("train", "average"),
@@ -253,9 +254,9 @@ GROUPS = {
     "Models": ("import", "export", "pull", "push"),
     "Setup": ("config", "doctor"),
 }
-"""Headings of ``nmt --help``, and what stands below them."""
+# Commands that have commands, and their help.
 PARENTS = {"config": "Show, check and document configurations."}
-"""Commands that have commands, and their help."""
+# What others call commands, with hyphens -> ours, perhaps with all that is to be typed.
 FOREIGN_COMMANDS = {
     **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
     "test": "evaluate",
@@ -268,4 +269,3 @@ FOREIGN_COMMANDS = {
     "completion": "--install-completion",
     **{name: f"config {name}" for name in ("check", "show", "schema", "keys")},
 }
-"""What others call commands, with hyphens -> ours, perhaps with all that is to be typed."""

@@ -35,5 +35,4 @@ class AugmentOptions:
     set_: Overrides = ()
     json: Json = False
     engine: Literal["auto", "torch", "ctranslate2"] = "auto"
-    guard: bool = True
-    """Search a second time for lines that look degenerate."""
+    guard: bool = True  # Search a second time for lines that look degenerate.

@@ -26,12 +26,10 @@ class AverageOptions:
         ),
     ] = None
     best: Annotated[
-        int | None,
-        Flag("Average the N checkpoints with the best validation score instead.", min=1),
+        int | None, Flag("Average the N checkpoints with the best validation score instead.", min=1)
     ] = None
     step: Annotated[
-        tuple[int, ...],
-        Flag("Average the checkpoint of step S. Repeatable.", min=1, metavar="S"),
+        tuple[int, ...], Flag("Average the checkpoint of step S. Repeatable.", min=1, metavar="S")
     ] = ()
     json: Json = False
 

@@ -99,13 +99,7 @@ Tag = Annotated[
 ]
 Threads = Annotated[int | None, Flag("CPU threads.", min=1, shown_default="all cores")]
 BeamSize = Annotated[
-    int | None,
-    Flag(
-        "Beam size; 1 is greedy search.",
-        short="b",
-        min=1,
-        shown_default=OF_THE_MODEL,
-    ),
+    int | None, Flag("Beam size; 1 is greedy search.", short="b", min=1, shown_default=OF_THE_MODEL)
 ]
 LengthPenalty = Annotated[
     float | None,
@@ -238,12 +232,10 @@ class MbrOptions:
     title: ClassVar[str] = "Minimum Bayes risk decoding"
 
     mbr: Annotated[
-        Literal["chrf", "bleu"] | None,
-        Flag("Minimum Bayes risk decoding with this utility."),
+        Literal["chrf", "bleu"] | None, Flag("Minimum Bayes risk decoding with this utility.")
     ] = None
     mbr_candidates: Annotated[
-        int | None,
-        Flag("With `mbr`: candidates per sentence.", min=2, shown_default="32"),
+        int | None, Flag("With `mbr`: candidates per sentence.", min=2, shown_default="32")
     ] = None
     mbr_from: Annotated[
         Literal["samples", "beam"] | None,

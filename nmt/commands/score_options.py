@@ -29,14 +29,12 @@ class ScoreOptions(ModelOptions):
         Path | None,
         Flag(
             "Source lines; - is standard input. Without files, standard input holds "
-            "source<TAB>target.",
+            "source<TAB>target."
         ),
     ] = None
     target: Annotated[
         Path | None,
-        Flag(
-            "Translations: line i translates line i of the source; - is standard input.",
-        ),
+        Flag("Translations: line i translates line i of the source; - is standard input."),
     ] = None
     output: OutputFile = None
     sum: Annotated[bool, Flag("Write log probabilities without length normalisation.")] = False
@@ -47,11 +45,7 @@ class ScoreOptions(ModelOptions):
     tag: Tag = None
     batch_tokens: Annotated[
         int | None,
-        Flag(
-            "Source tokens, and target tokens, of a batch.",
-            min=1,
-            shown_default=OF_THE_MODEL,
-        ),
+        Flag("Source tokens, and target tokens, of a batch.", min=1, shown_default=OF_THE_MODEL),
     ] = None
     set_: Overrides = ()
 

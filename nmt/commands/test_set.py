@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from nmt.commands.evaluate_options import EvaluateOptions
-from nmt.config.keys import did_you_mean
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import check_files, corpus_files, read_corpus
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, did_you_mean
 from nmt.files.lines import decode_line, is_standard, open_input, split_lines
 from nmt.metrics.result import System
 

@@ -72,8 +72,7 @@ class LineOptions:
         bool, Flag("Add word alignments in Pharaoh format (`0-0 1-2`), by attention.")
     ] = False
     attention: Annotated[
-        bool,
-        Flag("In JSON output: add the attention of each target word to each source word."),
+        bool, Flag("In JSON output: add the attention of each target word to each source word.")
     ] = False
     token_scores: Annotated[
         bool, Flag("In JSON output: add every token with its natural-log probability.")

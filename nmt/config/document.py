@@ -9,17 +9,15 @@ from typing import Any, Final
 
 import yaml
 
-from nmt.config.keys import KeyPath, did_you_mean, find_key, unknown_key
-from nmt.errors import ConfigError
+from nmt.config.keys import KeyPath, find_key, unknown_key
+from nmt.errors import ConfigError, did_you_mean
 
-MAX_BYTES: Final = 1 << 20
-"""Largest configuration file; a real one has a few thousand bytes."""
+MAX_BYTES: Final = 1 << 20  # Largest configuration file; a real one has a few thousand bytes.
+# Most values after aliases are expanded; nested aliases can ask for billions.
 MAX_VALUES: Final = 20_000
-"""Most values after aliases are expanded; nested aliases can ask for billions."""
+# A path that starts so is taken relative to the folder of the configuration file.
 BESIDE: Final = "@config/"
-"""A path that starts so is taken relative to the folder of the configuration file."""
-_MAX_DIGITS: Final = 10
-"""Of a list position."""
+_MAX_DIGITS: Final = 10  # Of a list position.
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _KINDS: Mapping[type[yaml.Node], tuple[str, ...]] = {
@@ -153,10 +151,9 @@ class Document:
         self._folder = folder
         self._open: list[int] = []
         self._flags: dict[KeyPath, str] = {}
-        self.lines: dict[KeyPath, int] = {}
-        """The line of every value, from 1."""
+        self.lines: dict[KeyPath, int] = {}  # The line of every value, from 1.
+        # Nested dicts with string keys, lists, strings, numbers, booleans and None.
         self.values: Any = {} if root is None else self._read(root, ())
-        """Nested dicts with string keys, lists, strings, numbers, booleans and None."""
 
     def override(self, text: str) -> None:
         """Put one ``key=value`` on top.

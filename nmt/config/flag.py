@@ -18,30 +18,25 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+# Shown as the default of a flag whose value stands in the model's configuration.
 OF_THE_MODEL = "the model's"
-"""Shown as the default of a flag whose value stands in the model's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
     """What the help says of a field, and what the field accepts."""
 
-    help: str
-    """Names other fields in backticks; the command line spells them."""
-    short: str = ""
-    """One letter."""
-    metavar: str = ""
-    """Stands for the value; N, X, FILE or TEXT by the type when empty."""
+    help: str  # Names other fields in backticks; the command line spells them.
+    short: str = ""  # One letter.
+    metavar: str = ""  # Stands for the value; N, X, FILE or TEXT by the type when empty.
     min: float | None = None
     max: float | None = None
-    argument: bool = False
-    """Given by position."""
+    argument: bool = False  # Given by position.
+    # Reads the value; a ValueError is a complete sentence. Paths have one already.
     parser: Callable[[str], Any] | None = None
-    """Reads the value; a ValueError is a complete sentence. Paths have one already."""
+    # Joins the values of a tuple into one word, such as 2,1,1; a flag is repeated without it.
     separator: str = ""
-    """Joins the values of a tuple into one word, such as 2,1,1; a flag is repeated without it."""
-    shown_default: str = ""
-    """Describes None; nothing is shown when empty."""
+    shown_default: str = ""  # Describes None; nothing is shown when empty.
     hidden: bool = False
 
 

@@ -17,45 +17,36 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from nmt.config.run import RunConfig
-from nmt.errors import ConfigError
-from nmt.errors import did_you_mean as did_you_mean
-from nmt.errors import nearest_word as nearest_word
+from nmt.errors import ConfigError, nearest_word
 
 T = TypeVar("T")
-KeyPath = tuple[str | int, ...]
-"""Where a value stands: keys and list positions, from the root."""
+KeyPath = tuple[str | int, ...]  # Where a value stands: keys and list positions, from the root.
 
-ANY: Final = "*"
-"""Stands for a list position or a name of the user's choice in a `Key` path."""
+ANY: Final = "*"  # Stands for a list position or a name of the user's choice in a `Key` path.
 
 _SHORTEST_START: Final = 4
 
+# Types of JSON schema in words.
 _KINDS: Mapping[str, str] = MappingProxyType({
     "integer": "a whole number", "number": "a number", "boolean": "true or false",
     "string": "text", "array": "a list", "object": "names with a section each",
 })  # fmt: skip
-"""Types of JSON schema in words."""
+# Limits of JSON schema in words.
 _BOUNDS: Mapping[str, str] = MappingProxyType({
     "minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
     "exclusiveMaximum": "below", "pattern": "matching", "minItems": "entries at least",
 })  # fmt: skip
-"""Limits of JSON schema in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key of the configuration."""
 
-    path: tuple[str, ...]
-    """From the root; `ANY` stands for positions and chosen names."""
-    allowed: str
-    """Values it takes, in words."""
-    default: str
-    """Its default as YAML; empty when it must be given."""
-    description: str
-    """What it does."""
-    is_section: bool
-    """True if it holds other keys."""
+    path: tuple[str, ...]  # From the root; `ANY` stands for positions and chosen names.
+    allowed: str  # Values it takes, in words.
+    default: str  # Its default as YAML; empty when it must be given.
+    description: str  # What it does.
+    is_section: bool  # True if it holds other keys.
 
 
 @cache

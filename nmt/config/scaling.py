@@ -18,22 +18,17 @@ _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 class Scale:
     """What goes with a corpus of up to ``max_characters`` in both languages together."""
 
+    # Larger corpora take the next one. Time goes by text: the same pairs may be long or short.
     max_characters: float
-    """Larger corpora take the next one. Time goes by text: the same pairs may be long or short."""
-    preset: str
-    """Of the model."""
+    preset: str  # Of the model.
     dropout: float
     vocab_size: int
-    max_tokens: int
-    """Of a batch."""
-    minutes: int
-    """Of training, on two CPU cores; on one GPU for the largest."""
-    optimizer: Mapping[str, Mapping[str, Any]]
-    """Optimizer and schedule."""
-    validate_every: int = 500
-    """Updates between two validations, and between two checkpoints."""
+    max_tokens: int  # Of a batch.
+    minutes: int  # Of training, on two CPU cores; on one GPU for the largest.
+    optimizer: Mapping[str, Mapping[str, Any]]  # Optimizer and schedule.
+    validate_every: int = 500  # Updates between two validations, and between two checkpoints.
+    # Weight of R-Drop, where it is worth its time: little text, in short sentences.
     r_drop: float = 0.0
-    """Weight of R-Drop, where it is worth its time: little text, in short sentences."""
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the values by section, as a configuration has them."""
@@ -52,13 +47,13 @@ class Scale:
 
 
 _ADAMW = {"schedule": {"shape": "linear", "peak_lr": 7e-4, "warmup": 0.06}}
+# From small to large.
 SCALES = (
     Scale(1e6, "tiny", 0.3, 2000, 2048, 20, MUON, r_drop=3.0),
     Scale(6.5e6, "tiny", 0.1, 4000, 2048, 20, MUON),
     Scale(30e6, "tiny", 0.1, 8000, 4096, 45, MUON),
     Scale(float("inf"), "transformer-base", 0.1, 32_000, 16_384, 1440, _ADAMW, 1000),
 )
-"""From small to large."""
 
 
 def scale_of(num_characters: int) -> Scale:

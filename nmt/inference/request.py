@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from nmt.config.keys import nearest_word
-from nmt.errors import DataError
+from nmt.errors import DataError, nearest_word
 from nmt.files.json_file import parse_json
 from nmt.inference.result import RESULT_FIELDS
 from nmt.text import without_surrogates

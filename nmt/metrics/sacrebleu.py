@@ -18,8 +18,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from nmt.config.keys import did_you_mean
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, did_you_mean
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Metric, MetricOptions, References
 from nmt.metrics.ngrams import Lines

@@ -38,7 +38,6 @@ class InitOptions:
         Flag("Validation set, instead of pairs drawn from the corpus.", metavar="SOURCE TARGET"),
     ] = None
     test: Annotated[
-        _Files,
-        Flag("Test set, instead of pairs drawn from the corpus.", metavar="SOURCE TARGET"),
+        _Files, Flag("Test set, instead of pairs drawn from the corpus.", metavar="SOURCE TARGET")
     ] = None
     json: Json = False

@@ -10,8 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from nmt.config.keys import nearest_word
-from nmt.errors import CheckpointError, DeviceError, NmtError
+from nmt.errors import CheckpointError, DeviceError, NmtError, nearest_word
 from nmt.extras.serving.bodies import FIELDS
 
 logger = logging.getLogger(__name__)
