@@ -245,7 +245,7 @@ class EvaluatedSet:
             read = ANALYSES["baseline report"]
             self.baseline = read(base, whole.name, self.test.references, self.scorers)
         elif base is not None and not base.is_dir():
-            (self.baseline,) = read_systems([base], whole, options.limit, is_baseline=True)
+            (self.baseline,) = read_systems([base], whole, options.limit)
         self.pairs: Section | None = None
         paths = [Path(text.partition("=")[2]) for text in options.slice_]
         self.inputs = [*files, *paths, *whole.files, *([base] if base else [])]

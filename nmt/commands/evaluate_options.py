@@ -33,12 +33,8 @@ class TestOptions:
             metavar="MODEL",
         ),
     ] = ()
-    hypothesis: Annotated[
-        Files, Flag("Translations to score; - is standard input. Repeatable.")
-    ] = ()
-    source: Annotated[File, Flag("Source lines of the test set, which the model translates.")] = (
-        None
-    )
+    hypothesis: Annotated[Files, Flag("Translations; - is standard input. Repeatable.")] = ()
+    source: Annotated[File, Flag("Source lines, which the model translates.")] = None
     reference: Annotated[Files, Flag("References. Repeatable: several for each sentence.")] = ()
     test: Annotated[
         Texts,
@@ -51,15 +47,10 @@ class TestOptions:
     ] = ()
     tag: Tag = None
     languages: Annotated[
-        Text,
-        Flag(
-            "Languages, as in en-de; BLEU's tokenizer depends on them.", short="l", metavar="PAIR"
-        ),
+        Text, Flag("Languages, as in en-de, for BLEU's tokenizer.", short="l", metavar="PAIR")
     ] = None
     limit: Annotated[int | None, Flag("Score the first N sentences only.", min=1)] = None
-    list_: Annotated[bool, Flag("List the test sets that `test` accepts, and do nothing else.")] = (
-        False
-    )
+    list_: Annotated[bool, Flag("List what `test` accepts, and do nothing else.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +102,9 @@ class GateOptions:
             shown_default="bs; ar with `fail_if_worse`, as it raises fewer false alarms",
         ),
     ] = None
-    alpha: Annotated[float, Flag("p-values below are significant.", min=0, max=1, metavar="P")] = (
-        0.05
-    )
+    alpha: Annotated[float, Flag("p-values below are significant.", min=0, max=1)] = 0.05
     fail_if_worse: Annotated[
-        bool,
-        Flag("Exit with code 6 if a `metric` or `external` is significantly worse than before."),
+        bool, Flag("Exit with code 6 if a `metric` or `external` is significantly worse.")
     ] = False
     fail_under: Annotated[
         Texts, Flag("Exit with code 6 if a score is lower. Repeatable.", metavar="bleu=27,chrf=55")
@@ -148,8 +136,7 @@ class AnalysisOptions:
         ),
     ] = False
     slice_: Annotated[
-        Texts,
-        Flag("Score parts by your labels: one for each sentence. Repeatable.", metavar="NAME=FILE"),
+        Texts, Flag("Score parts by a label for each sentence. Repeatable.", metavar="NAME=FILE")
     ] = ()
     robustness: Annotated[
         bool,

@@ -173,10 +173,9 @@ def _read_files(
         raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references in it.")
     for path, side in zip(files[1:], others, strict=True):
         if len(side) != len(first):
-            raise DataError.not_parallel(
-                str(files[0]), str(path), (len(first), len(side)),
-                fix="Line i of every file must belong to sentence i: export them together again.",
-            )  # fmt: skip
+            fix = "Line i of every file must belong to sentence i: export them together again."
+            counts = len(first), len(side)
+            raise DataError.not_parallel(str(files[0]), str(path), counts, fix=fix)
     return TestSet(
         name=references[0].name,
         source=sides[-1] if source else None,
@@ -198,24 +197,18 @@ def read_text(path: Path) -> tuple[str, ...]:
         return tuple(decode_line(line or b"", name, number) for number, line in lines)
 
 
-def read_systems(
-    paths: Sequence[Path], whole: TestSet, limit: int | None, *, is_baseline: bool = False
-) -> list[System]:
+def read_systems(paths: Sequence[Path], whole: TestSet, limit: int | None) -> list[System]:
     """Read translations of the whole set, or of just the sentences that are scored.
 
     Systems are named after their files: shortly if that tells them apart.
 
     Raises:
         DataError: There are more or fewer lines than the test set or its chosen part has.
-        ConfigError: So has a baseline, which is one of another test set then.
     """
     names = ["standard input" if is_standard(path) else path.name for path in paths]
     if len(set(names)) < len(names):
         names = list(map(str, paths))
-    return [
-        System(name, _fitting(path, whole, limit, is_baseline=is_baseline))
-        for name, path in zip(names, paths, strict=True)
-    ]
+    return [System(name, _fitting(x, whole, limit)) for name, x in zip(names, paths, strict=True)]
 
 
 def read_labels(
@@ -233,23 +226,13 @@ def read_labels(
     return labels
 
 
-def _fitting(
-    path: Path, whole: TestSet, limit: int | None, *, is_baseline: bool = False
-) -> Sequence[str]:
+def _fitting(path: Path, whole: TestSet, limit: int | None) -> Sequence[str]:
     lines = read_text(path)
-    if len(lines) in (len(whole), limit):
-        return lines[:limit]
-    if is_baseline:
-        raise ConfigError(
-            f"{path} is a baseline of another test set: it has {len(lines):,} lines, "
-            f"{whole.name} has {len(whole):,}.",
-            fix="Translate this test set with the baseline, too.",
-        )
-    raise DataError.not_parallel(
-        str(path), whole.name, (len(lines), len(whole)),
-        fix="Line i must translate sentence i of the test set: translate all of it, and drop no "
-        "line.",
-    )  # fmt: skip
+    if len(lines) not in (len(whole), limit):
+        fix = "Line i must translate sentence i of the test set: translate all of it."
+        counts = len(lines), len(whole)
+        raise DataError.not_parallel(str(path), whole.name, counts, fix=fix)
+    return lines[:limit]
 
 
 @dataclass(frozen=True, slots=True)

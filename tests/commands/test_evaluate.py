@@ -226,7 +226,7 @@ def test_line_counts_that_differ_are_both_named(tmp_path: Path) -> None:
     two = ("--reference", thousand, "--reference", fewer, "--limit", 5)
     assert str(fewer) in refused("--hypothesis", thousand, *two, code=3)
     base = ("--hypothesis", fewer, "--reference", fewer, "--baseline", thousand)
-    assert "of another test set: it has 1,000" in refused(*base)
+    assert f"{thousand} has 1,000 lines but b.en has 999" in refused(*base, code=3)
 
 
 def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
@@ -345,8 +345,9 @@ def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Pat
     lines = invoke(*flags).stdout.splitlines()
     assert lines[4].split() == ["system", "one", "chrf", "valid", "chrf", "reference.en", "chrf"]
     assert lines[6].split() == ["hypothesis.en", "-", "-", f"{score['value']:.2f}"]
-    for more in (("--baseline", hypothesis), ("--slice", f"x={hypothesis}")):
-        assert "belongs to one test set" in refused(model, "-t", "one", "-t", "two", *more)
+    for flag in ("--baseline", "--hypothesis"):
+        several = (model, "-t", "one", "-t", "two", flag, hypothesis)
+        assert "belongs to one test set" in refused(*several)
     assert "--save-hypotheses takes" in refused(model, "--save-hypotheses", model / "x")
 
 
