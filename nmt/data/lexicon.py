@@ -35,19 +35,15 @@ _MOST_CANDIDATES = 30
 _MEETINGS_AT_ONCE = 1 << 20
 _MERGED_AT_ONCE = 1 << 23
 _PAIRS_AT_ONCE = 1 << 16
-_MOST_MEETINGS = 1 << 26
-"""More to learn from takes time, and teaches little."""
-_EMPTY_WORD = 0.1
-"""Probability that a token translates nothing, as it would stand anywhere."""
+_MOST_MEETINGS = 1 << 26  # More to learn from takes time, and teaches little.
+_EMPTY_WORD = 0.1  # Probability that a token translates nothing, as it would stand anywhere.
 
 
 class Pairs(NamedTuple):
     """Rows of lines that stand beside each other."""
 
-    sources: Rows
-    """Rising. (P,)."""
-    targets: Rows
-    """(P,)."""
+    sources: Rows  # Rising. (P,).
+    targets: Rows  # (P,).
 
 
 class Meetings:
@@ -56,22 +52,21 @@ class Meetings:
     def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
         (source, source_offsets) = lines.source_ids(pairs.sources)
         (target, target_offsets) = lines.target_ids(pairs.targets)
-        self.ids = source, target
-        """Tokens of both sides. (s,) and (t,)."""
+        self.ids = source, target  # Tokens of both sides. (s,) and (t,).
+        # Tokens of both sides of each pair. (P,) and (P,).
         self.lengths = np.diff(source_offsets), np.diff(target_offsets)
-        """Tokens of both sides of each pair. (P,) and (P,)."""
         numbers = np.arange(len(pairs.sources))
+        # The pair of each token. (s,) and (t,).
         self.pairs = tuple(np.repeat(numbers, lengths) for lengths in self.lengths)
-        """The pair of each token. (s,) and (t,)."""
         widths = self.lengths[1][self.pairs[0]]  # meetings of each source token
         first = target_offsets[self.pairs[0]] - (np.cumsum(widths) - widths)
         source_places = np.repeat(np.arange(len(source)), widths)
         target_places = np.arange(len(source_places)) + np.repeat(first, widths)
+        # Source and target token of each meeting. (n,) and (n,).
         self.places = source_places, target_places
-        """Source and target token of each meeting. (n,) and (n,)."""
         rows = source.astype(np.int64) * num_targets
+        # Words that meet: source * W + target. (n,).
         self.keys = rows[source_places] + target[target_places]
-        """Words that meet: source * W + target. (n,)."""
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
         """Add up values of meetings for each token of a side. (s,) or (t,)."""
@@ -91,12 +86,9 @@ def cells_of(keys: Rows) -> Rows:
 class _Table:
     """Expected links."""
 
-    cells: npt.NDArray[np.float32]
-    """Of each pair of words. (cells,)."""
-    totals: tuple[Values, Values]
-    """Of each source and of each target word. (V,) and (W,)."""
-    path: Path | None = None
-    """File with the cells, if other processes need them."""
+    cells: npt.NDArray[np.float32]  # Of each pair of words. (cells,).
+    totals: tuple[Values, Values]  # Of each source and of each target word. (V,) and (W,).
+    path: Path | None = None  # File with the cells, if other processes need them.
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as the name of the file: it is large, and sent with every batch."""
@@ -115,12 +107,9 @@ def _cells_in(path: Path) -> npt.NDArray[np.float32]:
 class _Links(NamedTuple):
     """What a batch adds to a table."""
 
-    keys: Rows
-    """Of each meeting. (n,)."""
-    values: npt.NDArray[np.float32]
-    """Probability of a link there. (n,)."""
-    totals: tuple[Values, Values]
-    """Sums for each source and each target word. (V,) and (W,)."""
+    keys: Rows  # Of each meeting. (n,).
+    values: npt.NDArray[np.float32]  # Probability of a link there. (n,).
+    totals: tuple[Values, Values]  # Sums for each source and each target word. (V,) and (W,).
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +117,10 @@ class Lexicon:
     """What is known of words; may be sent to processes that see its files."""
 
     lines: Lines
-    sizes: tuple[int, int]
-    """V and W."""
-    frequencies: tuple[Values, Values]
-    """Shares of all tokens. (V,) and (W,)."""
+    sizes: tuple[int, int]  # V and W.
+    frequencies: tuple[Values, Values]  # Shares of all tokens. (V,) and (W,).
     table: _Table | None = None
-    before: _Table | None = None
-    """The table from which ``table`` was made."""
+    before: _Table | None = None  # The table from which ``table`` was made.
 
     def links(self, pairs: Pairs) -> _Links:
         """Return the expected links of a batch."""

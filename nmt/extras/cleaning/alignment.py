@@ -30,21 +30,16 @@ from nmt.extras.cleaning.scores import Scores
 from nmt.files.progress import progress_bar
 
 _ROUNDS = 4
-_AGREED = 0.01
-"""Share of the lines whose offset may differ from what the lexicon was taught."""
+_AGREED = 0.01  # Share of the lines whose offset may differ from what the lexicon was taught.
 _PART = 1 << 19
 _MOST_LESSONS = 1 << 20
-_HELD_OUT = 16
-"""One of so many pairs teaches no lexicon, to see what it knows."""
+_HELD_OUT = 16  # One of so many pairs teaches no lexicon, to see what it knows.
 _SMALLEST = 100
-_FEWEST_SCORED = 200
-"""Lines that tell what is usual."""
-_FEWEST_UNRELATED = 1000
-"""Lines of a corpus that may say that some are unrelated."""
+_FEWEST_SCORED = 200  # Lines that tell what is usual.
+_FEWEST_UNRELATED = 1000  # Lines of a corpus that may say that some are unrelated.
 _FEWEST_UNSEEN = 30
 _SAMPLE, _FAR = 4000, 200
-_DOUBTFUL = -3.5
-"""Standard deviations below what is usual: such lines do not teach again."""
+_DOUBTFUL = -3.5  # Standard deviations below what is usual: such lines do not teach again.
 
 Offsets = npt.NDArray[np.int16]
 Mask = npt.NDArray[np.bool_]
@@ -54,25 +49,24 @@ Mask = npt.NDArray[np.bool_]
 class Alignment:
     """What the lines of some corpora say about each other."""
 
+    # Per corpus, for each line: how much more probable its tokens are as a translation than
+    # anywhere, in nats per token; not a number where a side is blank or unreadable.
     scores: Mapping[str, Scores] = field(default_factory=dict)
-    """Per corpus, for each line: how much more probable its tokens are as a translation than
-    anywhere, in nats per token; not a number where a side is blank or unreadable."""
+    # Per corpus, for each line: standard deviations by which its score, on a scale on which lines
+    # of all lengths are alike, lies above what is usual; not a number where that is not known.
     z_scores: Mapping[str, Scores] = field(default_factory=dict)
-    """Per corpus, for each line: standard deviations by which its score, on a scale on which lines
-    of all lengths are alike, lies above what is usual; not a number where that is not known."""
+    # Per corpus: its misaligned ranges. None below 100 lines; only shifts below 1,000.
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
-    """Per corpus: its misaligned ranges. None below 100 lines; only shifts below 1,000."""
 
 
 class _Judgement(NamedTuple):
     """What a lexicon says of the lines of a part."""
 
     ranges: list[Range]
-    z_scores: Values
-    """As in `Alignment`. (n,)."""
+    z_scores: Values  # As in `Alignment`. (n,).
+    # Lines that should not teach a lexicon at the offset at which they have taught this one: what a
+    # pair has taught makes it score better, right or wrong. (n,).
     is_doubtful: Mask
-    """Lines that should not teach a lexicon at the offset at which they have taught this one:
-    what a pair has taught makes it score better, right or wrong. (n,)."""
 
 
 def align_corpora(

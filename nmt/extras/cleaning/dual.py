@@ -34,7 +34,7 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     except KeyError as error:
         directions = ", ".join("-".join(each) for each in found)
         raise ConfigError(
-            f"--score-with needs a model from {languages[0]} to {languages[1]} and one back, not "
+            f"`score_with` needs a model from {languages[0]} to {languages[1]} and one back, not "
             f"{directions or 'none'}.",
             fix="Name two run or model folders with a comma between them.",
         ) from error

@@ -15,16 +15,15 @@ from nmt.data.lexicon import Pairs
 from nmt.data.store import Lines
 
 MOST_AGAINST = 4.0
+# Evidence of one line, in nats: of its words for and against, and of its length.
 _MOST_FOR, _MOST_OF_LENGTH = 8.0, 2.0
-"""Evidence of one line, in nats: of its words for and against, and of its length."""
+# Standard deviations that scores of translations must lie above those at random.
 _LEAST_POWER = 2.0
-"""Standard deviations that scores of translations must lie above those at random."""
 _LEAST_SHARE = 0.1
+# Of a lexicon that knows nothing, and lengths that vary as much as this share of those at random,
+# no evidence can come.
 _NO_POWER = 0.8
-"""Of a lexicon that knows nothing, and lengths that vary as much as this share of those at random,
-no evidence can come."""
-_USUALLY_ABOVE = 0.95
-"""Share of translations that score better than lines at random."""
+_USUALLY_ABOVE = 0.95  # Share of translations that score better than lines at random.
 _ROBUST = 1.4826  # median deviation to standard deviation, of a normal distribution
 
 Values = npt.NDArray[np.floating]
@@ -34,12 +33,9 @@ Lengths = npt.NDArray[np.integer]
 class Measured(NamedTuple):
     """What evidence is made of, for any number of pairs of lines."""
 
-    scores: Values
-    """Of the lexicon, on a scale on which pairs of all lengths are alike."""
-    ratios: Values
-    """Log ratio of the lengths, target to source."""
-    tokens: npt.NDArray[np.integer]
-    """Of both lines; 0 where one is blank."""
+    scores: Values  # Of the lexicon, on a scale on which pairs of all lengths are alike.
+    ratios: Values  # Log ratio of the lengths, target to source.
+    tokens: npt.NDArray[np.integer]  # Of both lines; 0 where one is blank.
 
     @classmethod
     def of(cls, totals: Values, sources: Lengths, targets: Lengths) -> Measured:
@@ -63,14 +59,12 @@ class Measured(NamedTuple):
 class Evidence:
     """What scores and lengths say about a pair."""
 
-    middle: float
-    """Score that translations and lines at random are as likely to have."""
+    middle: float  # Score that translations and lines at random are as likely to have.
+    # Nats of evidence for each unit of the score; 0 if the lexicon cannot tell them apart.
     slope: float
-    """Nats of evidence for each unit of the score; 0 if the lexicon cannot tell them apart."""
-    ratio: float
-    """Usual log ratio of the lengths, target to source."""
+    ratio: float  # Usual log ratio of the lengths, target to source.
+    # Standard deviation of the log ratio, of translations and at random.
     spreads: tuple[float, float]
-    """Standard deviation of the log ratio, of translations and at random."""
 
     @classmethod
     def of(cls, pairs: Measured, at_random: Measured) -> Evidence:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from nmt.config.filters import Action, FilterLimits
+from nmt.config.filters import FilterLimits
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
 from nmt.extras.cleaning.numbers import find_numbers
@@ -279,39 +279,3 @@ def language(limits: FilterLimits, source: str, target: str) -> Filter:
 def _language(text: str, code: str, min_odds: float) -> Finding | None:
     other = wrong_language(text, code, min_odds)
     return Finding("language", other, primary_code(code)) if other else None
-
-
-_MAKERS: Mapping[str, Maker] = {
-    "control": control, "markup": markup, "mojibake": mojibake, "copy_of_source": copy_of_source,
-    "url": url, "punctuation": punctuation, "repetition": repetition, "numbers": numbers,
-    "script": script, "swapped": swapped, "language": language,
-}  # fmt: skip
-
-
-def pair_filters(
-    limits: FilterLimits, actions: Mapping[str, Action], source: str, target: str
-) -> Iterator[Filter]:
-    """Yield a filter for each reason that is not off and can be found.
-
-    Raises:
-        ConfigError: A reason that drops needs a library that is not installed.
-    """
-    for name, make in _MAKERS.items():
-        if name in actions:
-            try:
-                yield make(limits, source, target)
-            except ConfigError:
-                if actions[name] == "drop":
-                    raise
-
-
-def reasons_not_found(actions: Mapping[str, Action], source: str, target: str) -> list[str]:
-    """Return as sentences which reasons cannot be found, and why."""
-    notes = []
-    for name, make in _MAKERS.items():
-        if name in actions:
-            try:
-                notes.append(getattr(make(FilterLimits(), source, target), "note", ""))
-            except ConfigError as error:
-                notes.append(f"{name} not looked for: {error.fix}")
-    return [note for note in notes if note]

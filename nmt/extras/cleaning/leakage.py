@@ -26,8 +26,8 @@ _RUN = 4
 _MAX_DELETED_FROM = 13
 _MIN_RUNS_FROM = 8
 _MIN_JOINED = 5
+# Words from which a sentence in a longer line is no chance, without marks around it.
 _MIN_UNMARKED = 12
-"""Words from which a sentence in a longer line is no chance, without marks around it."""
 _FILTER_BITS = 22
 _MAX_LISTED = 100  # places of one held-out sentence
 _BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -40,10 +40,8 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 class Leak(NamedTuple):
     """A training line that holds a held-out sentence."""
 
-    row: int
-    """Of the training lines that were given."""
-    held_out: int
-    """Index of the held-out line."""
+    row: int  # Of the training lines that were given.
+    held_out: int  # Index of the held-out line.
     kind: Literal["exact", "near"]
 
 

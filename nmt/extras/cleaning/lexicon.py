@@ -20,10 +20,8 @@ from nmt.data.workers import Mapped, map_here
 
 Mask = npt.NDArray[np.bool_]
 
-_FLOOR = 0.1
-"""Share of a token's general frequency in its probability in a translation."""
-_PRIOR = 0.5
-"""Meetings that a word is taken to have had with words never seen beside it."""
+_FLOOR = 0.1  # Share of a token's general frequency in its probability in a translation.
+_PRIOR = 0.5  # Meetings that a word is taken to have had with words never seen beside it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,8 @@ class PairScorer:
     """Scores pairs of lines by a lexicon."""
 
     lexicon: Lexicon
-    taught: Pairs
-    """Those that the lexicon was learned from."""
-    mapped: Mapped = map_here
-    """Has something done with batches, perhaps by other processes."""
+    taught: Pairs  # Those that the lexicon was learned from.
+    mapped: Mapped = map_here  # Has something done with batches, perhaps by other processes.
 
     def score(self, pairs: Pairs) -> Values:
         """Return how much more probable each pair's tokens are as translations than anywhere.

@@ -14,18 +14,15 @@ import numpy.typing as npt
 
 from nmt.data.store import Lines, Rows
 
-MOST_OFFSET = 100
-"""Lines by which a range may be shifted, up or down, to be found."""
+MOST_OFFSET = 100  # Lines by which a range may be shifted, up or down, to be found.
 _WINDOW = 50
 _HOP = 25
-_FISHER_GAIN = 5.0
-"""Standard deviations by which an offset must agree better in lengths than none."""
-_LEAST_AGREEMENT = 0.3
-"""Of lengths: where it is less, they say nothing."""
+_FISHER_GAIN = 5.0  # Standard deviations by which an offset must agree better in lengths than none.
+_LEAST_AGREEMENT = 0.3  # Of lengths: where it is less, they say nothing.
 _LIKE_LINES = 1000
 _LIKE_OFFSET = 50
+# Standard deviations by which the likeness at an offset must lie above that at others.
 _LIKE_GAIN = 6.0
-"""Standard deviations by which the likeness at an offset must lie above that at others."""
 
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]

@@ -24,12 +24,10 @@ from nmt.extras.cleaning.offsets import MOST_OFFSET
 _NEAR = 20
 _MARGIN = 100
 _AT_ONCE = 128
-_CHANGE = 14.0
-"""What a change of the offset costs, in nats: less evidence than that is chance."""
+_CHANGE = 14.0  # What a change of the offset costs, in nats: less evidence than that is chance.
 _FEWEST_LINES = 10
 _FEWEST_UNRELATED = 20
-_UNRELATED = 2 * MOST_OFFSET + 1
-"""Stands for a column where no offset fits."""
+_UNRELATED = 2 * MOST_OFFSET + 1  # Stands for a column where no offset fits.
 
 Values = npt.NDArray[np.floating]
 
@@ -38,12 +36,10 @@ Values = npt.NDArray[np.floating]
 class Range:
     """Lines of a corpus that do not belong together as they stand."""
 
-    start: int
-    """First source line, from 1."""
-    end: int
-    """Last source line."""
+    start: int  # First source line, from 1.
+    end: int  # Last source line.
+    # What to add to a source line to find the target line of it; None where no line is near.
     offset: int | None
-    """What to add to a source line to find the target line of it; None where no line is near."""
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:

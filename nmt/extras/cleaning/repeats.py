@@ -25,8 +25,7 @@ Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 _PAIR, _NORMALIZED, _SOURCE, _TARGET = range(4)
 _NUM_KEYS = 4
-_SKETCH_WORDS = 8
-"""64-bit words of a MinHash sketch: bands of 8 values each."""
+_SKETCH_WORDS = 8  # 64-bit words of a MinHash sketch: bands of 8 values each.
 ROW_WORDS = _NUM_KEYS + _SKETCH_WORDS
 _NUM_VALUES = 8 * _SKETCH_WORDS
 _MIN_SKETCHED = 16
@@ -58,8 +57,7 @@ def stable_hash(text: str) -> int:
     )
 
 
-word_hash = lru_cache(maxsize=1 << 18)(stable_hash)
-"""`stable_hash` of words; most come again."""
+word_hash = lru_cache(maxsize=1 << 18)(stable_hash)  # `stable_hash` of words; most come again.
 
 
 def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
@@ -222,8 +220,7 @@ class Repeats:
 
     found: Mapping[str, Column]
     limits: FilterLimits
-    count: int
-    """Pairs that were compared."""
+    count: int  # Pairs that were compared.
 
     def between(self, start: int, end: int) -> dict[int, list[Finding]]:
         """Return the findings of the pairs from ``start`` to before ``end``, by their rows.

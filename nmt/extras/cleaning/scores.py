@@ -4,48 +4,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.filters import Finding
 from nmt.data.findings import open_table
 from nmt.errors import DataError
 from nmt.extras.cleaning.column import Column
 from nmt.files.lines import open_binary, split_lines
 
+# Of each line of a corpus; higher is better, not a number where there is none. (lines,).
 Scores = npt.NDArray[np.float32] | Column
-"""Of each line of a corpus; higher is better, not a number where there is none. (lines,)."""
+# Source and target texts -> a score for each.
 ScorePairs = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
-"""Source and target texts -> a score for each."""
+# Lists of scores: corpus, line, score.
 LEXICAL, DUAL = "lexical.tsv.gz", "dual_cross_entropy.tsv.gz"
-"""Lists of scores: corpus, line, score."""
 _WRITTEN_AT_ONCE = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class LineScores:
-    """The scores of one scorer, and from where on they are too low."""
-
-    reason: str
-    limit: float
-    values: Mapping[str, Scores]
-    """Per corpus."""
-
-    def low(self, corpus: str, start: int, end: int) -> dict[int, Finding]:
-        """Return what is found on a range of lines of a corpus, counted from 0, by their places.
-
-        >>> scores = LineScores("scores", 0.5, {"c": np.array([0.25, 0.5, np.nan, 0])})
-        >>> scores.low("c", 1, 4)
-        {2: Finding(reason='scores', value=0.0, limit=0.5)}
-        """
-        if corpus not in self.values:
-            return {}
-        own = self.values[corpus][start:end]
-        places = np.flatnonzero(own < self.limit).tolist()
-        return {place: Finding(self.reason, float(own[place]), self.limit) for place in places}
 
 
 def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.float32]:

@@ -6,11 +6,10 @@ import gzip
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nmt.errors import DataError
-from nmt.extras.cleaning.scores import LineScores, read_scores
+from nmt.extras.cleaning.scores import read_scores
 
 
 def test_scores_are_numbers_one_a_line_and_may_be_missing(tmp_path: Path) -> None:
@@ -40,11 +39,3 @@ def test_what_does_not_fit_the_corpus_is_refused(
     with pytest.raises(DataError, match=problem) as caught:
         read_scores(path, lines, is_part=False)
     assert caught.value.exit_code == 3
-
-
-def test_limits_are_inclusive_and_other_corpora_have_no_scores() -> None:
-    scores = LineScores("scores", 0.5, {"a": np.array([0.5, 0.49, np.nan, -np.inf], np.float32)})
-    low = scores.low("a", 0, 4)
-    assert sorted(low) == [1, 3]
-    assert low[1].value == pytest.approx(0.49)
-    assert scores.low("b", 0, 4) == {}
