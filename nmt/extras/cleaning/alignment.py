@@ -89,8 +89,13 @@ def align_corpora(
     """
     num = len(lines.source_lengths)
     offsets, is_taught = np.zeros(num, np.int16), np.zeros(num, np.bool_)
-    for name, span in spans.items():
-        for low, high in _parts(*span) if name not in held_out else ():
+    parts = [
+        (name, start, low, high)
+        for name, (start, end) in spans.items()
+        for low, high in _parts(start, end)
+    ]
+    for name, _, low, high in parts:
+        if name not in held_out:
             offsets[low:high] = first_offsets(lines, low, high)
             is_taught[low:high] = True
     scores, z_scores = (
@@ -108,23 +113,21 @@ def align_corpora(
             lessons = _lessons(lines, offsets, is_taught, spans)
             lexicon = learn_lexicon(lines, vocab_sizes, lessons, mapped=mapped, folder=saved)
             scorer = PairScorer(lexicon, lessons, mapped)
-            changed = 0
-            for name, (start, end) in spans.items():
-                ranges[name] = []
-                for low, high in _parts(start, end):
-                    rows, own = np.arange(low, high), offsets[low:high]
-                    standing = scorer.score(Pairs(rows, rows))
-                    judgement = _judge(scorer, rows, own, standing)
-                    place = slice(low - start, high - start)
-                    scores[name][place] = _per_token(standing, lines, rows)
-                    z_scores[name][place] = judgement.z_scores
-                    for found in judgement.ranges:
-                        first, last = (line + low - start for line in (found.start, found.end))
-                        ranges[name].append(replace(found, start=first, end=last))
-                    if name not in held_out:
-                        new, teaches = _next_lessons(judgement, own)
-                        changed += int(((new != own) | (teaches != is_taught[low:high])).sum())
-                        offsets[low:high], is_taught[low:high] = new, teaches
+            ranges, changed = {name: [] for name in spans}, 0
+            for name, start, low, high in parts:
+                rows, taught = np.arange(low, high), offsets[low:high]
+                standing = scorer.score(Pairs(rows, rows))
+                judgement = _judge(scorer, rows, taught, standing)
+                place = slice(low - start, high - start)
+                scores[name][place] = _per_token(standing, lines, rows)
+                z_scores[name][place] = judgement.z_scores
+                for found in judgement.ranges:
+                    first, last = (line + low - start for line in (found.start, found.end))
+                    ranges[name].append(replace(found, start=first, end=last))
+                if name not in held_out:
+                    new, teaches = _next_lessons(judgement, taught)
+                    changed += int(((new != taught) | (teaches != is_taught[low:high])).sum())
+                    offsets[low:high], is_taught[low:high] = new, teaches
             if changed <= _AGREED * num:
                 break
     return Alignment(scores, z_scores, {name: joined(found) for name, found in ranges.items()})
