@@ -26,6 +26,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.result import Alarm, Result
 from nmt.inference.segment import SENTENCE_BORDER, Segment
 from nmt.search.hypothesis import NONE, Hypothesis
+from nmt.text.loops import longest_loop
 from nmt.text.tokenizer import Tokenizers
 
 _NGRAM = 3
@@ -235,24 +236,6 @@ def alarms(line: GuardedLine, limits: GuardLimits) -> tuple[Alarm, ...]:
         "compression": compressed_share(line.output) < least_share,
     }
     return tuple(name for name, is_on in found.items() if is_on)
-
-
-def longest_loop(tokens: Sequence[Hashable]) -> int:
-    """Return how many tokens in a row repeat what stands right before them, in whole copies.
-
-    >>> longest_loop("a dog runs".split()), longest_loop("a dog a dog a dog runs".split())
-    (0, 4)
-    """
-    if len(set(tokens)) == len(tokens):
-        return 0
-    longest = 0
-    for period in range(1, len(tokens) // 2 + 1):
-        run = 0
-        for i in range(period, len(tokens)):
-            run = run + 1 if tokens[i] == tokens[i - period] else 0
-            if run >= period:
-                longest = max(longest, run)
-    return longest
 
 
 def repeated_ngrams(tokens: Sequence[Hashable], size: int = _NGRAM) -> int:

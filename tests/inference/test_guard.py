@@ -26,7 +26,6 @@ from nmt.inference.guard import (
     alarms,
     compressed_share,
     fallback_search,
-    longest_loop,
     repeated_ngrams,
 )
 from nmt.inference.result import Alarm
@@ -34,6 +33,7 @@ from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
+from nmt.text.loops import longest_loop
 from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, WORDS, sentences, translator_of
 

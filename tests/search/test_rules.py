@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.decoding import DecodingConfig
-from nmt.inference.guard import longest_loop
 from nmt.search.hypothesis import Constraints, length_penalty
 from nmt.search.rules import (
     Rules,
@@ -16,6 +15,7 @@ from nmt.search.rules import (
     length_limits,
 )
 from nmt.text import EOS_ID, UNK_ID
+from nmt.text.loops import longest_loop
 
 INFINITY = float("inf")
 
