@@ -1,0 +1,82 @@
+"""Each folder of `nmt/extras` can be deleted: the core goes on, and who needs it is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = sorted(path.name for path in (ROOT / "nmt" / "extras").iterdir() if path.is_dir())
+EXTRAS = [name for name in EXTRAS if not name.startswith("__")]
+HELLO = str(ROOT / "configs" / "hello.yaml")
+TEXT = str(ROOT / "configs" / "hello.en")
+# A command that each extra is needed for.
+NEEDING = {
+    "analysis": ["evaluate", TEXT, "--reference", TEXT, "--report", "report.html"],
+    "cleaning": ["prepare", HELLO, "--set", "filters.markup=drop"],
+    "exchange": ["export", "runs/hello", "exported"],
+    "inspection": ["inspect", "runs/hello"],
+    "planning": ["init", TEXT, TEXT],
+    "serving": ["serve", "runs/hello"],
+}
+# An editable installation finds in the checkout what a copy lacks.
+NMT = """
+import sys
+sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in each.__module__]
+from nmt.cli import main
+main()
+"""
+
+
+def copy_without(folder: Path, extras: Iterable[str]) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(ROOT / "nmt", folder / "nmt", ignore=ignored)
+    for name in extras:
+        shutil.rmtree(folder / "nmt" / "extras" / name)
+
+
+def nmt(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the copy of the package that lies in a folder."""
+    return subprocess.run(
+        [sys.executable, "-c", NMT, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_every_extra_has_a_command_that_needs_it() -> None:
+    assert sorted(NEEDING) == EXTRAS
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_without_an_extra_help_is_shown_and_what_is_missing_is_named(
+    tmp_path: Path, extra: str
+) -> None:
+    copy_without(tmp_path, [extra])
+
+    usage, needing = nmt(tmp_path, "--help"), nmt(tmp_path, *NEEDING[extra])
+
+    assert (usage.returncode, usage.stderr) == (0, "")
+    assert "prepare" in usage.stdout
+    assert needing.returncode == 2, needing.stderr
+    assert f"nmt/extras/{extra}" in needing.stderr
+    assert "Traceback" not in needing.stderr
+
+
+def test_without_any_extra_a_corpus_is_prepared(tmp_path: Path) -> None:
+    copy_without(tmp_path, EXTRAS)
+
+    prepared = nmt(tmp_path, "prepare", HELLO, "--set", "prepared_dir=prepared")
+
+    assert prepared.returncode == 0, prepared.stderr
+    assert "nmt/extras/cleaning is missing" in prepared.stdout
