@@ -225,7 +225,7 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
 
     Args:
         bundle: The model.
-        num_positions: Rows P of a table of positions that is not learned.
+        num_positions: Rows P of the table of positions.
     """
     specs = import_ctranslate2("ctranslate2.specs")
     config, state = bundle.config.model, bundle.model.state_dict()
@@ -241,8 +241,8 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         (specs.TransformerDecoderSpec, "decoder", "target", target),
     )
     parts = []
-    for make, name, side, table in sides:
-        dim = weights[table].shape[1]
+    for make, name, side, vectors in sides:
+        dim = weights[vectors].shape[1]
         part = make(
             getattr(config, f"{name}_layers"),
             num_heads=config.num_heads,
@@ -256,12 +256,16 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             rotary_interleave=False,
         )
         embeddings = part.embeddings[0] if name == "encoder" else part.embeddings
-        embeddings.weight, part.scale_embeddings = weights[table], config.scale_embeddings
+        embeddings.weight, part.scale_embeddings = weights[vectors], config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
-            own = weights.get(f"{side}_embedding.positions.weight")  # a learned table
-            count = num_positions + config.first_position
-            table = _positions(count, dim, config.positions) if own is None else own
-            part.position_encodings.encodings = table[config.first_position :]
+            table = getattr(bundle.model, f"{side}_embedding").position_table(num_positions)
+            first = config.first_position
+            part.position_encodings.encodings = (
+                # Without a table CTranslate2 would make sinusoids.
+                np.zeros((num_positions, dim), np.float32)
+                if table is None
+                else table[first : first + num_positions].detach().float().contiguous().numpy()
+            )
         _fill(part, name, config, weights)
         parts.append(part)
     projection = parts[1].projection
@@ -270,15 +274,6 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
     if config.output_bias:
         projection.bias = weights["output_bias"]
     return specs.TransformerSpec(*parts)
-
-
-def _positions(count: int, dim: int, kind: str) -> Any:
-    """Return a table of positions (P, D) that is not learned."""
-    if kind == "none":  # but for a table CTranslate2 would make sinusoids
-        return np.zeros((count, dim), np.float32)
-    from nmt.model.positions import sinusoids  # noqa: PLC0415 - loads torch
-
-    return sinusoids(count, dim, kind).numpy()
 
 
 def _fill(part: Any, side: str, config: ModelConfig, weights: Mapping[str, Any]) -> None:

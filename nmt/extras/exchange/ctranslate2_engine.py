@@ -34,7 +34,7 @@ from nmt.checkpoint.model_folder import (
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.device import gpu_number, own_cores
-from nmt.errors import CheckpointError, ConfigError, DeviceError
+from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
 from nmt.extras.exchange.conversion_cache import converted_model
 from nmt.extras.exchange.ctranslate2 import (
     RECORD,
@@ -61,8 +61,8 @@ from nmt.text.tokenizer import Tokenizers, load_tokenizers
 
 logger = logging.getLogger(__name__)
 
+# What CTranslate2 tells besides texts and scores. Its attention is of a single head.
 _OUTPUTS = frozenset({"token_scores"})
-"""What CTranslate2 tells besides texts and scores. Its attention is of a single head."""
 _CONSTRAINTS = "a prefix or phrases for single lines"
 _NO_PENALTY = 1e-30  # 0 would also mean another end of the search
 _TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
@@ -136,7 +136,8 @@ class CTranslate2Engine(Engine):
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{folder} cannot be loaded by CTranslate2: {error}.",
-                fix="Export it again: `nmt export RUN --to ctranslate2 -o FOLDER`.",
+                fix="Export it again: "
+                + shell_command("export", "RUN", to="ctranslate2", output="FOLDER"),
             ) from error
         self.on_gpu = place == "cuda"
         self._has_map = (folder / VOCABULARY_MAP).is_file()

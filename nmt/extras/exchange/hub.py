@@ -89,24 +89,24 @@ def push(options: PushOptions) -> PushResult:
     own = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
     card = front + without_front_matter(own)
     with tempfile.TemporaryDirectory() as temporary:
+        copy, address = Path(temporary), None
         for name in files.manifest.files:  # and nothing else that may lie there
-            (place := Path(temporary, name)).parent.mkdir(exist_ok=True)
-            shutil.copyfile(folder / name, place)
-        Path(temporary, CARD).write_text(card, encoding="utf-8", newline="\n")
+            (copy / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, copy / name)
+        (copy / CARD).write_text(card, encoding="utf-8", newline="\n")
         names = sorted({*files.manifest.files, CARD})
-        Manifest.of(Path(temporary), names, files.manifest.step).write(Path(temporary))
-        sizes = {name: Path(temporary, name).stat().st_size for name in [*names, MANIFEST]}
-        address = None
+        Manifest.of(copy, names, files.manifest.step).write(copy)
+        sizes = {name: (copy / name).stat().st_size for name in [*names, MANIFEST]}
         if not options.dry_run:
-            with _hub_errors(repository, "pushed"):
-                from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
-
-                (api := HfApi()).create_repo(repository, private=options.private, exist_ok=True)
-                commit: Any = api.upload_folder(
+            title = f"Push {files.config.name}"
+            with _hub(repository, "pushed") as api:
+                api.create_repo(repository, private=options.private, exist_ok=True)
+                # Deleted is what an older version of the model had.
+                commit = api.upload_folder(
                     repo_id=repository,
-                    folder_path=temporary,
-                    commit_message=f"Push {files.config.name}",
-                    delete_patterns="*",  # what an older version of the model had
+                    folder_path=copy,
+                    commit_message=title,
+                    delete_patterns="*",
                 )
                 address = str(commit.commit_url)
     return PushResult(repository=repository, files=sizes, card=card, address=address)
@@ -122,13 +122,11 @@ def pull(options: PullOptions) -> PullResult:
     repository, revision = parse_name(options.name)
     check_new_folder(options.output, options.output)
     with atomic_folder(options.output) as folder:
-        with _hub_errors(repository, "pulled"):
-            from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415 - slow to load
-
-            info = HfApi().model_info(repository, revision=revision)
+        with _hub(repository, "pulled") as api:
+            info = api.model_info(repository, revision=revision)
             names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
             check_names(repository, names)
-            snapshot_download(
+            api.snapshot_download(
                 repository, revision=info.sha, local_dir=folder, allow_patterns=sorted(names)
             )
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # of the library
@@ -146,12 +144,8 @@ def parse_name(text: str) -> tuple[str, str | None]:
 
 def check_names(repository: str, names: set[str]) -> None:
     """Refuse a repository with files that are not those of a model folder."""
-    paths = [PurePosixPath(name) for name in sorted(names)]
-    if others := [
-        str(path)
-        for path in paths
-        if path.suffix not in _ALLOWED or path.is_absolute() or ".." in path.parts
-    ]:
+    others = [name for name in sorted(names) if not _is_safe(PurePosixPath(name))]
+    if others:
         raise CheckpointError(
             f"{repository} holds {', '.join(others[:5])}, which no model folder does.",
             fix=f"Only {', '.join(_ALLOWED)} are pulled; is it a model of another system?",
@@ -163,15 +157,22 @@ def check_names(repository: str, names: set[str]) -> None:
         )
 
 
+def _is_safe(path: PurePosixPath) -> bool:
+    return path.suffix in _ALLOWED and not path.is_absolute() and ".." not in path.parts
+
+
 @contextmanager
-def _hub_errors(repository: str, what: str) -> Iterator[None]:
+def _hub(repository: str, what: str) -> Iterator[Any]:
+    """Give the library's interface, and turn its errors into one of ours."""
     if not reaches(hub_address()):
         raise CheckpointError(
             f"{repository} was not {what}: there is no connection to {hub_address()}.",
             fix="Check the network, and HF_ENDPOINT if it is set.",
         )
+    from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
+
     try:
-        yield
+        yield HfApi()
     except CheckpointError:
         raise
     except Exception as error:  # the library raises what its own libraries raise
