@@ -42,22 +42,16 @@ def system(offset: float, num_known: int = 40) -> System:
 
 
 def test_a_constant_error_is_the_calibration_error() -> None:
+    """Lines without confidence are left out, and few say nothing."""
     found = confidence_quality(system(7.0), [[REFERENCE] * 40])
     assert found is not None
-    assert found.pearson == pytest.approx(1)
-    assert found.spearman == pytest.approx(1)
+    assert [found.pearson, found.spearman] == pytest.approx([1, 1])
     assert found.calibration_error == pytest.approx(7)
-    assert len(found.deciles) == 10
     assert [one - other for one, other in found.deciles] == pytest.approx([7] * 10)
     assert [one for one, _ in found.deciles] == sorted(one for one, _ in found.deciles)
-
-
-def test_lines_without_confidence_are_left_out_and_few_say_nothing() -> None:
-    found = confidence_quality(system(0.0, 31), [[REFERENCE] * 40])
-    assert found is not None
-    assert found.num_sentences == 31
-    assert confidence_quality(system(0.0, 29), [[REFERENCE] * 40]) is None
-    assert confidence_quality(System("file", OUTPUTS), [[REFERENCE] * 40]) is None
+    for num_known, expected in ((31, 31), (29, None)):
+        found = confidence_quality(system(0.0, num_known), [[REFERENCE] * 40])
+        assert (found and found.num_sentences) == expected
 
 
 def test_correlations_of_four_points() -> None:

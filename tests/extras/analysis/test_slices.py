@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from nmt.inference.result import Result
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
-from nmt.text.tokenizer import Tokenizer, load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 
 TEXTS = st.lists(
     st.tuples(*[st.text("aB1. ,üß世" + "\u0663", max_size=30)] * 3), min_size=1, max_size=9
@@ -109,46 +110,31 @@ def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None
     assert section.rows[4] == ["other", "y", "0", "-"]
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Tokenizer, ParallelStore]:
-    folder = tmp_path_factory.mktemp("counts")
-    generator = np.random.default_rng(1)
+@pytest.mark.parametrize("rows_at_once", [50_000, 7])
+def test_words_of_training_are_counted_as_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    monkeypatch.setattr(word_counts, "_ROWS_AT_ONCE", rows_at_once)
+    generator, ends = np.random.default_rng(1), [".", "", "!", ", so", "?"]
     words = ["dog", "dogs", "doghouse", "house", "a", "the", "Über", "übel", "ß"]
-    ends = [".", "", "!", ", so", "?"]
     lines = [
         " ".join(generator.choice(words, generator.integers(1, 8))) + generator.choice(ends)
         for _ in range(400)
     ]
     config = TokenizerConfig(vocab_size=60, joint=True, byte_fallback=False)
-    train_sentencepiece(iter(lines), folder / "joint.model", config, threads=1)
-    tokenizer = load_tokenizers(folder).source
-    with StoreWriter(folder / "train", 60) as writer:
+    train_sentencepiece(iter(lines), tmp_path / "joint.model", config, threads=1)
+    tokenizer = load_tokenizers(tmp_path).source
+    with StoreWriter(tmp_path / "train", 60) as writer:
         ids = tokenizer.encode_batch(lines)
         writer.append(ids, ids, 0, list(range(len(ids))))
-    return lines, tokenizer, ParallelStore.open(folder / "train")
-
-
-def test_words_of_training_are_counted_as_by_hand(
-    corpus: tuple[list[str], Tokenizer, ParallelStore],
-) -> None:
-    lines, tokenizer, store = corpus
-    words = [re.findall(r"\w+", line) for line in lines]
-    counts = Counter(word for line in words for word in line)
-    pairs = Counter(pair for line in words for pair in pairwise(line))
+    texts = [re.findall(r"\w+", line) for line in lines]
+    counts = Counter(word for line in texts for word in line)
+    pairs = Counter(pair for line in texts for pair in pairwise(line))
     tests = ["the dog.", "dogs doghouse house", "", "...", "the Über dog, so", "dog the a a a"]
-    found = count_in_training(store, tokenizer, [*tests, *lines[:50]])
-    for text, each in zip([*tests, *lines[:50]], found, strict=True):
+    tests += lines[:50]
+    found = count_in_training(ParallelStore.open(tmp_path / "train"), tokenizer, [*tests, "ogd xx"])
+    assert found.pop() == LineCounts([0, 0], [0])
+    for text, each in zip(tests, found, strict=True):
         own = re.findall(r"\w+", text)
         assert each.words == [counts[word] for word in own]
         assert each.pairs == [pairs[pair] for pair in pairwise(own)]
-    (unseen,) = count_in_training(store, tokenizer, ["ogd xx"])
-    assert unseen == LineCounts([0, 0], [0])
-
-
-def test_chunks_change_no_count(
-    corpus: tuple[list[str], Tokenizer, ParallelStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines, tokenizer, store = corpus
-    whole = count_in_training(store, tokenizer, lines)
-    monkeypatch.setattr(word_counts, "_ROWS_AT_ONCE", 7)
-    assert count_in_training(store, tokenizer, lines) == whole
