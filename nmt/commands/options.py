@@ -208,7 +208,7 @@ class SearchOptions:
     ] = None
     no_guard: Annotated[
         bool,
-        Flag("Do not retry translations that look degenerate (loops, odd length, low coverage)."),
+        Flag("Do not retry translations that look degenerate (loops, odd length)."),
     ] = False
     no_split: Annotated[
         bool,

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from nmt.checkpoint.model_folder import SHORTLIST, write_extra
-from nmt.data.lexicon import likely_translations
 from nmt.data.prepared import PreparedData
-from nmt.data.workers import map_here, watched
 from nmt.errors import CheckpointError, ConfigError
-from nmt.files.progress import progress_bar
-
-_MOST_CANDIDATES = 30
-_MOST_COMMON = 200
 
 
 class ShortlistParts(NamedTuple):
@@ -82,28 +75,11 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     return parts
 
 
-def shortlist_bytes(common: Any, candidates: Any) -> bytes:
-    """Return the content of a file. Arguments as in `ShortlistParts`, as arrays or tensors."""
-    parts = {"common": common, "candidates": candidates}
-    return save({name: np.asarray(part, order="C") for name, part in parts.items()})
-
-
 def make_shortlist(run_dir: Path, data: PreparedData) -> None:
-    """Write ``shortlist.safetensors`` if there is no whole one: a run has one set of data.
-
-    The bytes are the same for the same data, however the training went.
+    """Copy the short lists that `prepare` made into a run, which is then complete without its data.
 
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    manifest = data.manifest
-    sizes = manifest.source_vocab_size, manifest.target_vocab_size
-    with suppress(CheckpointError):
-        if read_shortlist(run_dir, sizes) is not None:
-            return
-    counts = data.train.token_counts("target", manifest.target_vocab_size)
-    common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
-    with progress_bar("making short lists", unit="batches", leave=False) as bar:
-        mapped = watched(map_here, bar.update)
-        candidates = likely_translations(data.train, sizes, _MOST_CANDIDATES, mapped=mapped)
-    write_extra(run_dir / SHORTLIST, shortlist_bytes(common, candidates))
+    if (made := data.folder / SHORTLIST).is_file():
+        write_extra(run_dir / SHORTLIST, made.read_bytes())

@@ -21,10 +21,10 @@ from typer.testing import Result
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.cli.app import app
 from nmt.inference import guard
-from nmt.inference.shortlist_file import shortlist_bytes
 from nmt.text.tokenizer import Tokenizer
 from tests.cli.commands import FLAGS, call, lines_of, refused
 from tests.inference.conftest import sentences
+from tests.inference.exported import shortlist_bytes
 
 LINES = sentences(9, seed=4, longest=8)
 COMMAND = (sys.executable, "-c", "from nmt.cli import main; main()", "translate")

@@ -8,15 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
 
 from nmt.checkpoint.files import save_checkpoint
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.checkpoint.run import write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
-from nmt.inference.shortlist_file import shortlist_bytes
 from nmt.model.transformer import Transformer, build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
@@ -87,6 +88,12 @@ def write_run(run_dir: Path, tokenizer: Path, config: RunConfig, seed: int = 1) 
     event = {"kind": "validation", "step": STEP, "loss": 1.5, "perplexity": 4.48, "bleu": 12.345}
     (run_dir / "metrics.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
     return model
+
+
+def shortlist_bytes(common: Any, candidates: Any) -> bytes:
+    """The content of a file of short lists, of arrays or tensors."""
+    parts = {"common": common, "candidates": candidates}
+    return save({name: np.asarray(part, order="C") for name, part in parts.items()})
 
 
 def write_shortlist(folder: Path) -> None:

@@ -19,7 +19,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.engine import EngineLacksError
 from nmt.inference.shortlist import BatchVocabulary, Shortlist
-from nmt.inference.shortlist_file import read_shortlist, shortlist_bytes
+from nmt.inference.shortlist_file import read_shortlist
 from nmt.inference.stepper import Mixture, ModelStepper
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
@@ -29,6 +29,7 @@ from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, sentences, translator_of
+from tests.inference.exported import shortlist_bytes
 from tests.inference.models import small_model
 
 CPU = torch.device("cpu")
