@@ -21,7 +21,6 @@ from nmt.config.filters import FilterConfig
 from nmt.data.filters import REASON_FILTERS, REASONS, FilterChain, Finding
 from nmt.data.findings import Found
 from nmt.data.pairs import SentencePair
-from nmt.data.prepare_report import PrepareReport
 from nmt.data.store import ParallelStore
 from nmt.data.workers import Workers
 from nmt.errors import ConfigError
@@ -124,9 +123,6 @@ class Diagnosis:
 
 DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry(
     "diagnosis of corpora", {_CLEANING: "nmt.extras.cleaning.diagnosis:CorpusDiagnosis"}
-)
-PAGES: Registry[Callable[[PrepareReport], str]] = Registry(
-    "report page", {"prepare": "nmt.extras.cleaning.page:render_report"}
 )
 LEAKAGE: Registry[Callable[..., Any]] = Registry(
     "search for leakage", {"near": "nmt.extras.cleaning.leakage:find_leakage"}

@@ -78,9 +78,12 @@ class Findings:
         # Pairs read, kept, and dropped under their first reason that drops.
         self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, held_out)}
 
-    def add(self, found: Sequence[Found], *, is_training: bool = True) -> None:
-        """Count findings and write them to the lists."""
-        by_reason: dict[str, list[Found]] = {}
+    def take(self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]) -> list[Found]:
+        """Count and list what a function found in a block; return the findings."""
+        rows, counts = values
+        self.counts[corpus].update(counts)
+        found = [Found(*row) for row in rows]  # of a file they are lists
+        is_training, by_reason = corpus in self._corpora, dict[str, list[Found]]()
         for each in found:
             is_dropped = not is_training or self._training.drops(each.reason)
             row = "\t".join(map(printable, each[: len(_COLUMNS)])) + "\n"
@@ -91,6 +94,7 @@ class Findings:
             self._reasons.setdefault(reason, Counter()).update(each.corpus for each in group)
             both = [*self._examples.get(reason, ()), *group]
             self._examples[reason] = nsmallest(_NUM_EXAMPLES, both, key=lambda each: each.draw)
+        return found
 
     def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
         """Check that some pair of some corpora is left.

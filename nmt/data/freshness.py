@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nmt.config.data import CorpusConfig, DataConfig, TokenizerConfig
 from nmt.config.filters import FilterConfig
-from nmt.data.corpus import corpus_files, corpus_names
+from nmt.data.corpus import corpus_files, corpus_names, is_piped
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.prepared import FORMAT_VERSION, TOKENIZER, PreparedData
 from nmt.errors import DataError
-from nmt.files.lines import is_standard
+from nmt.files.lines import STANDARD, is_standard
 from nmt.files.manifest import sha256_of_file, sha256_of_json
 from nmt.text.tokenizer import tokenizer_hash
+
+_SPOOL = "standard-input.tsv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,20 @@ class Recipe:
     filters: FilterConfig
     languages: tuple[str, str]
     start_from: Path | None  # fine-tuning keeps the vocabulary of the model that it starts from
+    input: Path | None = None  # a copy of standard input, if that is a corpus
     bound: Mapping[str, Any]  # the values that ``Binds("data")`` marks in the configuration
+
+    def spooled(self, piped: IO[bytes] | None, folder: Path) -> Recipe:
+        """Return a recipe that names a copy of standard input, which can be read only once."""
+        train, path = list(self.data.train), folder / _SPOOL
+        for number, (name, corpus) in enumerate(self.corpora.items()):
+            if is_piped(corpus) and piped is not None:
+                with path.open("wb") as file:
+                    shutil.copyfileobj(piped, file)
+                train[number] = corpus.model_copy(update={"tsv": path, "name": name})
+                data = self.data.model_copy(update={"train": tuple(train)})
+                return replace(self, data=data, input=path)
+        return self
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
@@ -58,13 +74,13 @@ class Recipe:
         return sha256_of_json([FORMAT_VERSION, bound])
 
 
-def describe_sources(files: list[Path]) -> dict[str, Mapping[str, Any]]:
-    """Return size, time and hash of each file, by its path."""
+def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+    """Return size, time and hash of each file that is read, by its path."""
     sources: dict[str, Mapping[str, Any]] = {}
-    for path in files:
+    for path in recipe.files:
         with suppress(OSError):  # reading it says what is wrong
             status, digest = path.stat(), sha256_of_file(path)
-            sources[str(path)] = {
+            sources[STANDARD if path == recipe.input else str(path)] = {
                 "size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest
             }  # fmt: skip
     return sources

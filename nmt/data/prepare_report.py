@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -15,8 +17,10 @@ from nmt.config.filters import FilterConfig
 from nmt.data.findings import KEPT, READ, printable
 from nmt.data.prepared import AGAIN
 from nmt.data.store import FlatIds
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
+from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
+from nmt.registry import Registry
 from nmt.text.tokenizer import Tokenizer
 
 REPORT = "report.json"
@@ -141,6 +145,32 @@ class PrepareReport:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
         return replace(report, folder=str(folder), up_to_date=True)
 
+    def write(self, folder: Path) -> None:
+        """Write ``report.json``."""
+        text = json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
+        write_bytes(folder / REPORT, text.encode())
+
+    def written_to(self, folder: Path | None, *, lists: Path) -> PrepareReport:
+        """Write all files of the report into a folder, if there is one; return the report.
+
+        Args:
+            folder: Where to write.
+            lists: Folder that holds the lists of pairs.
+
+        Raises:
+            DataError: They cannot be written.
+        """
+        if folder is not None:
+            fix = "Name a folder you can write to, with room on its disk."
+            with write_errors(folder, DataError, fix=fix):
+                folder.mkdir(parents=True, exist_ok=True)
+                self.write(folder)
+                for path in lists.glob("*.tsv.gz"):
+                    write_bytes(folder / path.name, path.read_bytes())
+                with suppress(ConfigError):  # the extra that draws the page is missing
+                    write_bytes(folder / "report.html", PAGES["prepare"](self).encode())
+        return self
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return asdict(self) | {"seconds": round(self.seconds, 3)}
@@ -210,3 +240,8 @@ class PrepareReport:
         if self.unchecked:
             names = ", ".join(self.unchecked)
             yield f"not compared with {names}, which might have to be downloaded"
+
+
+PAGES: Registry[Callable[[PrepareReport], str]] = Registry(
+    "report page", {"prepare": "nmt.extras.cleaning.page:render_report"}
+)

@@ -15,6 +15,7 @@ from nmt.errors import DataError
 from nmt.files.json_file import read_json
 from nmt.files.lines import read_lines
 from nmt.files.manifest import FileRecord, damage, sha256_of_file, sha256_of_json
+from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -38,6 +39,30 @@ class PreparedManifest:
     counts: Mapping[str, Mapping[str, int]]  # per corpus: pairs read, kept, dropped by reason
     scored_with: Sequence[str] = ()  # models that have scored the pairs
     files: Mapping[str, FileRecord]  # every other file of the folder
+
+    @classmethod
+    def describe(
+        cls,
+        folder: Path,
+        config_hash: str,
+        sources: Mapping[str, Mapping[str, Any]],
+        counts: Mapping[str, Mapping[str, int]],
+        scored_with: Sequence[str],
+    ) -> PreparedManifest:
+        """Describe a folder in which everything else is written."""
+        source_size, target_size = load_tokenizers(folder / TOKENIZER).vocab_sizes
+        written = sorted(path for path in folder.rglob("*") if path.is_file())
+        return cls(
+            config_hash=config_hash,
+            sources=sources,
+            data_hash=data_hash(folder),
+            vocab_hash=tokenizer_hash(folder / TOKENIZER),
+            source_vocab_size=source_size,
+            target_vocab_size=target_size,
+            counts=counts,
+            scored_with=scored_with,
+            files={path.relative_to(folder).as_posix(): FileRecord.of(path) for path in written},
+        )
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json`` into ``folder``."""

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from nmt.commands import prepare as story
+from nmt.data import reading
 from nmt.data.block_map import Result, map_blocks
 from nmt.data.blocks import Encode, Look
 from nmt.data.corpus import Block, read_blocks
 from nmt.data.prepare_report import REPORT
-from nmt.data.prepared import MANIFEST
+from nmt.data.prepared import MANIFEST, PreparedManifest
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, prepare, write_pairs
 
@@ -40,8 +40,8 @@ def run(folder: Path, *, kill_at: int | None = None, **changes: Any) -> Counter[
     with pytest.MonkeyPatch.context() as patch:
         for kind in (Look, Encode):
             patch.setattr(kind, "__call__", _counted(made, kind.__call__, kill_at))
-        patch.setattr(story, "BLOCK_PAIRS", SIZE)
-        patch.setattr(story, "read_blocks", partial(read_blocks, size=SIZE))
+        patch.setattr(reading, "BLOCK_PAIRS", SIZE)
+        patch.setattr(reading, "read_blocks", partial(read_blocks, size=SIZE))
         prepare(config_for(folder, **changes), force=True)
     return made
 
@@ -62,7 +62,7 @@ def _counted(
 def stop_late(folder: Path) -> list[Path]:
     """Do all the work, fail at the end, and return the stored results."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(story, "_manifest", lambda *_: 1 / 0)
+        patch.setattr(PreparedManifest, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(folder)
     return sorted((folder / ".prepared.work").glob("*.shard"))

@@ -20,9 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.commands import prepare as story
 from nmt.config.data import BatchConfig
-from nmt.data import lexicon
+from nmt.data import lexicon, reading
 from nmt.data.corpus import read_blocks
 from nmt.data.loader import Loader, Position
 from nmt.data.prepare_report import REPORT
@@ -183,7 +182,7 @@ def prepared(folder: Path, **options: Any) -> object:
     """Everything that is made of some corpora, but times and the folder's name."""
     write_odd_pairs(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(story, "read_blocks", partial(read_blocks, size=13))
+        patch.setattr(reading, "read_blocks", partial(read_blocks, size=13))
         patch.setattr(lexicon, "_MEETINGS_AT_ONCE", 1000)  # several batches, too
         prepare(config_for(folder), force=True, **options)
     files = [path for path in sorted((folder / "prepared").rglob("*")) if path.is_file()]
