@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +28,9 @@ from nmt.search.selector import (
     first_largest,
     largest,
 )
-from nmt.search.stepper import Stepper
+from nmt.search.stepper import S, Stepper
 from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 
-S = TypeVar("S")
 # Waiting in each step leaves a GPU idle while the host decides; waiting rarely computes steps for
 # sentences that have ended.
 _STEPS_BETWEEN_LOOKS = 4

@@ -22,13 +22,11 @@ LengthPenalty = Callable[[int], float]
 class Hypothesis:
     """One translation of a sentence, as token ids."""
 
-    ids: Ids
-    """Target ids without BOS and EOS."""
-    log_prob: float
-    """Natural-log probability of the ids and of EOS."""
+    ids: Ids  # Target ids without BOS and EOS.
+    log_prob: float  # Natural-log probability of the ids and of EOS.
+    # ``log_prob`` after length normalisation, and after the coverage penalty if there is one and
+    # the cost of required phrases past the end; higher is better.
     score: float
-    """``log_prob`` after length normalisation, and after the coverage penalty if there is one and
-    the cost of required phrases past the end; higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,13 @@ class Constraints:
     A rule about ids is not quite one about text: a phrase may be written in other subwords.
     """
 
+    # What the output begins with, or with ``prefix_bias_beta`` is drawn to. Any ids but PAD, BOS
+    # and EOS; no other rule holds for a forced prefix.
     prefix: Ids = ()
-    """What the output begins with, or with ``prefix_bias_beta`` is drawn to. Any ids but PAD, BOS
-    and EOS; no other rule holds for a forced prefix."""
+    # Phrases that the output contains, in any order; they may overlap, and the prefix counts.
     required: tuple[Ids, ...] = ()
-    """Phrases that the output contains, in any order; they may overlap, and the prefix counts."""
+    # Phrases that the output does not contain, unless in a forced prefix.
     forbidden: tuple[Ids, ...] = ()
-    """Phrases that the output does not contain, unless in a forced prefix."""
 
     def __post_init__(self) -> None:
         phrases = (*self.required, *self.forbidden)

@@ -11,7 +11,6 @@ Shapes: B sentences still active, S source positions, K beams of each sentence, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +22,8 @@ from nmt.search.greedy import greedy_without_waiting
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, length_penalty
 from nmt.search.rules import Rules
 from nmt.search.selector import SELECTORS, BeamState, SearchInputs
-from nmt.search.stepper import Stepper
+from nmt.search.stepper import S, Stepper
 
-S = TypeVar("S")
 _LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # a score must stay a number
 
 

@@ -37,8 +37,7 @@ class Rules:
         end_loops: Whether to end outputs that go round in circles; see `end_loops`.
     """
 
-    longest: Tensor
-    """Longest output of each sentence with EOS. (B,), int64, on the CPU."""
+    longest: Tensor  # Longest output of each sentence with EOS. (B,), int64, on the CPU.
 
     def __init__(
         self,
