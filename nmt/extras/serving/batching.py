@@ -1,8 +1,9 @@
 """Texts of all clients -> batches, for a few threads that translate.
 
-There is one queue. A thread that is free takes the oldest text, and with it the texts most like it
-in length that are asked for in the same way, up to a budget. When little waits, it is shared out
-among the free threads; so an idle server starts at once, and a busy one works in full batches.
+There is one queue. A thread that is free takes by turns the oldest text and one of the client with
+least in the queue, and with it the texts most like it in length that are asked for in the same way,
+up to a budget. When little waits, it is shared out among the free threads; so an idle server starts
+at once, and a busy one works in full batches.
 
 Each client has a bound of text in the queue. What exceeds it waits outside, and comes in as texts
 of the client are taken, a text of each of its requests in turn: whoever sends a file does not make
@@ -95,6 +96,7 @@ class Batcher:
         self._queued: Counter[str] = Counter()  # client -> tokens in the queue
         self._outside: dict[str, deque[deque[_Unit]]] = {}  # client -> its requests
         self._changed, self._is_closed, self._num_free = threading.Condition(), False, 0
+        self._takes_oldest = False
         self._threads = [
             threading.Thread(target=self._run, name=f"translate-{number}", daemon=True)
             for number in range(threads)
@@ -178,9 +180,17 @@ class Batcher:
             return batch
 
     def _batch(self, waiting: Sequence[_Unit]) -> list[_Unit]:
-        """Return the oldest text and those that are most like it in length."""
-        alike = [unit for unit in waiting if unit.key == waiting[0].key]
-        alike.sort(key=lambda unit: abs(unit.tokens - waiting[0].tokens))
+        """Return a text and those that are most like it in length.
+
+        By turns the oldest, and the first of the client with least in the queue.
+        """
+        if not waiting:
+            return []
+        self._takes_oldest = not self._takes_oldest
+        least = min(waiting, key=lambda unit: self._queued[unit.client])
+        first = waiting[0] if self._takes_oldest else least
+        alike = [unit for unit in waiting if unit.key == first.key]
+        alike.sort(key=lambda unit: abs(unit.tokens - first.tokens))
         share = -(-sum(unit.tokens for unit in alike) // self._num_free)
         most = min(self._batch_tokens, max(_FEWEST_TOKENS, share))
         batch: list[_Unit] = []

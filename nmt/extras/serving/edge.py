@@ -24,7 +24,6 @@ _FORM = "application/x-www-form-urlencoded"
 _CLOSE = {"Connection": "close"}
 # Times the limit that is read of a body that is too large: its client reads the answer only then.
 _DISCARDED = 64
-_MOST_FIELDS = 1000
 
 
 class Edge:
@@ -141,7 +140,8 @@ class Edge:
         headers = [pair for pair in request.scope["headers"] if not pair[0].startswith(b"content-")]
         request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
         if kind == _FORM and not parts.lstrip().startswith(b"{"):  # `curl -d` calls JSON a form
-            return _as_json(bytes(parts))
+            fields = parse_qs(parts.decode("utf-8", "replace"), keep_blank_values=True)
+            return json.dumps({x: y[0] if len(y) == 1 else y for x, y in fields.items()}).encode()
         return bytes(parts)
 
     def _add_headers(self, scope: Scope, message: Message) -> None:
@@ -153,14 +153,3 @@ class Edge:
             headers["Connection"] = "close"
         path = getattr(scope.get("route"), "path", "other")
         self._metrics.responses.labels(path, message["status"]).inc()
-
-
-def _as_json(form: bytes) -> bytes:
-    """Return a form as JSON; a field that is there several times is a list."""
-    try:
-        fields = parse_qs(
-            form.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="replace"
-        )
-    except ValueError:
-        raise RefusedError(422, "The form cannot be read.", "Send name=value&name=value.") from None
-    return json.dumps({x: y[0] if len(y) == 1 else y for x, y in fields.items()}).encode()

@@ -48,10 +48,7 @@ def refusal(error: Exception) -> RefusedError:
         return RefusedError(504, "There was no answer in time.", "Send fewer or shorter texts.")
     if isinstance(error, CheckpointError | DeviceError):
         logger.warning("a request failed: %s", error.problem)  # it names folders of this machine
-        problem, fix = (
-            "The model cannot be used now.",
-            "Try again later.",
-        )
+        problem, fix = ("The model cannot be used now.", "Try again later.")
         return RefusedError(503, problem, fix, RETRY)
     if isinstance(error, NmtError):
         return RefusedError(422, error.problem, error.fix)

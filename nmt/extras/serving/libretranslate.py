@@ -8,15 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
-from nmt.extras.serving.bodies import (
-    Choice,
-    Decoding,
-    DetectBody,
-    DocumentBody,
-    LibreBody,
-    TranslateBody,
-)
 from nmt.extras.serving.faults import RefusedError
 from nmt.extras.serving.languages import detect, language_name
 from nmt.extras.serving.service import Served, Service
@@ -24,7 +17,7 @@ from nmt.extras.serving.service import Served, Service
 router = APIRouter(tags=["LibreTranslate"])
 
 
-def _admit(request: Request, service: Service, body: DetectBody) -> str:
+def _admit(request: Request, service: Service, body: bodies.DetectBody) -> str:
     """Return the client, whose key may be in the body; its texts are not too many."""
     gate: Gate = request.app.state.gate
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -34,24 +27,24 @@ def _admit(request: Request, service: Service, body: DetectBody) -> str:
 
 
 @router.post("/translate")
-async def translate(body: LibreBody, service: Served, request: Request) -> JSONResponse:
+async def translate(body: bodies.LibreBody, service: Served, request: Request) -> JSONResponse:
     """Translate as LibreTranslate does."""
     client = _admit(request, service, body)
-    alternatives, choice = body.alternatives, Choice(source=body.source, target=body.target)
+    alternatives, choice = body.alternatives, bodies.Choice(source=body.source, target=body.target)
     model, about = await service.choose(choice, body.texts)
     translated: list[str] = []
     others: list[list[str]] = []
     if body.format == "html":
         for text in body.texts:
-            document = DocumentBody(format="html", text=text)
+            document = bodies.DocumentBody(format="html", text=text)
             translated.append((await service.document(document, model, client))["text"])
             others.append([])
     else:
-        options = Decoding()
+        options = bodies.Decoding()
         if alternatives:
             own = model.translator.options.decoding.beam_size
-            options = Decoding(n_best=alternatives + 1, beam_size=max(own, alternatives + 1))
-        texts = TranslateBody(texts=[*body.texts], options=options)
+            options = bodies.Decoding(n_best=alternatives + 1, beam_size=max(own, alternatives + 1))
+        texts = bodies.TranslateBody(texts=[*body.texts], options=options)
         async for values in service.translate(texts, model, client):
             if "error" in values:
                 raise RefusedError(422, values["error"], values["fix"])
@@ -69,7 +62,7 @@ async def translate(body: LibreBody, service: Served, request: Request) -> JSONR
 
 
 @router.post("/detect")
-async def detect_language(body: DetectBody, service: Served, request: Request) -> JSONResponse:
+async def detected(body: bodies.DetectBody, service: Served, request: Request) -> JSONResponse:
     """Detect a language, of those that can be translated, as LibreTranslate does."""
     _admit(request, service, body)
     codes = sorted({source for source, _ in service.pairs})

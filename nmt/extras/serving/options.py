@@ -100,10 +100,9 @@ class LimitOptions:
     rate: Annotated[
         Rate | None,
         Flag(
-            "Most requests of one client, as in 60/min; further ones get 429.",
+            "Most requests of one client; more get 429. 60/min for other machines unless given.",
             metavar="N/TIME",
             parser=parse_rate,
-            shown_default="60/min, and no limit for this machine itself",
         ),
     ] = None
     body_seconds: float = 10.0  # in which a body must have come, and an answer must have been read
@@ -124,10 +123,7 @@ class AccessOptions:
 
     host: Annotated[
         str,
-        Flag(
-            "Address to listen on; one that other machines reach needs `api_keys` or `no_auth`.",
-            metavar="ADDRESS",
-        ),
+        Flag("Address to listen on; for others `api_keys` or `no_auth` is needed.", metavar="IP"),
     ] = "127.0.0.1"
     port: Annotated[int, Flag("Port to listen on; 0 for any free one.", min=0, max=65535)] = 8080
     api_keys: Annotated[Path | None, Flag("File of API keys: a line NAME KEY for each client.")] = (
@@ -136,11 +132,7 @@ class AccessOptions:
     no_auth: Annotated[bool, Flag("Let other machines send requests without a key.")] = False
     allow_origin: Annotated[
         tuple[str, ...],
-        Flag(
-            "Site whose pages may send requests, as https://example.org. Repeatable.",
-            metavar="URL",
-            parser=parse_origin,
-        ),
+        Flag("Site whose pages may send requests. Repeatable.", metavar="URL", parser=parse_origin),
     ] = ()
     allow_host: Annotated[
         tuple[str, ...],
@@ -148,11 +140,7 @@ class AccessOptions:
     ] = ()
     trusted_proxy: Annotated[
         tuple[str, ...],
-        Flag(
-            "Proxies whose X-Forwarded-For is used, as 10.0.0.0/8. Repeatable.",
-            metavar="CIDR",
-            parser=parse_network,
-        ),
+        Flag("Proxies with X-Forwarded-For. Repeatable.", metavar="CIDR", parser=parse_network),
     ] = ()
     root_path: Annotated[
         str, Flag("Path of the server behind a proxy, as /mt.", metavar="PATH", parser=parse_path)

@@ -136,7 +136,7 @@ def test_a_client_with_many_keys_does_not_make_others_wait() -> None:
     assert "y" in order[:2]
 
 
-def test_texts_of_like_length_are_translated_together_and_the_oldest_first() -> None:
+def test_texts_of_like_length_are_translated_together() -> None:
     echo = Echo()
 
     async def test(batcher: Batcher) -> None:
@@ -149,7 +149,7 @@ def test_texts_of_like_length_are_translated_together_and_the_oldest_first() -> 
 
     run(test, tokens=40)  # 12 and 13 tokens, or 102; the share of one thread is all
     sizes = [list(map(len, batch)) for batch in echo.batches[1:]]
-    assert sizes == [[40, 44, 4], [400], [360]]
+    assert sizes == [[4, 40, 44], [400], [360]]
 
 
 def test_what_nobody_waits_for_is_not_translated() -> None:

@@ -28,8 +28,8 @@ Links = Iterable[tuple[int, int]]  # (source word, target word) of one sentence,
 Translation = tuple[str, Links | None]
 Escape = Callable[[str], str]  # Writes text in the format of a document.
 
-# Pairs of tags in a paragraph, and pairs times pieces; beyond, all marks keep their order.
-_MOST_TAGS, _MOST_WORK = 400, 1 << 16
+# Source pieces inside of all pairs of tags; beyond, in tags nested hundreds deep, no tag is paired.
+_MOST_WORK = 1 << 18
 
 
 @dataclass(slots=True, eq=False)
@@ -40,35 +40,27 @@ class _Pair:
     closing: str = ""
     first: int = 0  # Its first source piece.
     last: int = -1
+    start: int = 0  # its places in the tape
+    end: int = 0
     pairs: list[_Pair] = field(default_factory=list)
     # Other marks, and white space: the source piece that follows, and the text.
     fillers: list[tuple[int, str]] = field(default_factory=list)
     left: int = 0  # Its first target piece.
     right: int = -1
 
-    def hollow(self) -> str:
-        """Return its marks without what they are around."""
-        marks = [text.strip() for _, text in self.fillers]
-        return "".join((self.opening, *marks, *(x.hollow() for x in self.pairs), self.closing))
 
-
-def _read(paragraph: Paragraph) -> tuple[_Pair, list[list[str]], bool]:
-    """Return the tree of tags, the pieces of each word, and whether all marks keep their order."""
-    tape = [*paragraph.tape(), ("end", "", "")]
+def _read(tape: Sequence[tuple[str, str, str]]) -> tuple[_Pair, list[list[str]]]:
+    """Return the tree of tags, and the pieces of each word."""
     before = [*accumulate((kind in ("word", "piece") for kind, _, _ in tape), initial=0)]  # pieces
-    every = ends_of([(kind, name) for kind, _, name in tape])
-    ends = {start: end for start, end in every.items() if tape[start][2] == tape[end][2]}
-    partners = {*ends, *ends.values()}
-    keeps_order = len(ends) > min(_MOST_TAGS, _MOST_WORK // max(1, before[-1])) or any(
-        kind in ("open", "close") and index not in partners and 0 < before[index] < before[-1]
-        for index, (kind, _, _) in enumerate(tape)
-    )
-    # A pair around no piece is a mark like a picture.
-    ends = {a: b for a, b in ends.items() if before[a] < before[b] and not keeps_order}
+    ends = ends_of([(kind, name) for kind, _, name in tape])
+    # A pair around no piece is a mark like a picture, as is a tag without its partner.
+    ends = {a: b for a, b in ends.items() if tape[a][2] == tape[b][2] and before[a] < before[b]}
+    if sum(before[b] - before[a] for a, b in ends.items()) > _MOST_WORK:
+        ends = {}
     closing = set(ends.values())
-    root, words, filler = _Pair(last=before[-1] - 1), list[list[str]](), ""
+    root, words, filler = _Pair(last=before[-1] - 1, end=len(tape)), list[list[str]](), ""
     stack = [root]
-    for index, (kind, text, _) in enumerate(tape):
+    for index, (kind, text, _) in enumerate([*tape, ("end", "", "")]):
         if not (kind in ("word", "piece", "end") or index in ends or index in closing):
             filler += text
             continue
@@ -77,15 +69,18 @@ def _read(paragraph: Paragraph) -> tuple[_Pair, list[list[str]], bool]:
             filler = ""
         if index in ends:
             end = ends[index]
-            stack[-1].pairs.append(_Pair(text, tape[end][1], before[index], before[end] - 1))
-            stack.append(stack[-1].pairs[-1])
+            pair = _Pair(
+                text, tape[end][1], before[index], before[end] - 1, start=index, end=end + 1
+            )
+            stack[-1].pairs.append(pair)
+            stack.append(pair)
         elif index in closing:
             stack.pop()
         elif kind == "word":
             words.append([text])
         elif kind == "piece":
             words[-1].append(text)
-    return root, words, keeps_order
+    return root, words
 
 
 def _roles(pieces: Sequence[str]) -> Iterator[int]:
@@ -115,19 +110,13 @@ class _Layout:
     """The translation of a paragraph under construction.
 
     Args:
-        words: Pieces of each source word.
-        translations: Of each sentence: the number of its source words, the text, and links.
-        keeps_order: Whether fillers go to their relative positions.
+        paragraph: The source.
+        translations: Of each sentence.
     """
 
-    def __init__(
-        self,
-        words: Sequence[list[str]],
-        translations: Iterable[tuple[int, str, Links | None]],
-        *,
-        keeps_order: bool,
-    ) -> None:
-        self.keeps_order = keeps_order
+    def __init__(self, paragraph: Paragraph, translations: Sequence[Translation]) -> None:
+        self.tape = [*paragraph.tape()]
+        self.root, words = _read(self.tape)
         numbers = [*accumulate(map(len, words), initial=0)]
         self.starts = set(numbers)  # source pieces that begin a word
         self.links: list[list[int]] = [[] for _ in range(numbers[-1])]  # of each source piece
@@ -135,8 +124,8 @@ class _Layout:
         self.pieces: list[str] = []
         self.begins: list[str] = []  # "word", "sentence" or nothing, of each target piece
         start = 0
-        for size, text, links in translations:
-            targets, first = text.split(), len(self.pieces)
+        for source, (text, links) in zip(paragraph.sentences, translations, strict=True):
+            size, targets, first = len(source.split()), text.split(), len(self.pieces)
             linked: dict[int, list[int]] = defaultdict(list)
             for i, j in _diagonal(size, len(targets)) if links is None else links:
                 if 0 <= i < size:
@@ -157,9 +146,9 @@ class _Layout:
                         self.links[numbers[i] + p] += own
                 self.pieces += parts
                 self.begins += ["word" if j else "sentence", *[""] * (len(parts) - 1)]
-            source, start = numbers[start], start + size
-            count = numbers[start] - source
-            self.sentences += [(source, count, first, len(self.pieces) - first)] * count
+            begin, start = numbers[start], start + size
+            count = numbers[start] - begin
+            self.sentences += [(begin, count, first, len(self.pieces) - first)] * count
         self.num_links = Counter(q for own in self.links for q in own)
         self.owners: list[_Pair | None] = [None] * len(self.pieces)
         self.before = [""] * len(self.pieces)
@@ -194,8 +183,14 @@ class _Layout:
         self.owners[pair.left : pair.right + 1] = [pair] * (pair.right + 1 - pair.left)
         return True
 
-    def place(self, root: _Pair) -> None:
+    def marks(self, pair: _Pair) -> str:
+        """Return all of a pair but its text, for which there is no place."""
+        inside = self.tape[pair.start : pair.end]
+        return "".join(text for kind, text, _ in inside if kind not in ("word", "piece", "space"))
+
+    def place(self) -> None:
         """Place all tags and fillers; surroundings first."""
+        root = self.root
         root.right = len(self.pieces) - 1
         self.owners = [root] * len(self.pieces)
         waiting = [root]
@@ -207,7 +202,7 @@ class _Layout:
                 if self.claim(pair, around):
                     waiting.append(pair)
                 else:
-                    self.after[around.right].appendleft(pair.hollow())
+                    self.after[around.right].appendleft(self.marks(pair))
             behind = ""
             for number, text in around.fillers:
                 is_mark = bool(text.strip())
@@ -228,7 +223,7 @@ class _Layout:
 
     def gap(self, number: int, pair: _Pair, *, is_mark: bool) -> int:
         """Return the target piece before which a filler stands that a source piece follows."""
-        if self.keeps_order or not is_mark:
+        if not is_mark:
             gap = self.relative(number)
             while not self.begins[gap]:
                 gap -= 1
@@ -265,13 +260,8 @@ def render(
         joiner: What stands between sentences of the target language.
         escape: Of the document's format.
     """
-    root, words, keeps_order = _read(paragraph)
-    sentences = (
-        (len(source.split()), text, None if keeps_order else links)
-        for source, (text, links) in zip(paragraph.sentences, translations, strict=True)
-    )
-    layout = _Layout(words, sentences, keeps_order=keeps_order)
+    layout = _Layout(paragraph, translations)
     if not layout.pieces:
-        return root.hollow()
-    layout.place(root)
+        return layout.marks(layout.root)
+    layout.place()
     return "".join(layout.text(joiner, escape))
