@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nmt.commands.score import score
     from nmt.commands.score_options import ScoreOptions
     from nmt.commands.train import train
+    from nmt.commands.train_options import TrainOptions
     from nmt.commands.translate import translate
     from nmt.commands.translate_options import TranslateOptions
     from nmt.data.size import load_config
@@ -78,6 +79,7 @@ __all__ = [
     "ScoreOptions",
     "ServeOptions",
     "TokenizerError",
+    "TrainOptions",
     "TranslateOptions",
     "Translator",
     "__version__",
@@ -106,6 +108,7 @@ _HOMES = {
     "EvaluateOptions": "nmt.commands.evaluate_options",
     "PrepareOptions": "nmt.commands.prepare_options",
     "ScoreOptions": "nmt.commands.score_options",
+    "TrainOptions": "nmt.commands.train_options",
     "doctor": "nmt.extras.planning.doctor",
     "export": "nmt.extras.exchange.export",
     "import_model": "nmt.extras.exchange.import_model",

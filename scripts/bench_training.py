@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from nmt.commands.train import build
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
@@ -43,10 +44,12 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Position
 from nmt.data.prepared import PreparedData
 from nmt.device.device import prepare_process
+from nmt.device.distributed import Processes
 from nmt.device.memory import use_huge_pages
 from nmt.device.precision import has_fast_bf16
 from nmt.model.positions import sinusoids
 from nmt.training.setup import TrainingSetup
+from nmt.training.signals import StopSignal
 
 KINDS = {
     "products of layers and loss": ("mm", "addmm", "addmm_"),
@@ -255,17 +258,17 @@ def print_kinds(setup: TrainingSetup, step: Step) -> None:
         print(f"| {kind} | {seconds * 1e3:.1f} | {seconds / whole:.1%} |")
     print(f"| rest | {rest * 1e3:.1f} | {rest / whole:.1%} |")
     precision = setup.updater.precision
-    with precision.fast_products():
-        bare = bare_seconds(products, precision.dtype) / _PROFILED
+    bare = bare_seconds(products, precision.dtype) / _PROFILED
     print(f"| an update | {whole * 1e3:.1f} | 100% |\n")
     print(f"its products alone: {bare * 1e3:.1f} ms, {bare / whole:.1%} of the update\n")
 
 
-def build(config: RunConfig, precision: str) -> TrainingSetup:
+def setup_in(config: RunConfig, precision: str) -> TrainingSetup:
     """Return what trains ``config`` in ``precision`` on this CPU."""
     training = config.training.model_copy(update={"precision": precision, "device": "cpu"})
     config = config.model_copy(update={"training": training})
-    return TrainingSetup.build(config, config.batch, PreparedData.open(config.prepared_dir))
+    data = PreparedData.open(config.prepared_dir)
+    return build(config, data, Processes(), StopSignal())
 
 
 def main() -> None:
@@ -275,7 +278,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=10, help="in a round")
-    parser.add_argument("--precision", nargs="*", default=["float32", "bf16-products", "bfloat16"])
+    parser.add_argument("--precision", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--without-plain", action="store_true", help="leave the plain loop out")
     parser.add_argument("--hugging-face", action="store_true", help="train its Marian model, too")
     parser.add_argument(
@@ -288,9 +291,9 @@ def main() -> None:
     config = load_config(options.config, options.overrides)
     prepare_process(config.training.threads)
     use_huge_pages()
-    setups = {name: build(config, name) for name in options.precision}
+    setups = {name: setup_in(config, name) for name in options.precision}
     steps = {f"nmt {name}": our_step(setup) for name, setup in setups.items()}
-    setup = build(config, "float32")
+    setup = setup_in(config, "float32")
     vocab_size = len(setup.updater.model.output_weight)
     if options.hugging_face:
         for name in ("bfloat16", "float32"):

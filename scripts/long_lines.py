@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nmt
+from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.corpus import read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         own = [f"filters.max_length={BORDERS[0]}", f"model.positions={kind}"]
         own += [f"prepared_dir={options.out}/prepared", f"run_dir={options.out}/{kind}"]
         config = nmt.load_config(options.config, [*options.set, *own])
-        nmt.train(config)
+        fit(config)
         classes = lines_by_length(config, options.most)
         for split in (True, False) if kind != "learned" else (True,):
             translator = nmt.Translator.load(config.run_dir, split=split, guard=False)

@@ -25,7 +25,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
-from nmt.cli import train
 from nmt.cli.builder import make_command, parameter_name
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
 from nmt.cli.options import flag
@@ -300,10 +299,6 @@ def root(
     """Set up what all commands need."""
     configure_logging()  # options of the command may change the level
     ctx.call_on_close(remove_logging)
-
-
-for function, epilog in ((train.train, train.EPILOG),):
-    _add_command(app, function, epilog)
 
 
 def _open_stderr() -> TextIO:

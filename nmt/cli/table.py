@@ -120,6 +120,23 @@ nmt translate runs/demo -i in.de --sample --top-p 0.9 --n-best 5
 torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.de -o out.en
 """,
     ),
+    "train": Entry(
+        "nmt.commands.train_options:TrainOptions",
+        "nmt.commands.train:train",
+        """Train a model. Prepares the data if needed; resumes from the last checkpoint.
+
+        The first Ctrl-C (SIGINT) or SIGTERM lets the current update finish, saves, and exits with
+        130 or 143; the same command resumes. A second Ctrl-C ends at once. A run that has ended
+        goes on with a larger budget, such as `--set training.max_minutes=60`.
+        """,
+        """
+nmt train configs/demo.yaml
+nmt train configs/demo.yaml --set training.max_minutes=10 --run-dir runs/longer
+nmt train configs/base.yaml --dry-run
+nmt train configs/base.yaml --devices 4
+torchrun --nproc-per-node 4 -m nmt train configs/base.yaml
+""",
+    ),
     "score": Entry(
         "nmt.commands.score_options:ScoreOptions",
         "nmt.commands.score:score",

@@ -133,19 +133,12 @@ class TrainingConfig(Section):
     seed: Annotated[int, Binds("run")] = Field(default=1, ge=0, lt=2**31)
     """Seed of initial weights, data order and dropout."""
     precision: Annotated[
-        Literal["auto", "float32", "bf16-products", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16", "float16"],
         BeforeValidator(full_dtype_name),
         Binds("run"),
     ] = "auto"
     """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it, float16 with a scaled
-    loss on GPUs that have only that, and float32 elsewhere. Before a long training on a CPU, it
-    times updates for up to 10 s and takes the fastest. ``bf16-products`` keeps float32 tensors: a
-    CPU with AMX multiplies them in bfloat16, others with AVX512 in float32 by another library, as
-    exact as ``float32`` and on AMD's twice as fast. ``bf16`` and ``fp16`` are accepted."""
-    bf16_weights: bool = False
-    """An experiment: with bfloat16 on a GPU, keep the weights and what flows between the layers in
-    it, too, beside a float32 copy of the weights. Fewer and smaller kernels; quality is not
-    measured yet. On a CPU it is always so."""
+    loss on GPUs that have only that, and float32 elsewhere. ``bf16`` and ``fp16`` are accepted."""
     device: DeviceName = "auto"
     """Where to train; ``auto`` is the CUDA GPU if there is one, ``cuda:1`` the second of several.
     ``mps`` is the GPU of an Apple processor, in float32: its choice is tested, its arithmetic is

@@ -72,11 +72,11 @@ class InTurn:
     """Several changes of the stored ids, one after the other."""
 
     def __init__(self, *changes: Resegment) -> None:
-        self._changes = changes
+        self.changes = changes
 
     def __call__(self, epoch: int, rows: IntArray, stored: Sides) -> Sides:
         """Return what the last one makes of what those before it made."""
-        for change in self._changes:
+        for change in self.changes:
             stored = change(epoch, rows, stored)
         return stored
 

@@ -1,23 +1,15 @@
 """Several processes that train one model together; one process is the simplest case of it.
 
-The only module that knows torch.distributed. Processes are started by torchrun, or by
-`nmt.training.launch`; each finds its place in the environment variables that these set.
+The only module that knows torch.distributed. torchrun starts the processes, or `nmt train` by
+itself for several devices; each finds its place in the environment variables that it sets.
 """
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import os
-import signal
-import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -29,16 +21,7 @@ from nmt.errors import DeviceError, NmtError
 T = TypeVar("T")
 P = ParamSpec("P")
 
-logger = logging.getLogger(__name__)
-
 PEER_LOST = 75  # Exit code of a process that ends because a peer has failed.
-# Environment variable of a launcher that reports why processes ended: its own folder.
-LAUNCHED = "NMT_LAUNCHED"
-CAUSE = "peer-lost"  # File in that folder: what a process saw of a peer that was lost.
-_PR_SET_PDEATHSIG = 1
-_SECONDS_BETWEEN_LOOKS = 0.01
-_BEAT_SECONDS, _MAX_SILENT_SECONDS = 10.0, 90.0
-_HAS_LEFT = 1 << 40  # More signs of life than there will be.
 _STORE_TIMEOUT = timedelta(seconds=10)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _PREPARATION_TIMEOUT = timedelta(days=7)
@@ -98,7 +81,6 @@ class Processes:
 
     rank, size = 0, 1  # The number of this process, from 0, and how many there are.
     _store: Any = None
-    _left: threading.Event | None = None
 
     def __init__(self, *, launched: bool = False) -> None:
         if not launched:
@@ -145,28 +127,10 @@ class Processes:
         return box[0]
 
     @_or_peer_lost
-    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until all are here, be it for days; call ``meanwhile`` many times a second."""
-        if self._store is None:
-            return
-        barrier = dist.barrier(group=self._patient, async_op=True)
-        while not barrier.is_completed():
-            meanwhile()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        barrier.wait()
-
-    def post(self, name: str, number: int) -> None:
-        """Leave a number that the others find when they look; they need not make this call."""
-        with suppress(RuntimeError):  # the store has ended with the process that kept it
-            if self._store is not None:
-                self._store.set(name, str(number))
-
-    def posted(self, name: str) -> int | None:
-        """Return the number that any process has left, or None."""
-        with suppress(RuntimeError):
-            if self._store is not None and self._store.check([name]):
-                return int(self._store.get(name))
-        return None
+    def wait(self) -> None:
+        """Wait until all are here, be it for days: one of them may prepare data meanwhile."""
+        if self._store is not None:
+            dist.barrier(group=self._patient)
 
     def is_first_to_fail(self) -> bool:
         """Whether this process reports its failure, as no other has reported one yet."""
@@ -175,40 +139,8 @@ class Processes:
         except RuntimeError:
             return False
 
-    def watch(self) -> None:
-        """End this process when another one is gone, even while it waits for its device.
-
-        gloo notices at once when a peer has closed its connections, but a GPU that adds up with
-        others waits for ever, and its host with it. So each process tells the store every few
-        seconds that it is there; a thread looks whether all the others do.
-        """
-        if self._store is not None:
-            self._left = threading.Event()
-            threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
-
-    def _watch(self, left: threading.Event) -> None:
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        beats, heard = dict.fromkeys(others, 0), dict.fromkeys(others, time.monotonic())
-        while not left.wait(_BEAT_SECONDS):
-            with suppress(RuntimeError):  # the store does not answer: then nobody is heard
-                self._store.add(f"beats/{self.rank}", 1)
-                for rank in others:
-                    if (count := self._store.add(f"beats/{rank}", 0)) != beats[rank]:
-                        beats[rank], heard[rank] = count, time.monotonic()
-            silent = time.monotonic() - _MAX_SILENT_SECONDS
-            lost = [rank for rank in others if heard[rank] < silent and beats[rank] < _HAS_LEFT]
-            if lost and not left.is_set():
-                error = PeerLostError(f"process {lost[0]}: no sign of life")
-                if not tell_launcher(error) and self.is_first_to_fail():
-                    logger.error("%s", error)
-                os._exit(PEER_LOST)
-
     def leave(self) -> None:
         """Leave the group: no call may follow."""
-        if self._left is not None:
-            self._left.set()
-            with suppress(RuntimeError):
-                self._store.add(f"beats/{self.rank}", _HAS_LEFT)
         if self._store is not None:
             dist.destroy_process_group()
 
@@ -221,34 +153,13 @@ def join() -> Processes:
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _save_when_the_launcher_dies()
     try:
         return Processes(launched=True)
     except (RuntimeError, ValueError) as error:
         raise DeviceError(
             f"The {os.environ['WORLD_SIZE']} processes do not find each other: {error}",
-            fix="Start them with torchrun, or a training with --devices, or unset WORLD_SIZE.",
+            fix="Start them with torchrun, or set `devices`, or unset WORLD_SIZE.",
         ) from error
-
-
-def _save_when_the_launcher_dies() -> None:
-    """Ask for SIGTERM then: nobody else would end this process. Does nothing but on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def tell_launcher(error: PeerLostError) -> bool:
-    """Leave the report to the launcher, which knows what became of the peer.
-
-    Returns:
-        Whether there is one that will.
-    """
-    try:
-        (Path(os.environ[LAUNCHED]) / CAUSE).write_text(error.cause, encoding="utf-8")
-    except (KeyError, OSError):  # torchrun, or a launcher that has ended
-        return False
-    return True
 
 
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -31,14 +31,13 @@ from nmt.checkpoint.files import (
 )
 from nmt.checkpoint.model_folder import EXTRAS
 from nmt.checkpoint.retention import RECORD, average_weights, expired, newest, rank, write_average
-from nmt.config.run import RunConfig
+from nmt.config.training import TrainingConfig
 from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.manifest import Manifest
 from nmt.training.progress import History, Progress, TrainingSummary
 from nmt.training.report import Event, Reporter
-from nmt.training.setup import TrainingSetup
 from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -73,31 +72,23 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
     set_damaged_aside(run_dir, checkpoint.step)
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint that is whole and on the disk."""
-
-    step: int
-    name: str
-    seconds: float
-    """What writing it took."""
-
-
 class CheckpointWriter:
     """Saves into a run folder, names the best checkpoint, removes the expired.
 
     A context: it ends when nothing is being written any more.
 
     Args:
-        config: The experiment.
+        run_dir: The folder.
+        training: What to keep, and what to do about a full disk.
         in_background: Whether `save` only copies the tensors, in whole buffers, and a thread
             writes, hashes and syncs the files; else it returns when all is on the disk.
     """
 
-    def __init__(self, config: RunConfig, *, in_background: bool) -> None:
-        self._config = config
+    def __init__(self, run_dir: Path, training: TrainingConfig, *, in_background: bool) -> None:
+        self._run_dir, self._training = run_dir, training
         self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
-        self._writing: Future[Saved | None] | None = None
+        self.writing: Future[Event | None] | None = None
+        """What has been begun, and not been asked for by `finished`."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,16 +107,16 @@ class CheckpointWriter:
     ) -> None:
         """Begin to save; what came before must have ended: see `finished`."""
         state = {"progress": progress.as_dict(), **state}
-        write = partial(_save, self._config, progress.step, History(progress.history), state)
+        write = partial(self._write, progress.step, History(progress.history), state)
         if self._thread is None:
-            self._writing = Future()
-            self._writing.set_result(write(model, optimizer))
+            self.writing = Future()
+            self.writing.set_result(write(model, optimizer))
         else:
             groups = (host_copies(tensors) for tensors in (model, optimizer))
-            self._writing = self._thread.submit(write, *groups)
+            self.writing = self._thread.submit(write, *groups)
 
-    def finished(self, *, wait: bool = False) -> Saved | None:
-        """Return what has been written since this was asked last; None if nothing was.
+    def finished(self, *, wait: bool = False) -> Event | None:
+        """Return a report of what has been written since this was asked last; None if nothing was.
 
         Args:
             wait: Whether to wait for what is being written.
@@ -133,70 +124,67 @@ class CheckpointWriter:
         Raises:
             CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
         """
-        writing = self._writing
+        writing = self.writing
         if writing is None or not (wait or writing.done()):
             return None
-        self._writing = None
+        self.writing = None
         return writing.result()
 
+    def _write(
+        self,
+        step: int,
+        history: History,
+        state: Mapping[str, Any],
+        model: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+    ) -> Event | None:
+        """Save; return None if the disk was full and training is to go on."""
+        begin = time.perf_counter()
+        groups: dict[str, Any] = {"model": model, "optimizer": optimizer, "state": state}
+        try:
+            folder = save_checkpoint(self._run_dir, step, **groups)
+        except CheckpointError as error:
+            if self._training.on_full_disk == "stop":
+                raise
+            logger.warning("not saved: %s", error.problem)
+            return None
+        try:
+            self._tidy(history)
+        except OSError as error:  # the checkpoint is whole; the next one makes up for this
+            logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
+        return Event(step, f"saved {folder.name} ({time.perf_counter() - begin:.2f} s)", "saved")
 
-def _save(
-    config: RunConfig,
-    step: int,
-    history: History,
-    state: Mapping[str, Any],
-    model: Mapping[str, Tensor],
-    optimizer: Mapping[str, Tensor],
-) -> Saved | None:
-    """Save; return None if the disk was full and training is to go on."""
-    begin = time.perf_counter()
-    try:
-        folder = save_checkpoint(
-            config.run_dir, step, model=model, optimizer=optimizer, state=state
+    def _tidy(self, history: History) -> None:
+        """Name the best of the checkpoints there are, and remove the expired."""
+        training, present = self._training, dict(list_checkpoints(self._run_dir))
+        scores = History({step: score for step, score in history.items() if step in present})
+        if scores.best is not None:
+            write_best(self._run_dir, checkpoint_name(scores.best))
+        gone = expired(
+            present,
+            scores,
+            keep_last=training.keep_last,
+            keep_best=training.keep_best,
+            due_every=(training.save_every, training.validate_every),
         )
-    except CheckpointError as error:
-        if config.training.on_full_disk == "stop":
-            raise
-        logger.warning("not saved: %s", error.problem)
-        return None
-    try:
-        _tidy(config, history)
-    except OSError as error:  # the checkpoint is whole; the next one makes up for this
-        logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
-    return Saved(step, folder.name, time.perf_counter() - begin)
-
-
-def _tidy(config: RunConfig, history: History) -> None:
-    """Name the best of the checkpoints there are, and remove the expired."""
-    training, present = config.training, dict(list_checkpoints(config.run_dir))
-    scores = History({step: score for step, score in history.items() if step in present})
-    if scores.best is not None:
-        write_best(config.run_dir, checkpoint_name(scores.best))
-    gone = expired(
-        present,
-        scores,
-        keep_last=training.keep_last,
-        keep_best=training.keep_best,
-        due_every=(training.save_every, training.validate_every),
-    )
-    for old in gone:
-        remove_folder(present[old])
+        for old in gone:
+            remove_folder(present[old])
 
 
 def average_at_end(
-    setup: TrainingSetup, summary: TrainingSummary, validator: Validator, reporter: Reporter
+    training: TrainingConfig, summary: TrainingSummary, validator: Validator, reporter: Reporter
 ) -> TrainingSummary:
     """Write the mean of the last checkpoints, and name it best if it validates better.
 
-    Does nothing if that is not configured, if training was cut short, or if it is done already.
-    The model's weights are the mean afterwards.
+    Does nothing if that is not configured, or if it is done already. The model's weights are the
+    mean afterwards.
 
     Raises:
         CheckpointError: A checkpoint is damaged, or the folder cannot be written.
     """
-    run_dir, training, updater = setup.config.run_dir, setup.config.training, setup.updater
-    if training.average_last is None or summary.reason == "signal":
+    if training.average_last is None:
         return summary
+    run_dir, updater = summary.run_dir, validator.updater
     present = dict(list_checkpoints(run_dir))
     due_every = (training.save_every, training.validate_every)
     steps = newest(present, training.average_last, due_every=due_every)

@@ -1,13 +1,15 @@
-"""Forms of cross-entropy and R-Drop: hidden states and weights -> a summed loss with its gradient.
+"""What training minimises: a model and a batch -> a summed loss with its gradient; the registry.
+
+A loss travels as a sum with the number of its tokens and is divided once, over all micro-batches
+and processes. To add one, write an `Objective` in a new file and register it in `OBJECTIVES`; the
+key ``training.objective`` chooses by name.
 
 Cross-entropy is of log softmax(hidden @ weight.T + bias), smoothed by spreading a share of the
-probability evenly over the vocabulary (Szegedy et al. 2016, section 7). Two forms give the same
-numbers; `choose_form` picks one:
-
-- `plain_cross_entropy`: one matrix product and torch's own loss. Holds N x V logits several times.
-- `chunked_cross_entropy`: some rows at a time, with the gradient computed on the way. Holds
-  chunk x V. On a CPU a chunk is a few hundred rows, which stay in its cache; on a GPU some
-  thousand, and what follows the product can be compiled into few passes over 16-bit logits.
+probability evenly over the vocabulary (Szegedy et al. 2016, section 7). N x V logits would be the
+largest tensors of training, so they never stand in memory all at once: a chunk of rows at a time is
+multiplied out, and its gradient is computed on the way. On a CPU a chunk is a few hundred rows,
+which stay in its cache; on a GPU some thousand, and what follows the product can be compiled into
+few passes over 16-bit logits.
 
 R-Drop makes two passes with different dropout masks, and penalises how far they differ (Liang et
 al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2). The objective here is half
@@ -15,21 +17,26 @@ of the paper's, so that strength 0 and equal passes give the cross-entropy:
 
     (CE_1 + CE_2) / 2 + strength / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1))
 
-Shapes: N real target tokens, D model width, V vocabulary.
+Shapes: N real target tokens, P passes (1, or 2 of R-Drop), D model width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from nmt.config.training import TrainingConfig
+from nmt.data.batch import Batch
+from nmt.model.transformer import Transformer
 from nmt.packed import rounded
+from nmt.registry import Registry
 
 _Step = Callable[..., tuple[Tensor, Tensor]]
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -40,109 +47,109 @@ _LOGITS_PER_CHUNK = 1 << 27
 """On a GPU: 256 MiB in 16 bits."""
 _CHUNKS_PER_SUM = 4
 """Chunks summed in 16 bits before the sum moves to float32: more would lose small addends."""
-_ROWS_PER_BLOCK = 2048
-_LEAST_16_BIT_CHUNK, _ROW_STEP = 128, 32
-_LOGITS_PER_16_BIT_CHUNK = 1 << 22
+_ROWS_PER_16_BIT_CHUNK = 2048
+_LEAST_16_BIT_PART, _ROW_STEP = 128, 32
+_LOGITS_PER_16_BIT_PART = 1 << 22
 """On a CPU: fewer rows pack the weights more often, more rows leave the cache."""
+
+
+class LossSum(NamedTuple):
+    """A loss before division, so that sums over batches and devices stay exact."""
+
+    loss_sum: Tensor
+    """Loss summed over the tokens, in nats: a scalar in float32."""
+    num_tokens: int
+    """Target tokens summed over, without padding."""
+
+
+class Objective(Protocol):
+    """A loss of a model on a batch, called under autocast."""
+
+    def __call__(self, model: Transformer, batch: Batch) -> LossSum:
+        """Return the summed loss of ``batch``, which is on the model's device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropy:
+    """Label-smoothed cross-entropy of the references."""
+
+    smoothing: float
+    """Probability spread evenly over the vocabulary."""
+
+    def __call__(self, model: Transformer, batch: Batch) -> LossSum:
+        """Return the summed loss of ``batch``."""
+        hidden = model(batch.source, batch.target)
+        weight, bias = model.output_weight, model.output_bias
+        loss = cross_entropy(hidden, weight, bias, batch.gold, self.smoothing, model.compiled)
+        return LossSum(loss, batch.num_target_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RDrop:
+    """R-Drop: cross-entropy and divergence of two passes with different dropout masks."""
+
+    smoothing: float
+    """Probability spread evenly over the vocabulary."""
+    strength: float
+    """Weight of the divergence (alpha in the paper; 5 there for translation)."""
+
+    def __call__(self, model: Transformer, batch: Batch) -> LossSum:
+        """Return the summed objective of two passes over ``batch``."""
+        passes = [model(batch.source, batch.target) for _ in range(2)]
+        compiler: Compiler = _as_it_is if batch.gold.device.type == "cpu" else model.compiled
+        step = partial(compiler(_r_drop_step), smoothing=self.smoothing, strength=self.strength)
+        hidden = _for_products(torch.stack(passes, dim=1))
+        loss = _chunked(hidden, model.output_weight, model.output_bias, batch.gold, step)
+        return LossSum(loss, batch.num_target_tokens)
+
+
+OBJECTIVES = Registry[Callable[[TrainingConfig], Objective]]("objective")
+OBJECTIVES.register("cross_entropy", lambda config: CrossEntropy(config.label_smoothing))
+OBJECTIVES.register("r_drop", lambda config: RDrop(config.label_smoothing, config.r_drop))
+
+
+def objective_name(config: TrainingConfig) -> str:
+    """Resolve ``auto``: R-Drop where its weight is set, else cross-entropy."""
+    if config.objective != "auto":
+        return config.objective
+    return "r_drop" if config.r_drop else "cross_entropy"
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-class CrossEntropyForm(Protocol):
-    """How cross-entropy is computed."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        gold: Tensor,
-        smoothing: float,
-        /,
-        compiler: Compiler = ...,
-    ) -> Tensor:
-        """Return the summed loss, a float32 scalar.
-
-        Args:
-            hidden: (N, D).
-            weight: (V, D).
-            bias: (V,), or None.
-            gold: (N,), int64.
-            smoothing: Probability spread evenly over the vocabulary.
-            compiler: May be applied to what follows the matrix product, on a GPU.
-        """
-        ...
-
-
-def choose_form(dtype: torch.dtype, device: torch.device, vocab_size: int) -> CrossEntropyForm:
-    """Return the form: chunks are faster on a CPU and save memory on a GPU."""
-    del dtype, device, vocab_size
-    return chunked_cross_entropy
-
-
-def plain_cross_entropy(
+def cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     gold: Tensor,
     smoothing: float,
-    /,
     compiler: Compiler = _as_it_is,
 ) -> Tensor:
-    """Sum the smoothed cross-entropy of all rows at once."""
-    del compiler
-    logits = F.linear(hidden, weight, bias)
-    return F.cross_entropy(logits.float(), gold, label_smoothing=smoothing, reduction="sum")
+    """Sum the smoothed cross-entropy over tokens, a chunk at a time; no gradient in validation.
 
+    Args:
+        hidden: (N, D).
+        weight: Output projection. (V, D)
+        bias: Its bias, (V,), or None.
+        gold: Ids to predict. (N,), int64.
+        smoothing: Probability spread evenly over the vocabulary.
+        compiler: May be applied to what follows the matrix product, on a GPU.
 
-def chunked_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gold: Tensor,
-    smoothing: float,
-    /,
-    compiler: Compiler = _as_it_is,
-) -> Tensor:
-    """Sum the smoothed cross-entropy a chunk of rows at a time; no gradient in validation."""
+    Returns:
+        A float32 scalar.
+    """
     if torch.is_grad_enabled():
         run = _cross_entropy_step if hidden.device.type == "cpu" else compiler(_fused_step)
         step = partial(run, smoothing=smoothing)
         return _chunked(_for_products(hidden.unsqueeze(1)), weight, bias, gold, step)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     size = _chunk_size(weight)
-    chunks = (tensor.split(size) for tensor in (hidden, gold))
-    for rows, wanted in zip(*chunks, strict=True):
+    for rows, wanted in zip(hidden.split(size), gold.split(size), strict=True):
         total += _loss_of(F.linear(rows, weight, bias).float(), wanted, smoothing)[0]
     return total
-
-
-def r_drop_loss(
-    hidden: tuple[Tensor, Tensor],
-    weight: Tensor,
-    bias: Tensor | None,
-    gold: Tensor,
-    *,
-    smoothing: float,
-    strength: float,
-    compiler: Compiler = _as_it_is,
-) -> Tensor:
-    """Sum R-Drop's objective over tokens: a float32 scalar.
-
-    Args:
-        hidden: States of both passes, (N, D) each.
-        weight: Output projection. (V, D)
-        bias: Its bias, (V,), or None.
-        gold: Ids to predict. (N,), int64.
-        smoothing: Probability spread evenly over the vocabulary.
-        strength: Weight of the divergence (alpha in the paper; 5 there for translation).
-        compiler: May be applied to what follows the matrix product, on a GPU.
-    """
-    run = compiler(_r_drop_step) if gold.device.type != "cpu" else _r_drop_step
-    step = partial(run, smoothing=smoothing, strength=strength)
-    return _chunked(_for_products(torch.stack(hidden, dim=1)), weight, bias, gold, step)
 
 
 def _for_products(hidden: Tensor) -> Tensor:
@@ -227,6 +234,31 @@ def _r_drop_step(
     return loss, gradient
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """How much of the logits is worked on at a time. One product gives the gradients of a chunk."""
+
+    size: int
+    """Rows whose gradients by the logits are held, in the dtype of products."""
+    part: int
+    """Of these, the rows whose logits are held in float32."""
+    per_sum: int = 1
+    """Chunks whose gradient by the weights is summed in 16 bits."""
+    row_step: int | None = None
+    """Rows are filled up to a multiple, if any: 16-bit kernels of a CPU are made for each size."""
+
+    @classmethod
+    def of(cls, hidden: Tensor, weight: Tensor) -> _Chunks:
+        """Choose for ``hidden`` (N, P, D) and ``weight`` (V, D), both in the dtype of products."""
+        if hidden.device.type == "cpu" and hidden.dtype.itemsize == 2:
+            # Two large products of a chunk are quick; its logits in float32 would leave the cache.
+            part = _LOGITS_PER_16_BIT_PART // len(weight) // _LEAST_16_BIT_PART
+            part = max(part, 1) * _LEAST_16_BIT_PART
+            return cls(_ROWS_PER_16_BIT_CHUNK, part, row_step=_ROW_STEP)
+        size = _chunk_size(weight, hidden.shape[1])
+        return cls(size, size, per_sum=_CHUNKS_PER_SUM)
+
+
 def _sum_chunks(
     hidden: Tensor,
     weight: Tensor,
@@ -237,66 +269,43 @@ def _sum_chunks(
 ) -> Tensor:
     """Return the loss of ``hidden`` (N, P, D) and fill in zeroed ``gradients``, chunk by chunk."""
     of_hidden, of_weight, of_bias = gradients
-    is_whole = weight.dtype == torch.float32
-    part = of_weight if is_whole else torch.zeros_like(weight)
+    chunks, (_, passes, _) = _Chunks.of(hidden, weight), hidden.shape
+    # In 16 bits a product can be added to a sum as it is made, which costs half of what it takes to
+    # widen it and add it in float32; but such a sum soon swallows small addends.
+    is_wide = weight.dtype == torch.float32
+    narrow_sum = of_weight if is_wide else torch.zeros_like(weight)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    size = _chunk_size(weight, hidden.shape[1])
-    chunks = (tensor.split(size) for tensor in (hidden, of_hidden, gold))
-    for number, (states, of_states, wanted) in enumerate(zip(*chunks, strict=True), start=1):
-        rows = states.flatten(0, 1)
-        logits = F.linear(rows, weight, bias)
-        loss, by_logits = step(logits.view(*states.shape[:2], -1), wanted)
-        total += loss
-        by_logits = by_logits.view_as(logits)
-        gradient = by_logits.to(hidden.dtype)
-        torch.mm(gradient, weight, out=of_states.flatten(0, 1))
-        part.addmm_(gradient.T, rows)
-        if of_bias is not None:
-            of_bias += by_logits.sum(dim=0, dtype=torch.float32)
-        if not is_whole and number % _CHUNKS_PER_SUM == 0:
-            of_weight += part
-            part.zero_()
-    if not is_whole:
-        of_weight += part
-    return total
-
-
-def _sum_16_bits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gold: Tensor,
-    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    gradients: tuple[Tensor, Tensor, Tensor | None],
-) -> Tensor:
-    """Return the loss of 16-bit ``hidden`` (N, P, D) and fill in zeroed ``gradients``, on a CPU.
-
-    Some logits at a time become a gradient in 16 bits; of many rows of that, two large products
-    give the gradients. Rows are rounded up, so that kernels are made for few sizes.
-    """
-    of_hidden, of_weight, of_bias = gradients
-    total = torch.zeros((), dtype=torch.float32)
-    size = _LOGITS_PER_16_BIT_CHUNK // len(weight) // _LEAST_16_BIT_CHUNK * _LEAST_16_BIT_CHUNK
-    size = max(size, _LEAST_16_BIT_CHUNK)
-    blocks = (tensor.split(_ROWS_PER_BLOCK) for tensor in (hidden, of_hidden, gold))
-    for states, of_states, wanted in zip(*blocks, strict=True):
-        missing = rounded(len(states), _ROW_STEP) - len(states)
-        rows = F.pad(states, (0, 0, 0, 0, 0, missing))
-        by_logits = rows.new_empty(*rows.shape[:2], len(weight))
-        by_logits[len(states) :] = 0
-        for part, of_part, own in zip(
-            *(tensor.split(size) for tensor in (rows, by_logits, wanted)),
-            strict=True,
-        ):
-            logits = F.linear(part, weight, bias)[: len(own)].float()
-            loss, gradient = step(logits, own)
-            of_part[: len(own)] = gradient.view_as(logits)
+    split = (tensor.split(chunks.size) for tensor in (hidden, of_hidden, gold))
+    for number, (states, of_states, wanted) in enumerate(zip(*split, strict=True), start=1):
+        rows, missing = states.flatten(0, 1), 0  # (n P, D)
+        by_logits = rows.new_empty(0)
+        if chunks.row_step is not None:
+            missing = (rounded(len(states), chunks.row_step) - len(states)) * passes
+            rows = F.pad(rows, (0, 0, 0, missing))
+            by_logits = rows.new_empty(len(rows), len(weight))  # (n P, V)
+            by_logits[len(rows) - missing :] = 0
+        for begin in range(0, len(states), chunks.part):
+            gold_part = wanted[begin : begin + chunks.part]
+            first, last = begin * passes, (begin + len(gold_part)) * passes
+            # Filler, too, is multiplied, so that this product has few sizes.
+            filled = rows[first : first + chunks.part * passes]
+            logits = F.linear(filled, weight, bias)[: last - first]
+            loss, gradient = step(logits.view(len(gold_part), passes, -1), gold_part)
             total += loss
+            gradient = gradient.view_as(logits)
             if of_bias is not None:
-                of_bias += gradient.view(-1, len(weight)).sum(dim=0)
-        flat = by_logits.flatten(0, 1)
-        of_states.copy_((flat @ weight).view_as(rows)[: len(states)])
-        of_weight += flat.T @ rows.flatten(0, 1)
+                of_bias += gradient.sum(dim=0, dtype=torch.float32)
+            if chunks.row_step is None:  # the chunk is one part
+                by_logits = gradient.to(rows.dtype)
+            else:
+                by_logits[first:last] = gradient
+        of_states.copy_((by_logits @ weight)[: len(states) * passes].view_as(of_states))
+        narrow_sum.addmm_(by_logits.T, rows)
+        if not is_wide and number % chunks.per_sum == 0:
+            of_weight += narrow_sum
+            narrow_sum.zero_()
+    if not is_wide:
+        of_weight += narrow_sum
     return total
 
 
@@ -321,9 +330,7 @@ class _ChunkedLoss(torch.autograd.Function):
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         # They differ under autocast.
         cast, shift = weight.to(hidden.dtype), bias if bias is None else bias.to(hidden.dtype)
-        is_on_16_bits = hidden.device.type == "cpu" and hidden.dtype.itemsize == 2
-        sum_up = _sum_16_bits if is_on_16_bits else _sum_chunks
-        total = sum_up(hidden, cast, shift, gold, step, (of_hidden, of_weight, of_bias))
+        total = _sum_chunks(hidden, cast, shift, gold, step, (of_hidden, of_weight, of_bias))
         of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
         ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
         return total

@@ -6,20 +6,28 @@ many layers there are. Where training is in bf16, a float32 master copy is updat
 Most optimizers train the weights that are then used. Two ways do not: schedule-free AdamW trains at
 one point and uses another, and an exponential moving average (EMA) may be kept beside any
 optimizer. `ModelOptimizer` hides the difference: `weights` are the ones to use and save, `state`
-is the rest. The optimizers themselves, and their registry, are in `nmt.training.optimizers`.
+is the rest.
+
+To add an optimizer, register a subclass of `Optimizer` in `OPTIMIZERS`, or any class of
+`torch.optim` by `nmt.training.optimizers.from_torch`; the key ``training.optimizer.kind`` chooses
+by name. AdamW, the default, is here; the others are in `nmt.training.optimizers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from typing_extensions import override
 
 from nmt.config.training import OptimizerConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.model.transformer import fused_rows
+from nmt.model.transformer import Transformer, fused_rows
+from nmt.registry import Registry
 
 _NUM_SUMS = 2
 _TRAINED = "trained"
@@ -240,6 +248,51 @@ class Optimizer:
         return None
 
 
+class AdamW(Optimizer):
+    """AdamW (Loshchilov and Hutter 2019), fused; decays the matrices only.
+
+    Torch's function instead of its class, whose import loads the compiler and takes seconds.
+    """
+
+    def __init__(
+        self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
+    ) -> None:
+        super().__init__(parameters, config, part)
+        mean = self._keep("exp_avg", torch.zeros_like(self._weights))
+        square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
+        num_decayed = max(parameters.matrix_size - self._begin, 0)
+        parts = ((slice(0, num_decayed), config.weight_decay), (slice(num_decayed, None), 0.0))
+        self._groups = [
+            ([tensor[part] for tensor in (self._weights, self._gradient, mean, square)], decay)
+            for part, decay in parts
+            if len(self._weights[part])
+        ]
+        beta1, beta2 = config.betas
+        flags = {"fused": True, "amsgrad": False, "maximize": False}
+        self._options = flags | {"beta1": beta1, "beta2": beta2, "eps": config.epsilon}
+
+    @override
+    def step(self, learning_rate: float, skipped: Tensor) -> None:
+        before, counts = self.step_count.clone(), [self.step_count]
+        options: dict[str, Any] = self._options | {"lr": learning_rate, "found_inf": skipped}
+        for (weights, *others), decay in self._groups:
+            self.step_count.copy_(before)  # each call counts
+            gradient, mean, square = ([tensor] for tensor in others)
+            adamw([weights], gradient, mean, square, [], counts, weight_decay=decay, **options)
+
+
+OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
+OPTIMIZERS = Registry[OptimizerConstructor](
+    "optimizer",
+    {
+        "schedule-free": "nmt.training.optimizers:ScheduleFreeAdamW",
+        "muon": "nmt.training.optimizers:Muon",
+        "adafactor": "nmt.training.optimizers:adafactor",
+    },
+)
+OPTIMIZERS.register("adamw", AdamW)
+
+
 def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tensor]]) -> None:
     """Copy ``tensors[name]`` into each of the named ``places``.
 
@@ -367,3 +420,21 @@ class ModelOptimizer:
         self._optimizer.reset()
         if self._ema is not None:
             self._ema.copy_(self.parameters.weights)
+
+
+def build_optimizer(
+    model: Transformer,
+    config: OptimizerConfig,
+    dtype: torch.dtype,
+    *,
+    ema_decay: float | None = None,
+) -> ModelOptimizer:
+    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``.
+
+    Raises:
+        ConfigError: There is no optimizer of that name.
+    """
+    parameters = FlatParameters(model, dtype)
+    return ModelOptimizer(
+        parameters, OPTIMIZERS[config.kind](parameters, config), ema_decay=ema_decay
+    )

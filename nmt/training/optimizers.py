@@ -1,8 +1,7 @@
-"""The optimizers that are built in, and their registry: gradients -> changed weights.
+"""Optimizers besides AdamW: schedule-free, Muon, and those of `torch.optim`.
 
-Optimizers change the flat float32 buffers of `FlatParameters`. None of them reads a tensor's value
-on the host: that would wait for the device. To add one, `register_optimizer` a class of your own,
-or any class of `torch.optim` by `from_torch`; the key ``training.optimizer.kind`` chooses by name.
+They change the flat float32 buffers of `FlatParameters`. None of them reads a tensor's value on the
+host: that would wait for the device.
 """
 
 from __future__ import annotations
@@ -12,54 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 from typing_extensions import override
 
-from nmt.config.keys import chosen
 from nmt.config.training import OptimizerConfig
-from nmt.model.transformer import Transformer
-from nmt.training.optimizer import FlatParameters, ModelOptimizer, Optimizer, is_matrix
-
-OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
-OPTIMIZERS: dict[str, OptimizerConstructor] = {}
-
-
-def register_optimizer(name: str, constructor: OptimizerConstructor) -> None:
-    """Make an optimizer available as ``training.optimizer.kind: name``."""
-    OPTIMIZERS[name] = constructor
-
-
-class AdamW(Optimizer):
-    """AdamW (Loshchilov and Hutter 2019), fused; decays the matrices only.
-
-    Torch's function instead of its class, whose import loads the compiler and takes seconds.
-    """
-
-    def __init__(
-        self, parameters: FlatParameters, config: OptimizerConfig, part: slice = slice(None)
-    ) -> None:
-        super().__init__(parameters, config, part)
-        mean = self._keep("exp_avg", torch.zeros_like(self._weights))
-        square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
-        num_decayed = max(parameters.matrix_size - self._begin, 0)
-        parts = ((slice(0, num_decayed), config.weight_decay), (slice(num_decayed, None), 0.0))
-        self._groups = [
-            ([tensor[part] for tensor in (self._weights, self._gradient, mean, square)], decay)
-            for part, decay in parts
-            if len(self._weights[part])
-        ]
-        beta1, beta2 = config.betas
-        flags = {"fused": True, "amsgrad": False, "maximize": False}
-        self._options = flags | {"beta1": beta1, "beta2": beta2, "eps": config.epsilon}
-
-    @override
-    def step(self, learning_rate: float, skipped: Tensor) -> None:
-        before, counts = self.step_count.clone(), [self.step_count]
-        options: dict[str, Any] = self._options | {"lr": learning_rate, "found_inf": skipped}
-        for (weights, *others), decay in self._groups:
-            self.step_count.copy_(before)  # each call counts
-            gradient, mean, square = ([tensor] for tensor in others)
-            adamw([weights], gradient, mean, square, [], counts, weight_decay=decay, **options)
+from nmt.training.optimizer import (
+    AdamW,
+    FlatParameters,
+    Optimizer,
+    OptimizerConstructor,
+    is_matrix,
+)
 
 
 class ScheduleFreeAdamW(Optimizer):
@@ -271,7 +232,7 @@ def from_torch(
     kind: Callable[..., torch.optim.Optimizer],
     options: Callable[[OptimizerConfig], Mapping[str, Any]] = lambda _config: {},
 ) -> OptimizerConstructor:
-    """Make a class of `torch.optim` fit for `register_optimizer`.
+    """Make a class of `torch.optim` fit for `OPTIMIZERS`.
 
     Args:
         kind: The class.
@@ -280,24 +241,4 @@ def from_torch(
     return lambda parameters, config: TorchOptimizer(parameters, config, kind, options(config))
 
 
-register_optimizer("adamw", AdamW)
-register_optimizer("schedule-free", ScheduleFreeAdamW)
-register_optimizer("muon", Muon)
-register_optimizer("adafactor", from_torch(torch.optim.Adafactor))
-
-
-def build_optimizer(
-    model: Transformer,
-    config: OptimizerConfig,
-    dtype: torch.dtype,
-    *,
-    ema_decay: float | None = None,
-) -> ModelOptimizer:
-    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``.
-
-    Raises:
-        ConfigError: There is no optimizer of that name.
-    """
-    constructor = chosen(OPTIMIZERS, config.kind, "training.optimizer.kind")
-    parameters = FlatParameters(model, dtype)
-    return ModelOptimizer(parameters, constructor(parameters, config), ema_decay=ema_decay)
+adafactor = from_torch(torch.optim.Adafactor)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.files import checkpoint_name
 from nmt.checkpoint.retention import by_score
 from nmt.data.loader import Position
 from nmt.training.report import Event
@@ -65,9 +65,9 @@ class Progress:
     skipped_in_a_row: int = 0
     """Of these, the ones since the last good update."""
 
-    def add(self, stats: UpdateStats) -> None:
-        """Count one update, which the device may not have made yet."""
-        self.step += 1
+    def add(self, stats: UpdateStats, position: Position) -> None:
+        """Count one update, which the device may not have made yet, and after which to read on."""
+        self.step, self.position = self.step + 1, position
         self.source_tokens += stats.source_tokens
         self.target_tokens += stats.target_tokens
         self.padded_tokens += stats.padded_tokens
@@ -118,11 +118,11 @@ class Progress:
         self.source_tokens = self.target_tokens = self.padded_tokens = 0
         return Event(self.step, text, "update", values)
 
-    def summary(self, reason: str, seconds: float) -> TrainingSummary:
-        """Report how training ended, after ``seconds`` of updates."""
-        best = self.history.best
-        name, score = (None, None) if best is None else (checkpoint_name(best), self.history[best])
-        return TrainingSummary(self.step, reason, name, score, training_seconds=seconds)
+    def reason_to_end(self, patience: int | None) -> str | None:
+        """Return ``budget`` or ``patience`` if one of them is used up, else None."""
+        if self.total_steps is not None and self.step >= self.total_steps:
+            return "budget"
+        return "patience" if self.history.should_stop(patience) else None
 
     def describe(self) -> str:
         """Return where training stands, in a phrase."""
@@ -143,16 +143,17 @@ class Progress:
         return cls(**{**values, "position": position, "history": history})
 
     @classmethod
-    def resumed(cls, state: Mapping[str, Any], accumulate: int) -> Progress:
+    def resumed(cls, state: Mapping[str, Any], batch: Mapping[str, Any]) -> Progress:
         """Take that of a checkpoint, where updates may have had another number of batches.
 
         Args:
             state: Of the checkpoint.
-            accumulate: Batches of an update of this process, now.
+            batch: The batch section of this process, now.
         """
         progress = cls.from_dict(state["progress"])
         updates = progress.position.batch // state["batch"]["accumulate"]
-        progress.position = replace(progress.position, batch=updates * accumulate)
+        there = updates * batch["accumulate"]
+        progress.position = replace(progress.position, batch=there)
         return progress
 
 
@@ -160,6 +161,8 @@ class Progress:
 class TrainingSummary:
     """How training ended."""
 
+    run_dir: Path
+    """Where the model is."""
     step: int
     """Updates made."""
     reason: str
@@ -168,5 +171,16 @@ class TrainingSummary:
     """The best weights: the name of a checkpoint, or ``average``."""
     best_score: float | None
     """Its score (BLEU, chrF, or minus the loss)."""
+    metric: str
+    """Of that score."""
     training_seconds: float
     """Time spent in updates by this process, without validation and saving."""
+
+    def as_text(self) -> str:
+        """Return a line to read."""
+        score = "" if self.best_score is None else f" ({self.metric} {self.best_score:.2f})"
+        return f"{self.run_dir}: {self.step:,} steps; best: {self.best or 'none'}{score}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self) | {"run_dir": str(self.run_dir)}

@@ -1,8 +1,8 @@
-"""What happens in training -> metrics.jsonl, log.txt, messages and a progress bar.
+"""What happens in training -> metrics.jsonl, log.txt, messages, a progress bar, TensorBoard.
 
 Updates, validations, saves and notes are events: each reporter of a run is given all of them. To
 add one, write a `Reporter` and put it into the list that `make_reporters` makes. Warnings are
-logged; `RunLog` writes those of all rooms into log.txt, too.
+logged; `RunLog` writes those of all packages into log.txt, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self
 
 from typing_extensions import override
 
+from nmt.errors import ConfigError
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
@@ -208,6 +209,52 @@ class Console:
         if self._step is not None:
             self._bar.update(self._step() - self._bar.n)
         self._bar.close()
+
+
+_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
+
+
+class TensorBoard:
+    """Writes scalars and sample translations of a run under ``tensorboard/``.
+
+    Args:
+        run_dir: Folder of the run.
+        resume_step: Events of later steps are left over from a run that was cut off; they will
+            not be shown.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int = 0) -> None:
+        try:
+            # Late, as it is optional and takes a second to load.
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+        except ImportError as error:
+            raise ConfigError(
+                "training.tensorboard is set, but tensorboard is not installed.",
+                fix="pip install 'nmt[tensorboard]', or set training.tensorboard: false.",
+            ) from error
+        purge = resume_step + 1 if resume_step else None
+        self._writer: Any = SummaryWriter(run_dir / "tensorboard", purge_step=purge)
+
+    def report(self, event: Event) -> None:
+        """Write the values of an update or a validation."""
+        if event.kind not in ("update", "validation"):
+            return
+        group = "train" if event.kind == "update" else "validation"
+        for name, value in event.values.items():
+            if isinstance(value, int | float) and name not in _NO_SCALARS:
+                self._writer.add_scalar(f"{group}/{name}", value, event.step)
+        for number, sample in enumerate(event.values.get("samples", ()), 1):
+            # Texts are read as Markdown. Four spaces make them code: shown as they are.
+            code = "".join(f"    {' '.join(line.splitlines())}\n" for line in sample)
+            self._writer.add_text(f"sample {number}", code, event.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
 
 
 class ReporterList:

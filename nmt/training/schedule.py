@@ -1,6 +1,6 @@
 """Learning rates as pure functions of the update, counted from 1, and their registry.
 
-To add one, `register_schedule` it in a new file; ``training.schedule.shape`` chooses by name.
+To add one, register it in `SCHEDULES` in a new file; ``training.schedule.shape`` chooses by name.
 """
 
 from __future__ import annotations
@@ -9,19 +9,14 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from nmt.config.keys import chosen
 from nmt.config.training import ScheduleConfig
+from nmt.registry import Registry
 
 Schedule = Callable[[int], float]
 ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
 """(schedule section, model width, updates in all if known) -> `Schedule`."""
 
-SCHEDULES: dict[str, ScheduleConstructor] = {}
-
-
-def register_schedule(name: str, constructor: ScheduleConstructor) -> None:
-    """Make a schedule available as ``training.schedule.shape: name``."""
-    SCHEDULES[name] = constructor
+SCHEDULES = Registry[ScheduleConstructor]("schedule")
 
 
 def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int | None) -> Schedule:
@@ -36,9 +31,8 @@ def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int |
         ConfigError: There is none of that name.
         ValueError: A schedule that ends has no ``total_steps``.
     """
-    constructor = chosen(SCHEDULES, config.shape, "training.schedule.shape")
     warmup = {"warmup_steps": config.warmup_updates(total_steps)}
-    return constructor(config.model_copy(update=warmup), model_dim, total_steps)
+    return SCHEDULES[config.shape](config.model_copy(update=warmup), model_dim, total_steps)
 
 
 def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> float:
@@ -101,16 +95,16 @@ def _lasting(shape: Callable[..., float]) -> ScheduleConstructor:
     )
 
 
-register_schedule(
+SCHEDULES.register(
     "noam",
     lambda config, model_dim, _: partial(
         noam, model_dim=model_dim, warmup_steps=config.warmup_steps, factor=config.peak_lr
     ),
 )
-register_schedule("inverse_sqrt", _lasting(inverse_sqrt))
-register_schedule("constant", _lasting(constant))
-register_schedule("linear", _falling(lambda share: share))
+SCHEDULES.register("inverse_sqrt", _lasting(inverse_sqrt))
+SCHEDULES.register("constant", _lasting(constant))
+SCHEDULES.register("linear", _falling(lambda share: share))
 # Half a cosine (Loshchilov and Hutter 2017).
-register_schedule("cosine", _falling(lambda share: (1 - math.cos(math.pi * share)) / 2))
+SCHEDULES.register("cosine", _falling(lambda share: (1 - math.cos(math.pi * share)) / 2))
 # Warm-up, stable, decay (Hu et al. 2024).
-register_schedule("wsd", _falling(lambda share: share, holds_peak=True))
+SCHEDULES.register("wsd", _falling(lambda share: share, holds_peak=True))

@@ -1,9 +1,9 @@
-"""Micro-batches -> one optimizer update."""
+"""Micro-batches -> one optimizer update: forward, backward, reduce, clip, step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from itertools import chain
@@ -22,8 +22,7 @@ from nmt.device.distributed import Processes
 from nmt.device.precision import LossScale, Precision
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
-from nmt.training.losses import choose_form
-from nmt.training.objectives import CrossEntropy, LossSum, Objective
+from nmt.training.losses import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.reduction import GradientReduction
 
@@ -115,49 +114,36 @@ class Updater:
         clip_norm: float,
         processes: Processes | None = None,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.precision = precision
+        self.model, self.optimizer, self.precision = model, optimizer, precision
         self.processes = processes or Processes()
+        self.device = model.output_weight.device
+        self.pace = choose_device_queue(self.device)
+        """How far updates run ahead of the device."""
+        self.loss_scale = LossScale(self.device) if precision.name == "float16" else None
+        """Keeps gradients of float16 in range."""
         self._objective, self._clip_norm = objective, clip_norm
-        weight = model.output_weight
-        self._device = weight.device
-        self.pace = choose_device_queue(weight.device)
-        """How far the host may run ahead of the device."""
-        self.loss_scale = LossScale(precision, weight.device)
-        """Keeps fp16 gradients in range."""
-        self.is_whole = True
-        """Whether all is as before or after an update: not so after an error in its last part."""
-        self._reduction = GradientReduction(
-            model,
-            optimizer.parameters,
-            self.processes,
-            in_slices=self.processes.size > 1
-            and (precision.device_type, precision.weight_dtype) == ("cuda", torch.float32),
-        )
-        form = choose_form(precision.dtype, weight.device, len(weight))
-        self._cross_entropy = CrossEntropy(0.0, form)
+        self._cross_entropy, self._autocast = CrossEntropy(smoothing=0.0), precision.autocast()
+        self._reduction: GradientReduction | None = None
+        if self.processes.size > 1:
+            # Only where gradients are made in their float32 buffer, on a GPU, can a slice of it be
+            # sent while the rest is still being computed.
+            in_slices = (precision.device_type, precision.weight_dtype) == ("cuda", torch.float32)
+            self._reduction = GradientReduction(
+                model, optimizer.parameters, self.processes, in_slices=in_slices
+            )
 
     def validation_loss(self, batch: Batch) -> LossSum:
         """Sum the cross-entropy, without smoothing, of a batch that is on the model's device."""
-        with self.precision.autocast():
+        with self._autocast:
             return self._cross_entropy(self.model, batch)
 
     def objective_loss(self, batch: Batch) -> LossSum:
         """Sum what training minimises for a batch that is on the model's device."""
-        with self.precision.autocast():
+        with self._autocast:
             return self._objective(self.model, batch)
 
-    def _training_loss(self, batch: Batch) -> Tensor:
-        with self.precision.autocast():
-            return self._objective(self.model, batch.to(self._device)).loss_sum
-
     def __call__(
-        self,
-        batches: Sequence[Batch],
-        learning_rate: float,
-        *,
-        stop_requested: Callable[[], bool] = lambda: False,
+        self, batches: Sequence[Batch], learning_rate: float, *, stops: bool = False
     ) -> UpdateStats:
         """Make one update: the gradient is of the mean over all tokens of all processes.
 
@@ -169,28 +155,44 @@ class Updater:
         Args:
             batches: The part of this process.
             learning_rate: Size of the step.
-            stop_requested: Asked once, when the update begins, for `UpdateStats.stop`.
+            stops: Whether this process was asked to stop, for `UpdateStats.stop`.
 
         Raises:
             DeviceError: Memory does not hold an eighth of a batch.
         """
         self.model.train()
         own = [(b.num_source_tokens, b.num_target_tokens, b.num_padded_tokens) for b in batches]
-        counts = torch.tensor([*map(sum, zip(*own, strict=True)), stop_requested()])
-        self.processes.sum(counts)
-        *tokens, num_stopping = counts.tolist()
-        factor, parameters = self.loss_scale.factor, self.optimizer.parameters
-        self._gradients(batches, factor / tokens[1], reduction=self._reduction)
-        self._reduction.finish()
+        *tokens, num_stopping = *map(sum, zip(*own, strict=True)), int(stops)
+        if self._reduction is not None:
+            counts = torch.tensor([*tokens, num_stopping])
+            self.processes.sum(counts)
+            *tokens, num_stopping = counts.tolist()
+        parameters = self.optimizer.parameters
+        factor = 1.0 if self.loss_scale is None else self.loss_scale.factor
+        # Divided here, by the tokens of all processes, and nowhere else: so accumulation, halved
+        # batches and processes all give the gradient of one large batch.
+        splits = self._sum_gradients(batches, factor / tokens[1], self._reduction)
+        parameters.sums[1].fill_(splits)
+        if self._reduction is not None:
+            self._reduction.finish()
         norm = self.optimizer.gradient_norm() / factor
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
+        # Whether the update counts is decided on the device: to read it here would wait for it.
         skipped = 1 - numbers.isfinite().all().float()
         clip = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
-        self.is_whole = False
         self.optimizer.step(learning_rate, clip / factor, skipped)
-        self.loss_scale.adapt(skipped)
-        self.is_whole = True
+        if self.loss_scale is not None:
+            self.loss_scale.adapt(skipped)
         return UpdateStats(batches, learning_rate, tokens, numbers, stop=num_stopping > 0)
+
+    def counters(self) -> dict[str, float]:
+        """Return what a resumed run must know besides the optimizer. Waits for the device."""
+        return {} if self.loss_scale is None else self.loss_scale.counters()
+
+    def load_counters(self, counters: Mapping[str, float]) -> None:
+        """Take `counters` back."""
+        if self.loss_scale is not None:
+            self.loss_scale.load_counters(counters)
 
     def warm_up(self, batch: Batch) -> None:
         """Use the model once in training and once in validation, and leave no trace.
@@ -200,95 +202,65 @@ class Updater:
         Raises:
             DeviceError: Memory does not hold an eighth of ``batch``.
         """
-        generators = random_state(self._device)
+        generators = random_state(self.device)
         try:
             self.model.train()
-            self._gradients([batch], 1.0)
+            self._sum_gradients([batch], 1.0)
             self.model.eval()
             with torch.inference_mode():
-                self.validation_loss(batch.to(self._device))
+                self.validation_loss(batch.to(self.device))
         finally:
             self.model.train()
             self.optimizer.parameters.clear()
-            restore_random_state(generators, self._device)
+            restore_random_state(generators, self.device)
 
-    def _gradients(
+    def _sum_gradients(
         self,
         batches: Sequence[Batch],
         scale: Tensor | float,
-        *,
         reduction: GradientReduction | None = None,
-    ) -> None:
+    ) -> int:
         """Sum loss and gradient; begin again with halved batches where memory is short.
 
-        Later updates draw the random numbers that they would draw without that. With a
-        ``reduction``, other processes get what is complete meanwhile.
+        Halves draw other random numbers than the whole would have. With a ``reduction``, other
+        processes get what is complete meanwhile.
+
+        Returns:
+            How often batches were halved.
         """
-        splits, parts = 0, batches
-        generators = random_state(self._device)
+        splits = 0
         while True:
             try:
-                self._sum(parts, scale, reduction)
-                break
+                for number, batch in enumerate(batches, start=1):
+                    loss = self.objective_loss(batch.to(self.device)).loss_sum
+                    is_last = number == len(batches)
+                    with reduction.during_backward() if reduction and is_last else nullcontext():
+                        (loss * scale).backward()
+                    self.optimizer.parameters.accumulate()
+                    self.optimizer.parameters.sums[0].add_(loss.detach())
+                return splits
             except Exception as error:
                 if not is_out_of_memory(error):
-                    self._forget(generators)
+                    self.optimizer.parameters.clear()
                     raise
-                whole = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in parts]
+                whole = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in batches]
                 halves = list(chain.from_iterable(whole))
-                if splits == _MOST_SPLITS or len(halves) == len(parts):
-                    largest = max(parts, key=lambda batch: batch.num_padded_tokens)
-                    raise DeviceError(
-                        f"Memory does not hold a batch of {len(largest.rows)} pairs with up to "
-                        f"{largest.source.max_length} source and {largest.target.max_length} "
-                        f"target tokens, after it was halved {splits} times.",
-                        fix="Lower batch.max_tokens or max_sentences and raise batch.accumulate, "
-                        "lower filters.max_length, or set training.activation_checkpointing.",
-                    ) from error
+                if splits == _MOST_SPLITS or len(halves) == len(batches):
+                    raise _too_large(batches, splits) from error
             # Outside the except clause, which holds the failed pass' tensors.
             if reduction is not None:
                 reduction.keep()
-            self._forget(generators)
+            self.optimizer.parameters.clear()
             self.pace.release_memory()
-            parts, splits = halves, splits + 1
-        self.optimizer.parameters.sums[1].fill_(splits)
-        if splits:
-            restore_random_state(generators, self._device)
-            self._draw_as_unsplit(batches)
+            batches, splits = halves, splits + 1
 
-    def _forget(self, generators: Mapping[str, Tensor]) -> None:
-        """Leave all as it was before the gradients were begun."""
-        self.optimizer.parameters.clear()
-        restore_random_state(generators, self._device)
 
-    def _sum(
-        self,
-        batches: Sequence[Batch],
-        scale: Tensor | float,
-        reduction: GradientReduction | None = None,
-    ) -> None:
-        parameters = self.optimizer.parameters
-        for number, batch in enumerate(batches, start=1):
-            is_last = number == len(batches)
-            with self.precision.fast_products():
-                loss = self._training_loss(batch)
-                with reduction.during_backward() if reduction and is_last else nullcontext():
-                    (loss * scale).backward()
-            parameters.accumulate()
-            parameters.sums[0].add_(loss.detach())
-
-    def _draw_as_unsplit(self, batches: Sequence[Batch]) -> None:
-        """Advance the random generators as whole batches do: by forward passes that keep nothing.
-
-        Halves draw other numbers than the whole. Where memory does not hold even a forward pass,
-        the generators stay where that ended.
-        """
-        # Not `torch.no_grad`, under which other kernels might draw other numbers.
-        nothing = torch.empty(0)
-        try:
-            with torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda _: nothing):
-                for batch in batches:
-                    self._training_loss(batch)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
+    largest = max(batches, key=lambda batch: batch.num_padded_tokens)
+    return DeviceError(
+        f"Memory does not hold a batch of {len(largest.rows)} pairs with up to "
+        f"{largest.source.max_length} source and {largest.target.max_length} target tokens, after "
+        f"it was halved {splits} times.",
+        fix="Lower batch.max_tokens or max_sentences and raise batch.accumulate, lower "
+        "filters.max_length, or set training.activation_checkpointing.",
+    )

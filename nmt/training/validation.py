@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,19 +22,14 @@ from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
-from nmt.text.tokenizer import load_tokenizers
+from nmt.text.tokenizer import Tokenizers
 from nmt.training.report import Event
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import SharedStop
+from nmt.training.signals import StopSignal
+from nmt.training.update import Updater
 
 T = TypeVar("T")
 REPORTED_METRICS = ("bleu", "chrf")
 """What is computed of decoded text, beside the metric that names the best checkpoint."""
-_LONGEST = 2.0, 5
-"""Factor and offset of outputs: a model that has not learned to end must not be waited for."""
-_USUAL = 1.0, 3
-_PARTS, _LINES = 6, 40
-"""Batches and lines that an estimate looks at."""
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 
 
@@ -97,137 +91,158 @@ class Scores:
         return Event(step, text, "validation", values)
 
 
+@dataclass(frozen=True)
+class HeldOutText:
+    """The text of a validation set, and how it is translated and scored."""
+
+    sources: Sequence[str]
+    references: Sequence[str]
+    tokenizers: Tokenizers
+    decoding: DecodingConfig
+    """Without what costs time and changes no score much: see `DecodingConfig.plain`."""
+    max_length: int
+    """Most subwords of a source, as in training."""
+    language: str
+    """Of the references."""
+    tag: str | None = None
+    """Token that the sources begin with."""
+    metric: str = "bleu"
+    """The metric that names the best checkpoint; `REPORTED_METRICS` are computed, too."""
+    longest: tuple[float, int] = (2.0, 5)
+    """Factor and offset by which sources bound outputs: a model that has not learned to end must
+    not be waited for."""
+
+    def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
+        """Return what translates the sources, and tells how many it has."""
+        factor, offset = self.longest
+        limits = {
+            "max_length_factor": min(factor, self.decoding.max_length_factor),
+            "max_length_offset": min(offset, self.decoding.max_length_offset),
+        }
+        options = TranslationOptions(
+            decoding=self.decoding.model_copy(update=limits),
+            max_length=self.max_length,
+            retry=False,
+            tag=self.tag,
+            progress=progress,
+        )
+        return Translator(engine, self.tokenizers, options)
+
+    @cached_property
+    def _scorers(self) -> dict[str, Scorer]:
+        language = self.language
+        options = MetricOptions(tokenize=self._bleu_tokenizer, target_language=language)
+        names = dict.fromkeys((*REPORTED_METRICS, self.metric))
+        return {name: Scorer(name, [self.references], options) for name in names if name != "loss"}
+
+    @cached_property
+    def _bleu_tokenizer(self) -> str:
+        return bleu_tokenizer(MetricOptions(target_language=self.language))
+
+    def score(self, hypotheses: Sequence[str]) -> dict[str, Any]:
+        """Return fields of `Scores`; BLEU's tokenizer is chosen as in `nmt evaluate`."""
+        tables = {name: scorer.statistics(hypotheses) for name, scorer in self._scorers.items()}
+        of_sentences = self._scorers["chrf"].sentence_scores(tables["chrf"])
+        chosen = choose_samples(of_sentences)
+        samples = list(zip(self.sources, hypotheses, self.references, strict=True))
+        return {
+            "text": {name: self._scorers[name].total(tables[name]).value for name in tables},
+            "bleu_tokenizer": self._bleu_tokenizer,
+            "samples": tuple(samples[row] for row in chosen),
+            "sample_chrf": tuple(of_sentences[row] for row in chosen),
+        }
+
+
+@dataclass(frozen=True)
 class Validator:
-    """Measures a model on its validation set.
+    """Measures a model on its validation set; processes share the work.
 
     Losses are computed as training does. The text of the set, if it has one, is translated and
-    scored by `REPORTED_METRICS`, with BLEU's tokenizer chosen as in `nmt evaluate`. On a CPU the
-    saved float32 weights translate: 16-bit kernels would be made for each of a search's many sizes.
-
-    Args:
-        setup: What is trained; processes share the work.
-        stop: Heeded between batches.
+    scored. On a CPU the saved float32 weights translate: 16-bit kernels would be made for each of a
+    search's many sizes.
     """
 
-    def __init__(self, setup: TrainingSetup, stop: SharedStop) -> None:
-        self._updater, self._stop, self._processes = setup.updater, stop, setup.updater.processes
-        config = setup.config
-        loader = replace(setup.loader, store=setup.data.valid, resegment=None)
-        self._batches = _fixed_batches(loader, self._processes)
-        validation, language = config.training.validation, config.target_language
-        self._tag = config.data.valid.tag
-        self._source = setup.data.valid_source[: validation.max_sentences]
-        self._reference = setup.data.valid_target[: validation.max_sentences]
-        if self._source:
-            self._tokenizer = bleu_tokenizer(MetricOptions(target_language=language))
-            tokenizers = load_tokenizers(setup.data.tokenizer_dir)
-            plain = config.decoding.plain(validation.beam_size)
-            options = TranslationOptions(
-                decoding=bounded(plain, *_LONGEST),
-                max_length=config.filters.max_length,
-                retry=False,
-                tag=self._tag,
-                progress=lambda _: stop.check(),
-            )
-            model = setup.updater.model
-            self._translator = Translator(TorchEngine(model, end_loops=True), tokenizers, options)
-            usual = replace(options, decoding=bounded(plain, *_USUAL))
-            self._estimator = Translator(TorchEngine(model), tokenizers, usual)
-            metric = MetricOptions(tokenize=self._tokenizer, target_language=language)
-            names = dict.fromkeys((*REPORTED_METRICS, validation.metric))
-            self._scorers = [Scorer(n, [self._reference], metric) for n in names if n != "loss"]
+    updater: Updater
+    """Of the model."""
+    batches: Sequence[Batch]
+    """The part of this process: see `fixed_batches`."""
+    text: HeldOutText | None
+    """None if the set has no text, or if it is not to be translated."""
+    stop: StopSignal
+    """A signal gives a validation up, in all processes."""
+    end_loops: bool = True
+    """Whether outputs that go round in circles are ended."""
 
     def __call__(self) -> Scores:
         """Return loss and scores of the weights to be used. Draws no random numbers.
 
         Raises:
-            Interrupted: It was given up, in all processes.
+            StoppedBySignal: It was given up, in all processes.
         """
-        model = self._updater.model
+        model, processes = self.updater.model, self.updater.processes
         was_training = model.training
-        with self._updater.optimizer.eval_weights():
+        with self.updater.optimizer.eval_weights():
             model.eval()
             with torch.inference_mode():
-                parts = self._stop.gather(self._sum_losses)
+                parts = self.stop.gather(self._sum_losses, processes)
                 loss_sum, objective, tokens = map(sum, zip(*parts, strict=True))
-                text = self._text_scores() if self._source else {}
+                text: dict[str, Any] = {}
+                if self.text is not None:
+                    lines = interleave(
+                        self.stop.gather(partial(self._translate, self.text), processes)
+                    )
+                    hypotheses, alarms = zip(*lines, strict=True)
+                    text = {**self.text.score(hypotheses), "alarms": sum(alarms)}
             model.train(was_training)
         count = max(tokens, 1)
         return Scores(loss_sum / count, objective=objective / count, **text)
 
-    def estimate_seconds(self, most_seconds: float) -> float:
-        """Return about how long a validation of a trained model takes, from parts of one.
+    def sample(self, *, num_batches: int = 0, num_lines: int = 0) -> Validator:
+        """Return a validation of about so many batches and lines, to be timed.
 
-        Outputs end near the length of their sources, as this model's own may know no end. The parts
-        are smaller where they would take longer than about ``most_seconds``.
-
-        Raises:
-            Interrupted: It was given up, in all processes.
+        Outputs end near the length of their sources: the model may be new and know no end.
         """
-        own, most = self._source[self._processes.rank :: self._processes.size], most_seconds / 2
+        text = self.text
+        if text is not None:
+            sources, references = (
+                _spread(side, num_lines) for side in (text.sources, text.references)
+            )
+            text = replace(text, sources=sources, references=references, longest=(1.0, 3))
+        batches = _spread(self.batches, num_batches)
+        return replace(self, batches=batches, text=text if num_lines else None, end_loops=False)
 
-        def losses(number: int) -> int:
-            part = copy(self)
-            part._source, part._batches = [], _spread(self._batches, number)
-            part()
-            return len(part._batches)
+    @property
+    def size(self) -> int:
+        """How many batches this process has, or if none, how many lines all have."""
+        return len(self.batches) or (len(self.text.sources) if self.text else 0)
 
-        def translate(number: int) -> int:
-            few = _spread(own, number)
-            self._stop.gather(lambda: bool(self._estimator.translate(few)))
-            return len(few)
+    @cached_property
+    def _engine(self) -> TorchEngine:
+        return TorchEngine(self.updater.model, end_loops=self.end_loops)
 
-        share = self._processes.share
-        seconds = _warm_seconds(losses, _PARTS, most, share) * len(self._batches)
-        if self._source:
-            model = self._updater.model
-            was_training = model.training
-            with torch.inference_mode():
-                seconds += _warm_seconds(translate, _LINES, most, share) * len(own)
-            model.train(was_training)
-        return seconds
-
-    def _text_scores(self) -> Mapping[str, Any]:
-        """Translate the set and score that; return fields of `Scores`."""
-        rank, size = self._processes.rank, self._processes.size
-        own = self._source[rank::size]
-        optimizer, repeats = self._updater.optimizer, self._updater.precision.repeats_sizes
-        lent = optimizer.parameters.lend(optimizer.weights()) if repeats else nullcontext()
+    def _translate(self, text: HeldOutText) -> list[tuple[str, bool]]:
+        """Return translations of this process's lines, and whether each looks degenerate."""
+        rank, size = self.updater.processes.rank, self.updater.processes.size
+        own, optimizer = text.sources[rank::size], self.updater.optimizer
+        lent: Any = nullcontext()
+        if self.updater.precision.repeats_sizes:
+            lent = optimizer.parameters.lend(optimizer.weights())
         options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
         with lent, progress_bar("validating: translation", unit="lines", **options) as bar:
-
-            def progress(count: int) -> None:
-                self._stop.check()
-                bar.update(count)
-
-            translate = self._translator.with_options(progress=progress).translate
-            parts = self._stop.gather(lambda: [(r.text, bool(r.alarms)) for r in translate(own)])
-        hypotheses, alarms = zip(*interleave(parts), strict=True)
-        tables = {scorer.name: scorer.statistics(hypotheses) for scorer in self._scorers}
-        chrf = next(scorer for scorer in self._scorers if scorer.name == "chrf")
-        of_sentences = chrf.sentence_scores(tables["chrf"])
-        chosen = choose_samples(of_sentences)
-        samples = list(zip(self._source, hypotheses, self._reference, strict=True))
-        return {
-            "text": {each.name: each.total(tables[each.name]).value for each in self._scorers},
-            "bleu_tokenizer": self._tokenizer,
-            "samples": tuple(samples[row] for row in chosen),
-            "sample_chrf": tuple(of_sentences[row] for row in chosen),
-            "alarms": sum(alarms),
-        }
+            results = text.translator(self._engine, bar.update).translate(own)
+        return [(result.text, bool(result.alarms)) for result in results]
 
     def _sum_losses(self) -> tuple[float, float, int]:
         """Return loss, objective and tokens of the batches of this process."""
-        tokens, device = 0, self._updater.model.output_weight.device
+        tokens, device = 0, self.updater.device
         totals = torch.zeros(2, dtype=torch.float64, device=device)
-        options: dict[str, Any] = {"total": len(self._batches), "leave": False}
-        shown = not self._processes.rank
+        options: dict[str, Any] = {"total": len(self.batches), "leave": False}
+        shown = not self.updater.processes.rank
         with progress_bar("validating: loss", unit="batches", shown=shown, **options) as bar:
-            for batch in self._batches:
-                self._stop.check()
+            for batch in self.batches:
                 on_device = batch.to(device)
-                loss = self._updater.validation_loss(on_device)
-                objective = self._updater.objective_loss(on_device)
+                loss = self.updater.validation_loss(on_device)
+                objective = self.updater.objective_loss(on_device)
                 totals += torch.stack((loss.loss_sum, objective.loss_sum))
                 tokens += loss.num_tokens
                 bar.update()
@@ -235,43 +250,9 @@ class Validator:
         return loss_sum, objective_sum, tokens
 
 
-def bounded(options: DecodingConfig, factor: float, offset: int) -> DecodingConfig:
-    """Return options whose outputs are no longer than factor x source + offset."""
-    factor, offset = (
-        min(factor, options.max_length_factor),
-        min(offset, options.max_length_offset),
-    )
-    return options.model_copy(update={"max_length_factor": factor, "max_length_offset": offset})
-
-
 def _spread(items: Sequence[T], number: int) -> Sequence[T]:
     """Return about so many, evenly spread."""
-    return items[:: -(-len(items) // number) or 1]
-
-
-def _warm_seconds(
-    work: Callable[[int], int], number: int, most: float, share: Callable[[bool], bool]
-) -> float:
-    """Return how long work takes by item the second time: the first has kernels to find.
-
-    Begins with a few items, twice, and goes on with ``number`` only if that takes less than
-    ``most``.
-
-    Args:
-        work: Does about so many items; returns how many.
-        number: The most.
-        most: Seconds.
-        share: Lets all processes decide alike.
-    """
-    seconds, end = 0.0, time.perf_counter() + most
-    few = -(-number // _PARTS)
-    for size in (few, few, number, number):
-        if share(size > few and time.perf_counter() + size * seconds > end):
-            break
-        begin = time.perf_counter()
-        done = work(size)
-        seconds = (time.perf_counter() - begin) / max(done, 1)
-    return seconds
+    return items[:: -(-len(items) // number) or 1] if number else []
 
 
 def choose_samples(scores: Sequence[float]) -> list[int]:
@@ -284,10 +265,10 @@ def choose_samples(scores: Sequence[float]) -> list[int]:
     return list(dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1])))
 
 
-def _fixed_batches(loader: Loader, processes: Processes) -> Sequence[Batch]:
-    """Return the part of this process."""
+def fixed_batches(loader: Loader, processes: Processes) -> list[Batch]:
+    """Return this process's part of the batches of a whole store, the same in each validation."""
     lengths, most = loader.lengths(slice(None)), loader.config.max_tokens
-    if most is not None:
+    if most is not None:  # the longest pair is not dropped from validation
         most = max(int(most), int(np.add(*lengths).max(initial=0)))
     pairs = loader.config.max_sentences
     plan = plan_batches(*lengths, max_tokens=most, max_sentences=pairs, noise=0, seed=0, epoch=0)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import nmt
+from nmt.commands.train import fit
 from nmt.config.keys import describe_keys
 from nmt.config.loader import load_config
 from nmt.data.demo import demo_pairs
@@ -60,7 +61,7 @@ def test_big_en_fr_is_the_published_recipe() -> None:
 def test_hello_learns_its_two_sentences_with_any_seed(seed: int, tmp_path: Path) -> None:
     paths = [f"{key}={tmp_path / key}" for key in ("run_dir", "prepared_dir")]
     config = load_config(ROOT / "configs" / "hello.yaml", [*paths, f"training.seed={seed}"])
-    nmt.train(config)
+    fit(config)
     translator = nmt.Translator.load(config.run_dir, device="cpu")
     sides = [
         (ROOT / "configs" / f"hello.{language}").read_text(encoding="utf-8").splitlines()

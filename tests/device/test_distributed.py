@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,9 +39,7 @@ def test_one_process_is_alone_with_its_values() -> None:
     assert alone.gather(value) == [value]
     assert alone.share(value) is value
     assert alone.is_first_to_fail()
-    alone.wait(lambda: pytest.fail("waits for nobody"))
-    alone.post("notice", 3)
-    assert alone.posted("notice") is None
+    alone.wait()
 
 
 @pytest.mark.parametrize("world_size", [None, "1"])
@@ -95,7 +92,7 @@ def test_an_environment_without_peers_is_explained(
     with pytest.raises(DeviceError, match="The 2 processes do not find") as caught:
         join()
 
-    assert "--devices" in caught.value.fix
+    assert "`devices`" in caught.value.fix
 
 
 def test_a_lost_peer_has_an_exit_code_of_its_own() -> None:
@@ -115,17 +112,3 @@ import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
 time.sleep(60)
 """
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
-def test_a_process_is_told_to_end_when_its_launcher_was_killed() -> None:
-    command = [sys.executable, "-c", PARENT, CHILD]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None
-        child = int(launcher.stdout.readline())
-        launcher.kill()
-        # The pipe is closed when the child, too, has ended: at once, and not after a minute.
-        ready, _, _ = select.select([launcher.stdout], [], [], 20)
-
-        assert ready, f"process {child} lives on"
-        assert launcher.stdout.read() == ""

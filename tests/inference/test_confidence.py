@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nmt.checkpoint.model_folder import CONFIDENCE
 from nmt.commands.overlap import rows_in_training, training_data
-from nmt.commands.train import train
+from nmt.commands.train import fit
 from nmt.commands.translate import translate
 from nmt.commands.translate_options import TranslateOptions
 from nmt.config.run import RunConfig
@@ -129,7 +129,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         patch.setattr(calibration, "_MOST_TRANSLATED", 120)
         config = make_config(run_dir=str(folder / "run"))
         config = config.model_copy(update={"prepared_dir": folder / "prepared"})
-        train(config)
+        fit(config)
     return config
 
 

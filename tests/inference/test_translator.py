@@ -24,7 +24,7 @@ from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
-from nmt.training.signals import Interrupted
+from nmt.training.signals import StoppedBySignal
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
@@ -264,10 +264,10 @@ def test_an_interrupt_leaves_no_worker_behind(working: Translator) -> None:
 
     def stop(count: int) -> None:
         counts.append(count)
-        raise Interrupted(15)
+        raise StoppedBySignal(15)
 
     before = threading.active_count()
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(StoppedBySignal) as caught:
         working.with_options(progress=stop).translate(sentences(60))
 
     assert caught.tb is not None  # the frames are still held

@@ -12,8 +12,7 @@ from torch import Tensor
 from nmt.config.training import OptimizerConfig
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import freeze
-from nmt.training.optimizers import build_optimizer
+from nmt.training.optimizer import build_optimizer, freeze
 from tests.model.small import VARIANTS, packed, small_model
 from tests.training.small import batch_of, updater_of
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
@@ -18,10 +17,8 @@ from nmt.data.loader import Position
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from nmt.training.losses import choose_form
-from nmt.training.objectives import build_objective
-from nmt.training.optimizer import FlatParameters, ModelOptimizer
-from nmt.training.optimizers import build_optimizer
+from nmt.training.losses import OBJECTIVES, LossSum, objective_name
+from nmt.training.optimizer import FlatParameters, ModelOptimizer, build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.report import Event
 from nmt.training.update import Updater
@@ -62,17 +59,16 @@ def updater_of(
     if not isinstance(optimizer, ModelOptimizer):
         config = optimizer or OptimizerConfig()
         optimizer = build_optimizer(model, config, precision.weight_dtype)
-    weight = model.output_weight
-    form = choose_form(precision.dtype, weight.device, len(weight))
-    objective = build_objective(TrainingConfig(max_steps=1, r_drop=r_drop), form)
+    training = TrainingConfig(max_steps=1, r_drop=r_drop)
+    objective = OBJECTIVES[objective_name(training)](training)
     return Updater(model, optimizer, precision, objective, clip_norm=clip_norm)
 
 
 def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Have memory for the backward pass of so many pairs at once."""
-    accumulate, loss, pairs = FlatParameters.accumulate, Updater._training_loss, 0
+    accumulate, loss, pairs = FlatParameters.accumulate, Updater.objective_loss, 0
 
-    def counted(updater: Updater, batch: Batch) -> Tensor:
+    def counted(updater: Updater, batch: Batch) -> LossSum:
         nonlocal pairs
         pairs = len(batch.rows)
         return loss(updater, batch)
@@ -82,7 +78,7 @@ def hold_pairs(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         if pairs > most:
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
 
-    monkeypatch.setattr(Updater, "_training_loss", counted)
+    monkeypatch.setattr(Updater, "objective_loss", counted)
     monkeypatch.setattr(FlatParameters, "accumulate", short)
 
 

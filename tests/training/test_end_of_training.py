@@ -17,7 +17,7 @@ from nmt.checkpoint.files import checkpoint_dir
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.commands.average import average
 from nmt.commands.average_options import AverageOptions
-from nmt.commands.train import train
+from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError
@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        train(make_config())
+        fit(make_config())
     return folder
 
 
@@ -89,14 +89,14 @@ def test_a_finished_run_that_lacks_them_gets_them_by_the_same_command(
     manifest = (checkpoint / "manifest.json").read_bytes()
     for name in BOTH:
         (config.run_dir / name).unlink()
-    train(config)  # nothing is left to train
+    fit(config)  # nothing is left to train
 
-    longer = "the same command with --set training.max_steps=20 goes on"
+    longer = "the same command with a larger training.max_steps goes on"
     assert f"training had ended at step 10; {longer}" in caplog.messages
     assert contents(config.run_dir) == before
     assert (checkpoint / "manifest.json").read_bytes() == manifest
     (config.run_dir / SHORTLIST).write_bytes(b"damaged")
-    train(config)
+    fit(config)
     assert contents(config.run_dir) == before
 
 
@@ -107,9 +107,9 @@ def test_a_run_that_was_stopped_writes_them_when_it_goes_on_and_the_same_bytes(
     expected = contents(config.run_dir)
     other = make_config("other")
     with pytest.raises(StoppedBySignal):
-        train(other)
+        fit(other)
     assert not any((other.run_dir / name).exists() for name in BOTH)
-    train(other)
+    fit(other)
     assert contents(other.run_dir) == expected
 
 
@@ -152,6 +152,6 @@ def test_a_run_that_starts_anew_keeps_nothing_of_an_earlier_one(config: RunConfi
     assert (config.run_dir / SHORTLIST).read_bytes() != fresh[SHORTLIST]
     shutil.rmtree(config.run_dir / "checkpoints")
     (config.run_dir / "best").unlink(missing_ok=True)
-    train(config)
+    fit(config)
 
     assert {name: (config.run_dir / name).read_bytes() for name in fresh} == fresh

@@ -12,8 +12,14 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import FlatParameters, ModelOptimizer, is_matrix
-from nmt.training.optimizers import AdamW, ScheduleFreeAdamW, build_optimizer, orthogonalise
+from nmt.training.optimizer import (
+    AdamW,
+    FlatParameters,
+    ModelOptimizer,
+    build_optimizer,
+    is_matrix,
+)
+from nmt.training.optimizers import ScheduleFreeAdamW, orthogonalise
 from tests.training.small import small_model
 
 KINDS = ("adamw", "schedule-free", "muon")

@@ -57,7 +57,7 @@ def twins(*, in_slices: bool, size: int = SIZE) -> tuple[Updater, Twins]:
 def gradient_of(updater: Updater, reduction: GradientReduction | None) -> Tensor:
     torch.manual_seed(3)
     updater.model.train()
-    updater._gradients(BATCHES, 0.1, reduction=reduction)
+    updater._sum_gradients(BATCHES, 0.1, reduction)
     if reduction:
         reduction.finish()
     found = updater.optimizer.parameters.shared.clone()
@@ -153,7 +153,8 @@ kind = update.GradientReduction
 def sliced(*arguments, in_slices, **options):
     return kind(*arguments, in_slices=True, size=1000, **options)
 update.GradientReduction = sliced
-nmt.train(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir=runs/sliced"]))
+from nmt.commands.train import fit
+fit(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir=runs/sliced"]))
 """
     )
     assert codes(results) == [0, 0], all_stderr(results)

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import ConfigError
-from nmt.training.dashboards import TensorBoard
-from nmt.training.report import Console, Event, JsonLines, Reporter, RunLog
+from nmt.training.report import Console, Event, JsonLines, Reporter, RunLog, TensorBoard
 from nmt.training.validation import Scores
 from tests.training.small import full_disk, update_event, validation_event
 
@@ -240,23 +239,6 @@ def test_tensorboard_hides_what_came_after_the_checkpoint_of_a_resumed_run(tmp_p
 
     losses = [(10, 9.0), (20, 9.0), (25, 1.0), (30, 2.0), (35, 1.0), (40, 2.0)]
     assert scalars(tmp_path)["train/loss"] == losses
-
-
-@pytest.mark.usefixtures("_tensorboard")
-def test_tensorboard_events_that_find_the_disk_full_wait_until_there_is_room(
-    tmp_path: Path,
-) -> None:
-    """FAULT 8."""
-    board = TensorBoard(tmp_path)
-    board.report(update_event(1))
-    (path,) = (tmp_path / "tensorboard").iterdir()
-    with full_disk(path.stat().st_size + 20):
-        for step in (2, 3):
-            board.report(update_event(step))
-    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [1]
-    give(board, update_event(4))
-
-    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == [1, 2, 3, 4]
 
 
 def test_without_tensorboard_the_remedy_is_told(

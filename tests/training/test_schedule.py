@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nmt.config.training import ScheduleConfig, TrainingConfig
 from nmt.training.schedule import SCHEDULES, build_schedule, inverse_sqrt, noam
 
-SHAPES = tuple(SCHEDULES)
+SHAPES = tuple(SCHEDULES.names())
 ENDING = ("linear", "cosine", "wsd")
 PEAKS = st.floats(1e-6, 1.0)
 WARMUPS = st.integers(1, 300)

@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
-from nmt.commands.train import dry_run, train
+from nmt.commands.train import fit
+from nmt.commands.train_options import TrainOptions
+from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.device.compilation import Compilation
+from nmt.extras.planning.dry_run import dry_run
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
@@ -46,7 +49,7 @@ def config_of(run_dir: str = "run", **training: Any) -> RunConfig:
 
 def trained(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
     """Losses of the updates, random numbers after them, and the log."""
-    train(config)
+    fit(config)
     lines = map(json.loads, (config.run_dir / "metrics.jsonl").read_text().splitlines())
     random = load_checkpoint(checkpoint_dir(config.run_dir, 3)).optimizer["random/cpu"]
     log = (config.run_dir / "log.txt").read_text()
@@ -98,7 +101,8 @@ def test_sizes_are_few_where_kernels_are_made_for_each(
 def test_a_dry_run_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compilation(is_on=True, remark="layers compiled in 1.0 s")
     monkeypatch.setattr("nmt.training.setup.compile_layers", lambda *_, **__: compiled)
-    report = dry_run(config_of(compile=True), num_updates=4)
+    Path("toy.yaml").write_text(dump_config(config_of(compile=True)))
+    report = dry_run(TrainOptions(config=Path("toy.yaml")))
 
     assert report.as_dict()["compiled"] is True
     assert ", layers compiled in " in report.as_text().splitlines()[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
-from nmt.commands.train import train
+from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.batch import Batch
-from nmt.data.loader import Loader
 from nmt.errors import DeviceError, DivergedError
-from nmt.training.optimizer import ModelOptimizer
-from nmt.training.signals import StoppedBySignal
+from nmt.training.losses import LossSum
 from nmt.training.update import Updater
 from nmt.training.validation import Scores, Validator
 from tests.training.small import batch_of, hold_pairs
@@ -44,7 +41,7 @@ def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def run(values: dict[str, Any], name: str = "run") -> Path:
     config = RunConfig.model_validate({**values, "run_dir": name})
-    train(config)
+    fit(config)
     return config.run_dir
 
 
@@ -119,18 +116,19 @@ def test_halves_hold_every_pair_once_and_no_padding_of_the_other_half(
 def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> list[None]:
     """Make the loss of some updates, from 1, not a number; return as many as were begun."""
     made: list[None] = []
-    call, objective = Updater.__call__, Updater._training_loss
+    call, objective = Updater.__call__, Updater.objective_loss
 
     def counted(updater: Updater, *arguments: Any, **options: Any) -> Any:
         made.append(None)
         return call(updater, *arguments, **options)
 
-    def poisoned(updater: Updater, batch: Batch) -> Tensor:
+    def poisoned(updater: Updater, batch: Batch) -> LossSum:
         factor = math.nan if first <= len(made) <= last else 1.0
-        return objective(updater, batch) * factor
+        loss, tokens = objective(updater, batch)
+        return LossSum(loss * factor, tokens)
 
     monkeypatch.setattr(Updater, "__call__", counted)
-    monkeypatch.setattr(Updater, "_training_loss", poisoned)
+    monkeypatch.setattr(Updater, "objective_loss", poisoned)
     return made
 
 
@@ -205,65 +203,3 @@ def test_validation_far_worse_than_guessing_ends_training(values: dict[str, Any]
     assert "worse than twice a guess among all 60 subwords" in caught.value.problem
     assert "Last checkpoint: step " in caught.value.problem
     assert len(list_checkpoints(Path("run"))) > 0
-
-
-def fails_at_a_signal(patch: pytest.MonkeyPatch, place: type, name: str, at_call: int) -> None:
-    """A call that works, but is met by a signal that has ended what it needs, too."""
-    works, calls = getattr(place, name), 0
-
-    def fails(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls, result = calls + 1, works(*arguments, **options)
-        if calls == at_call:
-            signal.raise_signal(signal.SIGTERM)
-            raise RuntimeError("the compiler has ended\nby a signal")
-        return result
-
-    patch.setattr(place, name, fails)
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "at_call", "saved"),
-    [
-        (Updater, "_training_loss", 17, 5),  # the second of three batches of the sixth update
-        (Loader, "batch", 20, 5),
-        (Validator, "__call__", 1, 4),
-    ],
-)
-def test_what_fails_at_a_signal_is_left_and_the_rest_is_saved(
-    values: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    place: type,
-    name: str,
-    at_call: int,
-    saved: int,
-) -> None:
-    """Resumed, the run ends with the bytes of one that was never stopped."""
-    values["model"]["dropout"] = 0.1
-    values["training"] |= {"validate_every": 4, "save_every": 100}
-    expected = last_weights(run(values, "whole"))
-    with monkeypatch.context() as patch:
-        fails_at_a_signal(patch, place, name, at_call)
-        with pytest.raises(StoppedBySignal) as caught:
-            run(values)
-    assert caught.value.code == 143
-    assert list_checkpoints(Path("run"))[-1][0] == saved
-    log = Path("run/log.txt").read_text()
-    assert "met has failed, and is left (RuntimeError: the compiler has ended)" in log
-
-    found = last_weights(run(values))
-    assert list(found) == list(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_half_an_update_is_never_saved(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Weights were changed and nobody knows which: the last checkpoint is what is left."""
-    with monkeypatch.context() as patch:
-        fails_at_a_signal(patch, ModelOptimizer, "step", 5)
-        with pytest.raises(RuntimeError, match="the compiler has ended"):
-            run(values)
-    assert [step for step, _ in list_checkpoints(Path("run"))] == [3]
-    assert "the same command resumes from step 3" in caplog.text
-    assert list_checkpoints(run(values))[-1][0] == STEPS

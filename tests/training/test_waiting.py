@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -22,25 +21,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from nmt.checkpoint.files import list_checkpoints
-from nmt.config.model import ModelConfig
-from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch
 from nmt.device.device import DeviceQueue
 from nmt.device.precision import Precision
 from nmt.errors import DivergedError
 from nmt.model.transformer import Transformer
-from nmt.training.progress import Progress
-from nmt.training.report import ReporterList
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StopSignal
-from nmt.training.trainer import Trainer
+from nmt.training.losses import LossSum
 from nmt.training.update import Updater
 from nmt.training.validation import Validator
 from tests.training import test_trouble
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
 from tests.training.test_optimizer import WAYS, assert_same, everything, updater_for
 from tests.training.test_optimizers import optimizer_of
-from tests.training.test_trainer import LOADER
 from tests.training.test_trouble import poison, run
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -148,47 +140,6 @@ def test_an_update_does_not_wait_for_its_device(
         _ = stats.loss_sum
 
 
-class _Enough(Exception):  # noqa: N818
-    pass
-
-
-def test_the_loop_reads_nothing_until_a_report_is_due(
-    pinned: Pinned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor does it wait in between, whatever it does after an update."""
-
-    def schedule(step: int) -> float:
-        if step > 6:
-            raise _Enough
-        return 0.01
-
-    updater = meta_updater()
-    monkeypatch.setattr("nmt.training.trainer.build_schedule", lambda *_, **__: schedule)
-
-    def trainer_of(report_every: int) -> Trainer:
-        training = TrainingConfig(max_steps=100, report_every=report_every)
-        config = SimpleNamespace(training=training, model=ModelConfig())
-        setup = SimpleNamespace(config=config, updater=updater, loader=LOADER, device=META)
-        return Trainer(
-            cast(TrainingSetup, setup),
-            Progress(total_steps=100),
-            validator=cast(Validator, None),
-            record={},
-            reporter=ReporterList(),
-            stop=StopSignal(),
-        )
-
-    trainer = trainer_of(5)
-    with pytest.raises(NotImplementedError, match="meta tensor"):
-        trainer.run()
-    assert trainer.progress.step == 5
-    trainer = trainer_of(100)
-    with pytest.raises(_Enough):
-        trainer.run()
-    assert trainer.progress.step == 6
-    assert pinned.count == (5 + 6) * 2 * TENSORS_OF_A_BATCH
-
-
 def _scaled(factor: float) -> Callable[[Tensor, Transformer], Tensor]:
     return lambda loss, _model: loss * factor
 
@@ -236,18 +187,18 @@ def test_a_skipped_update_leaves_every_bit_as_it_was(
     for each in (updater, twin):
         go_on(each, 0, before)
     expected = everything(twin.model, twin.optimizer)
-    objective, calls = updater._training_loss, 0
+    objective, calls = updater.objective_loss, 0
 
-    def faulty(batch: Batch) -> Tensor:
+    def faulty(batch: Batch) -> LossSum:
         nonlocal calls
         calls += 1
-        loss = objective(batch)
-        return loss if calls % 2 else FAULTS[fault](loss, updater.model)
+        loss, tokens = objective(batch)
+        return LossSum(loss if calls % 2 else FAULTS[fault](loss, updater.model), tokens)
 
-    updater._training_loss = faulty  # type: ignore[method-assign]
+    updater.objective_loss = faulty  # type: ignore[method-assign]
     for _ in range(2):
         assert updater([batch_of([5, 4]), batch_of([3])], 0.02).skipped
-    updater._training_loss = objective  # type: ignore[method-assign]
+    updater.objective_loss = objective  # type: ignore[method-assign]
 
     assert_same(everything(updater.model, updater.optimizer), expected)
     for each in (updater, twin):

@@ -7,9 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+from nmt.commands.train import build
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
+from nmt.device.distributed import Processes
 from nmt.training.setup import TrainingSetup
+from nmt.training.signals import StopSignal
 
 STEPS = 30
 CONFIG: dict[str, Any] = {
@@ -71,4 +74,4 @@ def make_config(run_dir: str = "run", **training: object) -> RunConfig:
 def setup_of(config: RunConfig) -> TrainingSetup:
     """Of data that are prepared."""
     data = PreparedData.open(config.prepared_dir)
-    return TrainingSetup.build(config, config.batch, data)
+    return build(config, data, Processes(), StopSignal())

@@ -152,7 +152,7 @@ def _findings() -> Iterator[Finding]:
 
 def _self_test() -> Finding:
     """Train a toy model on two sentences, and have it translate them."""
-    from nmt.commands.train import train  # noqa: PLC0415 - they load torch
+    from nmt.commands.train import fit  # noqa: PLC0415 - they load torch
     from nmt.inference.translator import Translator  # noqa: PLC0415
 
     begin, level = time.perf_counter(), _NMT.level
@@ -163,7 +163,7 @@ def _self_test() -> Finding:
                 lines = "".join(f"{pair[side]}\n" for pair in _PAIRS)
                 (Path(folder) / f"text.{language}").write_text(lines, encoding="utf-8")
             (Path(folder) / "config.yaml").write_text(_CONFIG, encoding="utf-8")
-            train(load_config(Path(folder) / "config.yaml"))
+            fit(load_config(Path(folder) / "config.yaml"))
             translator = Translator.load(Path(folder) / "run")
             found = [each.text for each in translator.translate([pair[0] for pair in _PAIRS])]
     except Exception as error:  # whatever is wrong is the finding

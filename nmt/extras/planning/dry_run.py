@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -13,19 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nmt.checkpoint.run import data_check
+from nmt.commands.advice import advice
+from nmt.commands.prepare import prepare_data
+from nmt.commands.train import build
+from nmt.commands.train_options import TrainOptions
 from nmt.config.model import ModelConfig
+from nmt.config.run import RunConfig
 from nmt.data.loader import padding_waste
+from nmt.data.prepared import PreparedData
+from nmt.data.size import load_config
+from nmt.device.compilation import Compilation
+from nmt.device.device import choose_device, deterministic, prepare_process
+from nmt.device.distributed import Processes
 from nmt.device.memory import measure_peak
-from nmt.device.precision import rounds_products
 from nmt.extras.planning.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
 from nmt.files.progress import progress_bar
 from nmt.model.transformer import count_parameters
-from nmt.training.measure import MOST_SECONDS, TimePlan, time_plan
-from nmt.training.objectives import objective_name
+from nmt.training.losses import objective_name
 from nmt.training.optimizer import ModelOptimizer
-from nmt.training.setup import Rows, TrainingSetup
-from nmt.training.signals import SharedStop, StopSignal
-from nmt.training.validation import Validator
+from nmt.training.setup import TrainingSetup
+from nmt.training.signals import StopSignal
+from nmt.training.timing import MOST_SECONDS, Rows, TimePlan, largest_batches, time_plan
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +69,6 @@ class DryRunReport:
     seconds: dict[str, Any]
     # Outcome of the compilation of layers; empty where none was tried. Not in `as_dict`.
     remark: str
-    # Tokens of both sides in a second by precision, where ``training.precision`` is ``auto`` and
-    # training is long enough to compare them.
-    compared_rates: Mapping[str, float] | None = None
     warnings: tuple[str, ...] = ()  # What looks wrong about the training.
 
     def as_dict(self) -> dict[str, Any]:
@@ -149,11 +155,6 @@ class DryRunReport:
         yield "epoch", _duration(seconds["epoch"])
         yield "all updates", _duration(seconds["training"])
         beside, updates = seconds["validation_and_saving"], seconds["training"]
-        for name, rate in (self.compared_rates or {}).items():
-            is_exact = name == "bf16-products" and not rounds_products()
-            exact = "float32 arithmetic on this CPU" if is_exact else ""
-            chosen = "chosen" if name == self.precision else ""
-            yield name, f"{rate:,.0f}", "measured: tokens of both sides per second", exact, chosen
         share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
         yield "validation, saving, end", _duration(beside), share or "", "estimated from parts"
         yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"
@@ -161,42 +162,63 @@ class DryRunReport:
         yield "FLOPs per second", speed, "of the model, without padding"
 
 
-def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) -> DryRunReport:
+def dry_run(options: TrainOptions) -> DryRunReport:
+    """Compute and measure what training would take, from its first update.
+
+    Prepares the data if need be, for it needs their lengths. Then makes a few updates of a model
+    that is thrown away. Neither locks nor writes the run folder.
+
+    Raises:
+        NmtError: Data, configuration or device do not allow it; see the message.
+    """
+    return estimate(load_config(options.config, options.overrides))
+
+
+def estimate(config: RunConfig) -> DryRunReport:
+    """Do that for a configuration."""
+    prepare_process(config.training.threads)
+    prepared = prepare_data(config, check=data_check(config))
+    if not prepared.up_to_date:
+        why = f"Prepared the data first, which stay in {config.prepared_dir}: a dry run needs them."
+        logger.info("%s\n%s", why, prepared.as_text())
+    device = choose_device(config.training.device)
+    with deterministic(device, wanted=config.training.deterministic):
+        setup = build(config, PreparedData.open(config.prepared_dir), Processes(), StopSignal())
+        return measure_training(setup, config, setup.compile())
+
+
+def measure_training(
+    setup: TrainingSetup, config: RunConfig, compilation: Compilation
+) -> DryRunReport:
     """Compute and measure what training with ``setup`` from its first update would take.
 
     Makes a few updates of its model, which is not to be used afterwards.
-
-    Args:
-        setup: A setup of one process.
-        name: Name of the run.
-        num_updates: Most updates of the probe behind the time, which ends after about 20 s.
     """
     plan = setup.loader.plan(0)
     logger.info(
         "Measuring memory on the largest batches; then time, in up to about %g s.", MOST_SECONDS
     )
     memory = _memory(setup, plan)
-    validator = Validator(setup, SharedStop(StopSignal(), setup.updater.processes))
-    plan_of_time = time_plan(setup, validator, num_updates=num_updates, most_seconds=MOST_SECONDS)
-    seconds = plan_of_time.update
+    plan_of_time = time_plan(setup, most_seconds=MOST_SECONDS)
+    seconds, training = plan_of_time.update, setup.training
     epoch, sums = _epoch(setup, plan)
     in_epoch, sizes = epoch["updates"], count_parameters(setup.updater.model)
     budget = _budget(setup, in_epoch, plan_of_time)
-    training = setup.config.training
     updates, vocab_size = budget["updates"], setup.data.manifest.target_vocab_size
-    passes = 2 if objective_name(setup.config.training) == "r_drop" else 1
-    flops = count_flops(setup.config.model, vocab_size, sums, passes=passes)
+    passes = 2 if objective_name(training) == "r_drop" else 1
+    flops = count_flops(config.model, vocab_size, sums, passes=passes)
     flops["update"] = flops["epoch"]["total"] / in_epoch
     flops["training"] = updates and updates * flops["update"]
     flops["per_second"] = flops["update"] / seconds
+    shortage = plan_of_time.shortage(updates, training)
     return DryRunReport(
-        name=name,
-        device=str(setup.device),
+        name=config.name,
+        device=str(setup.updater.device),
         precision=setup.updater.precision.name,
-        compiled=setup.compilation.is_on,
+        compiled=compilation.is_on,
         threads=torch.get_num_threads(),
         parameters={**sizes, "total": sum(sizes.values())},
-        matmul_parameters=asdict(matmul_parameters(setup.config.model, vocab_size)),
+        matmul_parameters=asdict(matmul_parameters(config.model, vocab_size)),
         flops=flops,
         memory_bytes=memory,
         epoch=epoch,
@@ -209,8 +231,8 @@ def measure_training(setup: TrainingSetup, *, name: str, num_updates: int = 12) 
             "target_tokens_per_second": sums.target_tokens / in_epoch / seconds,
             "validation_and_saving": updates and plan_of_time.beside(updates, training),
         },
-        remark=setup.compilation.remark,
-        warnings=tuple(plan_of_time.shortage(updates, training)),
+        remark=compilation.remark,
+        warnings=tuple(filter(None, (shortage, *advice(config)))),
     )
 
 
@@ -262,15 +284,18 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
     """Look at the buffers, and measure what the largest batches take on top of them."""
-    shapes, splits, peaks, largest = [], [], [], setup.largest_batches(plan)
+    updater, loader = setup.updater, setup.loader
+    shapes, splits, peaks, largest = [], [], [], largest_batches(loader, plan)
     total = 1 + len(largest)
     with progress_bar("measuring memory", unit="batches", total=total, leave=False) as bar:
-        setup.update(plan[0][:1])  # what the first update makes and keeps is not to be measured
+        # What the first update makes and keeps is not to be measured.
+        updater([loader.batch(plan[0][:1])], 0.0)
         for rows in largest:
             bar.update()
-            source, target = setup.lengths(rows)
+            source, target = loader.lengths(rows)
             shapes.append((len(rows), int(source.max()), int(target.max())))
-            stats, peak = measure_peak(partial(setup.update, rows), setup.device)
+            batch = loader.batch(rows)
+            stats, peak = measure_peak(partial(updater, [batch], 0.0), updater.device)
             splits.append(stats.splits)
             peaks.append(peak)
     held = resident_bytes(setup.updater.optimizer, setup.updater.model) | {
@@ -283,8 +308,8 @@ def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
 def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], LengthSums]:
     rows = np.concatenate(plan)
     sums, updates = (
-        LengthSums.of_pairs(*setup.lengths(rows)),
-        -(-len(plan) // setup.batch.accumulate),
+        LengthSums.of_pairs(*setup.loader.lengths(rows)),
+        -(-len(plan) // setup.loader.config.accumulate),
     )
     tokens = sums.source_tokens + sums.target_tokens
     return {
@@ -301,7 +326,7 @@ def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], 
 
 def _budget(setup: TrainingSetup, in_epoch: int, seconds: TimePlan) -> dict[str, Any]:
     """Find the limit that ends training first, as `nmt train` does at its start."""
-    training, limits = setup.config.training, {}
+    training, limits = setup.training, {}
     if training.max_steps is not None:
         limits["training.max_steps"] = training.max_steps
     if training.max_epochs is not None:

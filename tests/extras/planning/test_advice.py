@@ -62,7 +62,7 @@ def test_a_warm_up_that_is_cut_to_half_of_the_training_is_named(shape: str) -> N
     assert warmed(shape, 200, 413) == ""
 
 
-@pytest.mark.parametrize("shape", SCHEDULES)
+@pytest.mark.parametrize("shape", SCHEDULES.names())
 def test_a_share_of_the_run_is_the_warm_up_of_as_many_updates(shape: str) -> None:
     options = {"shape": shape, "peak_lr": 1.0}
     share, steps = (

@@ -1,4 +1,4 @@
-"""The history of validations."""
+"""Where training stands, and the history of its validations."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.data.loader import Position
 from nmt.training.progress import History, Progress
+from nmt.training.update import UpdateStats
 
 SCORES = st.lists(st.floats(allow_nan=False), max_size=20)
 
@@ -56,3 +59,24 @@ def test_a_history_survives_json(scores: list[float]) -> None:
 )
 def test_a_score_that_is_no_number_is_never_the_best(scores: list[float], best: int) -> None:
     assert history_of(scores).best == best
+
+
+def test_progress_reads_back_as_it_was_written() -> None:
+    progress = Progress(
+        step=7, position=Position(1, 3), timed=(0.5, 70), total_steps=70, loss_sum=1.5
+    )
+    progress.history[5] = 21.0
+    back = Progress.from_dict(json.loads(json.dumps(progress.as_dict())))
+
+    assert back.as_dict() == progress.as_dict() | {"timed": [0.5, 70], "history": [(5, 21.0)]}
+    assert (back.position, back.history) == (progress.position, progress.history)
+
+
+def test_progress_counts_what_is_skipped_in_all_and_in_a_row() -> None:
+    progress, counts = Progress(), []
+    for nats in (1.0, math.nan, math.inf, 2.0, math.nan):
+        progress.add_outcome(UpdateStats([], 0.1, (1, 2, 3), torch.tensor([nats, 0, 0.5])))
+        counts.append((progress.skipped, progress.skipped_in_a_row))
+
+    assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
+    assert Progress.from_dict(progress.as_dict()).skipped_in_a_row == 1

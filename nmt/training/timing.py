@@ -1,0 +1,315 @@
+"""Updates of the real setup, timed and put back: budgets of minutes, sizes of batches, dry runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.config.training import TrainingConfig
+from nmt.data.loader import Loader, Position
+from nmt.device import local_size
+from nmt.device.device import random_state, restore_random_state
+from nmt.device.memory import free_bytes, measure_peak
+from nmt.errors import DeviceError
+from nmt.files.progress import progress_bar
+from nmt.training.progress import Progress
+from nmt.training.setup import TrainingSetup
+from nmt.training.update import Updater
+from nmt.training.validation import Validator
+
+logger = logging.getLogger(__name__)
+
+Rows = npt.NDArray[np.int64]
+MOST_SECONDS, NUM_UPDATES = 20.0, 20
+"""About the most that timing updates and a validation takes."""
+_FEWEST_UPDATES = 2
+_SHARE_OF_BUDGET, _SHARE_OF_UPDATES = 0.1, 0.75
+"""Of a budget of minutes, for timing; of that, for updates."""
+_SAVED_BYTES_PER_SECOND = 250e6
+"""Written, hashed and synced."""
+_OVER_BUDGET = 1.1
+"""Times a budget of minutes: what is estimated to take longer is worth a warning."""
+_PAIR_SECONDS = 60e-6
+"""Time for what inference needs, by training pair; measured on one core."""
+_PARTS, _LINES = 6, 40
+"""Batches and lines of a validation that is timed."""
+_SHARE_OF_MEMORY = 0.75
+"""Of the free memory: other programs and the allocator need some, too."""
+_FIRST_SIZE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class TimePlan:
+    """About how long the parts of a training take, in seconds."""
+
+    update: float
+    """The median update."""
+    validation: float
+    """A validation, with the save after it."""
+    saving: float
+    """A save between two validations."""
+    end: float
+    """What follows the last update: validation, and what inference needs."""
+    spent: float = 0.0
+    """On measuring all this, before the first update."""
+    num_timed: int = 0
+    """Updates that were made for it."""
+
+    def updates_in(self, minutes: float, training: TrainingConfig) -> int:
+        """Return how many updates a budget of time holds, with all that belongs to them.
+
+        Estimates may be wrong: half of the time is for updates in any case.
+
+        >>> training = TrainingConfig(max_minutes=10, validate_every=100)
+        >>> TimePlan(1.0, 20.0, 0.0, 40.0).updates_in(10, training)
+        466
+        """
+        between = self.validation / training.validate_every + self.saving / training.save_every
+        seconds = max(minutes * 60 - self.spent, 0.0)
+        inside = math.floor((seconds - self.end) / (self.update + between))
+        return max(1, inside, math.floor(seconds / 2 / self.update))
+
+    def beside(self, updates: int, training: TrainingConfig) -> float:
+        """Return the seconds of a training of so many updates that are not theirs."""
+        between = self.validation / training.validate_every + self.saving / training.save_every
+        return updates * between + self.end
+
+    def shortage(self, updates: int | None, training: TrainingConfig) -> str:
+        """Return a warning if a budget of time, which gives ``updates``, does not hold the rest."""
+        minutes = training.max_minutes
+        if minutes is None or updates != self.updates_in(minutes, training):
+            return ""
+        beside = self.beside(updates, training) / 60
+        whole = beside + (self.spent + updates * self.update) / 60
+        if beside <= minutes / 2 or whole <= _OVER_BUDGET * minutes:
+            return ""
+        rarer = "raise training.validate_every and save_every, or "
+        if updates < min(training.validate_every, training.save_every):
+            rarer = "give it more time, or "  # both come at the end only
+        return (
+            f"validation, saving and the end of training take about {beside:,.1f} minutes, and "
+            f"training.max_minutes is {minutes:g}: {rarer}use a smaller validation set "
+            "(data.valid.max_pairs)"
+        )
+
+
+@contextmanager
+def left_as_it_was(updater: Updater) -> Iterator[None]:
+    """Put weights, optimizer and random generators back at the end: updates inside leave no trace.
+
+    Takes a copy of the weights and of the optimizer's state.
+    """
+    optimizer, processes = updater.optimizer, updater.processes
+    weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
+    moments = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    generators, counters = random_state(updater.device, processes), updater.counters()
+    try:
+        yield
+    finally:
+        optimizer.load(weights, moments)
+        restore_random_state(generators, updater.device, processes)
+        updater.load_counters(counters)
+
+
+def time_updates(
+    updater: Updater, loader: Loader, *, num_updates: int = NUM_UPDATES, most_seconds: float
+) -> tuple[float, int]:
+    """Return the median seconds of an update, and of how many; leave no trace.
+
+    Makes ``num_updates``, or fewer (2 at least) that take ``most_seconds``, at a learning rate of
+    zero.
+    """
+    pace, processes, seconds = updater.pace, updater.processes, list[float]()
+    bar = progress_bar(
+        "timing", unit="updates", total=num_updates, leave=False, shown=not processes.rank
+    )
+    with (
+        left_as_it_was(updater),
+        closing(loader.updates(Position())) as batches,
+        pace.stream(batches) as updates,
+        bar,
+    ):
+        for _ in range(num_updates):
+            begin = time.perf_counter()
+            parts, _after = next(updates)
+            updater(parts, 0.0)
+            pace.wait()
+            seconds.append(time.perf_counter() - begin)
+            bar.update()
+            is_late = sum(seconds) > most_seconds and len(seconds) >= _FEWEST_UPDATES
+            if processes.share(is_late):
+                break
+    warm = sorted(seconds[-(-len(seconds) // 4) :])  # the first ones find kernels and memory
+    return processes.share((warm[len(warm) // 2], len(seconds)))
+
+
+def _validation_seconds(validator: Validator, most_seconds: float) -> float:
+    """Return about how long a validation takes: from samples, which a smaller one has warmed up."""
+    processes, seconds = validator.updater.processes, 0.0
+    num_lines = len(validator.text.sources) if validator.text else 0
+    for batches, lines, count in ((_PARTS, 0, len(validator.batches)), (0, _LINES, num_lines)):
+        if not processes.share(count):
+            continue
+        few = validator.sample(num_batches=-(-batches // _PARTS), num_lines=-(-lines // _PARTS))
+        of_item = _seconds_of_item(few)
+        # Where even the few take long, they have to do.
+        if not processes.share(_PARTS * few.size * of_item > most_seconds / 2):
+            of_item = _seconds_of_item(validator.sample(num_batches=batches, num_lines=lines))
+        seconds += of_item * count
+    return processes.share(seconds)
+
+
+def _seconds_of_item(sample: Validator) -> float:
+    begin = time.perf_counter()
+    sample()
+    return (time.perf_counter() - begin) / max(sample.size, 1)
+
+
+def time_plan(setup: TrainingSetup, *, most_seconds: float = MOST_SECONDS) -> TimePlan:
+    """Measure updates and parts of a validation, and leave no trace; compute the rest from sizes.
+
+    Takes about ``most_seconds`` at most: by the clock, as other processes may hold the cores.
+    """
+    begin, updater, training = time.perf_counter(), setup.updater, setup.training
+    most = _SHARE_OF_UPDATES * most_seconds
+    update, num_timed = time_updates(updater, setup.loader, most_seconds=most)
+    left = max(most_seconds - (time.perf_counter() - begin), most_seconds - most)
+    validation = _validation_seconds(setup.validator, left)
+    tensors = [*updater.optimizer.weights().values(), *updater.optimizer.state().values()]
+    saving = sum(tensor.nbytes for tensor in tensors) / _SAVED_BYTES_PER_SECOND
+    if updater.pace.uses_threads:
+        saving = 0.0  # goes on beside updates
+    validations = 1 + (training.average_last is not None)
+    end = validations * validation + saving + _PAIR_SECONDS * len(setup.data.train)
+    spent = updater.processes.share(time.perf_counter() - begin)
+    return TimePlan(update, validation + saving, saving, end, spent, num_timed)
+
+
+def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
+    """Set the budgets of ``progress``, and the updates in all: the least of all limits.
+
+    What a checkpoint has recorded counts, so that a resumed run ends where one that was not stopped
+    does; if the minutes were changed since, the updates are in proportion (`check_resumable` warns
+    where the schedule depends on them).
+    """
+    training, processes = setup.training, setup.updater.processes
+    minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
+    plan = None
+    if minutes is None:
+        progress.timed = None
+    elif progress.timed is None:
+        most = min(_SHARE_OF_BUDGET * 60 * minutes, MOST_SECONDS)
+        text = "timing some updates and validation, to plan %g minutes; takes up to about %.0f s"
+        logger.info(text, minutes, most)
+        plan = time_plan(setup, most_seconds=most)
+        progress.timed = minutes, plan.updates_in(minutes, training)
+    else:
+        recorded_minutes, steps = progress.timed
+        progress.timed = minutes, max(1, round(steps * minutes / recorded_minutes))
+    if epochs is None:
+        progress.epoch_updates = None
+    elif progress.epoch_updates is None or progress.epoch_updates[0] != epochs:
+        # Planning many epochs takes a while: one process does it for all.
+        of_epochs = setup.loader.epoch_updates() if processes.rank == 0 else iter(())
+        progress.epoch_updates = epochs, processes.share(sum(islice(of_epochs, epochs)))
+    limits += [budget[1] for budget in (progress.timed, progress.epoch_updates) if budget]
+    progress.total_steps = min((each for each in limits if each is not None), default=None)
+    if plan and not processes.rank and (text := plan.shortage(progress.total_steps, training)):
+        logger.warning(text)
+
+
+def largest_batches(loader: Loader, plan: Sequence[Rows]) -> list[Rows]:
+    """Return the batch with the most tokens and, if another, the one with the most scores."""
+    tokens, scores = [], []
+    for rows in plan:
+        source, target = loader.lengths(rows)
+        longest, longest_target = int(source.max()), int(target.max())
+        tokens.append(int(source.sum() + target.sum()))
+        squares = longest**2 + longest_target**2 + longest * longest_target
+        scores.append(len(rows) * squares)
+    return [plan[i] for i in sorted({int(np.argmax(tokens)), int(np.argmax(scores))})]
+
+
+def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
+    """Return the loader with a number of tokens in place of ``auto``; else as it is.
+
+    Measures what updates of the largest batches of two sizes take, and lays a line through them;
+    leaves no trace. Updates keep their size: what does not fit at once is accumulated. All
+    processes find the same numbers.
+
+    Args:
+        updater: Not compiled yet: that is for batches of the size which is found here.
+        loader: Gives batches.
+        max_length: Most tokens of a side of a pair.
+
+    Raises:
+        DeviceError: Memory does not hold the longest pair.
+    """
+    batch, processes = loader.config, updater.processes
+    if batch.max_tokens != "auto" or batch.tokens_per_update is None:
+        return loader
+    own = fits = -(-batch.tokens_per_update // processes.size)
+    smallest = 2 * max_length + 2
+    first = min(own, max(smallest, _FIRST_SIZE))
+    second = min(own, 2 * first)
+    if second > first:
+        # All processes measure the same batches, so that they make equally many updates together.
+        alike = replace(loader, rank=0, num_ranks=1)
+        with left_as_it_was(updater):
+            low, high = (_measure_batches(updater, alike, size) for size in (first, second))
+        free = int(_SHARE_OF_MEMORY * min(low[2], high[2]))
+        fits = min(own, tokens_that_fit(low[:2], high[:2], free=free))
+    fits = min(processes.gather(fits))
+    if fits < smallest:
+        raise DeviceError(
+            f"Memory holds batches of about {fits:,} tokens, fewer than a pair with "
+            f"filters.max_length ({max_length}) tokens on each side.",
+            fix="Lower filters.max_length, set training.activation_checkpointing, or choose a "
+            "smaller model.",
+        )
+    accumulate = -(-own // fits)
+    max_tokens = max(smallest, -(-own // accumulate))
+    found = {"max_tokens": max_tokens, "accumulate": accumulate, "tokens_per_update": None}
+    return replace(loader, config=batch.model_copy(update=found))
+
+
+def _measure_batches(updater: Updater, loader: Loader, max_tokens: int) -> tuple[int, int, int]:
+    """Return tokens of the largest batches, bytes of their updates at the peak, and free bytes.
+
+    Bytes are those besides what training holds all the time.
+    """
+    size = loader.config.model_copy(update={"max_tokens": max_tokens, "tokens_per_update": None})
+    loader = replace(loader, config=size)
+    plan = loader.plan(0)
+
+    def update(rows: Rows) -> object:
+        return updater([loader.batch(rows)], 0.0)
+
+    update(plan[0][:1])  # what the first update makes and keeps is not to be measured
+    free = free_bytes(updater.device)
+    if updater.device.type == "cpu":
+        free //= local_size()
+    largest = largest_batches(loader, plan)
+    peak = max(measure_peak(partial(update, rows), updater.device)[1] for rows in largest)
+    most = max(sum(int(side.sum()) for side in loader.lengths(rows)) for rows in largest)
+    return most, peak, free
+
+
+def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -> int:
+    """Return how many tokens fit, from (tokens, bytes) of two sizes of batches.
+
+    >>> tokens_that_fit((1000, 300_000), (2000, 500_000), free=900_000)
+    4000
+    """
+    (few, few_bytes), (many, many_bytes) = low, high
+    per_token = max((many_bytes - few_bytes) / max(many - few, 1), 1.0)
+    return max(0, int(many + (free - many_bytes) / per_token))

@@ -1,0 +1,98 @@
+"""Kill and resume a short training, and compare its end with that of one in one go.
+
+    python scripts/prove_resume.py CONFIG [--kills 5] [--updates 60] [flags of nmt train]
+
+Both are processes of their own, in folders that are thrown away. Kills come at random moments, half
+of them while a checkpoint is being written. Weights, optimizer and metrics.jsonl must be equal to
+the byte, but for times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nmt.checkpoint.files import MODEL, OPTIMIZER, checkpoint_dir, checkpoints_dir
+from nmt.files.manifest import sha256_of_file
+
+MOST_STARTS = 100
+
+
+def command(options: argparse.Namespace, flags: Sequence[str], run_dir: Path) -> list[str]:
+    """Return the command that trains, and makes errors of what kills cannot cause."""
+    save_every = max(1, options.updates // 8)
+    rare = {"max_steps": options.updates, "save_every": save_every, "keep_last": 3}
+    rare |= {"validate_every": 2 * save_every, "report_every": 1, "patience": "null"}
+    rare |= {"max_minutes": "null", "max_epochs": "null", "average_last": "null"}
+    settings = [f"--set=training.{key}={value}" for key, value in rare.items()]
+    words = ["-m", "nmt", "train", options.config, *flags, *settings, f"--run-dir={run_dir}"]
+    return [sys.executable, *words, "--quiet", "--exact", "--strict-resume"]
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of ``metrics.jsonl``, without times."""
+    path = run_dir / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [{key: x for key, x in line.items() if "second" not in key} for line in lines]
+
+
+def is_saving(run_dir: Path) -> bool:
+    """Return whether a checkpoint is there that has no final name yet."""
+    folder = checkpoints_dir(run_dir)
+    return folder.is_dir() and any(path.name.startswith(".") for path in folder.iterdir())
+
+
+def train_with_kills(words: Sequence[str], run_dir: Path, targets: Sequence[int]) -> list[int]:
+    """Train to the end, killed once after each of some steps; return the steps of the kills."""
+    killed_at = list[int]()
+    for start in range(MOST_STARTS):
+        left, at_save, step = targets[len(killed_at) :], start % 2 == 1, 0
+        with subprocess.Popen(words) as process:
+            # Lines of an earlier process count only once this one has gone beyond them.
+            while process.poll() is None:
+                step = max((line["step"] for line in metrics(run_dir)), default=0)
+                if left and step >= left[0] and (is_saving(run_dir) or not at_save):
+                    time.sleep(random.uniform(0, 0.05))
+                    process.kill()
+                    break
+                time.sleep(0.001)
+        if process.returncode >= 0:
+            assert process.returncode == 0, f"the training ended with {process.returncode}"
+            return killed_at
+        killed_at.append(step)
+    raise AssertionError(f"the training has not ended after {MOST_STARTS} starts")
+
+
+def main() -> None:
+    """Train both, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("config")
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=60)
+    options, flags = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        whole, killed = Path(folder) / "whole", Path(folder) / "killed"
+        subprocess.run(command(options, flags, whole), check=True)
+        steps = range(1, options.updates - options.updates // 8)
+        targets = sorted(random.sample(steps, options.kills))
+        killed_at = train_with_kills(command(options, flags, killed), killed, targets)
+        for name in (MODEL, OPTIMIZER):
+            ends = [checkpoint_dir(run, options.updates) / name for run in (whole, killed)]
+            hashes = [sha256_of_file(path) for path in ends]
+            print(f"{name}: {' '.join(hashes)}")
+            assert hashes[0] == hashes[1], f"{name} differs: please report it"
+        assert metrics(whole) == metrics(killed), "metrics.jsonl differs: please report it"
+    print(f"equal: {options.updates} updates, killed at steps {', '.join(map(str, killed_at))}")
+
+
+if __name__ == "__main__":
+    main()
