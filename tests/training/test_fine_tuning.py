@@ -107,7 +107,7 @@ def test_a_run_goes_on_when_the_model_it_started_from_is_gone(base: Path) -> Non
 
 def test_a_model_that_is_not_there_is_told_before_anything_is_read(base: Path) -> None:
     shutil.rmtree(base)
-    with pytest.raises(ConfigError, match=r"runs/base \(training\.start_from\) is no model"):
+    with pytest.raises(ConfigError, match=r"runs/base \(training\.start_from\) is not a model"):
         start(tuned())
 
     assert not Path("prepared/tuned").exists()
