@@ -177,6 +177,12 @@ def test_a_whole_corpus_of_lines_of_one_length_is_found_shifted() -> None:
     assert found[0].end >= 997
 
 
+def test_what_follows_a_large_missing_block_is_unrelated() -> None:
+    source, target = language(1500)
+    del target[500:800]
+    assert looked_at(source[:1200], target).ranges["c"] == [Range(501, 1200, None)]
+
+
 def test_small_corpora_have_shifts_and_no_false_alarms() -> None:
     source, target = language(150)
     assert looked_at(source, target).ranges["c"] == []
