@@ -253,7 +253,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
             if strict:
                 raise CheckpointError(
                     error.problem,
-                    fix="Restore it, or drop --strict-resume to resume from an older checkpoint.",
+                    fix="Restore it, or drop `strict_resume` to resume from an older checkpoint.",
                 ) from error
             problems.append(error.problem)
             continue

@@ -143,7 +143,7 @@ def _refuse_part(place: Path) -> None:
             is_name = bool(step) or name in (BEST, "last", AVERAGE)
             raise CheckpointError(
                 f"{place} is {'a checkpoint' if is_name else 'a part'} of the model {parent}.",
-                fix=f"Name {parent}{f' --checkpoint {name}' if is_name else ''}.",
+                fix=f"Name {parent}{f' with `checkpoint` {name}' if is_name else ''}.",
             )
 
 
@@ -313,7 +313,7 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             _refuse_config(folder / CONFIG, problem)
         if checkpoint != "best":
             logger.warning(
-                "%s holds one model: --checkpoint %s changes nothing there.", folder, checkpoint
+                "%s holds one model: `checkpoint` %s changes nothing there.", folder, checkpoint
             )
         return folder
     if match := re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint):
@@ -322,7 +322,7 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             there = ", ".join(sorted(path.name for path in checkpoints.glob("step-*")))
             raise CheckpointError(
                 f"{folder} has no checkpoint {chosen.name}; it has {there or 'none'}.",
-                fix="Use --checkpoint best, last or one of these.",
+                fix="Use `checkpoint` best, last or one of these.",
             )
         return chosen
     if checkpoint == AVERAGE:
@@ -335,7 +335,7 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
     if checkpoint not in ("best", "last"):
         raise ConfigError(
             f"checkpoint is {checkpoint[:_MAX_SHOWN]!r}.",
-            fix="Use --checkpoint best, last, step-N or average.",
+            fix="Use `checkpoint` best, last, step-N or average.",
         )
     return _best_or_newest(folder, checkpoint)
 

@@ -17,17 +17,17 @@ from nmt.files.manifest import Manifest
 
 def check_new_folder(folder: Path, source: Path) -> None:
     """Raise a ConfigError, early, where `write_model_folder` could not make ``folder``."""
-    fix = "Name a folder with --output where you can write."
+    fix = "Name a folder with `output` where you can write."
     with write_errors(folder, ConfigError, fix=fix):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise ConfigError(
                 f"{folder} is there already, and is not overwritten.",
-                fix="Name another folder with --output, or remove this one first.",
+                fix="Name another folder with `output`, or remove this one first.",
             )
         if folder.resolve().is_relative_to(checkpoints_dir(source).resolve()):
             raise ConfigError(
                 f"{folder} is among the checkpoints of the run.",
-                fix="Name a folder outside of it with --output.",
+                fix="Name a folder outside of it with `output`.",
             )
 
 

@@ -156,7 +156,7 @@ def check_resumable(
         raise CheckpointError(
             "Resuming would not be bit-exact on this machine:\n  " + "\n  ".join(found),
             fix="Use the same machine type, torch, training.threads, training.deterministic and "
-            "budget, or drop --exact.",
+            "budget, or drop `exact`.",
         )
     return [f"resumed run is not bit-exact: {difference}" for difference in found]
 

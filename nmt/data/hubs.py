@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.data.pairs import in_languages
-from nmt.errors import ConfigError, DataError, nearest_word
+from nmt.errors import ConfigError, DataError, nearest_word, shell_command
 from nmt.files.lines import read_lines
 from nmt.files.network import hub_address, reaches
 
@@ -158,7 +158,10 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
     from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
 
     if name not in DATASETS:
-        near, lists = nearest_word(name, list(DATASETS)), "`nmt evaluate [RUN] --list`"
+        near, lists = (
+            nearest_word(name, list(DATASETS)),
+            f"`{shell_command('evaluate', list=True)}`",
+        )
         raise ConfigError(
             f"There is no test set {name!r}.",
             fix=f"Did you mean {near}?" if near else f"{lists} shows those that can be named.",

@@ -11,7 +11,7 @@ from typing import Any
 
 from nmt.data.held_out import VALID
 from nmt.data.store import ParallelStore
-from nmt.errors import DataError
+from nmt.errors import DataError, shell_command
 from nmt.files.json_file import read_json
 from nmt.files.lines import read_lines
 from nmt.files.manifest import FileRecord, damage, sha256_of_file, sha256_of_json
@@ -21,7 +21,7 @@ FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 # Parts of the folder, beside `VALID`.
 TRAIN, TOKENIZER = "train", "tokenizer"
-AGAIN = "Run `nmt prepare CONFIG --force`."
+AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
 _SEAL = "sha256"  # key of the manifest's own hash
 
 

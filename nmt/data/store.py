@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from nmt.errors import DataError
+from nmt.errors import DataError, shell_command
 from nmt.files.json_file import field, read_json
 
 IntArray = npt.NDArray[np.integer]
@@ -26,6 +26,7 @@ Ids = npt.NDArray[np.integer]
 Rows = npt.NDArray[np.int64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
+_AGAIN = shell_command("prepare", "CONFIG", force=True)
 
 
 class FlatIds(NamedTuple):
@@ -88,7 +89,7 @@ class ParallelStore:
             if len(offsets) == 0 or int(offsets[-1]) != len(ids):
                 raise DataError(
                     f"{folder}/{side}.ids.bin does not have the length its offsets say.",
-                    fix="The prepared folder is damaged: run `nmt prepare CONFIG --force`.",
+                    fix=f"The prepared folder is damaged: run `{_AGAIN}`.",
                 )
         # Tokens without EOS. (n,), int32.
         self.source_lengths, self.target_lengths = (
@@ -110,7 +111,7 @@ class ParallelStore:
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder} is not a complete token store: {error}",
-                fix="Run `nmt prepare CONFIG --force`.",
+                fix=f"Run `{_AGAIN}`.",
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:

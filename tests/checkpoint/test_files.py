@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
         load_checkpoint(newer)
     with pytest.raises(CheckpointError, match=name) as caught:
         newest_checkpoint(tmp_path, strict=True)
-    assert "--strict-resume" in caught.value.fix
+    assert "`strict_resume`" in caught.value.fix
     assert caught.value.exit_code == 4
 
 

@@ -156,7 +156,7 @@ def test_a_choice_among_one_is_told_of(slim: Path, caplog: pytest.LogCaptureFixt
     load_model(slim)
     assert caplog.messages == []
     load_model(slim, "last")
-    assert "holds one model: --checkpoint last changes nothing there" in caplog.messages[0]
+    assert "holds one model: `checkpoint` last changes nothing there" in caplog.messages[0]
 
 
 def test_a_damaged_model_folder_is_to_be_copied_again(slim: Path) -> None:

@@ -168,7 +168,7 @@ def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for()
     assert any("threads: was" in warning and "is 99" in warning for warning in warnings)
     with pytest.raises(CheckpointError, match="is 99") as caught:
         check_resumable(was, now, run_dir=Path("x"), exact=True)
-    assert "--exact" in caught.value.fix
+    assert "`exact`" in caught.value.fix
 
 
 def test_processes_that_make_the_same_updates_are_noted_and_others_refused() -> None:

@@ -328,7 +328,7 @@ def test_a_name_on_a_hub_is_answered_with_pull(typed: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "fix"),
     [
-        ("evaluate M -t nowhere", "`nmt evaluate [RUN] --list` shows those that can be named."),
+        ("evaluate M -t nowhere", "`nmt evaluate --list` shows those that can be named."),
         ("train empty.yaml", "`nmt init SOURCE TARGET` writes a configuration."),
         ("translate M in.de --n-best 9 --device cpu", "Correct it; `nmt config keys decoding` "
          "describes each key."),
