@@ -5,25 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nmt.checkpoint.model_folder import find_model
 from nmt.commands.augment_options import AugmentOptions
 from nmt.commands.loading import decoding_changes
 from nmt.commands.options import given
 from nmt.config.run import RunConfig
+from nmt.data.block_map import Result, Shards, map_blocks
 from nmt.data.checks import other_language
+from nmt.data.corpus import Block
 from nmt.errors import ConfigError, DataError
-from nmt.files.atomic import open_output, remove_folder, write_bytes, write_errors, write_json
-from nmt.files.json_file import field, read_json
-from nmt.files.lines import decode_line, open_binary, split_lines
+from nmt.files.atomic import open_output, remove_folder, write_errors, write_json
+from nmt.files.json_file import read_json
+from nmt.files.lines import decoded_lines, open_binary
 from nmt.files.lock import file_lock
-from nmt.files.manifest import sha256_of_file
-from nmt.files.progress import file_bar
+from nmt.files.manifest import sha256_of_file, sha256_of_json
 from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -36,20 +39,14 @@ _EMPTY = "empty"
 class AugmentReport:
     """What was translated and what was dropped."""
 
-    corpus: str
-    """The new corpus: source, tab, target."""
-    read: int
-    """Lines of the text."""
-    written: int
-    """Pairs of the corpus."""
+    corpus: str  # The new corpus: source, tab, target.
+    read: int  # Lines of the text.
+    written: int  # Pairs of the corpus.
+    # Lines by reason: ``empty``, and what the guard still saw after its second search.
     dropped: Mapping[str, int]
-    """Lines by reason: ``empty``, and what the guard still saw after its second search."""
-    shards_made: int
-    """Parts that were translated now, not by a run before this one."""
-    seconds: float
-    """Time of this run."""
-    tag: str
-    """The tag to give the corpus: ``<bt>``, or ``<ft>`` for forward-translation."""
+    shards_made: int  # Parts that were translated now, not by a run before this one.
+    seconds: float  # Time of this run.
+    tag: str  # The tag to give the corpus: ``<bt>``, or ``<ft>`` for forward-translation.
 
     def as_text(self) -> str:
         """Return a report to read, with the line for a configuration."""
@@ -76,7 +73,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
         DataError: The text cannot be read, or the folder not be written.
     """
     begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
-    forward, shard_lines = options.forward, options.shard_lines
+    forward = options.forward
     decoding = given(
         sampling=options.sample or None, seed=options.seed, beam_size=options.beam_size
     )
@@ -94,24 +91,40 @@ def augment(options: AugmentOptions) -> AugmentReport:
     _check_language(text, files.config)
     settings = {
         "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,
-        "shard_lines": shard_lines, "decoding": translator.options.decoding.model_dump(mode="json"),
+        "shard_lines": options.shard_lines,
+        "decoding": translator.options.decoding.model_dump(mode="json"),
     }  # fmt: skip
     fix = "Name a folder that you can write to, with room on its disk."
     with write_errors(output, DataError, fix=fix):
+        _check_ours(output, settings)
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
-            _check_settings(output, settings)
+            write_json(output / _SETTINGS, settings)
             if (output / _REPORT).is_file():
                 return AugmentReport(**read_json(output / _REPORT) | {"shards_made": 0})
             (output / _SHARDS).mkdir(exist_ok=True)
-            counts, made = Counter[str](), 0
-            with file_bar("translating", text, unit="lines") as bar:
-                for place, lines in _shards(text, output / _SHARDS, shard_lines):
-                    known = _read_shard(place)
-                    made += known is None
-                    counts += known or _make_shard(place, lines, translator, forward=forward)
-                    bar.update(counts["read"] - bar.n)
-            return _finish(output, counts, made, forward=forward, begin=begin)
+            # A killed command translates only the parts that are not stored yet.
+            shards = Shards(output / _SHARDS, sha256_of_json(settings))
+            parts, translate = _parts(text, options.shard_lines), _Translate(translator, forward)
+            counts = Counter[str]()
+            with open_output(output / _CORPUS) as corpus:
+                name = f"translating {text}"
+                for _, result in map_blocks(name, parts, translate, shards=shards):
+                    counts.update(result.values)
+                    corpus.write(result.arrays["pairs"].tobytes())
+            dropped = {name: number for name, number in counts.most_common() if name != "read"}
+            report = AugmentReport(
+                corpus=str(output / _CORPUS),
+                read=counts["read"],
+                written=counts["read"] - sum(dropped.values()),
+                dropped=dropped,
+                shards_made=translate.made,
+                seconds=round(time.perf_counter() - begin, 3),
+                tag="<ft>" if forward else "<bt>",
+            )
+            write_json(output / _REPORT, asdict(report))
+            remove_folder(output / _SHARDS)
+            return report
 
 
 def _check_language(text: Path, config: RunConfig) -> None:
@@ -123,10 +136,15 @@ def _check_language(text: Path, config: RunConfig) -> None:
         )
 
 
-def _check_settings(output: Path, settings: Mapping[str, Any]) -> None:
+def _check_ours(output: Path, settings: Mapping[str, Any]) -> None:
+    """Check that a folder is new, or was begun with the same settings."""
     place = output / _SETTINGS
     if not place.is_file():
-        write_json(place, settings)
+        if output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
+            raise ConfigError(
+                f"{output} is not empty, and was not made by `nmt augment`.",
+                fix="Name a new folder in `output`.",
+            )
         return
     was = read_json(place)
     if differing := [name for name, value in settings.items() if was.get(name) != value]:
@@ -136,66 +154,37 @@ def _check_settings(output: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _shards(text: Path, folder: Path, size: int) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the parts of a text, and the file of each."""
-    lines, number = _lines(text), 0
+def _parts(text: Path, size: int) -> Iterator[Block]:
+    """Yield the lines of a text, some at a time."""
+    lines, first = _lines(text), 1
     while part := list(islice(lines, size)):
-        yield folder / f"{number:06d}.tsv", part
-        number += 1
+        yield Block(list, (part,), first)
+        first += len(part)
 
 
 def _lines(text: Path) -> Iterator[str]:
     with open_binary(text) as stream:
-        for number, line in enumerate(split_lines(stream, str(text)), start=1):
-            yield decode_line(line or b"", str(text), number)
+        yield from decoded_lines(stream, str(text))
 
 
-def _read_shard(place: Path) -> Counter[str] | None:
-    """Return the counts of a shard; None if it is not whole."""
-    try:
-        marker = read_json(place.with_suffix(".json"))
-        is_whole = field(marker, "sha256", kind=str) == sha256_of_file(place)
-        return Counter(field(marker, "counts", kind=dict)) if is_whole else None
-    except (OSError, ValueError):
-        return None
+@dataclass(slots=True)
+class _Translate:
+    """Lines -> pairs as TSV, and the number of lines read and dropped by reason."""
 
+    translator: Translator
+    forward: bool
+    made: int = 0
 
-def _make_shard(
-    place: Path, lines: Sequence[str], translator: Translator, *, forward: bool
-) -> Counter[str]:
-    counts, pairs = Counter({"read": len(lines)}), []
-    for result in translator.translate(lines):
-        texts = [side.replace("\t", " ") for side in (result.source, result.text)]
-        if not all(map(str.strip, texts)):
-            counts[_EMPTY] += 1
-        elif result.alarms:
-            counts[result.alarms[0]] += 1
-        else:
-            pairs.append("\t".join(texts if forward else texts[::-1]) + "\n")
-    write_bytes(place, "".join(pairs).encode())
-    # Written last: a shard without it is made again.
-    marker = {"sha256": sha256_of_file(place), "counts": counts}
-    write_json(place.with_suffix(".json"), marker)
-    return counts
-
-
-def _finish(
-    output: Path, counts: Counter[str], made: int, *, forward: bool, begin: float
-) -> AugmentReport:
-    """Join the shards and write the report."""
-    dropped = {reason: number for reason, number in counts.most_common() if reason != "read"}
-    report = AugmentReport(
-        corpus=str(output / _CORPUS),
-        read=counts["read"],
-        written=counts["read"] - sum(dropped.values()),
-        dropped=dropped,
-        shards_made=made,
-        seconds=round(time.perf_counter() - begin, 3),
-        tag="<ft>" if forward else "<bt>",
-    )
-    with open_output(output / _CORPUS) as corpus:
-        for place in sorted((output / _SHARDS).glob("*.tsv")):
-            corpus.write(place.read_bytes())
-    write_json(output / _REPORT, asdict(report))
-    remove_folder(output / _SHARDS)
-    return report
+    def __call__(self, block: Block) -> Result:
+        (lines,) = block.columns
+        counts, pairs = Counter({"read": len(lines)}), []
+        for result in self.translator.translate(lines):
+            texts = [side.replace("\t", " ") for side in (result.source, result.text)]
+            if not all(map(str.strip, texts)):
+                counts[_EMPTY] += 1
+            elif result.alarms:
+                counts[result.alarms[0]] += 1
+            else:
+                pairs.append("\t".join(texts if self.forward else texts[::-1]) + "\n")
+        self.made += 1
+        return Result({"pairs": np.frombuffer("".join(pairs).encode(), np.uint8)}, counts)

@@ -20,9 +20,11 @@ from nmt.text import UNK_ID
 from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, without_punctuation
 from nmt.text.tokenizer import Tokenizers
 
+# Share of the words of a pair with typos that get one: more than real text has, so that pairs
+# without noise can stay many.
 _TYPO_RATE = 0.2
-"""Share of the words of a pair with typos that get one: more than real text has, so that pairs
-without noise can stay many."""
+# The kinds of `nmt.config.data.AugmentConfig`, in the order in which a pair gets those that are
+# drawn for it, and whether its target gets them, too.
 _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
     "no_final_punctuation": (without_punctuation, True),
     "typos": (partial(typos, rate=_TYPO_RATE), False),
@@ -30,8 +32,6 @@ _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
     "title_case": (title_case, True),
     "upper_case": (upper_case, True),
 })  # fmt: skip
-"""The kinds of `nmt.config.data.AugmentConfig`, in the order in which a pair gets those that are
-drawn for it, and whether its target gets them, too."""
 
 
 class Augmenter:

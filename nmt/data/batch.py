@@ -19,14 +19,12 @@ from nmt.text import BOS_ID, EOS_ID
 class Batch:
     """Sentence pairs without padding; filler may follow them, which `rows` and `gold` lack."""
 
+    # Source ids, each sentence ending in EOS, and with ``model.source_bos`` beginning with BOS.
     source: Packed
-    """Source ids, each sentence ending in EOS, and with ``model.source_bos`` beginning with BOS."""
-    target: Packed
-    """What the decoder reads: BOS, then the target."""
+    target: Packed  # What the decoder reads: BOS, then the target.
+    # What the decoder must predict: the target, then EOS. (num_target_tokens,), int64.
     gold: Tensor
-    """What the decoder must predict: the target, then EOS. (num_target_tokens,), int64."""
-    rows: IntArray
-    """Where the pairs stand in the store, for error messages. (B,)"""
+    rows: IntArray  # Where the pairs stand in the store, for error messages. (B,)
 
     @property
     def num_source_tokens(self) -> int:

@@ -19,8 +19,8 @@ from nmt.files.network import hub_address, reaches
 if TYPE_CHECKING:
     from nmt.config.data import CorpusConfig
 
+# What `datasets` calls the formats of local files.
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-"""What `datasets` calls the formats of local files."""
 _ROWS_AT_ONCE = 1000
 
 

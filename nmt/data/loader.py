@@ -151,16 +151,11 @@ def padding_waste(
 class Position:
     """A place in the stream: the batch to be read next."""
 
-    epoch: int = 0
-    """Epochs read to the end."""
-    batch: int = 0
-    """Batches read of this epoch."""
-    stage: int = 0
-    """Stages that are over."""
-    stage_epochs: int = 0
-    """Epochs of this stage read to the end."""
-    stage_updates: int = 0
-    """Updates of this stage."""
+    epoch: int = 0  # Epochs read to the end.
+    batch: int = 0  # Batches read of this epoch.
+    stage: int = 0  # Stages that are over.
+    stage_epochs: int = 0  # Epochs of this stage read to the end.
+    stage_updates: int = 0  # Updates of this stage.
 
     def next_stage(self) -> Position:
         """Return the beginning of the next stage, which begins an epoch."""
@@ -171,30 +166,22 @@ class Position:
 class Loader:
     """All epochs of one store for one process."""
 
-    store: ParallelStore
-    """The training pairs."""
-    config: BatchConfig
-    """The batch section, with numbers."""
-    weights: Sequence[float]
-    """How often an epoch reads each corpus."""
-    seed: int
-    """Seed of the data order."""
-    rank: int = 0
-    """This process among ``num_ranks``."""
-    num_ranks: int = 1
-    """Processes that share the epoch."""
+    store: ParallelStore  # The training pairs.
+    config: BatchConfig  # The batch section, with numbers.
+    weights: Sequence[float]  # How often an epoch reads each corpus.
+    seed: int  # Seed of the data order.
+    rank: int = 0  # This process among ``num_ranks``.
+    num_ranks: int = 1  # Processes that share the epoch.
+    # Draws other subwords, and noise, in each epoch. Batches are planned by what is stored, and so
+    # hold more tokens than they are meant to (a fifth more at a BPE-dropout of 0.1).
     resegment: Resegment | None = None
-    """Draws other subwords, and noise, in each epoch. Batches are planned by what is stored, and so
-    hold more tokens than they are meant to (a fifth more at a BPE-dropout of 0.1)."""
-    source_bos: bool = False
-    """Put BOS before sources."""
+    source_bos: bool = False  # Put BOS before sources.
+    # Processes that draw subwords some updates ahead, while a thread plans the next epoch. With 0
+    # nothing is made before it is asked for.
     num_workers: int = 0
-    """Processes that draw subwords some updates ahead, while a thread plans the next epoch. With 0
-    nothing is made before it is asked for."""
-    stages: Sequence[Stage] = ()
-    """Mixtures one after the other, in place of ``weights``."""
+    stages: Sequence[Stage] = ()  # Mixtures one after the other, in place of ``weights``.
+    # Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`.
     longest: int | None = None
-    """Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`."""
 
     def lengths(self, rows: IntArray | slice) -> tuple[IntArray, IntArray]:
         """Return source and target tokens of rows of the store, special ones included."""

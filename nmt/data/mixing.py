@@ -13,14 +13,10 @@ from nmt.config.data import DataConfig, StageConfig
 class Stage:
     """A part of training that mixes the corpora in its own way, and when it ends, if it does."""
 
-    weights: Sequence[float]
-    """How often an epoch reads each corpus."""
-    epochs: int | None = None
-    """Ends after so many epochs."""
-    updates: int | None = None
-    """Ends after so many updates."""
-    score: float | None = None
-    """Ends with a validation score that is no lower."""
+    weights: Sequence[float]  # How often an epoch reads each corpus.
+    epochs: int | None = None  # Ends after so many epochs.
+    updates: int | None = None  # Ends after so many updates.
+    score: float | None = None  # Ends with a validation score that is no lower.
 
     def is_over(self, epochs: int, updates: int) -> bool:
         """Whether it ends after so many epochs and updates of it."""

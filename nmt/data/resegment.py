@@ -12,12 +12,11 @@ import numpy.typing as npt
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 
 IntArray = npt.NDArray[np.int64]
+# Ids of several sentences, and the offset of each with the end.
 Flat: TypeAlias = tuple[npt.NDArray[np.integer], IntArray]
-"""Ids of several sentences, and the offset of each with the end."""
-Sides: TypeAlias = tuple[Flat, Flat]
-"""Of source and target."""
+Sides: TypeAlias = tuple[Flat, Flat]  # Of source and target.
+# (epoch, rows, stored ids) -> other ids of these rows of the store for the epoch.
 Resegment: TypeAlias = Callable[[int, IntArray, Sides], Sides]
-"""(epoch, rows, stored ids) -> other ids of these rows of the store for the epoch."""
 
 
 def rows_of(flat: Flat) -> list[list[int]]:

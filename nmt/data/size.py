@@ -14,8 +14,7 @@ from nmt.errors import ConfigError
 from nmt.files.lines import open_binary
 
 _BLOCK_BYTES = 1 << 20
-_LATER_BYTES = bytes(range(0x80, 0xC0))
-"""Of UTF-8: those that begin no character."""
+_LATER_BYTES = bytes(range(0x80, 0xC0))  # Of UTF-8: those that begin no character.
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:

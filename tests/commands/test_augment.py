@@ -11,6 +11,7 @@ import pytest
 from nmt.commands import augment as recipe
 from nmt.commands.augment import augment
 from nmt.commands.augment_options import AugmentOptions
+from nmt.data.corpus import Block
 from nmt.errors import ConfigError
 from nmt.inference.result import Result
 from nmt.inference.translator import Translator
@@ -74,25 +75,32 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
     """And a damaged shard again; the bytes are those of a run that was not stopped."""
     options: dict[str, Any] = {"sample": sampling} | ({"beam_size": 1} if not sampling else {})
     whole = augmented(text, run, "whole", **options)
-    make, made = recipe._make_shard, list[str]()
+    make, made = recipe._Translate.__call__, list[int]()
 
-    def counted(place: Path, *others: Any, **flags: Any) -> Any:
+    def counted(self: Any, block: Block) -> Any:
         if len(made) == 2:
             raise KeyboardInterrupt
-        made.append(place.name)
-        return make(place, *others, **flags)
+        made.append(block.first)
+        return make(self, block)
 
-    monkeypatch.setattr(recipe, "_make_shard", counted)
-    with pytest.raises(KeyboardInterrupt):
-        augmented(text, run, "stopped", **options)
-    monkeypatch.setattr(recipe, "_make_shard", make)
-    (Path("stopped") / "shards" / "000000.tsv").write_text("a\tb\n")
-    (Path("stopped") / "shards" / "000001.json").write_text("{")
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe._Translate, "__call__", counted)
+        with pytest.raises(KeyboardInterrupt):
+            augmented(text, run, "stopped", **options)
+    first, _ = sorted((Path("stopped") / "shards").glob("*.shard"))
+    first.write_bytes(first.read_bytes()[:-1])
     again = augment(chosen(text, run, "stopped", **options))
 
-    assert again.shards_made == 3
+    assert again.shards_made == 2  # the damaged one and the last
     assert gzip.decompress(Path(again.corpus).read_bytes()).decode().splitlines() == whole
     assert augment(chosen(text, run, "stopped", **options)).shards_made == 0
+
+
+def test_a_folder_of_something_else_is_left_alone(text: Path, run: Path) -> None:
+    before = sorted(run.rglob("*"))
+    with pytest.raises(ConfigError, match="is not empty, and was not made by"):
+        augmented(text, run, str(run))  # the model itself
+    assert sorted(run.rglob("*")) == before
 
 
 def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
