@@ -92,6 +92,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TestNames:
     writers = {path: REPORTS[path.suffix] for path in options.report}
     gates = ANALYSES["fail_under"](options.fail_under) if options.fail_under else {}
     contrastive = ANALYSES["contrastive"](options.contrastive) if options.contrastive else None
+    external = ANALYSES["external"] if options.external else None
 
     # The models, whose weights are not loaded yet, and the test sets with all files of theirs.
     models = [EvaluatedModel(folder, options) for folder in options.models]
@@ -112,10 +113,13 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TestNames:
     evaluations = []
     for each in sets:
         _warn(each)
-        failures += each.score()
+        failures += each.score(external)
         evaluations.append(each.evaluation([analyse(each) for analyse in analyses]))
         for model, system in zip(models, each.systems, strict=False):
             model.record(each.test, system)
+
+    # The report: a missed gate, or what could not be computed or saved, is its `failure`, which
+    # decides the exit code.
     report = EvaluationReport(
         evaluations=tuple(evaluations),
         sections=(contrastive(models),) if contrastive else (),
@@ -266,18 +270,18 @@ class EvaluatedSet:
             raise ConfigError("A model needs source lines.", fix="Add `source` FILE.")
         return model.translate(self.test.name, self.test.source, self.test.tag)
 
-    def score(self) -> list[DataError]:
+    def score(self, external: Callable[..., Scorer] | None) -> list[DataError]:
         """Score the systems and compare them. Return why the external metric has no scores."""
-        if not self.options.external:
+        if not external:
             self._score(self.scorers)
             return []
-        external = ANALYSES["external"](self.options.external, self.test)
+        scorers = [*self.scorers, external(self.options.external, self.test)]
         try:
-            self._score([*self.scorers, external])
+            self._score(scorers)
         except DataError as error:  # the other scores must not be lost by it
             self._score(self.scorers)
             return [error]
-        self.scorers.append(external)
+        self.scorers = scorers
         return []
 
     def _score(self, scorers: Sequence[Scorer]) -> None:

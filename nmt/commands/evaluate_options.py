@@ -99,7 +99,7 @@ class GateOptions:
         Literal["bs", "ar"] | None,
         Flag(
             "Paired test: bootstrap resampling, or approximate randomisation.",
-            shown_default="bs; ar with `fail_if_worse`, as it raises fewer false alarms",
+            shown_default="bs; ar where a loss fails, as it raises fewer false alarms",
         ),
     ] = None
     alpha: Annotated[float, Flag("p-values below are significant.", min=0, max=1)] = 0.05
