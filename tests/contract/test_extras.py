@@ -73,10 +73,17 @@ def test_without_an_extra_help_is_shown_and_what_is_missing_is_named(
     assert "Traceback" not in needing.stderr
 
 
-def test_without_any_extra_a_corpus_is_prepared(tmp_path: Path) -> None:
+def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
+    config = [HELLO, "--set", "prepared_dir=prepared", "--set", "run_dir=run"]
 
-    prepared = nmt(tmp_path, "prepare", HELLO, "--set", "prepared_dir=prepared")
+    prepared = nmt(tmp_path, "prepare", *config)
+    trained = nmt(tmp_path, "train", *config, "--set", "training.max_steps=3")
+    translated = nmt(tmp_path, "translate", "run", text="merci\n\nje suis\n")
+    evaluated = nmt(tmp_path, "evaluate", "run")
 
-    assert prepared.returncode == 0, prepared.stderr
+    for run in (prepared, trained, translated, evaluated):
+        assert run.returncode == 0, run.stderr
     assert "nmt/extras/cleaning is missing" in prepared.stdout
+    assert translated.stdout.count("\n") == 3
+    assert "bleu" in evaluated.stdout
