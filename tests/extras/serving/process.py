@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -11,9 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import httpx2
 
 _START = """
 import json, sys
@@ -25,18 +25,6 @@ serve(ServeOptions(**{"port": 0, **json.loads(sys.argv[1])}))
 """
 
 
-class Answer(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
 class Server:
     """A server of some models; ready when the constructor returns."""
 
@@ -45,13 +33,13 @@ class Server:
         argument = json.dumps({"models": named, "threads": 2, **options})
         self.process = subprocess.Popen(
             [sys.executable, "-c", _START, argument],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
         self.log: list[str] = []
         self.port = int(self._wait_for(r"http://127\.0\.0\.1:(\d+)"))
         self._wait_for(r"(ready)$")
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.get = self.client.get
 
     def _wait_for(self, pattern: str) -> str:
         assert self.process.stderr is not None
@@ -61,45 +49,27 @@ class Server:
                 return found[1]
         raise AssertionError(f"the server ended: {self.log}")
 
-    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Ask over a new connection; a body that is no bytes is sent as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+    def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
+        """Send JSON, or bytes."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        if body is not None and not isinstance(body, bytes):
-            body = json.dumps(body).encode()
-            sent.setdefault("Content-Type", "application/json")
-        with closing(connection):
-            connection.request(method, path, body, sent)
-            response = connection.getresponse()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, found, response.read())
-
-    def post(self, path: str, body: Any, **headers: str) -> Answer:
-        return self.request("POST", path, body, **headers)
-
-    def get(self, path: str, **headers: str) -> Answer:
-        return self.request("GET", path, **headers)
+        sent = {"Content-Type": "application/json", **sent}
+        return self.client.post(path, content=content, headers=sent)
 
     def translate(self, *texts: Any, **fields: Any) -> list[dict[str, Any]]:
         """Return the answers for some texts, which must be fine."""
         answer = self.post("/v1/translate", {"texts": list(texts), **fields})
-        assert answer.status == 200, answer
-        found: list[dict[str, Any]] = answer.json["translations"]
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, Any]] = answer.json()["translations"]
         return found
 
     def connect(self) -> socket.socket:
         """Open a raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
-    def raw(self, data: bytes) -> bytes:
-        """Send bytes, and return all that comes until the server closes."""
-        with self.connect() as connection:
-            connection.sendall(data)
-            return read_all(connection)
-
     def gauge(self, name: str) -> float:
         """Return a number of /metrics."""
-        found = re.search(rf"^nmt_{name} (\S+)$", self.get("/metrics").body.decode(), re.MULTILINE)
+        found = re.search(rf"^nmt_{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)
         assert found is not None
         return float(found[1])
 
@@ -113,6 +83,7 @@ class Server:
 
     def close(self) -> None:
         """End it whatever it does."""
+        self.client.close()
         self.process.kill()
         self.process.wait()
         assert self.process.stderr is not None
@@ -130,11 +101,10 @@ def read_all(connection: socket.socket) -> bytes:
     return found
 
 
-def head(body: bytes, path: str = "/v1/translate", *extra: str) -> bytes:
+def head(body: bytes, path: str = "/v1/translate") -> bytes:
     """Return the head of a POST with this body."""
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
-             f"Content-Length: {len(body)}", *extra]  # fmt: skip
-    return "\r\n".join([*lines, "", ""]).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode()
 
 
 def status_of(answer: bytes) -> int:

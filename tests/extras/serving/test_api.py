@@ -114,7 +114,7 @@ def test_lines_are_streamed_in_order(server: Server) -> None:
     texts = ["der Hund", {"text": "die", "prefix": "a", "forbidden": ["a"]}, "das Haus"]
     answer = server.post("/v1/translate", {"texts": texts}, Accept="application/x-ndjson")
     assert answer.headers["content-type"].startswith("application/x-ndjson")
-    lines = [json.loads(line) for line in answer.body.splitlines()]
+    lines = [json.loads(line) for line in answer.text.splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
     assert ["translation" in line for line in lines] == [True, False, True]
     assert "forbidden" in lines[1]["error"]
@@ -124,8 +124,8 @@ def test_lines_are_streamed_in_order(server: Server) -> None:
 def test_a_stream_whose_options_are_wrong_does_not_begin(server: Server) -> None:
     body = {"texts": ["der Hund"], "options": {"n_best": 3, "beam_size": 2}}
     answer = server.post("/v1/translate", body, Accept="application/x-ndjson")
-    assert answer.status == 422
-    assert "n_best" in answer.json["error"]
+    assert answer.status_code == 422
+    assert "n_best" in answer.json()["error"]
 
 
 def test_attention_of_a_long_text_is_refused(inside: Inside) -> None:
@@ -140,14 +140,14 @@ def test_scores_are_those_of_the_search(server: Server) -> None:
     (own,) = server.translate("der Hund", want=["tokens"])
     pairs = [{"source": "der Hund", "target": own["translation"]}, {"source": "x", "target": ""}]
     answer = server.post("/v1/score", {"pairs": pairs})
-    assert answer.status == 200
-    found = answer.json["scores"]
+    assert answer.status_code == 200
+    found = answer.json()["scores"]
     assert [each["source"] for each in found] == ["der Hund", "x"]
     assert found[0]["log_prob"] == pytest.approx(sum(t["log_prob"] for t in found[0]["tokens"]))
 
 
 def test_models_say_what_they_are(server: Server) -> None:
-    values = server.get("/v1/models").json
+    values = server.get("/v1/models").json()
     (model,) = values["models"]
     assert (model["name"], model["source"], model["target"]) == ("de-en", "de", "en")
     assert (model["dtype"], model["source_name"], model["rtl"]["target"]) == (
@@ -159,7 +159,7 @@ def test_models_say_what_they_are(server: Server) -> None:
 
 
 def test_the_description_names_every_path(server: Server) -> None:
-    document = server.get("/openapi.json").json
+    document = server.get("/openapi.json").json()
     names = {"/v1/translate", "/v1/score", "/v1/documents", "/v1/models", "/translate", "/detect",
              "/languages", "/frontend/settings", "/health", "/health/live", "/health/ready",
              "/metrics"}  # fmt: skip
@@ -171,10 +171,10 @@ def test_the_description_names_every_path(server: Server) -> None:
 
 
 def test_nothing_that_loads_from_the_network_is_served(server: Server) -> None:
-    assert [server.get(path).status for path in ("/docs", "/redoc")] == [404, 404]
+    assert [server.get(path).status_code for path in ("/docs", "/redoc")] == [404, 404]
     page = server.get("/")
     assert "default-src 'none'; script-src 'sha256-" in page.headers["content-security-policy"]
-    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page.body.decode())
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page.text)
 
 
 def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
@@ -192,7 +192,7 @@ def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
 def test_a_server_that_stops_says_so(server: Server, inside: Inside) -> None:
     said = next(line for line in server.log if "de-en" in line)
     assert f"loading de-en, to be served on http://127.0.0.1:{server.port}" in said
-    assert server.get("/health/ready").json == {"status": "ready"}
+    assert server.get("/health/ready").json() == {"status": "ready"}
     client = inside(is_stopping=True)
     for path in ("/health", "/health/ready"):
         answer = client.get(path)
@@ -225,30 +225,30 @@ def test_a_text_in_none_of_the_languages_gets_no_confidence(
 
 def test_libretranslate_takes_lists_and_alternatives(server: Server) -> None:
     body = {"q": ["der Hund", "das Haus"], "source": "auto", "target": "en", "alternatives": 2}
-    values = server.post("/translate", body).json
+    values = server.post("/translate", body).json()
     assert [len(each) for each in values["alternatives"]] == [2, 2]
     assert [each["language"] for each in values["detectedLanguage"]] == ["de", "de"]
     assert values["translatedText"][1] == server.translate("das Haus")[0]["translation"]
-    assert server.get("/frontend/settings").json["charLimit"] == 2000
-    assert server.get("/health").json == {"status": "ok"}
+    assert server.get("/frontend/settings").json()["charLimit"] == 2000
+    assert server.get("/health").json() == {"status": "ok"}
 
 
 def test_documents_keep_their_structure(server: Server) -> None:
     cue = "1\n00:00:01,000 --> 00:00:02,000\nder Hund\n\n"
     answer = server.post("/v1/documents", {"format": "srt", "text": cue})
     (own,) = server.translate("der Hund")
-    assert answer.status == 200
-    assert answer.json["text"] == cue.replace("der Hund", own["translation"])
-    assert (answer.json["num_texts"], answer.json["target"]) == (1, "en")
+    assert answer.status_code == 200
+    assert answer.json()["text"] == cue.replace("der Hund", own["translation"])
+    assert (answer.json()["num_texts"], answer.json()["target"]) == (1, "en")
     body = {"q": "<p>der Hund</p>", "source": "de", "target": "en", "format": "html"}
     expected = html.escape(own["translation"], quote=False)
-    assert server.post("/translate", body).json["translatedText"] == f"<p>{expected}</p>"
+    assert server.post("/translate", body).json()["translatedText"] == f"<p>{expected}</p>"
 
 
 def test_metrics_hold_no_text(server: Server) -> None:
     server.post("/v1/translate", {"texts": ["der geheime Hund"]})
     server.get("/der/geheime/Hund?Hund")
-    text = server.get("/metrics").body.decode()
+    text = server.get("/metrics").text
     assert 'nmt_responses_total{path="other",status="404"}' in text
     assert 'nmt_responses_total{path="/v1/translate",status="200"}' in text
     assert "Hund" not in text

@@ -274,7 +274,7 @@ def test_the_command_line_gives_what_is_shown(page: Page) -> None:
     page.require("dog = Köter")
     shown = page.type(TEXT)
     command = shlex.split(str(page["curl"].get_property("textContent")))
-    answer = page.server.post("/v1/translate", json.loads(command[-1])).json
+    answer = page.server.post("/v1/translate", json.loads(command[-1])).json()
 
     assert command[1] == f"http://127.0.0.1:{page.server.port}/v1/translate"
     assert [each["translation"] for each in answer["translations"]] == page.script(
