@@ -181,6 +181,7 @@ def learn_lexicon(
     *,
     mapped: Mapped = map_here,
     folder: Path | None = None,
+    iterations: int = _ITERATIONS,
 ) -> Lexicon:
     """Learn a lexicon by expectation maximisation.
 
@@ -192,6 +193,7 @@ def learn_lexicon(
         pairs: To learn from.
         mapped: Has something done with batches, perhaps by other processes.
         folder: For tables that these read; None if there are none.
+        iterations: Of expectation maximisation.
     """
     counts = np.full(vocab_sizes[0], 0.5), np.full(vocab_sizes[1], 0.5)
     for start in range(0, len(pairs.sources), _PAIRS_AT_ONCE):
@@ -202,7 +204,7 @@ def learn_lexicon(
             count += np.bincount(ids, minlength=len(count))
     source, target = (count / count.sum() for count in counts)
     lexicon = Lexicon(lines, vocab_sizes, (source, target))
-    for _ in range(_ITERATIONS):
+    for _ in range(iterations):
         if lexicon.before is not None and lexicon.before.path is not None:
             lexicon.before.path.unlink()
         lexicon = replace(lexicon, before=None)  # makes room
@@ -239,28 +241,31 @@ def likely_translations(
     num = len(lines.source_lengths)
     rows = np.arange(0, num, sample_step(lines, num))
     pairs = Pairs(rows, rows)
-    lexicon = learn_lexicon(lines, vocab_sizes, pairs, mapped=mapped)
+    # The links that are counted below are of one iteration more.
+    lexicon = learn_lexicon(lines, vocab_sizes, pairs, mapped=mapped, iterations=_ITERATIONS - 1)
     keys: list[Rows] = [np.empty(0, np.int64)]
     counts: list[Values] = [np.empty(0)]
     num_targets = vocab_sizes[1]
 
-    def merge() -> None:
-        # A cell may be of several pairs of words, so the last links are counted by their words.
+    def merge() -> Rows:
+        # A cell may be of several pairs of words, so links are counted by the words themselves.
         known, which = np.unique(np.concatenate(keys), return_inverse=True)
         sums = np.bincount(which, np.concatenate(counts)).astype(np.float64)
-        kept = _ranks(known // num_targets, sums) < 4 * most
+        ranks = _ranks(known // num_targets, sums)
+        kept = ranks < 4 * most
         keys[:], counts[:] = [known[kept]], [sums[kept]]
+        return ranks[kept]
 
     for links in mapped(lexicon.links, batches(lines, pairs)):
         keys.append(links.keys)
         counts.append(links.values.astype(np.float64))
         if sum(map(len, keys[1:])) > _MERGED_AT_ONCE:
             merge()
-    merge()
-    sources, ranks = keys[0] // num_targets, _ranks(keys[0] // num_targets, counts[0])
+    ranks = merge()
     table = np.full((vocab_sizes[0], most), -1, np.int32)
     kept = ranks < most
-    table[sources[kept], ranks[kept]] = keys[0][kept] % num_targets
+    sources, targets = np.divmod(keys[0][kept], num_targets)
+    table[sources, ranks[kept]] = targets
     return table
 
 

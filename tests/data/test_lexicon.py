@@ -68,15 +68,12 @@ def slow_links(
     return links
 
 
-def test_counts_are_those_that_were_worked_out_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_are_those_that_were_worked_out_by_hand(tmp_path: Path) -> None:
     """At first every source word of a sentence has half of each target word, and the other way
     round: a quarter of a link. `das` meets `the` twice, and all others once but `buch` and `book`.
     """
-    monkeypatch.setattr(lexicon, "_ITERATIONS", 1)
     rows = np.arange(3)
-    learned = learn_lexicon(store(tmp_path, TOYS), (4, 4), Pairs(rows, rows))
+    learned = learn_lexicon(store(tmp_path, TOYS), (4, 4), Pairs(rows, rows), iterations=1)
     assert learned.table is not None
     assert learned.table.cells.reshape(4, 4).tolist() == [
         [0.5, 0.25, 0.25, 0.0], [0.25, 0.25, 0.0, 0.0],
@@ -121,7 +118,7 @@ def test_the_table_is_that_of_a_slow_computation(pairs: Text, most: int, at_once
         patch.setattr(lexicon, "_MEETINGS_AT_ONCE", at_once)
         patch.setattr(lexicon, "_MERGED_AT_ONCE", at_once)
         table = likely_translations(store(Path(folder), pairs), (6, 7), most)
-    links = slow_links(pairs, (6, 7), 5)
+    links = slow_links(pairs, (6, 7), 4)
     for source, row in enumerate(table.tolist()):
         found = [token for token in row if token >= 0]
         expected = sorted((-n, t) for (s, t), n in links.items() if s == source)[:most]
