@@ -327,7 +327,13 @@ def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     assert lines[:2] == ["one: 10 sentences, 1 reference", "two: 10 sentences, 1 reference"]
     assert lines[3].split() == ["system", "one", "chrf", "two", "chrf"]
     assert lines[4].split() == [str(model), "100.00", "100.00"]
-    assert [each["test"] for each in scores_of(model)["evaluations"]] == ["one", "two"]
+    table = write(model.parent / "table.tsv", [f"{line}\t{line.upper()}" for line in SENTENCES[:3]])
+    config = model / "config.yaml"
+    config.write_text(
+        config.read_text().replace("  test:\n", f"  test:\n    3: {{tsv: {table}}}\n")
+    )
+    found = scores_of(model)["evaluations"]
+    assert [(x["test"], x["num_sentences"]) for x in found] == [("3", 3), ("one", 10), ("two", 10)]
 
 
 def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Path]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.extras.analysis.contrastive import ContrastivePair, accuracies, read_pairs
+from nmt.extras.analysis.contrastive import Contrastive
 from nmt.extras.analysis.robustness import JOINED, SPLIT, noisy_sources, robustness_section
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import Section, System
@@ -68,18 +68,22 @@ def test_a_copying_system_loses_what_the_noise_changes() -> None:
     assert robustness() == robustness()
 
 
-def test_accuracy_counts_what_is_more_probable_and_no_ties(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.tsv"
+def test_accuracy_counts_what_is_more_probable_and_no_ties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = SimpleNamespace(
+        score=lambda pairs: [SimpleNamespace(score=len(target)) for _, target in pairs]
+    )
+    monkeypatch.setattr("nmt.extras.analysis.contrastive.load_scorer", lambda _: scorer)
+    path, model = tmp_path / "pairs.tsv", SimpleNamespace(name="m")
     path.write_text("a\tlonger\tx\tlength\nb\ty\tlonger\tlength\nc\tsame\tsame\ttie\nd\tzz\tz\n")
-    pairs = read_pairs(path)
-    assert pairs[3] == ContrastivePair("d", "zz", "z")
-    right, wrong = [len(pair.right) for pair in pairs], [len(pair.wrong) for pair in pairs]
-    found = accuracies("m", pairs, right, wrong)
-    assert [(each["category"], each["num_correct"], each["num_pairs"]) for each in found] == [
-        ("all", 2, 4), ("length", 1, 2), ("tie", 0, 1)
+    section = Contrastive(path)([cast("Any", model)])
+    assert section.rows == [
+        ["system", "contrastive pairs", "number", "accuracy"],
+        ["m", "all", "4", "50.0%"], ["m", "length", "2", "50.0%"], ["m", "tie", "1", "0.0%"],
     ]  # fmt: skip
-    assert found[0]["accuracy"] == 0.5
+    assert section.values[0]["num_correct"] == 2
     for text in ("", "a\tb\n", "a\t\tc\n", "a\tb\tc\td\te\n"):
         path.write_text(text)
         with pytest.raises(DataError, match=r"pairs\.tsv"):
-            read_pairs(path)
+            Contrastive(path)
