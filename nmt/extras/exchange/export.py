@@ -125,20 +125,13 @@ def _shortlist(folder: Path, sizes: tuple[int, int]) -> ShortlistParts | None:
 def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
     """Return the shape of a model for its card."""
     model, config, sizes = bundle.config.model, bundle.config, bundle.tokenizers.vocab_sizes
-    kind, heads = config.tokenizer.kind, f"{model.num_heads} heads"
-    vocabulary = f"{sizes[0]:,} and {sizes[1]:,} entries ({kind})"
+    layers = f"{model.encoder_layers} + {model.decoder_layers} layers"
+    vocabulary = f"{sizes[0]:,} and {sizes[1]:,} entries ({config.tokenizer.kind})"
     if config.tokenizer.joint:
-        vocabulary = f"{sizes[0]:,} entries ({kind}, joint)"
-    sides = {
-        "encoder": (model.encoder_layers, model.model_dim, model.ff_dim),
-        "decoder": (model.decoder_layers, model.decoder_dim, model.decoder_ff),
-    }
+        vocabulary = f"{sizes[0]:,} entries ({config.tokenizer.kind}, joint)"
     return {
         "parameters": f"{sum(count_parameters(bundle.model).values()):,}",
-        **{
-            side: f"{layers} layers, width {width}, inner width {inner}, {heads}"
-            for side, (layers, width, inner) in sides.items()
-        },
+        "shape": f"{layers}, width {model.model_dim}, {model.num_heads} heads",
         "vocabulary": vocabulary,
         "longest line": f"{config.filters.max_length:,} subwords; longer ones are cut and joined",
         "weights": weights,

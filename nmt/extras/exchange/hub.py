@@ -78,10 +78,7 @@ def push(options: PushOptions) -> PushResult:
         raise ConfigError("A revision cannot be pushed to.", fix=f"Write hub:{repository}.")
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
         export = shell_command("export", folder, to="safetensors", output="FOLDER")
-        raise ConfigError(
-            f"{folder} is a run, with much that no translation needs.",
-            fix=f"Export the model first: {export}",
-        )
+        raise ConfigError(f"{folder} is a run folder.", fix=f"Export its model first: {export}")
     files = find_model(folder)
     files.manifest.verify(folder)
     scores = model_index(repository.partition("/")[2], options.scores)
@@ -98,15 +95,11 @@ def push(options: PushOptions) -> PushResult:
         Manifest.of(copy, names, files.manifest.step).write(copy)
         sizes = {name: (copy / name).stat().st_size for name in [*names, MANIFEST]}
         if not options.dry_run:
-            title = f"Push {files.config.name}"
+            title, old = f"Push {files.config.name}", "*"  # delete what an older version had
             with _hub(repository, "pushed") as api:
                 api.create_repo(repository, private=options.private, exist_ok=True)
-                # Deleted is what an older version of the model had.
                 commit = api.upload_folder(
-                    repo_id=repository,
-                    folder_path=copy,
-                    commit_message=title,
-                    delete_patterns="*",
+                    repo_id=repository, folder_path=copy, commit_message=title, delete_patterns=old
                 )
                 address = str(commit.commit_url)
     return PushResult(repository=repository, files=sizes, card=card, address=address)
