@@ -12,10 +12,10 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -37,7 +37,7 @@ from nmt.files.lines import (
 )
 from nmt.files.progress import file_bar
 from nmt.inference.alignment import as_pharaoh
-from nmt.inference.distributed import ahead, errors_only, join_team, part_of, shared
+from nmt.inference.distributed import errors_only, join_team, translated
 from nmt.inference.guard import GuardCounts
 from nmt.inference.request import ERROR, Request, RequestError, meant_field, parse_request
 from nmt.inference.result import Result
@@ -45,8 +45,7 @@ from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)
 
-Line: TypeAlias = Request | RequestError
-Chunk: TypeAlias = tuple[int, list[Line]]  # with the number of its first line, from 1
+Chunk: TypeAlias = tuple[int, list[Request | DataError]]  # and the number of its first line
 
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
 _LOW_CONFIDENCE = " ||| low confidence"
@@ -72,40 +71,25 @@ def translate(options: TranslateOptions) -> None:
     source = options.source
     _refuse_sentence(options.model, source)
     check_output(options.output, source, options.model)
-    with join_team() as team, ExitStack() as stack:
-        is_first = team.rank == 0
-        with nullcontext() if is_first else errors_only():
+    with join_team() as team:
+        with errors_only() if team.rank else nullcontext():  # all find the same: one says it
             translator = load_translator(options)
-        writer = _Writer(options, translator.options.decoding.n_best)
-        chunks: Iterator[Chunk] = iter(())
-        is_ready = partial(bool, False)
-        if is_first:
-            reader = stack.enter_context(open_input(source))
-            writer.stream = stack.enter_context(open_output(options.output))
+        if team.rank:  # the first process reads and writes for all
+            deque(translated(translator, iter(()), team), maxlen=0)
+            return
+        with (
+            open_input(source) as reader,
+            open_output(options.output) as output,
+            file_bar("translating", source, unit="lines") as bar,
+        ):
+            if team.size == 1:
+                translator = translator.with_options(progress=bar.update)
             chunks = _read(reader, options, team.size)
-            is_ready = partial(has_input, reader, 0.0)
-        bar = file_bar("translating", source, unit="lines", shown=is_first)
-        stack.enter_context(bar)
-        if team.size == 1:
-            translator = translator.with_options(progress=bar.update)
-
-        def prepare(chunk: Chunk) -> Any:
-            first, lines = chunk
-            begin, part = part_of(lines, team.rank, team.size)
-            requests = [Request("") if isinstance(x, DataError) else x for x in part]
-            return chunk, translator.segment(requests, first + begin)
-
-        chunks = shared(team, chunks)
-        # A GPU need not wait while lines are tokenized; what is answered line by line is not read
-        # ahead.
-        is_overlapped = translator.engine.on_gpu and not options.stream
-        prepared: Iterator[Any] = map(prepare, chunks)
-        if is_overlapped:
-            prepared = ahead(chunks, prepare, lambda: team.share(is_ready()))
-        for (first, lines), segmented in prepared:
-            parts = team.gather(translator.finish(segmented))
-            if is_first:
-                writer.write(first, lines, list(chain(*parts)))
+            writer = _Writer(output, options, translator.options.decoding.n_best)
+            # What is answered line by line is not read ahead.
+            is_ready = (lambda: False) if options.stream else partial(has_input, reader, 0.0)
+            for (first, lines), results in translated(translator, chunks, team, is_ready):
+                writer.write(first, lines, results)
                 bar.update(writer.num_lines - bar.n)
     writer.close()
 
@@ -163,7 +147,7 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
         texts = decoder.decode(chunk, number)
         if number == 1 and not (reads_json or options.tag):
             _check_language(texts, options.model)
-        lines: list[Line] = [Request(text) for text in texts]
+        lines: list[Request | DataError] = [Request(text) for text in texts]
         if reads_json:
             lines = [_parsed(text, row) for row, text in enumerate(texts, number)]
             _warn_of_passed_fields(lines, number, named)
@@ -175,7 +159,7 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
         logger.warning(text + convert, f"{decoder.num_damaged:,}")
 
 
-def _parsed(line: str, number: int) -> Line:
+def _parsed(line: str, number: int) -> Request | RequestError:
     try:
         return parse_request(line, number)
     except RequestError as error:
@@ -185,51 +169,54 @@ def _parsed(line: str, number: int) -> Line:
 class _Writer:
     """Writes a line for each that was read, and counts what came of them."""
 
-    def __init__(self, options: TranslateOptions, n_best: int) -> None:
-        self.stream: IO[bytes] | None = None
+    def __init__(self, stream: IO[bytes], options: TranslateOptions, n_best: int) -> None:
         self.num_lines = 0
-        self._options, self._n_best = options, n_best
+        self._stream, self._options, self._n_best = stream, options, n_best
         self._counts, self._begin = GuardCounts(), time.perf_counter()
         self._num_failures = 0
         self._first_failure: DataError | None = None
 
     def write(
-        self, first: int, lines: Sequence[Line], results: Sequence[Result | DataError]
+        self,
+        first: int,
+        lines: Sequence[Request | DataError],
+        results: Sequence[Result | DataError],
     ) -> None:
         """Write the results of a chunk; text ends before a line that has none."""
-        output, translated = bytearray(), dict[int, Result]()
+        output, done = bytearray(), dict[int, Result]()
         end: DataError | None = None
         for number, (line, found) in enumerate(zip(lines, results, strict=True), first):
-            if isinstance(line, Request) and isinstance(found, Result):
-                translated[number] = found
-                written = list(self._texts(number, line, found))
+            others = getattr(line, "others", {})
+            if isinstance(found, Result):
+                done[number] = found
+                written = list(self._texts(number, others, found))
             else:
-                failure = _failure(line, found, number)
+                if not isinstance(line, DataError):  # which names itself
+                    found = DataError(f"Line {number:,}: {found.problem}", fix=found.fix)
                 if self._options.format == "text":
-                    end = failure
+                    end = found
                     break
                 self._num_failures += 1
-                self._first_failure = self._first_failure or failure
-                written = [_json_line({**line.others, ERROR: failure.problem})]
+                self._first_failure = self._first_failure or found
+                written = [_json_line({**others, ERROR: found.problem})]
             # A lone surrogate of a field that passes through becomes the escape of JSON again.
             output += b"".join(x.encode("utf-8", "backslashreplace") + b"\n" for x in written)
-        assert self.stream is not None
-        self.stream.write(output)
-        self.stream.flush()
+        self._stream.write(output)
+        self._stream.flush()
         if end is not None:
             fix = f"{end.fix} With `format` json the other lines are answered all the same."
             raise DataError(end.problem, fix=fix)
         self.num_lines += len(lines)
-        self._counts += GuardCounts.of(translated)
+        self._counts += GuardCounts.of(done)
 
-    def _texts(self, number: int, line: Request, result: Result) -> Iterator[str]:
+    def _texts(self, number: int, others: Mapping[str, Any], result: Result) -> Iterator[str]:
         """Yield the output lines for the input line ``number``, from 1."""
         options, mark = self._options, {}
         if options.min_confidence is not None:
             known = result.confidence  # a blank line has none
             mark["low_confidence"] = known is not None and known < options.min_confidence
         if options.format == "json":
-            yield _json_line({**line.others, **result.as_dict(), **mark})
+            yield _json_line({**others, **result.as_dict(), **mark})
         elif options.alignments:
             yield f"{result.text} ||| {as_pharaoh(result.alignment or ())}"
         elif self._n_best == 1:
@@ -254,18 +241,13 @@ class _Writer:
             )
 
 
-def _failure(line: Line, found: Result | DataError, number: int) -> DataError:
-    if isinstance(line, DataError):
-        return line  # it names itself
-    assert isinstance(found, DataError)
-    return DataError(f"Line {number:,}: {found.problem}", fix=found.fix)
-
-
 def _json_line(values: Mapping[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
 
-def _warn_of_passed_fields(lines: Sequence[Line], first: int, named: set[str]) -> None:
+def _warn_of_passed_fields(
+    lines: Sequence[Request | DataError], first: int, named: set[str]
+) -> None:
     """Warn of the first fields that look like those of a request."""
     for number, line in enumerate(lines, first):
         for name in line.others.keys() - named - {"source"} if isinstance(line, Request) else ():

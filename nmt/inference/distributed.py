@@ -13,10 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from itertools import chain
+from typing import Any, Protocol, TypeVar
 
 from nmt.device import is_one_of_torchrun
-from nmt.errors import NmtError
+from nmt.errors import DataError, NmtError
+from nmt.inference.request import Request
+from nmt.inference.result import Result
+from nmt.inference.translator import Translator
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -91,6 +95,35 @@ def join_team() -> Iterator[Team]:
         raise
 
 
+def translated(
+    translator: Translator,
+    chunks: Iterator[tuple[int, Sequence[Request | DataError]]],
+    team: Team,
+    is_ready: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[tuple[int, Sequence[Request | DataError]], list[Result | DataError]]]:
+    """Yield the chunks of the first process with their results; each process translates a part.
+
+    Args:
+        translator: The same in all processes.
+        chunks: The number of the first line, and lines; those of other processes are ignored.
+        team: All processes.
+        is_ready: Whether the next chunk is there, in the first process. What is not ready is not
+            waited for while another chunk is to be answered.
+    """
+
+    def prepare(chunk: tuple[int, Sequence[Request | DataError]]) -> Any:
+        first, lines = chunk
+        begin, part = part_of(lines, team.rank, team.size)
+        return chunk, translator.segment(part, first + begin)
+
+    common = shared(team, chunks)
+    prepared: Iterator[Any] = map(prepare, common)
+    if translator.engine.on_gpu:  # it need not wait while lines are tokenized
+        prepared = ahead(common, prepare, lambda: team.share(is_ready()))
+    for chunk, segmented in prepared:
+        yield chunk, list(chain(*team.gather(translator.finish(segmented))))
+
+
 def shared(team: Team, chunks: Iterator[T]) -> Iterator[T]:
     """Yield in every process the chunks that the first one has; those of the others are ignored."""
     while True:
@@ -119,8 +152,7 @@ def ahead(
 ) -> Iterator[P]:
     """Yield ``prepare(chunk)`` of each; a thread prepares one while the caller works on the last.
 
-    Chunks are read in the caller's thread, where signals arrive. One that is not ready is not
-    waited for while another is to be answered.
+    Chunks are read in the caller's thread, where signals arrive.
     """
     waiting: deque[Future[P]] = deque()
     is_open = True

@@ -126,30 +126,34 @@ class Translator:
         return results
 
     def try_translate(
-        self, lines: Iterable[Request | str], first_line: int = 1
+        self, lines: Iterable[Request | str | DataError], first_line: int = 1
     ) -> list[Result | DataError]:
-        """Do what `translate` does; a line that has no translation has its error instead."""
+        """Do what `translate` does; a line that has no translation has its error instead.
+
+        A line that could not even be read may be given as its error.
+        """
         return self.finish(self.segment(lines, first_line))
 
-    def segment(self, lines: Iterable[Request | str], first_line: int = 1) -> SegmentedLines:
+    def segment(
+        self, lines: Iterable[Request | str | DataError], first_line: int = 1
+    ) -> SegmentedLines:
         """Do the text work before the search, which needs no model: see `try_translate`."""
         given = list(lines)
-        if isinstance(lines, str) or not all(isinstance(x, (str, Request)) for x in given):
+        if isinstance(lines, str) or not all(
+            isinstance(x, (str, Request, DataError)) for x in given
+        ):
             raise TypeError("lines are a list of str, one sentence each")
-        requests = [Request(x) if isinstance(x, str) else x for x in given]
+        unread = {row: x for row, x in enumerate(given) if isinstance(x, DataError)}
+        texts = ["" if isinstance(x, DataError) else x for x in given]
+        requests = [Request(x) if isinstance(x, str) else x for x in texts]
         options = self.options
         if not options.constraints and any(x.is_constrained for x in requests):
             needs = replace(Needs.of(options), constraints=True)
             if lacking := self.engine.lacks(needs):
                 raise EngineLacksError.of(self.engine.name, lacking)
-        return segment(
-            requests,
-            self.tokenizers,
-            options.decoding,
-            options.max_length,
-            options.tag,
-            first_line,
-        )
+        decoding, longest = options.decoding, options.max_length
+        found = segment(requests, self.tokenizers, decoding, longest, options.tag, first_line)
+        return replace(found, failures={**found.failures, **unread})
 
     def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
         """Translate lines that `segment` has prepared."""

@@ -20,7 +20,10 @@ from typer.testing import Result
 
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.cli.app import app
+from nmt.commands import translate as command
+from nmt.commands.translate_options import TranslateOptions
 from nmt.inference import guard
+from nmt.inference.translator import Translator
 from nmt.text.tokenizer import Tokenizer
 from tests.cli.commands import FLAGS, call, lines_of, refused
 from tests.inference.conftest import sentences
@@ -144,6 +147,26 @@ def read_line(stream: IO[bytes]) -> bytes:
         assert select.select([stream], [], [], PATIENCE_SECONDS)[0], "no answer"
         found += os.read(stream.fileno(), 1 << 16)
     return found
+
+
+def test_chunks_are_prepared_beside_the_searches_of_a_gpu(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, up to a line that ends the output."""
+    expected = translated(run_dir, text="\n".join(LINES))
+    load = command.load_translator
+
+    def load_as_on_gpu(options: TranslateOptions) -> Translator:
+        translator = load(options)
+        translator.engine.on_gpu = True
+        return translator
+
+    monkeypatch.setattr(command, "load_translator", load_as_on_gpu)
+    monkeypatch.setattr(command, "MAX_CHUNK_LINES", 2)
+    assert translated(run_dir, text="\n".join(LINES)) == expected
+    text = "\n".join([*(json.dumps({"source": line}) for line in LINES), "no JSON", "{}"])
+    result = translate(run_dir, "--input-format", "json", text=text)
+    assert (result.exit_code, result.stdout.splitlines()) == (3, expected)
 
 
 def test_who_types_is_told_when_the_answers_come(

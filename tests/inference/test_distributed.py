@@ -48,44 +48,12 @@ def alone(run: Path, *arguments: object, text: bytes = b"") -> Result:
     return CliRunner().invoke(app, ["translate", *flags], input=text)
 
 
-# Two lines of a chunk for each process, which reads ahead as beside a GPU: the first search ends
-# when the next chunk is tokenized.
-BESIDE = f"""
-import threading
-from nmt.cli import main
-from nmt.commands import translate as command
-from nmt.inference.translator import Translator
-
-load, segment, finish = command.load_translator, Translator.segment, Translator.finish
-segmented, is_ahead = [], threading.Event()
-
-def load_as_on_gpu(options):
-    translator = load(options)
-    translator.engine.on_gpu = True
-    return translator
-
-def count_and_segment(self, lines, *more):
-    segmented.append(lines)
-    if len(segmented) == 2:
-        is_ahead.set()
-    return segment(self, lines, *more)
-
-def wait_and_finish(self, lines):
-    assert is_ahead.wait({PATIENCE_SECONDS // 4}), "no text work beside a search"
-    return finish(self, lines)
-
-command.load_translator, command.MAX_CHUNK_LINES = load_as_on_gpu, 2
-Translator.segment, Translator.finish = count_and_segment, wait_and_finish
-main()
-"""
-
-
 def together(
-    run: Path, *arguments: object, text: bytes = b"", program: Sequence[object] = ("-m", "nmt")
+    run: Path, *arguments: object, text: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """Run it in two processes; if they do not end, the test fails."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = [sys.executable, *launcher, *program, "translate", run, *FLAGS, *arguments]
+    command = [sys.executable, *launcher, "-m", "nmt", "translate", run, *FLAGS, *arguments]
     return subprocess.run(
         [str(word) for word in command],
         input=text,
@@ -133,29 +101,6 @@ def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     assert "nmt: warning: damaged checkpoint passed over" in expected.stderr
     assert "nmt: warning: line 16, byte 16: 0xff" in expected.stderr
     assert "answered with an error: 2. The first: Line 12 has" in expected.stderr
-
-
-def test_text_is_worked_on_beside_the_searches_of_each(run_dir: Path, tmp_path: Path) -> None:
-    """In lines through a pipe, up to one that ends the output."""
-    (tmp_path / "beside.py").write_text(BESIDE)
-    bad = b'{"sourc": "x"}'
-    good = [json.dumps({"source": line.decode()}).encode() for line in (*LINES, *LINES[:3])]
-    lines = [*good, *[bad] * 10]
-    flags = ("--input-format", "json")
-    text = b"\n".join(lines)
-    expected = alone(run_dir, *flags, text=text)
-    assert expected.stdout_bytes.count(b"\n") == len(good)
-
-    found = together(run_dir, *flags, text=text, program=(tmp_path / "beside.py",))
-
-    assert found.returncode != 0
-    assert found.stdout == expected.stdout_bytes, found.stderr.decode()
-    # The guard tells of chunks, and these are smaller.
-    errors = [
-        [x for x in messages(m) if "guard" not in x]
-        for m in (found.stderr.decode(), expected.stderr)
-    ]
-    assert errors[0] == errors[1]
 
 
 def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:

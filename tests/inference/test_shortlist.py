@@ -149,21 +149,6 @@ def test_what_a_sentence_may_use_does_not_depend_on_the_others(
     assert everything == set(together.tokens.tolist())
 
 
-def test_ids_go_in_and_come_out_again() -> None:
-    vocabulary = BatchVocabulary(torch.tensor([0, 1, 2, 3, 8, 20, 31]), None)
-    constraints = Constraints(
-        prefix=(8,), required=((31, 20),), forbidden=((20, 9), (20, 31), (7,))
-    )
-
-    assert vocabulary.inside([constraints])[0] == Constraints(
-        prefix=(4,), required=((6, 5),), forbidden=((5, 6),)
-    )
-    assert vocabulary.outside([[Hypothesis((6, 4), -3.0, -1.0)]]) == [
-        [Hypothesis((31, 8), -3.0, -1.0)]
-    ]
-    assert vocabulary.outside([[Hypothesis((), -3.0, -3.0)]]) == [[Hypothesis((), -3.0, -3.0)]]
-
-
 # The file
 
 
