@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nmt.commands.average_options import AverageOptions
     from nmt.commands.evaluate import evaluate
     from nmt.commands.evaluate_options import EvaluateOptions
+    from nmt.commands.load_config import load_config
     from nmt.commands.prepare import prepare
     from nmt.commands.prepare_options import PrepareOptions
     from nmt.commands.score import score
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from nmt.commands.train_options import TrainOptions
     from nmt.commands.translate import translate
     from nmt.commands.translate_options import TranslateOptions
-    from nmt.data.size import load_config
     from nmt.extras.exchange.export import export
     from nmt.extras.exchange.hub import pull, push
     from nmt.extras.exchange.import_model import import_model
@@ -127,7 +127,7 @@ _HOMES = {
     "ImportOptions": "nmt.extras.exchange.options",
     "PullOptions": "nmt.extras.exchange.options",
     "PushOptions": "nmt.extras.exchange.options",
-    "load_config": "nmt.data.size",
+    "load_config": "nmt.commands.load_config",
     "pull": "nmt.extras.exchange.hub",
 }
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from nmt.commands.advice import advice
 from nmt.commands.config_options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
+from nmt.commands.load_config import load_config
 from nmt.config.keys import describe_keys
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.checks import swapped_sets
 from nmt.data.corpus import check_files
-from nmt.data.size import load_config
 from nmt.errors import ConfigError, DataError, NmtError
 
 logger = logging.getLogger(__name__)

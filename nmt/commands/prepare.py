@@ -31,6 +31,7 @@ from random import Random
 from typing import IO
 
 from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.commands.load_config import load_config
 from nmt.commands.prepare_options import PreparationOptions, PrepareOptions
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig, check_languages
@@ -57,7 +58,6 @@ from nmt.data.prepared import (
     verify_prepared,
 )
 from nmt.data.reading import Encoded, Reading
-from nmt.data.size import load_config
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
 from nmt.data.workers import open_workers

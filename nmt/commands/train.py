@@ -37,6 +37,7 @@ from nmt.checkpoint.run import (
     write_run_files,
 )
 from nmt.commands.advice import advice
+from nmt.commands.load_config import load_config
 from nmt.commands.prepare import prepare_data
 from nmt.commands.result import Result, log_next_commands
 from nmt.commands.train_options import TrainOptions
@@ -47,7 +48,6 @@ from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
 from nmt.data.mixing import build_stages, tempered_weights
 from nmt.data.prepared import PreparedData
-from nmt.data.size import load_config
 from nmt.device import own_cores
 from nmt.device.device import (
     choose_device,

@@ -46,15 +46,23 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
         language: Code of the language that it should be in.
         others: Codes of those that it may be in by mistake, beside those that have a word list.
     """
-    text = "\n".join(islice(lines, _LANGUAGE_PAIRS))
-    found = {code: mark.findall(text) for code in (language, *others, *WORDS)
-             if (mark := _mark(code)) is not None}  # fmt: skip
-    shares = {code: sum(map(len, marks)) / max(len(text), 1) for code, marks in found.items()}
-    likeliest = max(shares, key=lambda code: shares[code])
-    own = shares.get(language)
+    shares, num_marks = _marked(
+        islice(lines, _LANGUAGE_PAIRS), dict.fromkeys((language, *others, *WORDS))
+    )
+    likeliest, own = max(shares, key=shares.__getitem__), shares.get(language)
     # One letter again and again ("a") is a word of many languages: a sign is several words.
-    several = len({*map(str.lower, found[likeliest])}) >= _FEWEST_MARKS
-    return likeliest if several and own is not None and _is_clear(shares[likeliest], own) else None
+    is_sign = num_marks[likeliest] >= _FEWEST_MARKS
+    return likeliest if is_sign and own is not None and _is_clear(shares[likeliest], own) else None
+
+
+def _marked(
+    lines: Iterable[str], languages: Iterable[str]
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Return the share of the characters that are marks of each language, and different marks."""
+    text = "\n".join(lines)
+    found = {code: mark.findall(text) for code in languages if (mark := _mark(code)) is not None}
+    shares = {code: sum(map(len, marks)) / max(len(text), 1) for code, marks in found.items()}
+    return shares, {code: len({*map(str.lower, marks)}) for code, marks in found.items()}
 
 
 def likely_language(lines: Iterable[str]) -> str | None:
@@ -62,10 +70,7 @@ def likely_language(lines: Iterable[str]) -> str | None:
     first = [*islice(lines, _LANGUAGE_PAIRS)]
     if len(first) < _FEWEST_OF_LANGUAGE:
         return None
-    text = "\n".join(first)
-    marks = ((code, _mark(code)) for code in WORDS)
-    shares = {code: sum(map(len, mark.findall(text))) / max(len(text), 1)
-              for code, mark in marks if mark is not None}  # fmt: skip
+    shares, _ = _marked(first, WORDS)
     second, likeliest = sorted(shares, key=lambda code: shares[code])[-2:]
     return likeliest if _is_clear(shares[likeliest], shares[second]) else None
 
@@ -107,7 +112,7 @@ class CorpusCheck:
         self._marks = tuple(map(_mark, self._languages))
         self._marked = np.zeros((2, 2))  # characters of the marks of a language, on a side
         self._characters = np.zeros(2)  # of the first pairs, on each side
-        self._alignment = _Alignment()
+        self._sums = np.zeros((3, 3))  # of products of (1, source, target) log lengths
 
     def update(self, pairs: Sequence[tuple[str, str]], lengths: npt.NDArray[np.int64]) -> None:
         """Look at a block.
@@ -125,7 +130,8 @@ class CorpusCheck:
                 if mark is not None:
                     self._marked[language, side] += sum(map(len, mark.findall(text)))
         self._num_pairs += len(pairs)
-        self._alignment.update(lengths)
+        values = np.vstack((np.ones(lengths.shape[1]), np.log1p(lengths)))
+        self._sums += values @ values.T
         self._identical += sum(source == target for source, target in pairs)
 
     def warnings(self) -> Iterator[str]:
@@ -134,7 +140,19 @@ class CorpusCheck:
             share = self._identical / self._num_pairs
             yield f"{share:.0%} of the pairs have identical sides: is one file given twice?"
         yield from self.swapped()
-        yield from self._alignment.warnings()
+        correlation = self._length_correlation()
+        if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
+            yield (
+                f"the lengths of the sides hardly agree (correlation {correlation:.2f}): do they "
+                "translate each other?"
+            )
+
+    def _length_correlation(self) -> float:
+        """Return how lengths of both sides agree: those of translations are alike."""
+        mean = self._sums / max(self._sums[0, 0], 1)
+        covariance = mean[1:, 1:] - np.outer(mean[0, 1:], mean[0, 1:])
+        spread = np.sqrt(np.diag(covariance).clip(0).prod())
+        return float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
 
     def swapped(self) -> Iterator[str]:
         """Yield a sentence if each side looks like the language of the other."""
@@ -145,26 +163,4 @@ class CorpusCheck:
             yield (
                 f"the source looks like {target} and the target like {source}: "
                 "are the sides swapped?"
-            )
-
-
-class _Alignment:
-    """Compares the lengths of both sides: lines that translate each other are of like length."""
-
-    def __init__(self) -> None:
-        self._sums = np.zeros((3, 3))  # of products of (1, source, target), over all lines
-
-    def update(self, lengths: npt.NDArray[np.int64]) -> None:
-        values = np.vstack((np.ones(lengths.shape[1]), np.log1p(lengths)))
-        self._sums += values @ values.T
-
-    def warnings(self) -> Iterator[str]:
-        mean = self._sums / max(self._sums[0, 0], 1)
-        covariance = mean[1:, 1:] - np.outer(mean[0, 1:], mean[0, 1:])
-        spread = np.sqrt(np.diag(covariance).clip(0).prod())
-        correlation = covariance[0, 1] / spread if spread > 1e-9 else 1.0
-        if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
-            yield (
-                f"the lengths of the sides hardly agree (correlation {correlation:.2f}): do they "
-                "translate each other?"
             )

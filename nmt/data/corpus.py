@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nmt.config.data import CorpusConfig, DataConfig
+from nmt.data.demo import demo_pairs
 from nmt.data.formats import (
     LINE_PER_SIDE,
     aligned_pairs,
@@ -19,17 +21,16 @@ from nmt.data.formats import (
     records,
     tsv_texts,
 )
-from nmt.data.hubs import huggingface_pairs, published_pairs
+from nmt.data.hubs import huggingface_pairs, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair, pair_of
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import is_standard, near_file
-
-if TYPE_CHECKING:
-    from nmt.config.data import CorpusConfig, DataConfig
+from nmt.files.lines import is_standard, near_file, open_binary
 
 BLOCK_PAIRS = 10_000
 # Of a block, until there were enough for a whole one: a progress bar moves, workers get some.
 _FIRST_PAIRS = 1000
+_BLOCK_BYTES = 1 << 20
+_LATER_BYTES = bytes(range(0x80, 0xC0))  # of UTF-8: those that begin no character
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 
 
@@ -192,45 +193,69 @@ def _columns(
     config: CorpusConfig, options: ReadOptions
 ) -> tuple[list[str], list[Iterator[Any]], Callable[..., Iterable[SentencePair | BadPair]]]:
     """Return the files of a corpus, what is read of each pair, and what makes a pair of it."""
-    languages = (options.source_language, options.target_language)
+    languages, most = (options.source_language, options.target_language), options.max_characters
     names = [str(path) for key in _FILE_KEYS if (path := getattr(config, key)) is not None]
-    if config.source is not None and config.target is not None:
-        most = options.max_characters
-        lines = [raw_lines(path, most) for path in (config.source, config.target)]
+    files = [path for path in (config.source, config.target) if path is not None]
+    if config.sacrebleu is not None:
+        source, references = published_test_set(config.sacrebleu, "-".join(languages))
+        files = [source, references[0]]
+        names = [*map(str, files)]
+    if files:
+        lines = [raw_lines(path, most) for path in files]
         return names, lines, partial(aligned_pairs, names, options)
-    texts_of: Callable[[str], tuple[str, str]] | None = None
-    wanted = ""
-    if config.tsv is not None:
-        wanted = f"columns {config.columns[0]} and {config.columns[1]} (counted from 0)"
-        texts_of = partial(tsv_texts, config.columns)
-    elif config.jsonl is not None:
-        wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
-        texts_of = partial(json_texts, languages)
-    path = config.tsv or config.jsonl
-    if texts_of is not None and path is not None:
+    if config.tsv is not None or config.jsonl is not None:
+        if config.tsv is not None:
+            wanted = f"columns {config.columns[0]} and {config.columns[1]} (counted from 0)"
+            texts_of = partial(tsv_texts, config.columns)
+        else:
+            wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
+            texts_of = partial(json_texts, languages)
         parse = partial(records, names[0], options, texts_of, wanted)
-        return names, [raw_lines(path, options.max_characters * LINE_PER_SIDE)], parse
-    return names, [_parsed_pairs(config, options)], _as_read
+        return names, [raw_lines(Path(names[0]), most * LINE_PER_SIDE)], parse
+    if config.csv is not None:
+        return names, [csv_pairs(config.csv, config.columns, options)], _as_read
+    if config.demo is not None:
+        texts = demo_pairs(config.demo, *languages)
+    else:
+        texts = huggingface_pairs(str(config.huggingface), config, languages)
+    pairs = (pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
+    return names, [pairs], _as_read
 
 
-def _as_read(
-    pairs: Sequence[SentencePair | BadPair], first: int
-) -> Sequence[SentencePair | BadPair]:
-    del first
+def _as_read(pairs: Sequence[SentencePair | BadPair], _: int) -> Sequence[SentencePair | BadPair]:
     return pairs
 
 
-def _parsed_pairs(config: CorpusConfig, options: ReadOptions) -> Iterator[SentencePair | BadPair]:
-    """Yield the pairs of a corpus whose pairs are no lines."""
-    languages = (options.source_language, options.target_language)
-    if config.csv is not None:
-        return csv_pairs(config.csv, config.columns, options)
-    if config.demo is not None:
-        from nmt.data.demo import demo_pairs  # noqa: PLC0415 - reads its words
+def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
+    """Return the characters that an epoch of some corpora reads in both languages, before filters.
 
-        texts = demo_pairs(config.demo, *languages)
-    elif config.huggingface is not None:
-        texts = huggingface_pairs(config.huggingface, config, languages)
-    else:
-        texts = published_pairs(str(config.sacrebleu), *languages)
-    return (pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
+    Of files with columns or keys, these count too.
+
+    Raises:
+        ConfigError: A corpus is on a hub or standard input, so that nobody knows.
+        DataError: A file is unreadable.
+    """
+    return round(sum(corpus.weight * _count(corpus, languages) for corpus in corpora))
+
+
+def _count(corpus: CorpusConfig, languages: tuple[str, str]) -> float:
+    if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
+        name = corpus.huggingface or corpus.sacrebleu or "standard input"
+        raise ConfigError(
+            f"There is no training section, and nobody knows the size of {name} before it is read.",
+            fix="Add a training section, such as `training: {max_minutes: 60}`.",
+        )
+    lines = count = 0
+    for path in corpus_files(corpus):
+        if path == corpus.scores:
+            continue
+        lines = 0
+        with open_binary(path) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                lines += block.count(b"\n")
+                count += len(block.translate(None, _LATER_BYTES))
+    if corpus.demo is not None:
+        for source, target in demo_pairs(corpus.demo, *languages):
+            lines += 1
+            count += len(source) + len(target)
+    return count * min(1.0, (corpus.max_pairs or lines) / max(lines, 1))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from nmt.data.pairs import in_languages
 from nmt.errors import ConfigError, DataError, nearest_word, shell_command
-from nmt.files.lines import read_lines
 from nmt.files.network import hub_address, reaches
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         # streamed: a copy in the cache of `datasets` would gain nothing.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
         options["streaming"] = True
-        if path.suffix == ".csv":
-            options["keep_default_na"] = False  # "null" and "NA" are words
+        options |= {"keep_default_na": False} if path.suffix == ".csv" else {}  # "NA" is a word
     else:
         options |= {"path": name, "name": config.subset}
         if not check_hub(config):
@@ -106,16 +104,10 @@ def _may_be_cached(name: str) -> bool:
     return any(last in path.name.lower() for place in places for path in place.glob("*"))
 
 
-def published_pairs(
-    name: str, source_language: str, target_language: str
-) -> Iterator[tuple[str, str]]:
-    """Yield both texts of each pair of a test set of sacrebleu."""
-    source, references = published_test_set(name, f"{source_language}-{target_language}")
-    sources, targets = read_lines(source), read_lines(references[0])
-    if len(sources) != len(targets):
-        counts = (len(sources), len(targets))
-        raise DataError.not_parallel(str(source), str(references[0]), counts)
-    return zip(sources, targets, strict=True)
+def _sacrebleu() -> Any:
+    import sacrebleu  # noqa: PLC0415 - most corpora do without
+
+    return sacrebleu
 
 
 def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
@@ -124,9 +116,7 @@ def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
     Args:
         pair: Source and target language, for example ``en-de``.
     """
-    from sacrebleu.utils import SACREBLEU_DIR  # noqa: PLC0415 - most corpora do without
-
-    folder, found = Path(SACREBLEU_DIR), {}
+    folder, found = Path(_sacrebleu().utils.SACREBLEU_DIR), {}
     for source in sorted(folder.rglob(f"*.{pair}.src")):
         references = sorted(source.parent.glob(f"{source.stem}.ref*"))
         if references:
@@ -136,11 +126,9 @@ def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
 
 def published_names() -> list[str]:
     """Return the names of sacrebleu's test sets, each with its pairs of languages."""
-    from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
-
+    pairs_of = _sacrebleu().utils.get_langpairs_for_testset
     return [
-        f"{name}: {', '.join(sorted(utils.get_langpairs_for_testset(name)))}"
-        for name in sorted(DATASETS)
+        f"{name}: {', '.join(sorted(pairs_of(name)))}" for name in sorted(_sacrebleu().DATASETS)
     ]
 
 
@@ -155,23 +143,19 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         ConfigError: There is no such test set or pair. Names what is near or what there is.
         DataError: The download fails, or it has no reference.
     """
-    from sacrebleu import DATASETS, utils  # noqa: PLC0415 - most corpora do without
-
-    if name not in DATASETS:
-        near, lists = (
-            nearest_word(name, list(DATASETS)),
-            f"`{shell_command('evaluate', list=True)}`",
-        )
+    utils, data_sets = _sacrebleu().utils, _sacrebleu().DATASETS
+    if name not in data_sets:
+        near, lists = nearest_word(name, [*data_sets]), shell_command("evaluate", list=True)
         raise ConfigError(
             f"There is no test set {name!r}.",
-            fix=f"Did you mean {near}?" if near else f"{lists} shows those that can be named.",
+            fix=f"Did you mean {near}?" if near else f"`{lists}` shows those that can be named.",
         )
     pairs = utils.get_langpairs_for_testset(name)
     if pair not in pairs:
         raise ConfigError(
             f"The test set {name} has no pair {pair!r}.", fix=f"It has {', '.join(sorted(pairs))}."
         )
-    folder, url = Path(utils.SACREBLEU_DIR, name), str((DATASETS[name].data or [""])[0])
+    folder, url = Path(utils.SACREBLEU_DIR, name), str((data_sets[name].data or [""])[0])
     is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
     try:
         if not is_here and not reaches(url):

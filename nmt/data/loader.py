@@ -133,20 +133,6 @@ def _total_and_check(source: Lengths, target: Lengths, max_tokens: int | None) -
     return total if max_tokens is None else max_tokens
 
 
-def padding_waste(
-    batches: Sequence[IntArray],
-    source_lengths: npt.NDArray[np.integer],
-    target_lengths: npt.NDArray[np.integer],
-) -> float:
-    """Return the share of padding in the rectangles of both sides, in [0, 1)."""
-    real = padded = 0
-    for rows in batches:
-        for lengths in (source_lengths[rows], target_lengths[rows]):
-            real += int(lengths.sum())
-            padded += len(rows) * int(lengths.max())
-    return 1 - real / max(padded, 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
     """A place in the stream: the batch to be read next."""
@@ -300,10 +286,6 @@ class Loader:
         """Return the batch of some rows of the store, as it is in an epoch."""
         bos, longest = self.source_bos, self.longest
         return collate(self.store, rows, self.resegment, epoch, source_bos=bos, longest=longest)
-
-    def updates_per_epoch(self, epoch: int = 0) -> int:
-        """Return the optimizer updates of an epoch."""
-        return -(-len(self.plan(epoch)) // self.config.accumulate)
 
     def describe(self, batches: Sequence[Batch]) -> str:
         """Say where the pairs of ``batches`` come from: corpora and some of their lines."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nmt.config.run import RunConfig
+from nmt.data.corpus import count_characters
 from nmt.data.prepared import PreparedData
-from nmt.data.size import count_characters
 from nmt.errors import ConfigError, DataError
 from tests.commands.preparing import config_for, corpus, prepare
 

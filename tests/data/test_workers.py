@@ -85,7 +85,7 @@ def test_worker_processes_draw_the_bits_of_one_thread_in_order(
     loader: Loader, num_workers: int, start: tuple[int, int]
 ) -> None:
     """Over the ends of epochs, and from any position."""
-    number = loader.updates_per_epoch() * 2 + 3
+    number = next(loader.epoch_updates()) * 2 + 3
     expected = drawn(loader, Position(*start), number)
     others = Loader(**{**fields_of(loader), "num_workers": num_workers})
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
+from nmt.commands.load_config import load_config
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import change_options, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
-from nmt.data.size import load_config
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.view import Need

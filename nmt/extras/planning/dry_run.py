@@ -10,19 +10,19 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from nmt.checkpoint.run import data_check
 from nmt.commands.advice import advice
+from nmt.commands.load_config import load_config
 from nmt.commands.prepare import prepare_data
 from nmt.commands.train import build
 from nmt.commands.train_options import TrainOptions
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.data.loader import padding_waste
 from nmt.data.prepared import PreparedData
-from nmt.data.size import load_config
 from nmt.device.compilation import Compilation
 from nmt.device.device import choose_device, deterministic, prepare_process
 from nmt.device.distributed import Processes
@@ -370,3 +370,17 @@ def _duration(seconds: float | None) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def padding_waste(
+    batches: Sequence[npt.NDArray[np.int64]],
+    source_lengths: npt.NDArray[np.integer],
+    target_lengths: npt.NDArray[np.integer],
+) -> float:
+    """Return the share of padding in the rectangles of both sides, in [0, 1)."""
+    real = padded = 0
+    for rows in batches:
+        for lengths in (source_lengths[rows], target_lengths[rows]):
+            real += int(lengths.sum())
+            padded += len(rows) * int(lengths.max())
+    return 1 - real / max(padded, 1)

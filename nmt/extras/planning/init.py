@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from nmt.commands.load_config import load_config
 from nmt.config.data import CorpusConfig
 from nmt.config.scaling import scale_of
 from nmt.data.checks import CorpusCheck
-from nmt.data.corpus import read_corpus
+from nmt.data.corpus import count_characters, read_corpus
 from nmt.data.pairs import BadPair, ReadOptions
-from nmt.data.size import count_characters, load_config
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.planning.options import InitOptions
 from nmt.files.atomic import atomic_folder, write_errors

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from nmt.commands.load_config import load_config
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RUN_PRESETS, RunConfig
 from nmt.config.scaling import SCALES, scale_of, with_scale
-from nmt.data.size import count_characters, load_config
+from nmt.data.corpus import count_characters
 from nmt.errors import ConfigError, DataError
 from nmt.extras.planning.init import Start, init
 from nmt.extras.planning.options import InitOptions
