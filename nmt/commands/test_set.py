@@ -14,7 +14,7 @@ from nmt.data.corpus import check_files, corpus_files, read_corpus
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.errors import ConfigError, DataError, did_you_mean
-from nmt.files.lines import decode_line, is_standard, open_input, split_lines
+from nmt.files.lines import decoded_lines, is_standard, open_input
 from nmt.metrics.result import System
 
 _UNBOUNDED_CHARACTERS = 1 << 30
@@ -193,8 +193,7 @@ def read_text(path: Path) -> tuple[str, ...]:
     """
     name = "standard input" if is_standard(path) else str(path)
     with open_input(path) as stream:
-        lines = enumerate(split_lines(stream, name), start=1)
-        return tuple(decode_line(line or b"", name, number) for number, line in lines)
+        return tuple(decoded_lines(stream, name))
 
 
 def read_systems(paths: Sequence[Path], whole: TestSet, limit: int | None) -> list[System]:
