@@ -8,7 +8,6 @@ prepared with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,19 +132,18 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
     """Return the diagnosis of the cleaning extra, or one that finds nothing.
 
     Raises:
-        ConfigError: The extra is missing, and a reason that only it finds is to drop pairs.
+        ConfigError: The extra is missing, and what only it can do was asked for.
     """
-    make = None
-    with suppress(ConfigError):  # its folder is missing
-        make = DIAGNOSES[_CLEANING]
-    if make is not None:
+    if make := DIAGNOSES.find(_CLEANING):
         return make(material)
     alone = {*REASON_FILTERS.names(), "ratio"}
-    whole = [name for name in (*REASONS, "duplicate") if name not in alone]
-    if dropping := [name for name in whole if filters.actions.get(name) == "drop"]:
+    whole = [name for name in REASONS if name not in alone]
+    asked = ["`score_with`"] if material.score_with else []
+    asked += [f"filters.{name}: drop" for name in whole if filters.actions.get(name) == "drop"]
+    if asked:
         raise ConfigError(
-            f"filters.{dropping[0]} is drop, which needs nmt/extras/cleaning.",
-            fix="Install nmt again with all of its folders, or set it to off.",
+            f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing.",
+            fix="Install nmt again with all of its folders, or do without.",
         )
     filters.notes.append(f"{', '.join(whole)} not looked for: nmt/extras/cleaning is missing")
     return Diagnosis(material)

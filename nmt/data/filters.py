@@ -201,7 +201,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
             raise ConfigError(
                 f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
             ) from error
-    notes = (f"{' and '.join(names)} not looked for: {why}" for why, names in missing.items())
+    notes = (f"{', '.join(names)} not looked for: {why}" for why, names in missing.items())
     return FilterChain(filters, actions, notes)
 
 

@@ -19,7 +19,7 @@ TEXT = str(ROOT / "configs" / "hello.en")
 # A command that each extra is needed for.
 NEEDING = {
     "analysis": ["evaluate", TEXT, "--reference", TEXT, "--report", "report.html"],
-    "cleaning": ["prepare", HELLO, "--set", "filters.markup=drop"],
+    "cleaning": ["prepare", HELLO, "--set", "prepared_dir=p", "--score-with", "runs/a,runs/b"],
     "exchange": ["export", "runs/hello", "exported"],
     "inspection": ["inspect", "runs/hello"],
     "planning": ["init", TEXT, TEXT],
@@ -77,11 +77,14 @@ def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
     config = [HELLO, "--set", "prepared_dir=prepared", "--set", "run_dir=run"]
 
+    dropping = nmt(tmp_path, "prepare", *config, "--set", "filters.markup=drop")
     prepared = nmt(tmp_path, "prepare", *config)
     trained = nmt(tmp_path, "train", *config, "--set", "training.max_steps=3")
     translated = nmt(tmp_path, "translate", "run", text="merci\n\nje suis\n")
     evaluated = nmt(tmp_path, "evaluate", "run")
 
+    assert dropping.returncode == 2
+    assert "filters.markup is drop. This needs nmt/extras/cleaning" in dropping.stderr
     for run in (prepared, trained, translated, evaluated):
         assert run.returncode == 0, run.stderr
     assert "nmt/extras/cleaning is missing" in prepared.stdout
