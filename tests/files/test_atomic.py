@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from nmt.files.atomic import (
     replaced_folder,
     restore_replaced,
     write_errors,
-    write_json,
     write_text,
 )
 
@@ -129,15 +126,6 @@ def test_a_failure_leaves_the_old_content(tmp_path: Path, kind: str) -> None:
     assert old.read_text() == "old"
 
 
-def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
-    write_text(tmp_path / "file", "old\n")
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    write_text(tmp_path / "link", "new\n")
-
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_text() == "new\n"
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o444])
 def test_the_permissions_of_a_file_stay(tmp_path: Path, mode: int) -> None:
     """Also while it is written, and whatever new files get."""
@@ -149,23 +137,6 @@ def test_the_permissions_of_a_file_stay(tmp_path: Path, mode: int) -> None:
 
     assert modes == {mode}
     assert place.stat().st_mode & 0o777 == mode
-
-
-@pytest.fixture
-def umask() -> Iterator[int]:
-    before = os.umask(0o027)
-    yield 0o027
-    os.umask(before)
-
-
-def test_new_files_and_folders_have_the_usual_permissions(tmp_path: Path, umask: int) -> None:
-    write_json(tmp_path / "file", {"ä": 1})
-    with atomic_folder(tmp_path / "deep" / "folder"):
-        pass
-
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~umask
-    assert (tmp_path / "deep" / "folder").stat().st_mode & 0o777 == 0o777 & ~umask
-    assert (tmp_path / "file").read_text() == '{\n  "ä": 1\n}\n'
 
 
 def make(folder: Path, content: str, *, replace: bool = False) -> None:

@@ -32,13 +32,6 @@ def test_deep_nesting_is_refused(text: str) -> None:
         parse_json(text)
 
 
-def test_brackets_inside_texts_are_no_nesting() -> None:
-    document = {"a": ["[" * 500, '\\"{' * 500]}
-
-    assert parse_json(json.dumps(document)) == document
-    assert parse_json("[" + "[],{}," * 500 + "[]]")[:2] == [[], {}]
-
-
 @pytest.mark.parametrize("text", ["9" * 400, "-" + "9" * 400, '{"a": [' + "9" * 5000 + "]}"])
 def test_a_number_of_hundreds_of_digits_is_refused(text: str) -> None:
     """Finding 16."""

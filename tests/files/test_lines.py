@@ -5,9 +5,7 @@ import gzip
 import importlib
 import io
 import lzma
-import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -149,22 +147,3 @@ def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
 
     assert raised.value.exit_code == 3
     assert "on_bad_utf8" in raised.value.fix
-
-
-@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
-def test_text_of_wide_characters_is_refused(tmp_path: Path, encoding: str) -> None:
-    """FAULTS 34."""
-    with pytest.raises(DataError, match=f"is {encoding}, not UTF-8") as raised:
-        read_lines(written(tmp_path, "schön\n".encode(encoding)))
-
-    assert f"iconv -f {encoding}" in raised.value.fix
-
-
-def test_a_pipe_is_read_once(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_bytes(b"eins\nzwei\n"))
-    writer.start()
-
-    assert read_lines(pipe) == ["eins", "zwei"]
-    writer.join()

@@ -231,18 +231,6 @@ def test_half_a_line_keeps_nobody_waiting(pipe: tuple[IO[bytes], int]) -> None:
     os.close(writing)
 
 
-def test_standard_input_that_is_a_folder_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    with Path(os.devnull).open("rb") as stream:
-        os.dup2(descriptor, stream.fileno())
-        os.close(descriptor)
-        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
-        with pytest.raises(DataError, match="input cannot be read: Is a dir"), open_input(None):
-            pass
-
-
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
 def test_a_mark_of_wide_characters_is_refused(encoding: str) -> None:
     data = "\ufeffeins\n".encode(encoding)
@@ -266,17 +254,6 @@ def test_only_a_binary_file_is_refused(data: bytes, is_binary: bool) -> None:
     refused = pytest.raises(DataError, match="it is a binary file: it has NUL bytes")
     with refused if is_binary else nullcontext():
         assert sum(map(len, read_chunks(io.BytesIO(data), name="it"))) > 0
-
-
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # the text fits into the pipe's buffer
-    with open_output(path) as stream:
-        stream.write(b"text\n")
-    assert os.read(reader, 99) == b"text\n"
-    os.close(reader)
-    assert path.is_fifo()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")

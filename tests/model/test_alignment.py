@@ -37,14 +37,6 @@ def test_weights_are_shares_of_the_real_source(options: dict[str, Any]) -> None:
     assert torch.all(weights[1, :, 3:] == 0)
 
 
-@pytest.mark.parametrize("row", [0, 1])
-def test_a_sentence_does_not_depend_on_its_batch(row: int) -> None:
-    model = model_of()
-    alone = attention(model, slice(row, row + 1))[0]
-
-    torch.testing.assert_close(attention(model)[row, : len(alone), : alone.shape[1]], alone)
-
-
 def test_one_layer_by_hand() -> None:
     model = model_of(decoder_layers=1)
     layer = model.decoder[0]
@@ -110,12 +102,3 @@ def test_what_is_read_step_by_step_adds_up_to_the_same(options: dict[str, Any]) 
     for row, target in enumerate(([2, 24, 25], [2, 22, 23])):
         read = model.align(Packed.from_rows(SOURCE[1:]), Packed.from_rows([target]))
         torch.testing.assert_close(state.coverage[row, :3], read[0].sum(0))
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_aligning_is_without_dropout_whatever_mode_the_model_is_in(training: bool) -> None:
-    model = model_of(dropout=0.5, attention_dropout=0.5)
-    expected = attention(model)
-
-    assert torch.equal(attention(model.train(training)), expected)
-    assert all(module.training == training for module in model.modules())

@@ -139,32 +139,6 @@ def test_recomputing_layers_draws_the_same_dropout(differentiating: Backend) -> 
     assert not torch.equal(loss_of(model, SHAPES[2]), loss_of(model, SHAPES[2]))  # it was drawn
 
 
-def test_nothing_but_running_layers_is_changed(counting: Backend) -> None:
-    plain, model = two_models()
-
-    assert list(model.state_dict()) == list(plain.state_dict())
-    model.load_state_dict(plain.state_dict())
-    with torch.inference_mode():
-        found, expected = (
-            each.decode_step(each.start(packed([5, 3])), torch.full((2, 1), 4))[0]
-            for each in (model, plain)
-        )
-    assert torch.equal(found, expected)
-    model.compile_layers(None)
-    assert torch.equal(loss_of(model, SHAPES[0]), loss_of(plain, SHAPES[0]))
-    assert counting.num_graphs == 0
-
-
-def test_code_that_does_not_compile_as_a_whole_is_an_error(counting: Backend) -> None:
-    def forward(values: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return values + 1
-
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        compiled(forward)(torch.ones(3))
-    assert counting.num_graphs == 0
-
-
 @pytest.mark.parametrize("lengths", [[3, 1, 2], [8], [8, 8], [9, 16]])
 def test_a_rectangle_gives_tokens_and_gradients_back(lengths: list[int]) -> None:
     cells = Rectangle.of(packed(lengths))

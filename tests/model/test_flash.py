@@ -52,14 +52,6 @@ def of_2_10(  # noqa: PLR0913
     return read([query, key, value], [cu_seq_q, cu_seq_k], is_causal)
 
 
-def of_2_11(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
-    max_q: int, max_k: int, *, window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:  # fmt: skip
-    lengths = cu_seq_q, cu_seq_k, max_q, max_k
-    return of_2_10(query, key, value, *lengths, is_causal=window_size == (-1, 0))
-
-
 def of_2_13(  # noqa: PLR0913
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
     max_q: int, max_k: int, *, window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
@@ -71,7 +63,7 @@ def of_2_13(  # noqa: PLR0913
     return read([query, key, value], [cu_seq_q, cu_seq_k], causal)
 
 
-KERNELS = [of_2_10, of_2_11, of_2_13]
+KERNELS = [of_2_10, of_2_13]
 
 
 @pytest.fixture

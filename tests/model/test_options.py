@@ -10,7 +10,6 @@ import torch
 from nmt.config.model import ModelConfig
 from nmt.model.attention import attention
 from nmt.model.layers import CrossAttention, SelfAttention, make_norm
-from nmt.model.positions import RelativeEmbeddings
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from tests.model.formula import Formula
@@ -85,17 +84,6 @@ def test_a_single_sentence_gives_the_gradients_of_relative_positions_of_that_sen
         torch.testing.assert_close(parameter.grad, leaves[key].grad, rtol=1e-9, atol=1e-9)
 
 
-def test_distances_beyond_the_longest_are_all_alike() -> None:
-    relative = RelativeEmbeddings(2, 8)
-    order = torch.arange(9)
-    keys, values = relative.vectors(order, order)
-    for vectors, table in ((keys, relative.keys), (values, relative.values)):
-        assert vectors.shape == (9, 9, 8)
-        for i in range(9):
-            for j in range(9):
-                assert torch.equal(vectors[i, j], table[max(-2, min(2, j - i)) + 2])
-
-
 @pytest.mark.parametrize(("of_encoder", "of_decoder"), [(0.5, 0.0), (0.0, 0.5)])
 @torch.no_grad()
 def test_attention_weights_are_dropped_in_the_encoder_or_the_decoder_alone(
@@ -151,15 +139,6 @@ def test_tables_are_shared_as_the_option_says_and_stored_once() -> None:
     assert "target_vectors" not in model.state_dict()
     with pytest.raises(ValueError, match="inputs-shared embeddings need one vocabulary"):
         build_model(ModelConfig.model_validate({**SMALL, "embeddings": "inputs-shared"}), 50, 60)
-
-
-def test_biases_stand_where_they_are_named() -> None:
-    names = {"attention": "_attention.", "feed-forward": "feed_forward.", "norm": "norm"}
-    for bias in ([], ["attention"], ["feed-forward"], ["norm", "attention"]):
-        model = small_model(bias=bias, norm_position="pre")
-        for place, part in names.items():
-            found = [n for n, _ in model.named_parameters() if n.endswith("bias") and part in n]
-            assert bool(found) == (place in bias), (bias, place)
 
 
 def test_a_token_of_equal_features_has_a_gradient_under_the_standard_deviation() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nmt.model.attention import Segments, bmm_attention, cached_attention, sdpa_attention
 from nmt.model.dropout import dropout, dropped_share
 from nmt.model.padding import to_rectangle
-from nmt.model.positions import LearnedPositions, RotaryPositions, SinusoidalPositions, sinusoids
+from nmt.model.positions import LearnedPositions, RotaryPositions, sinusoids
 from nmt.packed import Packed
 
 LENGTHS = st.lists(st.integers(1, 8), min_size=1, max_size=5)
@@ -118,14 +118,6 @@ def test_attention_dropout_scales_by_what_was_kept_and_its_gradient_has_the_same
     assert torch.autograd.gradcheck(squares, first)
 
 
-def test_attention_weights_that_are_kept_are_scaled_by_the_share_that_was_applied() -> None:
-    torch.manual_seed(5)
-    packed, heads = packed_of([1] * 500), torch.ones(500, 4, 2)  # each token reads itself: weight 1
-    mixed = bmm_attention(heads, heads, heads, None, (packed, packed), True, 0.1)
-
-    assert mixed.unique().tolist() == pytest.approx([0, 256 / 230], rel=1e-6)
-
-
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("length", [1, 2, 200])
 @pytest.mark.parametrize("beams", [1, 3])
@@ -166,13 +158,6 @@ def test_dropout_drops_the_share_it_says_and_keeps_the_sum(dtype: torch.dtype) -
     assert by_byte.max() - by_byte.min() < 0.006
 
 
-def test_dropout_does_nothing_outside_training_or_at_zero() -> None:
-    values = torch.randn(3, 5)
-
-    assert dropout(values, 0.5, training=False) is values
-    assert dropout(values, 0.0, training=True) is values
-
-
 @pytest.mark.parametrize("dim", [8, 12])
 @pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal-halves"])
 def test_sinusoids_follow_the_formulas_of_the_paper_and_of_tensor2tensor(
@@ -188,12 +173,6 @@ def test_sinusoids_follow_the_formulas_of_the_paper_and_of_tensor2tensor(
                 places = (i, half + i)
             found = table[position, list(places)].tolist()
             assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
-
-
-def test_the_sinusoid_table_grows_with_the_sentence() -> None:
-    table = SinusoidalPositions(8, "sinusoidal").table(701)
-
-    assert torch.equal(table[700], sinusoids(701, 8, "sinusoidal")[700])
 
 
 def test_a_learned_table_refuses_positions_it_lacks() -> None:

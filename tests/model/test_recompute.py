@@ -9,12 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.config.training import OptimizerConfig
-from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import build_optimizer, freeze
 from tests.model.small import VARIANTS, packed, small_model
-from tests.training.small import batch_of, updater_of
 
 DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.2, "word_dropout": 0.1}
 
@@ -55,37 +51,6 @@ def test_loss_and_gradients_are_the_same_to_the_bit(variant: str) -> None:
     assert_same(results(saving), results(plain))
 
 
-@pytest.mark.parametrize("part", ["encoder", "decoder", "source_vectors", "encoder.0"])
-def test_frozen_parts_change_nothing(part: str) -> None:
-    plain, saving = (model_of(recompute=recompute) for recompute in (False, True))
-    for model in (plain, saving):
-        freeze(model, [part])
-
-    assert_same(results(saving), results(plain))
-
-
-def test_under_autocast_the_same_rounding_is_made_again() -> None:
-    found = []
-    for recompute in (True, False):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(model := model_of(recompute=recompute))
-        loss.backward()
-        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-
-    assert_same(*found)
-
-
-def test_dropout_matters_to_these_tests() -> None:
-    """Were dropout off, drawing other numbers in the second pass would go unseen."""
-    model = model_of(recompute=True)
-    first = loss_of(model)
-    torch.manual_seed(8)
-    batch = (packed([5, 2, 7]), packed([4, 6, 3]))
-
-    assert not torch.equal(model(*batch), model(*batch))
-    assert not torch.equal(first, loss_of(model.eval()))
-
-
 @pytest.mark.parametrize(("recompute", "training"), [(False, True), (True, True), (True, False)])
 def test_layers_run_again_in_the_backward_pass_of_training(recompute: bool, training: bool) -> None:
     model = model_of(recompute=recompute).train(training)
@@ -113,21 +78,3 @@ def test_less_is_kept_for_the_backward_pass() -> None:
         return sum(sizes)
 
     assert kept(model_of(recompute=True)) < 0.5 * kept(model_of(recompute=False))
-
-
-@pytest.mark.parametrize(
-    ("precision", "r_drop"), [("float32", 5.0), ("bfloat16", 0.0), ("float16", 0.0)]
-)
-def test_updates_make_the_same_weights(precision: Any, r_drop: float) -> None:
-    found = []
-    for recompute in (True, False):
-        model = model_of(recompute=recompute)
-        policy = Precision(precision, "cpu")
-        optimizer = build_optimizer(model, OptimizerConfig(), policy.weight_dtype)
-        updater = updater_of(model, optimizer, policy, clip_norm=1.0, r_drop=r_drop)
-        torch.manual_seed(9)
-        for step in range(3):
-            updater([batch_of([5, 4], step), batch_of([3, 3], step)], 0.01)
-        found.append(optimizer.weights())
-
-    assert_same(*found)

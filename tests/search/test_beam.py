@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from itertools import zip_longest
@@ -79,31 +78,6 @@ def test_stopping_early_changes_no_result(
     late, many = results()
     assert early == late
     assert few < many or (few == many and config.n_best > 1)
-
-
-def test_more_patience_finds_no_worse_and_less_stops_earlier() -> None:
-    rows, scores = [], []
-    for patience in (0.25, 1.0, 3.0):
-        config = options_of(beam_size=4, patience=patience, max_length_offset=12)
-        found, steps = [], 0
-        for seed in range(30):
-            stepper = TableStepper(random_table(seed, 8, sharpness=3.0))
-            found += search(stepper, sources([5, 2, 7], seed), config)
-            steps += sum(stepper.rows)
-        rows.append(steps)
-        scores.append([best[0].score for best in found])
-    assert rows == sorted(rows)
-    assert rows[0] < rows[2]
-    for less, more in itertools.pairwise(scores):
-        assert all(a <= b for a, b in zip(less, more, strict=True))
-    assert scores[0] != scores[1]
-
-
-def test_a_vocabulary_smaller_than_the_beam_is_searched_whole() -> None:
-    """One word: the only outputs are none to two of it."""
-    stepper = TableStepper(random_table(2, FIRST_WORD + 1))
-    (found,) = search(stepper, sources([2]), options_of(beam_size=8, n_best=8))
-    assert {hypothesis.ids for hypothesis in found} == {(4,) * count for count in range(3)}
 
 
 def test_a_search_whose_beams_all_die_keeps_what_it_found() -> None:

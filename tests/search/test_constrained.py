@@ -42,22 +42,6 @@ def test_progress_says_what_the_output_contains(own: list[tuple[int, ...]], ids:
             assert max(gains) >= 1
 
 
-def test_a_phrase_within_another_needs_no_tokens_of_its_own() -> None:
-    required = RequiredPhrases([(4, 5), (5,), (4, 5), (6, 4, 5)])
-    assert required.num_tokens == 3
-
-
-@given(counts=st.lists(st.integers(0, 12), min_size=1, max_size=8), beam_size=st.integers(1, 30))
-def test_the_beam_is_given_away_whole_and_fairly(counts: list[int], beam_size: int) -> None:
-    sizes = bank_sizes(counts, beam_size)
-    assert all(0 <= size <= count for size, count in zip(sizes, counts, strict=True))
-    assert sum(sizes) == min(beam_size, sum(counts))
-    share = beam_size // len(counts)
-    assert all(size >= min(share, count) for size, count in zip(sizes, counts, strict=True))
-    highest = max((bank for bank, count in enumerate(counts) if count), default=None)
-    assert highest is None or sizes[highest] > 0
-
-
 @pytest.mark.parametrize(
     ("counts", "beam_size", "expected"),
     [

@@ -189,11 +189,6 @@ def test_no_possible_output_gives_no_hypothesis(kind: dict[str, Any], value: flo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_sentences_give_no_results(kind: dict[str, Any]) -> None:
-    assert search(TableStepper(random_table(1, 6)), Packed.from_rows([]), options_of(**kind)) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_output_ends_where_the_positions_end_even_if_it_should_be_longer(
     kind: dict[str, Any],
 ) -> None:
@@ -218,13 +213,6 @@ def test_a_prefix_that_does_not_fit_the_positions_has_no_output(
     (found,) = search(stepper, sources([3]), config, [prefix])
     assert len(found) == (1 if beta else expected)
     assert len(stepper.rows) <= 5
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.get("coverage_penalty")])
-def test_without_a_coverage_penalty_coverage_is_not_computed(kind: dict[str, Any]) -> None:
-    stepper = TableStepper(random_table(3, VOCAB_SIZE))
-    search(stepper, sources([4, 2]), options_of(**kind))
-    assert stepper.num_looks == 0
 
 
 @pytest.mark.parametrize("kind", KINDS[4:])

@@ -165,18 +165,6 @@ def test_characters_are_tokens_and_there_may_be_fewer_than_the_vocabulary_could_
     assert characters.decode(characters.encode("Q")) == ("Q" if bytes_ else " \u2047 ")
 
 
-def test_the_side_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    sizes = {"source": 20, "target": 90}
-    values = {"kind": "word", "joint": False, "vocab_size": sizes, "byte_fallback": False}
-    config = TokenizerConfig.model_validate(values)
-    trained(tmp_path / "tokenizer", config, "source.model")
-    with pytest.raises(VocabularySizeError, match="no target vocabulary of 90 entries") as raised:
-        trained(tmp_path / "tokenizer", config, "target.model")
-
-    assert raised.value.fix.startswith("Set tokenizer.vocab_size.target to 3")
-    assert Tokenizer.load(tmp_path / "tokenizer" / "source.model").vocab_size == 20
-
-
 def test_the_fix_is_one_that_the_configuration_allows(tmp_path: Path) -> None:
     """FAULTS 41: with byte_fallback no vocabulary below 300 may be set."""
     config = TokenizerConfig(kind="unigram")
@@ -189,12 +177,6 @@ def test_too_many_characters_name_the_smallest_vocabulary(tmp_path: Path) -> Non
     lines = ["".join(chr(0x4E00 + 60 * i + j) for j in range(60)) for i in range(10)]
     with pytest.raises(TokenizerError, match="861 are needed"):
         train_sentencepiece(lines, tmp_path / "m", TokenizerConfig(vocab_size=300), threads=1)
-
-
-def test_no_text_is_said_to_be_no_text(tmp_path: Path) -> None:
-    for lines in ([], [" ", ""]):
-        with pytest.raises(TokenizerError, match="no text to learn"):
-            train_sentencepiece(lines, tmp_path / "m", SMALL, threads=1)
 
 
 def test_garbage_and_truncated_models_are_refused(tmp_path: Path) -> None:

@@ -189,10 +189,6 @@ def test_of_equal_scores_the_leftmost_is_merged_first() -> None:
     assert dropout.resegment([1, 2, 3], Random(1)) == [5, 3]
 
 
-def test_an_empty_sentence_stays_empty() -> None:
-    assert [toy(rate, "ab").resegment([], Random(1)) for rate in (0, 0.5, 1)] == [[], [], []]
-
-
 def test_rate_1_gives_characters_and_needs_no_numbers() -> None:
     generator = Random(1)
 
@@ -246,11 +242,3 @@ def test_seed_epoch_row_and_side_give_other_numbers_each() -> None:
     pairs = [first * last for first, last in zip(numbers, numbers[2:], strict=False)]
     assert sum(numbers) / len(numbers) == pytest.approx(1 / 2, abs=4 * sqrt(1 / 12 / len(keys)))
     assert sum(pairs) / len(pairs) == pytest.approx(1 / 4, abs=4 * sqrt(7 / 72 / len(keys)))
-
-
-def test_a_rate_that_is_no_probability_and_tables_of_other_lengths_are_refused() -> None:
-    for rate in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="not between 0 and 1"):
-            toy(rate)
-    with pytest.raises(ValueError, match="zip"):
-        SubwordDropout(["a", "b"], [0.0], [True, True], 0.1)

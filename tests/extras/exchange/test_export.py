@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,19 +164,6 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
 
 
 @needs_ctranslate2
-def test_a_damaged_short_list_is_told(
-    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (run_dir / SHORTLIST).write_text("{}")
-    folder = exported(run_dir, tmp_path / "out", "ctranslate2").output
-
-    assert "the export has no short lists: " in caplog.messages[0]
-    translator = Translator.load(folder, device="cpu", guard=False)
-    with pytest.raises(ConfigError, match="for which it was not converted"):
-        translator.with_options(shortlist=True).translate(["Hund"])
-
-
-@needs_ctranslate2
 def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
     other = load_model(run_dir).model
     with torch.no_grad():
@@ -280,15 +266,6 @@ def test_what_ctranslate2_cannot_express_is_named(tokenizer: Path, tmp_path: Pat
         exported(tmp_path / "run", tmp_path / "out", "ctranslate2")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     exported(tmp_path / "run", tmp_path / "out", "safetensors")
-
-
-def test_a_missing_ctranslate2_is_named(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-
-    with pytest.raises(ConfigError, match=r"not installed.\n.*pip install 'nmt\[ctranslate2\]'"):
-        exported(run_dir, tmp_path / "out", "ctranslate2")
 
 
 def test_a_target_is_added_by_registering_it(run_dir: Path, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.checkpoint.model_folder import load_model
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.marian import read_npz, read_vocabulary
@@ -90,41 +89,6 @@ def test_outputs_and_scores_of_words_are_those_of_marian(
     # narrower with each hypothesis that ends.
     assert equal >= (0.98 if beams == 1 else 0.96) * (len(lines) - 1)
     assert worst < 2e-3
-
-
-def test_ctranslate2_s_own_converter_makes_the_same_of_it(
-    marian_models: Path, tmp_path: Path
-) -> None:
-    """It gives models of Marian the sinusoids of Hugging Face, and so do we where asked."""
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    theirs = marian_models / "opus"
-    # It cannot read options that end in a zero byte.
-    changed = options_changed(theirs, tmp_path / "theirs", "\0", "")
-    converter = ctranslate2.converters.MarianConverter(
-        str(changed / "model.npz"), [str(theirs / "opus.vocab.yml")] * 2
-    )
-    converter.convert(str(tmp_path / "converted"))
-    import_model(
-        ImportOptions(
-            source=theirs,
-            output=tmp_path / "ours",
-            languages="en-de",
-            positions="sinusoidal-concatenated",
-        )
-    )
-    bundle = load_model(tmp_path / "ours")
-    source, target = bundle.tokenizers
-    lines = (marian_models / "input.en").read_text(encoding="utf-8").split("\n")[:40]
-    model = ctranslate2.Translator(str(tmp_path / "converted"), intra_threads=1)
-    texts = [[source.piece(index) for index in source.encode(line)] for line in lines]
-    scored = model.score_batch(texts, texts)
-    from nmt.inference.torch_engine import TorchEngine
-
-    known = {target.piece(index): index for index in range(target.vocab_size)}
-    ids = [[known[piece] for piece in text] for text in texts]
-    engine = TorchEngine(bundle.model, keep_special_mass=True)
-    for ours, other in zip(engine.token_log_probs(ids, ids), scored, strict=True):
-        assert ours == pytest.approx(other.log_probs, abs=2e-4)
 
 
 def test_check_tells_which_positions_a_model_was_trained_with(
@@ -221,16 +185,6 @@ def archive_bytes() -> bytes:
     file = io.BytesIO()
     np.savez(file, a=np.arange(6, dtype=np.float32).reshape(2, 3), b=np.zeros(5, np.int8))
     return file.getvalue()
-
-
-def test_an_archive_is_read_as_numpy_reads_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    path.write_bytes(archive_bytes())
-    found = read_npz(path)
-    assert found["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found["b"].dtype == np.int8
-    np.savez(path, c=np.asfortranarray(np.arange(6).reshape(2, 3)))
-    assert read_npz(path)["c"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @given(st.data())
