@@ -45,7 +45,7 @@ def split_sentences(text: str, language: str) -> list[str]:
     if segment is None:
         raise ConfigError(
             "Documents are cut into sentences by the package sentencex, which is not installed.",
-            fix="pip install 'nmt[serve]'",
+            fix="pip install -e '.[serve]'",
         )
     code = re.split("[-_]", language)[0].lower()
     readable = _WIDE_SPACE.sub(" ", without_surrogates(text))

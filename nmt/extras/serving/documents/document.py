@@ -70,7 +70,7 @@ class Document:
             is_same = all(
                 text == own_text for text, (own_text, _) in zip(part.sentences, own, strict=True)
             )
-            written.append(part.raw if is_same else render(part, own, joiner, self.escape))
+            written.append(_raw(part.events) if is_same else render(part, own, joiner, self.escape))
         return "".join(written)
 
 
@@ -95,7 +95,7 @@ def read_document(text: str, kind: str, language: str) -> Document:
         elif _has_letter("".join(event.text for event in part)):
             parts.append(read_paragraph(part, language))
         else:
-            parts.append("".join(event.raw for event in part))
+            parts.append(_raw(part))
     paragraphs = (part for part in parts if isinstance(part, Paragraph))
     sentences = (sentence for paragraph in paragraphs for sentence in paragraph.sentences)
     return Document(tuple(filter(_has_letter, sentences)), tuple(parts), escape)
@@ -103,3 +103,7 @@ def read_document(text: str, kind: str, language: str) -> Document:
 
 def _has_letter(text: str) -> bool:
     return any(map(str.isalpha, text))
+
+
+def _raw(events: Iterable[Event]) -> str:
+    return "".join(event.raw for event in events)

@@ -15,7 +15,6 @@ _ADDRESS = re.compile(
     r"""\b(?:https?://|www\.)[^\s<>"']*[^\s<>"'.,;:!?)\]}*_~]"""
     r"|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{2,24})+"
 )
-_TIMING = re.compile(r"-[ -] *>[^\n]*\n?")
 # The expressions of the package srt take cubic time on long numbers and square time on long gaps.
 _NO_SUBRIP = re.compile(r"\d{13}|\s{100}")
 _CUE_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>]*+>|\{\\[^{}]*+\}")
@@ -73,14 +72,11 @@ def read_cues(text: str) -> Iterator[str | list[Event]]:
         )
     place = 0
     for cue in cues:
-        timing = _TIMING.search(text, place)
-        body = re.compile(r"\r?\n".join(map(re.escape, cue.content.split("\n"))))
-        found = body.match(text, timing.end()) if timing else None
-        if found is None:  # pragma: no cover - srt takes contents from the text
-            break
-        yield text[place : found.start()]
-        yield from _turns(found[0])
-        place = found.end()
+        lines = r"\r?\n".join(map(re.escape, cue.content.split("\n")))
+        if found := re.compile(rf"-[ -] *>[^\n]*\n?({lines})").search(text, place):
+            yield text[place : found.start(1)]
+            yield from _turns(found[1])
+            place = found.end()
     yield text[place:]
 
 

@@ -49,11 +49,6 @@ class Paragraph:
     words: tuple[Word, ...]
     sentences: tuple[str, ...]  # With one space between words.
 
-    @property
-    def raw(self) -> str:
-        """The paragraph as it stands in the document."""
-        return "".join(event.raw for event in self.events)
-
     def tape(self) -> Iterator[tuple[str, str, str]]:
         """Yield the paragraph in order, as kind, text and name.
 

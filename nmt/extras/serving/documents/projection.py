@@ -69,9 +69,7 @@ def _read(tape: Sequence[tuple[str, str, str]]) -> tuple[_Pair, list[list[str]]]
             filler = ""
         if index in ends:
             end = ends[index]
-            pair = _Pair(
-                text, tape[end][1], before[index], before[end] - 1, start=index, end=end + 1
-            )
+            pair = _Pair(text, tape[end][1], before[index], before[end] - 1, index, end + 1)
             stack[-1].pairs.append(pair)
             stack.append(pair)
         elif index in closing:
@@ -92,18 +90,6 @@ def _roles(pieces: Sequence[str]) -> Iterator[int]:
     start, end = core_of("".join(pieces))
     for offset in accumulate(map(len, pieces[:-1]), initial=0):
         yield (offset >= end) - (offset < start)
-
-
-def _diagonal(size: int, count: int) -> Iterator[tuple[int, int]]:
-    """Link words of two texts by their relative positions.
-
-    >>> list(_diagonal(2, 4)), list(_diagonal(2, 1))
-    ([(0, 0), (0, 1), (1, 2), (1, 3)], [(0, 0), (1, 0)])
-    """
-    for i in range(size):
-        start = i * count // size
-        for j in range(start, max(start + 1, (i + 1) * count // size)):
-            yield i, j
 
 
 class _Layout:
@@ -127,16 +113,16 @@ class _Layout:
         for source, (text, links) in zip(paragraph.sentences, translations, strict=True):
             size, targets, first = len(source.split()), text.split(), len(self.pieces)
             linked: dict[int, list[int]] = defaultdict(list)
-            for i, j in _diagonal(size, len(targets)) if links is None else links:
+            diagonal = ((i, i * len(targets) // size) for i in range(size))
+            for i, j in diagonal if links is None else links:
                 if 0 <= i < size:
                     linked[j].append(start + i)
             for j, word in enumerate(targets):
                 # A word that stays as it was keeps the marks in it.
                 twin = next((i for i in linked[j] if "".join(words[i]) == word), -1)
                 a, b = core_of(word)
-                parts = (
-                    words[twin] if twin >= 0 else [*filter(None, (word[:a], word[a:b], word[b:]))]
-                )
+                cut = [*filter(None, (word[:a], word[a:b], word[b:]))]
+                parts = words[twin] if twin >= 0 else cut
                 places: dict[int, list[int]] = defaultdict(list)
                 for place, role in enumerate(_roles(parts), len(self.pieces)):
                     places[role].append(place)
