@@ -80,8 +80,13 @@ def _problems(error: RequestValidationError) -> str:
 def _problem(detail: Mapping[str, Any]) -> str:
     if detail["type"] == "json_invalid":
         return f"The body is not JSON: {detail['ctx']['error']} at character {detail['loc'][-1]:,}"
-    path = [str(part)[:_MOST_NAME] for part in detail["loc"][1:] if part not in ("str", "Text")]
-    place, message = ".".join(path) or "the body", detail["msg"]
+    path = [str(part)[:_MOST_NAME] for part in detail["loc"][1:]]
+    # The types that pydantic has tried say nothing to a client.
+    shown = (
+        x for x in path if x not in ("str", "Text") and not x.startswith(("function-", "list["))
+    )
+    place = ".".join(shown) or "the body"
+    message = detail["msg"]
     if detail["type"] == "extra_forbidden":
         near = nearest_word(path[-1], FIELDS)
         message = "unknown field" + (f" (did you mean {near}?)" if near else "")
