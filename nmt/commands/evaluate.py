@@ -33,7 +33,7 @@ from nmt.commands.test_set import (
 from nmt.config.loader import load_config, refuse_idle
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files.atomic import check_place, open_output
+from nmt.files.atomic import check_output, open_output
 from nmt.files.progress import progress_bar
 from nmt.inference.guard import GuardCounts
 from nmt.inference.translator import Translator
@@ -104,7 +104,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TestNames:
     inputs = [path for owner in sets for path in owner.inputs]
     inputs += [path for model in everyone for path in model.inputs]
     for path in filter(None, (*options.report, options.save_hypotheses)):
-        check_place(path, [*inputs, *([options.contrastive] if options.contrastive else [])])
+        check_output(path, *inputs, options.contrastive)
 
     # Hypotheses: files were read with the test sets; models translate one after the other.
     failures = _translate(sets, models, baseline, options.save_hypotheses)

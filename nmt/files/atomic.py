@@ -19,7 +19,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -201,7 +201,8 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
         inputs: Files and folders that are read; None and ``-`` for standard input.
 
     Raises:
-        ConfigError: It asks for a compression that there is not, or is one of the inputs.
+        ConfigError: It asks for a compression that there is not, its folder does not exist, or it
+            is one of the inputs.
     """
     if output is None or is_standard(output):
         return
@@ -210,25 +211,12 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
             f"{output}: there is no way to write {output.suffix}.",
             fix=f"Name it {', '.join(_COMPRESSORS)}, or leave {output.suffix} out for plain text.",
         )
+    if not output.parent.is_dir():
+        raise ConfigError(f"The folder of {output} does not exist.", fix="Create it first.")
     for path in inputs:
         if path is not None and _would_overwrite(output, path):
-            raise ConfigError(
-                f"{output} is both input and output."
-                if not path.is_dir()
-                else f"{output} is a part of {path}, which is read.",
-                fix="Choose another output file.",
-            )
-
-
-def check_place(place: Path, inputs: Iterable[Path]) -> None:
-    """Refuse an output file whose folder does not exist, or that is read.
-
-    Raises:
-        ConfigError: Names the file.
-    """
-    if not place.parent.is_dir():
-        raise ConfigError(f"The folder of {place} does not exist.", fix="Create it first.")
-    check_output(place, *inputs)
+            what = f"a part of {path}, which is read" if path.is_dir() else "both input and output"
+            raise ConfigError(f"{output} is {what}.", fix="Choose another output file.")
 
 
 def _would_overwrite(output: Path, path: Path) -> bool:
