@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,21 +20,20 @@ from nmt.commands.load_config import load_config
 from nmt.commands.prepare import prepare_data
 from nmt.commands.train import build
 from nmt.commands.train_options import TrainOptions
-from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.compilation import Compilation
 from nmt.device.device import choose_device, deterministic, prepare_process
 from nmt.device.distributed import Processes
 from nmt.device.memory import measure_peak
-from nmt.extras.planning.cost import TRAINING_FLOPS, LengthSums, matmul_parameters, training_flops
+from nmt.extras.planning.cost import LengthSums, training_flops
 from nmt.files.progress import progress_bar
 from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.setup import TrainingSetup
 from nmt.training.signals import StopSignal
-from nmt.training.timing import MOST_SECONDS, Rows, TimePlan, largest_batches, time_plan
+from nmt.training.timing import MOST_SECONDS, Rows, largest_batches, time_plan
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +47,13 @@ class DryRunReport:
 
     name: str
     device: str
+    devices: int  # Processes that train together; what follows is of each of them.
     precision: str
     compiled: bool
     threads: int
     parameters: dict[str, int]  # By part, and ``total``; a tied table is counted once.
-    # Entries of the matrices that tokens are multiplied with, by part.
-    matmul_parameters: dict[str, int]
-    # By token, and in the first epoch, an update and training. ``passes``: how often an update
-    # reads its batches.
+    # Of forward and backward: by target token, update and training; ``passes``: how often an
+    # update reads its batches.
     flops: dict[str, Any]
     # Held at the peak: `resident_bytes`, which are exact, and ``activations``, measured: what an
     # update on the ``largest_batches`` (pairs, longest source and target with EOS) takes on top,
@@ -67,20 +65,24 @@ class DryRunReport:
     budget: dict[str, Any]
     # Of the median update of a probe, and of as many as an epoch and training have.
     seconds: dict[str, Any]
-    # Outcome of the compilation of layers; empty where none was tried. Not in `as_dict`.
-    remark: str
+    remark: str  # Outcome of the compilation of layers; empty where none was tried.
     warnings: tuple[str, ...] = ()  # What looks wrong about the training.
 
     def as_dict(self) -> dict[str, Any]:
         """Return raw numbers for JSON."""
-        return {key: value for key, value in asdict(self).items() if key != "remark"}
+        return asdict(self)
 
     def as_text(self) -> str:
         """Return a table to read."""
+        of = f"{self.device}, {self.precision}, {self.threads} threads"
+        each = f", each of {self.devices} processes" if self.devices > 1 else ""
         remark = f", {self.remark}" if self.remark else ""
-        title = f"dry run of {self.name} on {self.device}, {self.precision}, {self.threads} threads"
-        lines = [f"{title}{remark}: nothing is trained, no run folder is written", self._summary]
-        for row in (*self._flop_rows(), *self._other_rows()):
+        lines = [
+            f"dry run of {self.name} on {of}{each}{remark}: nothing is trained, no run folder is "
+            "written",
+            self._summary,
+        ]
+        for row in self._rows():
             if isinstance(row, str):
                 lines += ["", row]
             else:
@@ -92,44 +94,31 @@ class DryRunReport:
     def _summary(self) -> str:
         budget, seconds, memory = self.budget, self.seconds, _binary(self.memory_bytes["total"])
         if budget["updates"] is None:
-            return (
-                f"{_duration(seconds['epoch'])} an epoch, until training.patience ends it; {memory}"
-            )
+            epoch = _duration(seconds["epoch"])
+            return f"{epoch} an epoch, until training.patience ends it; {memory}"
         minutes = _duration(seconds["training"] + seconds["validation_and_saving"])
         updates, epochs = f"{budget['updates']:,} updates", f"{budget['epochs']:,.2f} epochs"
         return f"{updates}, {epochs}, by {budget['limit']}: {minutes} and {memory} in all"
 
-    def _flop_rows(self) -> Iterator[tuple[str, ...] | str]:
+    def _rows(self) -> Iterator[tuple[str, ...] | str]:
         """Yield titles, and rows below them: label, value, notes."""
-        flops, size = self.flops, self.matmul_parameters
+        flops, memory, epoch = self.flops, self.memory_bytes, self.epoch
+        budget, seconds = self.budget, self.seconds
         yield "parameters"
         for part, number in self.parameters.items():
             yield part, f"{number:,}"
         yield "FLOPs of training (forward and backward)"
         passes = f"{flops['passes']} passes (training.r_drop)" if flops["passes"] > 1 else ""
-        encoder = f"encoder {size['encoder']:,} + cross-attention's keys, values"
-        decoder = f"rest of decoder {size['decoder']:,} + output {size['output']:,}"
-        sides = "both sides' tokens, over the target tokens"
-        queries = "12 x width x queries x keys, all layers"
-        source = f"6 x ({encoder} {size['memory']:,})"
-        yield "by each source token", _decimal(flops["by_source_token"]), source
-        yield "by each target token", _decimal(flops["by_target_token"]), f"6 x ({decoder})"
-        matrices = _decimal(flops["per_target_token_matmul"])
-        yield "matrices, per target token", matrices, sides, passes
-        attention = _decimal(flops["per_target_token_attention"])
-        yield "attention, per target token", attention, queries
-        yield "all, per target token", _decimal(flops["per_target_token"])
-        yield "per update", _decimal(flops["update"]), "average"
+        shares = f"of which attention's scores {flops['attention_share']:.0%}"
+        yield "by target token", _decimal(flops["per_target_token"]), shares, passes
+        yield "by update", _decimal(flops["update"]), "average"
         yield "whole training", _decimal(flops["training"])
-
-    def _other_rows(self) -> Iterator[tuple[str, ...] | str]:
-        memory, epoch, budget, seconds = self.memory_bytes, self.epoch, self.budget, self.seconds
         yield "memory"
-        yield "weights", _binary(memory["weights"]), "exact"
-        yield "float32 master weights", _binary(memory["master_weights"]), "exact"
-        yield "gradients", _binary(memory["gradients"]), "exact"
-        held = _binary(memory["optimizer"])
-        yield "optimizer's moments", held, "exact", "and averaged weights, if any"
+        held = {"weights": "weights", "master_weights": "float32 master weights",
+                "gradients": "gradients", "optimizer": "optimizer's moments"}  # fmt: skip
+        for key, label in held.items():
+            averages = "and averaged weights, if any" if key == "optimizer" else ""
+            yield label, _binary(memory[key]), "exact", averages
         shapes = " and ".join("{} x ({} + {})".format(*x) for x in memory["largest_batches"])
         peak = f"measured: peak of an update on the largest batches, {shapes} tokens"
         halved = f"HALVED {memory['splits']} times to fit" if memory["splits"] else ""
@@ -151,14 +140,15 @@ class DryRunReport:
             yield "epochs", f"{budget['epochs']:,.2f}"
         yield "time"
         probe = f"measured: median of a probe of {seconds['probe_updates']} updates"
-        yield "update", _duration(seconds["update"]), probe
+        alone = "without communication between processes" if self.devices > 1 else ""
+        yield "update", _duration(seconds["update"]), probe, alone
         yield "epoch", _duration(seconds["epoch"])
         yield "all updates", _duration(seconds["training"])
         beside, updates = seconds["validation_and_saving"], seconds["training"]
         share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
         yield "validation, saving, end", _duration(beside), share or "", "estimated from parts"
         yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"
-        speed = _decimal(self.flops["per_second"])
+        speed = _decimal(flops["per_second"])
         yield "FLOPs per second", speed, "of the model, without padding"
 
 
@@ -166,15 +156,16 @@ def dry_run(options: TrainOptions) -> DryRunReport:
     """Compute and measure what training would take, from its first update.
 
     Prepares the data if need be, for it needs their lengths. Then makes a few updates of a model
-    that is thrown away. Neither locks nor writes the run folder.
+    that is thrown away. Neither locks nor writes the run folder. For several devices, one process
+    is measured on its part of the data.
 
     Raises:
         NmtError: Data, configuration or device do not allow it; see the message.
     """
-    return estimate(load_config(options.config, options.overrides))
+    return estimate(load_config(options.config, options.overrides), options.devices)
 
 
-def estimate(config: RunConfig) -> DryRunReport:
+def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
     """Do that for a configuration."""
     prepare_process(config.training.threads)
     prepared = prepare_data(config, check=data_check(config))
@@ -184,73 +175,79 @@ def estimate(config: RunConfig) -> DryRunReport:
     device = choose_device(config.training.device)
     with deterministic(device, wanted=config.training.deterministic):
         setup = build(config, PreparedData.open(config.prepared_dir), Processes(), StopSignal())
-        return measure_training(setup, config, setup.compile())
+        setup = replace(setup, loader=replace(setup.loader, num_ranks=devices))
+        return _measure(setup, config, setup.compile())
 
 
-def measure_training(
-    setup: TrainingSetup, config: RunConfig, compilation: Compilation
-) -> DryRunReport:
-    """Compute and measure what training with ``setup`` from its first update would take.
-
-    Makes a few updates of its model, which is not to be used afterwards.
-    """
-    plan = setup.loader.plan(0)
+def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) -> DryRunReport:
+    """Measure updates of a model that is not to be used afterwards, and compute the rest."""
+    plan, training = setup.loader.plan(0), setup.training
     logger.info(
         "Measuring memory on the largest batches; then time, in up to about %g s.", MOST_SECONDS
     )
-    memory = _memory(setup, plan)
-    plan_of_time = time_plan(setup, most_seconds=MOST_SECONDS)
-    seconds, training = plan_of_time.update, setup.training
-    epoch, sums = _epoch(setup, plan)
-    in_epoch, sizes = epoch["updates"], count_parameters(setup.updater.model)
-    budget = _budget(setup, in_epoch, plan_of_time)
-    updates, vocab_size = budget["updates"], setup.data.manifest.target_vocab_size
+    memory, timed = _memory(setup, plan), time_plan(setup, most_seconds=MOST_SECONDS)
+    rows = np.concatenate(plan)
+    sums, in_epoch = (
+        LengthSums.of_pairs(*setup.loader.lengths(rows)),
+        -(-len(plan) // setup.loader.config.accumulate),
+    )
+    limits = {"training.max_steps": training.max_steps}
+    if training.max_epochs is not None:
+        of_epochs = islice(setup.loader.epoch_updates(), training.max_epochs)
+        limits["training.max_epochs"] = sum(of_epochs)
+    if training.max_minutes is not None:
+        limits["training.max_minutes"] = timed.updates_in(training.max_minutes, training)
+    known = {key: updates for key, updates in limits.items() if updates is not None}
+    limit = min(known, key=known.__getitem__, default=None)
+    updates = None if limit is None else known[limit]
+    sizes, tokens = count_parameters(setup.updater.model), sums.source_tokens + sums.target_tokens
     passes = 2 if objective_name(training) == "r_drop" else 1
-    flops = count_flops(config.model, vocab_size, sums, passes=passes)
-    flops["update"] = flops["epoch"]["total"] / in_epoch
-    flops["training"] = updates and updates * flops["update"]
-    flops["per_second"] = flops["update"] / seconds
-    shortage = plan_of_time.shortage(updates, training)
+    flops = training_flops(config.model, setup.data.manifest.target_vocab_size, sums, passes=passes)
+    shortage = timed.shortage(updates, training)
     return DryRunReport(
         name=config.name,
         device=str(setup.updater.device),
+        devices=setup.loader.num_ranks,
         precision=setup.updater.precision.name,
         compiled=compilation.is_on,
         threads=torch.get_num_threads(),
         parameters={**sizes, "total": sum(sizes.values())},
-        matmul_parameters=asdict(matmul_parameters(config.model, vocab_size)),
-        flops=flops,
+        flops={
+            "passes": passes,
+            "per_target_token": flops.total / sums.target_tokens,
+            "attention_share": flops.attention / flops.total,
+            "update": flops.total / in_epoch,
+            "training": updates and updates * flops.total / in_epoch,
+            "per_second": flops.total / in_epoch / timed.update,
+        },
         memory_bytes=memory,
-        epoch=epoch,
-        budget=budget,
+        epoch={
+            "pairs": len(rows),
+            "batches": len(plan),
+            "updates": in_epoch,
+            "source_tokens": sums.source_tokens,
+            "target_tokens": sums.target_tokens,
+            "tokens_per_batch": tokens / len(plan),
+            "tokens_per_update": tokens / in_epoch,
+            "padding_waste": padding_waste(plan, *setup.loader.lengths(slice(None))),
+        },
+        budget={
+            "updates": updates,
+            "limit": limit,
+            "has_patience": training.patience is not None,
+            "epochs": updates and updates / in_epoch,
+        },
         seconds={
-            "probe_updates": plan_of_time.num_timed,
-            "update": seconds,
-            "epoch": in_epoch * seconds,
-            "training": updates and updates * seconds,
-            "target_tokens_per_second": sums.target_tokens / in_epoch / seconds,
-            "validation_and_saving": updates and plan_of_time.beside(updates, training),
+            "probe_updates": timed.num_timed,
+            "update": timed.update,
+            "epoch": in_epoch * timed.update,
+            "training": updates and updates * timed.update,
+            "target_tokens_per_second": sums.target_tokens / in_epoch / timed.update,
+            "validation_and_saving": updates and timed.beside(updates, training),
         },
         remark=compilation.remark,
         warnings=tuple(filter(None, (shortage, *advice(config)))),
     )
-
-
-def count_flops(
-    model: ModelConfig, target_vocab_size: int, sums: LengthSums, *, passes: int
-) -> dict[str, Any]:
-    """Return the FLOPs of training by token, and over all pairs of ``sums`` as ``epoch``."""
-    matrices = matmul_parameters(model, target_vocab_size)
-    flops = training_flops(model, target_vocab_size, sums, passes=passes)
-    return {
-        "passes": passes,
-        "by_source_token": TRAINING_FLOPS * matrices.per_source_token,
-        "by_target_token": TRAINING_FLOPS * matrices.per_target_token,
-        "per_target_token": flops.total / sums.target_tokens,
-        "per_target_token_matmul": flops.matmul / sums.target_tokens,
-        "per_target_token_attention": flops.attention / sums.target_tokens,
-        "epoch": asdict(flops) | {"total": flops.total},
-    }
 
 
 def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
@@ -303,44 +300,6 @@ def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
     }
     total = sum(held.values())
     return {**held, "largest_batches": shapes, "splits": max(splits), "total": total}
-
-
-def _epoch(setup: TrainingSetup, plan: Sequence[Rows]) -> tuple[dict[str, Any], LengthSums]:
-    rows = np.concatenate(plan)
-    sums, updates = (
-        LengthSums.of_pairs(*setup.loader.lengths(rows)),
-        -(-len(plan) // setup.loader.config.accumulate),
-    )
-    tokens = sums.source_tokens + sums.target_tokens
-    return {
-        "pairs": len(rows),
-        "batches": len(plan),
-        "updates": updates,
-        "source_tokens": sums.source_tokens,
-        "target_tokens": sums.target_tokens,
-        "tokens_per_batch": tokens / len(plan),
-        "tokens_per_update": tokens / updates,
-        "padding_waste": padding_waste(plan, *setup.loader.lengths(slice(None))),
-    }, sums
-
-
-def _budget(setup: TrainingSetup, in_epoch: int, seconds: TimePlan) -> dict[str, Any]:
-    """Find the limit that ends training first, as `nmt train` does at its start."""
-    training, limits = setup.training, {}
-    if training.max_steps is not None:
-        limits["training.max_steps"] = training.max_steps
-    if training.max_epochs is not None:
-        updates = sum(islice(setup.loader.epoch_updates(), training.max_epochs))
-        limits["training.max_epochs"] = updates
-    if training.max_minutes is not None:
-        limits["training.max_minutes"] = seconds.updates_in(training.max_minutes, training)
-    limit = min(limits, key=lambda key: limits[key], default=None)
-    return {
-        "updates": limit and limits[limit],
-        "limit": limit,
-        "has_patience": training.patience is not None,
-        "epochs": limit and limits[limit] / in_epoch,
-    }
 
 
 def _decimal(number: float | None) -> str:
