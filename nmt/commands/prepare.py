@@ -287,8 +287,10 @@ def _encode(
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:
         for name in names:
             for _, (arrays, _) in reading.map("encoding", name, encode, models):
-                sides = (FlatIds(arrays[f"ids_{i}"], arrays[f"lengths_{i}"]) for i in range(2))
-                writer.append_flat((next(sides), next(sides)), 0, arrays["numbers"])
+                source, target = (
+                    FlatIds(arrays[f"ids_{side}"], arrays[f"lengths_{side}"]) for side in (0, 1)
+                )
+                writer.append(source, target, 0, arrays["numbers"])
             spans[name] = end, end + reading.num_lines[name]
             end += reading.num_lines[name]
     return Encoded(tokenizers, ParallelStore.open(folder), spans)
@@ -313,23 +315,23 @@ def _write(
     with StoreWriter(place, size) if is_stored else nullcontext() as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
             tag = None if corpus.tag is None else tokenizers.source.tag_id(corpus.tag)
-            tasks = reading.tasks(name, encoded, diagnosis)
-            for task, (arrays, values) in map_blocks(
-                f"writing {name}", tasks, Decide(filters, name),
+            blocks = reading.known_blocks(name, encoded, diagnosis)
+            for block, (arrays, values) in map_blocks(
+                f"writing {name}", blocks, Decide(filters, name),
                 workers=reading.workers, total=reading.num_lines[name],
             ):  # fmt: skip
                 findings.take(name, values)
-                is_kept, start = arrays["is_kept"], spans[name][0] + task.first - 1
-                ids = lines.block(start, start + len(task))
+                is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
+                ids = lines.block(start, start + len(block))
                 source, target = ids[0].selected(is_kept, tag), ids[1].selected(is_kept)
-                numbers = lines.lines[start : start + len(task)][is_kept]
+                numbers = lines.lines[start : start + len(block)][is_kept]
                 sides[0].update(source)
                 sides[1].update(target)
                 sample.update(numbers, source, target)
                 if writer is not None:
-                    writer.append_flat((source, target), index, numbers)
+                    writer.append(source, target, index, numbers)
                     if part == VALID:  # its text, for scores of decoded output
-                        _append_text(place, kept_pairs(task.block, is_kept))
+                        _append_text(place, kept_pairs(block, is_kept))
     findings.check_kept("training" if part == TRAIN else "validation", corpora)
     return sides, sample
 

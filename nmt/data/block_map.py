@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from nmt.data.corpus import Block
 from nmt.data.workers import HERE, Workers
 from nmt.errors import DataError
 from nmt.files.progress import progress_bar
@@ -38,24 +39,6 @@ class Result(NamedTuple):
     values: Any = None  # plain data, as JSON has it
 
 
-class AnyBlock(Protocol):
-    """Some lines, and where they begin."""
-
-    @property
-    def first(self) -> int:
-        """Number of the first line."""
-
-    @property
-    def content(self) -> str:
-        """Text that is the same only for the same lines."""
-
-    def __len__(self) -> int:
-        """Return the number of lines."""
-
-
-B = TypeVar("B", bound=AnyBlock)
-
-
 class Shards(NamedTuple):
     """Where results are stored."""
 
@@ -66,13 +49,13 @@ class Shards(NamedTuple):
 
 def map_blocks(
     name: str,
-    blocks: Iterator[B],
-    function: Callable[[B], Result],
+    blocks: Iterator[Block],
+    function: Callable[[Block], Result],
     *,
     shards: Shards | None = None,
     workers: Workers = HERE,
     total: int | None = None,
-) -> Iterator[tuple[B, Result]]:
+) -> Iterator[tuple[Block, Result]]:
     """Yield each block with its result, in order; results that are stored are read, not made.
 
     Args:
@@ -86,9 +69,9 @@ def map_blocks(
     Raises:
         DataError: There are more or fewer lines than ``total``.
     """
-    stored, waiting, done = _Stored(function, shards), deque[B](), 0
+    stored, waiting, done = _Stored(function, shards), deque[Block](), 0
 
-    def sent() -> Iterator[B]:
+    def sent() -> Iterator[Block]:
         for block in blocks:
             waiting.append(block)
             yield block
@@ -114,13 +97,13 @@ def has_changed(corpus: str) -> DataError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored(Generic[B]):
+class _Stored:
     """Reads a result or makes and stores it, in any process that sees the folder."""
 
-    function: Callable[[B], Result]
+    function: Callable[[Block], Result]
     shards: Shards | None
 
-    def __call__(self, block: B) -> tuple[Result, str | None]:
+    def __call__(self, block: Block) -> tuple[Result, str | None]:
         """Return the result, and the name of a file that should have held it."""
         shards = self.shards
         # Workers on other machines may not see the folder.

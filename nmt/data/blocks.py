@@ -7,7 +7,7 @@ pairs are kept now that their lengths are known, and what the whole corpora say 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
@@ -99,26 +99,12 @@ class Encode:
         return Result(arrays)
 
 
-class Task(NamedTuple):
-    """A block, and all that is known of it in the second pass."""
+class Known(NamedTuple):
+    """What is known of a block in the second pass."""
 
-    block: Block
     lengths: npt.NDArray[np.int64]  # subwords of source and target, tag included. (2, lines)
     is_kept: Mask  # of each line, after the first pass
     found: Mapping[int, Sequence[Finding]]  # by the line's place: what whole corpora say
-
-    @property
-    def first(self) -> int:
-        """Number of the first line."""
-        return self.block.first
-
-    @property
-    def content(self) -> str:
-        """Text that is the same only for the same lines."""
-        return self.block.content
-
-    def __len__(self) -> int:
-        return len(self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +118,18 @@ class Decide:
     filters: FilterChain
     corpus: str
 
-    def __call__(self, task: Task) -> Result:
+    def __call__(self, block: Block) -> Result:
         """Return what becomes of the pairs that the first pass has kept."""
-        found, counts, is_kept = list[Found](), Counter[str](), task.is_kept.copy()
-        for row, lengths in self._kept_lengths(task):
-            findings = [*task.found.get(row, ()), *self.filters.length_findings(*lengths)]
+        known: Known = block.known
+        found, counts, is_kept = list[Found](), Counter[str](), known.is_kept.copy()
+        rows = np.flatnonzero(is_kept)
+        for row, *lengths in zip(rows.tolist(), *known.lengths[:, rows].tolist(), strict=True):
+            findings = [*known.found.get(row, ()), *self.filters.length_findings(*lengths)]
             reason = None
             if findings:
-                pair = task.block.pairs[row]
+                pair = block.pairs[row]
                 found += [Found(self.corpus, pair.line, *each, *pair[:2]) for each in findings]
                 reason = self.filters.dropping(findings)
             counts[reason or KEPT] += 1
             is_kept[row] = reason is None
         return Result({"is_kept": is_kept}, [found, counts])
-
-    @staticmethod
-    def _kept_lengths(task: Task) -> Iterator[tuple[int, list[int]]]:
-        rows = np.flatnonzero(task.is_kept)
-        return zip(rows.tolist(), task.lengths[:, rows].T.tolist(), strict=True)

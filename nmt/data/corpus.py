@@ -137,6 +137,7 @@ class Block:
     parse: Callable[..., Iterable[SentencePair | BadPair]]  # of the columns and ``first``
     columns: tuple[Sequence[Any], ...]  # what was read: one entry a pair in each
     first: int  # line number of the first pair, from 1
+    known: Any = None  # what is known of it besides, for a function that needs more
 
     def __len__(self) -> int:
         """Return the number of pairs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
 from nmt.data.block_map import Result, Shards, has_changed, map_blocks
-from nmt.data.blocks import Task, kept_pairs
+from nmt.data.blocks import Known, kept_pairs
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
 from nmt.data.diagnosis import Diagnosis
@@ -96,7 +96,7 @@ class Reading:
         check.update([pair[:2] for pair in kept], result.arrays["lengths"])
         return kept
 
-    def tasks(self, name: str, encoded: Encoded, diagnosis: Diagnosis) -> Iterator[Task]:
+    def known_blocks(self, name: str, encoded: Encoded, diagnosis: Diagnosis) -> Iterator[Block]:
         """Yield the blocks of a corpus with all that is known of each."""
         corpus, (first, end) = self.corpora[name], encoded.spans[name]
         for number, block in enumerate(self.blocks(corpus)):
@@ -108,4 +108,5 @@ class Reading:
             lengths = np.array([source, encoded.lines.target_lengths[rows]])
             bits = np.unpackbits(self.is_kept[name][number], count=len(block))
             is_kept = bits.astype(np.bool_)
-            yield Task(block, lengths, is_kept, diagnosis.of_block(name, start, is_kept))
+            known = Known(lengths, is_kept, diagnosis.of_block(name, start, is_kept))
+            yield replace(block, known=known)

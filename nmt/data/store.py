@@ -207,20 +207,10 @@ class StoreWriter:
             self._files[f"{side}.offsets.bin"].write(np.zeros(1, "<i8").tobytes())
 
     def append(
-        self,
-        source: Sequence[Sequence[int]],
-        target: Sequence[Sequence[int]],
-        corpus: int,
-        lines: Sequence[int],
+        self, source: FlatIds, target: FlatIds, corpus: int, lines: Sequence[int] | IntArray
     ) -> None:
         """Write many pairs of one corpus."""
-        self.append_flat((FlatIds.of(source), FlatIds.of(target)), corpus, lines)
-
-    def append_flat(
-        self, ids: tuple[FlatIds, FlatIds], corpus: int, lines: Sequence[int] | IntArray
-    ) -> None:
-        """Write many pairs of one corpus, whose ids are flat."""
-        for side, flat in zip(_SIDES, ids, strict=True):
+        for side, flat in zip(_SIDES, (source, target), strict=True):
             offsets = self._ends[side] + np.cumsum(flat.lengths)
             self._files[f"{side}.ids.bin"].write(flat.ids.astype(self._dtype).tobytes())
             self._files[f"{side}.offsets.bin"].write(offsets.astype("<i8").tobytes())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nmt.config.data import AugmentConfig, TokenizerConfig
 from nmt.data.augment import Augmenter
 from nmt.data.resegment import Sides
-from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
 
@@ -34,10 +34,11 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
 def store(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> ParallelStore:
     """Of the same twenty pairs twice, as two corpora."""
     folder = tmp_path_factory.mktemp("store") / "new"
-    ids = tokenizers.source.encode_batch(SOURCES), tokenizers.target.encode_batch(TARGETS)
+    texts = zip(tokenizers, (SOURCES, TARGETS), strict=True)
+    source, target = (FlatIds.of(each.encode_batch(text)) for each, text in texts)
     with StoreWriter(folder, tokenizers.source.vocab_size) as writer:
         for corpus in (0, 1):
-            writer.append(*ids, corpus, range(1, 21))
+            writer.append(source, target, corpus, range(1, 21))
     return ParallelStore.open(folder)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nmt.data import lexicon
 from nmt.data.lexicon import Pairs, batches, learn_lexicon, likely_translations
-from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 
 Text = Sequence[tuple[Sequence[int], Sequence[int]]]
 
@@ -26,7 +26,7 @@ TOYS: Text = (([DAS, HAUS], [THE, HOUSE]), ([DAS, BUCH], [THE, BOOK]), ([EIN, BU
 
 def store(folder: Path, pairs: Text) -> ParallelStore:
     with StoreWriter(folder / "store", 100) as writer:
-        source, target = ([pair[side] for pair in pairs] for side in (0, 1))
+        source, target = (FlatIds.of([pair[side] for pair in pairs]) for side in (0, 1))
         writer.append(source, target, 0, range(1, len(pairs) + 1))
     return ParallelStore.open(folder / "store")
 

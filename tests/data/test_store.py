@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.data.batch import collate
-from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import DataError
 
 PAIRS = st.lists(
@@ -32,7 +32,8 @@ def store_of(
     with StoreWriter(folder / "s", vocab_size) as writer:
         for index, part in enumerate((pairs[:half], pairs[half:])):
             lines = list(range(1, len(part) + 1))
-            writer.append([s for s, _ in part], [t for _, t in part], index, lines)
+            source, target = (FlatIds.of([pair[side] for pair in part]) for side in (0, 1))
+            writer.append(source, target, index, lines)
     return ParallelStore.open(folder / "s")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Batch, collate
-from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import Figure, Heatmap, Part, Table
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
@@ -93,7 +93,7 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
         place = Path(folder) / "pairs"
         with StoreWriter(place, vocab_size) as writer:
             sources, targets = zip(*pairs, strict=True)
-            writer.append(sources, targets, 0, range(len(pairs)))
+            writer.append(FlatIds.of(sources), FlatIds.of(targets), 0, range(len(pairs)))
         rows = np.arange(len(pairs))
         return collate(ParallelStore.open(place), rows, source_bos=source_bos)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import TokenizerConfig
-from nmt.data.store import ParallelStore, StoreWriter
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.extras.analysis import word_counts
 from nmt.extras.analysis.slices import (
     Group,
@@ -126,7 +126,7 @@ def test_words_of_training_are_counted_as_by_hand(
     tokenizer = load_tokenizers(tmp_path).source
     with StoreWriter(tmp_path / "train", 60) as writer:
         ids = tokenizer.encode_batch(lines)
-        writer.append(ids, ids, 0, list(range(len(ids))))
+        writer.append(FlatIds.of(ids), FlatIds.of(ids), 0, range(len(ids)))
     texts = [re.findall(r"\w+", line) for line in lines]
     counts = Counter(word for line in texts for word in line)
     pairs = Counter(pair for line in texts for pair in pairwise(line))
