@@ -110,32 +110,6 @@ def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
     assert all(own[:30].count(request) >= 7 for request in "012")
 
 
-def test_a_client_with_many_keys_does_not_make_others_wait() -> None:
-    """One client asks in twenty ways (seeds, say); another comes later with one long text."""
-    block, long = Echo(), "long " * 100
-    many, own = [Echo() for _ in range(20)], Echo()
-    order, tasks = list[str](), list[asyncio.Task[None]]()
-
-    async def remember(future: asyncio.Future[str], client: str) -> None:
-        await future
-        order.append(client)
-
-    async def test(batcher: Batcher) -> None:
-        futures = batcher.submit("x", lines(block, "block"))
-        await started(block)
-        for echo in (*many, own):
-            echo.gate.set()
-            text, client = (long, "y") if echo is own else ("many " * 100, "x")
-            (future,) = batcher.submit(client, lines(echo, text))
-            futures.append(future)
-            tasks.append(asyncio.create_task(remember(future, client)))
-        block.gate.set()
-        await asyncio.gather(*futures, *tasks)
-
-    run(test, tokens=10)
-    assert "y" in order[:2]
-
-
 def test_texts_of_like_length_are_translated_together() -> None:
     echo = Echo()
 
