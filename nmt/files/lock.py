@@ -1,7 +1,7 @@
 """Locks of files, so that one process at a time works on a folder.
 
-The kernel drops a lock with its process, however that ends: a lock cannot go stale. The file says
-who holds it, for the one who is refused.
+The kernel drops a lock with its process, however that ends: a lock cannot go stale. The file names
+its holder, so that a second process can say who is in its way.
 """
 
 from __future__ import annotations

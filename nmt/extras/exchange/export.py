@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 class ExportSummary:
     """What was written."""
 
-    output: Path  # The model folder.
-    target: str  # What it is for.
-    quantization: str  # Type of the weights.
-    step: int  # Updates the model was trained for.
-    size_bytes: int  # Bytes of the weights.
+    output: Path  # the model folder
+    to: str  # what it is for
+    quantization: str  # type of the weights
+    step: int  # updates the model was trained for
+    size_bytes: int  # of the weights
 
     def as_text(self) -> str:
         """Return the folder, for a script to read."""
@@ -46,13 +46,7 @@ class ExportSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {
-            "output": str(self.output),
-            "to": self.target,
-            "quantization": self.quantization,
-            "step": self.step,
-            "size_bytes": self.size_bytes,
-        }
+        return asdict(self) | {"output": str(self.output)}
 
 
 def export(options: ExportOptions) -> ExportSummary:
@@ -102,7 +96,7 @@ def export(options: ExportOptions) -> ExportSummary:
     log_next_commands(output)
     size = (output / writer.weights_name).stat().st_size
     return ExportSummary(
-        output=output, target=target, quantization=dtype, step=bundle.step, size_bytes=size
+        output=output, to=target, quantization=dtype, step=bundle.step, size_bytes=size
     )
 
 

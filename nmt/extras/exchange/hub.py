@@ -1,8 +1,8 @@
 """``nmt push`` and ``nmt pull``: model folders to and from a hub of Hugging Face.
 
-The library does the work; here is only what it does not check: a folder is whole before it is sent
-and after it came, and no file that may hold code is received. ``HF_ENDPOINT`` names another hub,
-``HF_TOKEN`` who asks.
+huggingface_hub does the work. This module adds two checks: a folder is complete before it is
+uploaded and after it was downloaded, and files that may hold code are refused. ``HF_ENDPOINT`` sets
+another hub, ``HF_TOKEN`` the account.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ nowhere else is pickle read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,6 @@ _PARTS = {
     "outer": "fc2",
     "norm": "final_layer_norm",
 }
-_TAG = re.compile(r"opus-mt(?:-tc-big)?-([a-z]{2,3})-([a-z]{2,3})")
 
 
 def is_hugging_face(source: Path) -> bool:
@@ -229,7 +227,5 @@ def _languages(folder: Path) -> tuple[str, str] | None:
     path = folder / "tokenizer_config.json"
     settings = _json(path) if path.is_file() else {}
     codes = settings.get("source_lang"), settings.get("target_lang")
-    if all(isinstance(code, str) and code.isalpha() for code in codes):
-        return str(codes[0]), str(codes[1])
-    match = _TAG.search(folder.resolve().name.lower())
-    return (match[1], match[2]) if match else None
+    is_pair = all(isinstance(code, str) and code.isalpha() for code in codes)
+    return (str(codes[0]), str(codes[1])) if is_pair else None

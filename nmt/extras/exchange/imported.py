@@ -136,10 +136,7 @@ def write_imported(
             (place / TOKENIZER / file_name).write_bytes(content)
         save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, place / MODEL)
         facts = {"parameters": f"{sum(x.size for x in weights.values()):,}"}
-        origin = (
-            "Imported from another system's files: what it was trained on, and under which license "
-            "it may be used, is said where they come from."
-        )
+        origin = "Imported from another system; see there for its training data and license."
         card = model_card(config, origin, facts)
         (place / CARD).write_text(card, encoding="utf-8", newline="\n")
 
