@@ -107,8 +107,6 @@ def save_checkpoint(
         CheckpointError: The disk is full or not writable; nothing half-written is left, and
             earlier checkpoints are untouched.
     """
-    from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
-
     folder = checkpoint_dir(run_dir, step)
     groups = {MODEL: model, OPTIMIZER: optimizer}
     needed = sum(t.numel() * t.element_size() for group in groups.values() for t in group.values())
@@ -122,7 +120,7 @@ def save_checkpoint(
             for name, group in groups.items():
                 # Row by row. Views of one buffer may stay views, as none overlaps another.
                 # A group's copy on the CPU is gone before the next is made.
-                save_file(
+                save_tensors(
                     {key: t.detach().cpu().contiguous() for key, t in group.items()},
                     temporary / name,
                 )
@@ -188,6 +186,13 @@ def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing.", fix=fix) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file."""
+    from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
+
+    save_file(dict(tensors), path)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.checkpoint.files import MODEL, load_tensors, tensor_differences
+from nmt.checkpoint.files import MODEL, load_tensors, save_tensors, tensor_differences
 from nmt.checkpoint.new_model_folder import write_model_folder
 from nmt.errors import CheckpointError
 from nmt.files.atomic import write_json
@@ -158,8 +158,6 @@ def write_average(
     Raises:
         CheckpointError: As `average_weights`; or ``folder`` holds something, or cannot be written.
     """
-    from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
-
     manifests = [Manifest.read(path) for path in paths]
     steps = [manifest.step for manifest in manifests]
     made_of = [{"step": x.step, "sha256": x.files[MODEL].sha256} for x in manifests]
@@ -167,7 +165,7 @@ def write_average(
     record |= {"package_version": __version__, "steps": steps, "checkpoints": made_of}
 
     def write(place: Path) -> None:
-        save_file(average_weights(paths), place / MODEL)
+        save_tensors(average_weights(paths), place / MODEL)
         write_json(place / RECORD, record)
 
     write_model_folder(folder, run_dir, max(steps), write)

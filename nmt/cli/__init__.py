@@ -13,7 +13,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line; answer Ctrl-C while it is loaded, too."""
     try:
-        from nmt.cli.app import main as run
+        from nmt.cli.app import main as run  # noqa: PLC0415 - loading can be interrupted
 
         run()
     except KeyboardInterrupt:

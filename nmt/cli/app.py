@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import atexit
 import gc
-import inspect
 import io
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from copy import copy
-from dataclasses import fields, is_dataclass
-from functools import wraps
-from typing import Any, TextIO, get_type_hints
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -27,7 +22,6 @@ from typing_extensions import override
 
 from nmt.cli.builder import make_command, parameter_name
 from nmt.cli.messages import configure_logging, remove_logging, report, use_spellings
-from nmt.cli.options import flag
 from nmt.cli.table import COMMANDS, FOREIGN_COMMANDS, GROUPS, PARENTS
 from nmt.config.flag import OF_THE_MODEL, option_name
 from nmt.device import is_first
@@ -77,9 +71,8 @@ class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         start = _path(ctx)
         names = [name[len(start) :] for name in COMMANDS if name.startswith(start)]
-        names = [*(name.split()[0] for name in names), *self.commands]
         first = [] if start else [name for group in GROUPS.values() for name in group]
-        return list(dict.fromkeys([*first, *names]))
+        return list(dict.fromkeys([*first, *(name.split()[0] for name in names)]))
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -88,19 +81,16 @@ class _Commands(TyperGroup):
             group = typer.Typer(add_completion=False, rich_markup_mode=None)
             group.callback(cls=_Commands, help=PARENTS[name], no_args_is_help=True)(lambda: None)
             return typer.main.get_command(group)
-        if name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        return make_command(name, COMMANDS[name], _Command)
+        return make_command(name, COMMANDS[name], _Command) if name in COMMANDS else None
 
     @override
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         titles = {name: title for title, names in GROUPS.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
-            entry = COMMANDS.get(_path(ctx) + name)
-            text = entry.text if entry else PARENTS.get(name) or self.commands[name].help
-            title = titles.get(name, "Commands") if ctx.parent is None else "Commands"
-            rows.setdefault(title, []).append((name, str(text).partition("\n")[0]))
+            path = _path(ctx) + name
+            text = PARENTS[path] if path in PARENTS else COMMANDS[path].text
+            rows.setdefault(titles.get(path, "Commands"), []).append((name, text.splitlines()[0]))
         width = max(len(name) for commands in rows.values() for name, _ in commands)
         for title, commands in rows.items():
             with formatter.section(title):
@@ -218,55 +208,6 @@ def _model_default(name: str) -> str:
     return f"{OF_THE_MODEL} ({shown} unless it was trained with another)"
 
 
-_QUIET = flag("--quiet", "-q", default=False, help="Print results, warnings and errors only.")
-_VERBOSE = flag(
-    "--verbose",
-    "-v",
-    default=0,
-    count=True,
-    help="Print details, and the traceback of errors; -vv: log messages of libraries, too.",
-    show_default=False,
-)
-
-
-def _add_command(app: typer.Typer, function: Callable[..., None], epilog: str) -> None:
-    """Register a command with a flag for each field of its option groups, and -q and -v."""
-    hints = get_type_hints(function)
-    groups: dict[str, Any] = {}
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if is_dataclass(hints[name]):
-            groups[name] = group = hints[name]
-            kinds = get_type_hints(group)
-            parameters += [
-                _parameter(x.name, kinds[x.name], x.default, group.title) for x in fields(group)
-            ]
-        else:
-            parameters.append(_parameter(name, hints[name], parameter.default))
-    parameters += [_parameter("quiet", bool, _QUIET), _parameter("verbose", int, _VERBOSE)]
-
-    @wraps(function)
-    def call(**values: Any) -> None:
-        configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
-        for name, group in groups.items():
-            values[name] = group(**{x.name: values.pop(x.name) for x in fields(group)})
-        function(**values)
-
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    name = function.__name__.removesuffix("_model")  # import is a word of Python
-    app.command(name, epilog=epilog, cls=_Command)(call)
-
-
-def _parameter(name: str, kind: Any, option: Any, title: str | None = None) -> inspect.Parameter:
-    if option is not inspect.Parameter.empty:  # the context has no flag
-        option = copy(option)
-        option.rich_help_panel = title
-        if option.default is False and not option.param_decls:  # without --no-...
-            option.param_decls = (f"--{name.replace('_', '-')}",)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=option)
-
-
 app = typer.Typer(
     name="nmt",
     cls=_Commands,
@@ -288,12 +229,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     ctx: typer.Context,
-    _version: bool = flag(
-        "--version",
-        default=False,
-        callback=_print_version,
-        is_eager=True,
-        help="Print the version and exit.",
+    _version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
     """Set up what all commands need."""

@@ -22,6 +22,7 @@ from typing import IO, Any, TypeAlias
 from nmt.commands.loading import decoding_changes, loading, mbr
 from nmt.commands.translate_options import TranslateOptions
 from nmt.config.loader import load_config
+from nmt.data.checks import other_language
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import (
@@ -261,8 +262,6 @@ def _check_language(texts: Sequence[str], model: Path) -> None:
     """Warn of input in another language than the model's."""
     if sum(len(text.encode("utf-8", "replace")) for text in texts) < _BYTES_OF_A_LANGUAGE:
         return
-    from nmt.data.checks import other_language  # noqa: PLC0415 - short text needs none
-
     config = load_config(model / "config.yaml")
     known = config.source_language
     if found := other_language(texts, known, [config.target_language]):

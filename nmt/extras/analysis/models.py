@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nmt.commands.evaluate import EvaluatedModel
+from nmt.registry import load_attribute
 
 if TYPE_CHECKING:
     from nmt.inference.scorer import Scorer
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
 def load_scorer(model: EvaluatedModel) -> Scorer:
     """Load the weights of a model to score or align translations."""
-    from nmt.inference.scorer import Scorer  # noqa: PLC0415 - loads torch, reports of files do not
-
     names = ("device", "checkpoint", "threads", "ensemble")
-    return Scorer.load(model.folder, **{name: model.loading[name] for name in names})
+    scorer = load_attribute("nmt.inference.scorer:Scorer")  # loads torch, reports of files do not
+    return scorer.load(model.folder, **{name: model.loading[name] for name in names})

@@ -27,6 +27,7 @@ from nmt.extras.cleaning.lines import CutLines
 from nmt.extras.cleaning.ranges import Range
 from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
 from nmt.extras.cleaning.scores import DUAL, LEXICAL, ScorePairs, Scores, read_scores, write_scores
+from nmt.registry import load_attribute
 
 _HASHES, _LEAKS = "hashes", "leaks"
 _NUM_FIRST = 5
@@ -61,8 +62,7 @@ class CorpusDiagnosis(Diagnosis):
         self._repeats: Future[Repeats] | None = None
         self._dual: ScorePairs | None = None
         if material.score_with:
-            from nmt.extras.cleaning.dual import dual_scorer  # noqa: PLC0415 - loads torch
-
+            dual_scorer = load_attribute("nmt.extras.cleaning.dual:dual_scorer")  # loads torch
             self._dual = dual_scorer(material.score_with, material.languages)
         # Of the kept pairs of all corpora, in order: line and score by two models.
         self._dual_lines, self._dual_scores = array("q"), array("f")

@@ -52,11 +52,11 @@ def advise(config: RunConfig, plan: Plan) -> Iterator[str]:
     if total is not None:
         yield from _about_warmup(config, total)
     if total and in_epoch and total < in_epoch:
-        change = f"--set training.max_steps={ceil(in_epoch)}"
+        change = f"`set` training.max_steps={ceil(in_epoch)}"
         if config.training.max_minutes is not None and total != config.training.max_steps:
-            change = "--set training.max_minutes=null --set training.max_epochs=1"
+            change = "`set` training.max_minutes=null `set` training.max_epochs=1"
             if config.training.max_steps is not None:
-                change += " --set training.max_steps=null"
+                change += " `set` training.max_steps=null"
         yield (
             f"training ends at update {total:,}, and an epoch has {in_epoch:,.0f}: "
             f"{int(100 * (1 - total / in_epoch))}% of the pairs are never read; for all of them, "

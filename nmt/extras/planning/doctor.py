@@ -19,6 +19,7 @@ from nmt.config.loader import load_config
 from nmt.device import machine_load, usable_cores
 from nmt.errors import NmtError
 from nmt.extras.planning.options import DoctorOptions
+from nmt.registry import load_attribute
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
@@ -28,7 +29,7 @@ _EXTRAS = {
     "tensorboard": ("tensorboard", "training.tensorboard"),
     "clean": ("py3langid", "finds text in other languages and broken encodings"),
     "serve": ("starlette", "nmt serve"),
-    "cluster": ("distributed", "nmt prepare --scheduler"),
+    "cluster": ("distributed", "`scheduler` of nmt prepare"),
 }
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
@@ -152,9 +153,8 @@ def _findings() -> Iterator[Finding]:
 
 def _self_test() -> Finding:
     """Train a toy model on two sentences, and have it translate them."""
-    from nmt.commands.train import fit  # noqa: PLC0415 - they load torch
-    from nmt.inference.translator import Translator  # noqa: PLC0415
-
+    fit = load_attribute("nmt.commands.train:fit")  # they load torch
+    translator_class = load_attribute("nmt.inference.translator:Translator")
     begin, level = time.perf_counter(), _NMT.level
     _NMT.setLevel(logging.ERROR)  # advice about toys
     try:
@@ -164,7 +164,7 @@ def _self_test() -> Finding:
                 (Path(folder) / f"text.{language}").write_text(lines, encoding="utf-8")
             (Path(folder) / "config.yaml").write_text(_CONFIG, encoding="utf-8")
             fit(load_config(Path(folder) / "config.yaml"))
-            translator = Translator.load(Path(folder) / "run")
+            translator = translator_class.load(Path(folder) / "run")
             found = [each.text for each in translator.translate([pair[0] for pair in _PAIRS])]
     except Exception as error:  # whatever is wrong is the finding
         _NMT.setLevel(level)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nmt.errors import ConfigError
 from nmt.extras.serving.options import ServeOptions
+from nmt.registry import load_attribute
 
 if TYPE_CHECKING:
     from nmt.extras.serving.server import CheckedModels
@@ -28,6 +29,4 @@ def serve(options: ServeOptions) -> CheckedModels | None:
         raise ConfigError(
             f"`nmt serve` needs {', '.join(missing)}.", fix="pip install -e '.[serve]'"
         )
-    from nmt.extras.serving.server import start_server  # noqa: PLC0415 - may not be installed
-
-    return start_server(options)
+    return load_attribute("nmt.extras.serving.server:start_server")(options)

@@ -88,10 +88,10 @@ def test_an_epoch_that_is_never_finished_is_named() -> None:
     plan = Plan(total_steps=5000, updates_per_epoch=20_000, report=None)
     text = "training ends at update 5,000, and an epoch has 20,000: 75% of the pairs are never"
     assert text in found(config(), plan)
-    assert found(config(), plan).endswith("--set training.max_steps=20000")
+    assert found(config(), plan).endswith("`set` training.max_steps=20000")
     # 7 minutes hold a quarter of an epoch.
     timed = config(max_steps=None, max_minutes=7)
-    assert found(timed, plan).endswith("training.max_minutes=null --set training.max_epochs=1")
+    assert found(timed, plan).endswith("training.max_minutes=null `set` training.max_epochs=1")
     assert found(config(), Plan(total_steps=20_000, updates_per_epoch=20_000, report=None)) == ""
 
 
