@@ -214,7 +214,8 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         if reading.shards is not None:
             with reading.stage("shortlist"), progress_bar("making short lists", leave=False):
                 train = ParallelStore.open(folder / TRAIN)
-                write_shortlist(folder / SHORTLIST, train, tokenizers.vocab_sizes)
+                sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
+                write_shortlist(folder / SHORTLIST, train, sizes, lexicon)
         said, reported = diagnosis.report(), findings.report()
     if "language" in reported["reasons"]:
         reported["reasons"]["language"] |= said.languages

@@ -19,6 +19,7 @@ from nmt.config.data import CorpusConfig
 from nmt.config.filters import FilterConfig
 from nmt.data.filters import REASON_FILTERS, REASONS, FilterChain, Finding
 from nmt.data.findings import Found
+from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
 from nmt.data.workers import Workers
@@ -99,6 +100,11 @@ class Diagnosis:
             spans: First row of each corpus or set, and the row behind its last.
             sizes: Entries of the source and of the target vocabulary.
         """
+
+    @property
+    def lexicon(self) -> Lexicon | None:
+        """What `learn` has learned of words, if that is a lexicon of all pairs."""
+        return None
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]

@@ -33,7 +33,7 @@ _ITERATIONS = 4
 _MOST_COMMON = 200
 _MOST_CANDIDATES = 30
 _MEETINGS_AT_ONCE = 1 << 20
-_MERGED_AT_ONCE = 1 << 23
+_MERGED_AT_ONCE = 1 << 22
 _PAIRS_AT_ONCE = 1 << 16
 _MOST_MEETINGS = 1 << 26  # More to learn from takes time, and teaches little.
 _EMPTY_WORD = 0.1  # Probability that a token translates nothing, as it would stand anywhere.
@@ -225,7 +225,12 @@ def learn_lexicon(
 
 
 def likely_translations(
-    lines: Lines, vocab_sizes: tuple[int, int], most: int, *, mapped: Mapped = map_here
+    lines: Lines,
+    vocab_sizes: tuple[int, int],
+    most: int,
+    *,
+    mapped: Mapped = map_here,
+    lexicon: Lexicon | None = None,
 ) -> npt.NDArray[np.int32]:
     """Return the target tokens that most often translate each source token, the likeliest first.
 
@@ -234,6 +239,7 @@ def likely_translations(
         vocab_sizes: V and W.
         most: Translations of each.
         mapped: Has something done with batches, by this process.
+        lexicon: Was learned from the same text already, which saves most of the time.
 
     Returns:
         (V, most); -1 where there are fewer.
@@ -241,8 +247,10 @@ def likely_translations(
     num = len(lines.source_lengths)
     rows = np.arange(0, num, sample_step(lines, num))
     pairs = Pairs(rows, rows)
-    # The links that are counted below are of one iteration more.
-    lexicon = learn_lexicon(lines, vocab_sizes, pairs, mapped=mapped, iterations=_ITERATIONS - 1)
+    if lexicon is None:  # the links that are counted below are of one iteration more
+        count = _ITERATIONS - 1
+        lexicon = learn_lexicon(lines, vocab_sizes, pairs, mapped=mapped, iterations=count)
+    lexicon = replace(lexicon, lines=lines, before=None)
     keys: list[Rows] = [np.empty(0, np.int64)]
     counts: list[Values] = [np.empty(0)]
     num_targets = vocab_sizes[1]
@@ -269,7 +277,9 @@ def likely_translations(
     return table
 
 
-def write_shortlist(path: Path, store: ParallelStore, vocab_sizes: tuple[int, int]) -> None:
+def write_shortlist(
+    path: Path, store: ParallelStore, vocab_sizes: tuple[int, int], lexicon: Lexicon | None = None
+) -> None:
     """Write which target tokens each source token may become, as learned from a store.
 
     The file has ``common``, the most frequent target tokens, and ``candidates``, the likeliest
@@ -277,7 +287,7 @@ def write_shortlist(path: Path, store: ParallelStore, vocab_sizes: tuple[int, in
     """
     counts = store.token_counts("target", vocab_sizes[1])
     common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
-    candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES)
+    candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon=lexicon)
     path.write_bytes(save({"common": common, "candidates": candidates}))
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.lexicon import Pairs, Values, learn_lexicon, sample_step
+from nmt.data.lexicon import Lexicon, Pairs, Values, learn_lexicon, sample_step
 from nmt.data.store import Lines, Rows
 from nmt.data.workers import Mapped, map_here, watched
 from nmt.extras.cleaning.column import Column
@@ -57,6 +57,7 @@ class Alignment:
     z_scores: Mapping[str, Scores] = field(default_factory=dict)
     # Per corpus: its misaligned ranges. None below 100 lines; only shifts below 1,000.
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
+    lexicon: Lexicon | None = None  # the last one
 
 
 class _Judgement(NamedTuple):
@@ -106,6 +107,7 @@ def align_corpora(
         for kind in ("score", "z")
     )
     ranges: dict[str, list[Range]] = {}
+    lexicon: Lexicon | None = None
     saved = None if mapped is map_here else folder
     with progress_bar("comparing words", unit="batches", leave=False) as bar:
         mapped = watched(mapped, bar.update)
@@ -130,7 +132,8 @@ def align_corpora(
                     offsets[low:high], is_taught[low:high] = new, teaches
             if changed <= _AGREED * num:
                 break
-    return Alignment(scores, z_scores, {name: joined(found) for name, found in ranges.items()})
+    own = {name: joined(found) for name, found in ranges.items()}
+    return Alignment(scores, z_scores, own, lexicon)
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:

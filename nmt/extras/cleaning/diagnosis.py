@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nmt.data.diagnosis import Arrays, Diagnosis, DiagnosisReport, Material
 from nmt.data.filters import Finding, filter_actions
 from nmt.data.findings import Found
+from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
 from nmt.extras.cleaning.alignment import align_corpora
@@ -72,6 +73,7 @@ class CorpusDiagnosis(Diagnosis):
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}
         self._num_asked = 0
+        self._lexicon: Lexicon | None = None
         self._writing: Future[None] | None = None
 
     @property
@@ -130,8 +132,14 @@ class CorpusDiagnosis(Diagnosis):
         self._scores["lexical"] = alignment.z_scores
         if "misaligned" in self._actions:
             self._ranges = alignment.ranges
+        self._lexicon = alignment.lexicon
         path = material.folder / LEXICAL
         self._writing = material.workers.submit(write_scores, path, alignment.scores)
+
+    @property
+    def lexicon(self) -> Lexicon | None:
+        """What was learned of words."""
+        return self._lexicon
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
