@@ -66,9 +66,7 @@ def _read_table() -> Iterator[_Pairs]:
             pairs = []
             for line in decoder.decode(chunk, number + 1):
                 number += 1
-                cells = line.split("\t")
-                if len(cells) != 2 and not line.strip():
-                    cells = ["", ""]
+                cells = line.split("\t") if line.strip() else ["", ""]
                 if len(cells) != 2:
                     raise DataError(
                         f"Standard input, line {number:,} has {len(cells)} "

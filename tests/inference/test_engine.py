@@ -22,10 +22,12 @@ from nmt.extras.exchange import conversion_cache
 from nmt.extras.exchange.ctranslate2 import CTranslate2Target
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.inference import engine as engines
-from nmt.inference.engine import EngineLacksError, LoadedModel, choose_engine
+from nmt.inference.engine import EngineLacksError, EngineLoader, LoadedModel, choose_engine
 from nmt.inference.guard import GuardLimits
 from nmt.inference.options import EngineOptions, Ensemble, Needs, parse_dtype
+from nmt.inference.torch_engine import load_torch
 from nmt.inference.translator import Translator
+from nmt.registry import Registry
 from tests.inference.conftest import sentences
 from tests.inference.exported import (
     STEP,
@@ -156,6 +158,21 @@ def test_without_ctranslate2_torch_translates(
         load_engine(run_dir, device="cpu", engine="ctranslate2")
     with pytest.raises(ConfigError, match="CTranslate2 is not installed"):
         load_engine(run_dir, device="cpu", dtype="int8")
+
+
+def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an engine of one's own is named as the others are."""
+    gone: Registry[EngineLoader] = Registry(
+        "toy engine",
+        {"ctranslate2": "nmt.extras.gone.engine:load"},
+    )
+    gone.register("torch", load_torch)
+    gone.register("mine", load_torch)
+    monkeypatch.setattr(engines, "ENGINES", gone)
+    assert chosen(run_dir, device="cpu") == ("torch", "float32")
+    assert chosen(run_dir, device="cpu", engine="mine") == ("torch", "float32")
+    with pytest.raises(ConfigError, match="missing from this installation"):
+        load_engine(run_dir, device="cpu", engine="ctranslate2")
 
 
 def test_names_are_checked(run_dir: Path) -> None:
