@@ -207,8 +207,7 @@ class SearchOptions:
         ),
     ] = None
     no_guard: Annotated[
-        bool,
-        Flag("Do not retry translations that look degenerate (loops, odd length)."),
+        bool, Flag("Do not retry translations that look degenerate (loops, odd length).")
     ] = False
     no_split: Annotated[
         bool,

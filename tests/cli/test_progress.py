@@ -15,8 +15,6 @@ from nmt.commands.score_options import ScoreOptions
 from nmt.commands.translate import translate
 from nmt.commands.translate_options import TranslateOptions
 from nmt.errors import DataError
-from nmt.extras.exchange.export import export
-from nmt.extras.exchange.options import ExportOptions
 from tests.inference.conftest import sentences
 from tests.terminal import Frames, terminal
 
@@ -102,11 +100,3 @@ def test_no_command_writes_frames_where_nobody_watches(
 ) -> None:
     translate(options_of(runs["plain"], source))
     assert "/9" not in capfd.readouterr().err
-
-
-def test_an_export_shows_that_it_works(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with terminal(monkeypatch) as frames:
-        export(ExportOptions(model=runs["plain"], output=tmp_path / "exported", to="safetensors"))
-    assert frames.counts("exporting") == [f"{done}/3" for done in range(4)]

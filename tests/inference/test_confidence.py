@@ -16,15 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.model_folder import CONFIDENCE
-from nmt.commands.overlap import rows_in_training, training_data
+from nmt.commands.overlap import rows_in_training
 from nmt.commands.train import fit
 from nmt.commands.translate import translate
 from nmt.commands.translate_options import TranslateOptions
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.analysis.slices import leaks
-from nmt.extras.exchange.export import export
-from nmt.extras.exchange.options import ExportOptions
 from nmt.inference import calibration
 from nmt.inference.confidence import ConfidenceModel, Term, fit_confidence, read_confidence
 from nmt.inference.result import Result
@@ -133,24 +130,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
-def test_the_end_of_training_fits_it_and_an_export_keeps_it(run: RunConfig, tmp_path: Path) -> None:
+def test_the_end_of_training_fits_it(run: RunConfig) -> None:
     fitted = read_confidence(run.run_dir)
     assert fitted is not None
     assert fitted.num_lines == 120
-    export(ExportOptions(model=run.run_dir, output=tmp_path / "exported", to="ctranslate2"))
-    assert read_confidence(tmp_path / "exported") == fitted
-
-    found = [
-        Translator.load(folder, threads=1).translate(
-            ["ab cd", "", "abc"],
-        )
-        for folder in (run.run_dir, tmp_path / "exported")
-    ]
-    for one, other in zip(*found, strict=True):
-        assert one.text == other.text
-        assert (one.confidence is None) == (one.source == "")
-        assert one.confidence == pytest.approx(other.confidence, abs=0.1)
-        assert one.confidence == fitted.estimate(one)
+    for result in Translator.load(run.run_dir, threads=1).translate(["ab cd", "", "abc"]):
+        assert (result.confidence is None) == (result.source == "")
+        assert result.confidence == fitted.estimate(result)
 
 
 def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: Path) -> None:
@@ -199,8 +185,5 @@ def test_lines_of_the_training_data_are_counted_exactly(run: RunConfig) -> None:
     others = ["x" * number + " yy zz vv" for number in range(1, 21)]
     changed = [" ".join(["new", *line.split()[1:]]) for line in whole[15:20]]
     lines = [*whole[:15], *changed, *others]
-    kinds = leaks(list(training_data(run.run_dir)), lines)
 
     assert rows_in_training(run.run_dir, lines) == {*range(15)}
-    assert sorted(number for number, kind in kinds.items() if kind == "exact") == [*range(15)]
-    assert sorted(number for number, kind in kinds.items() if kind == "near") == [*range(15, 20)]

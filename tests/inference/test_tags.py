@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError, DataError
-from nmt.extras.inspection.options import InspectOptions
-from nmt.extras.inspection.subject import Subject
 from nmt.inference.request import Request
 from nmt.inference.scorer import Scorer
 from nmt.inference.torch_engine import TorchEngine
@@ -19,7 +16,6 @@ from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import loaded, small_model
 
-ROOT = Path(__file__).parents[2]
 SYMBOLS = ("<2de>", "<2en>", "<bt>")
 LINES = sentences(6, seed=2, longest=6)
 
@@ -116,18 +112,3 @@ def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
         0.0,
     ]
     assert scorer.score(pairs)[0].log_prob != pytest.approx(math.fsum(expected))
-
-
-def test_nmt_inspect_reads_the_tag_too_and_names_those_there_are(tagged: Tokenizers) -> None:
-    def subject(tag: str | None) -> Subject:
-        found = Subject(ROOT / "configs" / "hello.yaml", InspectOptions(source=LINES[0], tag=tag))
-        vars(found)["tokenizers"] = tagged
-        return found
-
-    plain, asked = subject(None).source_ids, subject("de")
-    asked.check()
-    assert asked.source_ids == [4, *plain]
-    assert asked.source_labels[0] == "<2de>"
-    with pytest.raises(ConfigError, match="no tag 'fr'") as caught:
-        subject("fr").check()
-    assert (caught.value.exit_code, caught.value.fix) == (2, "Use one of <2de>, <2en>, <bt>.")

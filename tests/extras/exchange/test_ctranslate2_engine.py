@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DeviceError
-from nmt.extras.exchange.ctranslate2 import import_ctranslate2
+from nmt.extras.exchange.ctranslate2 import import_ctranslate2, not_followed
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
+from nmt.inference.guard import GuardLimits, fallback_search
+from nmt.inference.result import Alarm
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Constraints
@@ -161,3 +164,10 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "export.json").write_text('{"quantization": "int8", "num_positions": null}')
     with pytest.raises(CheckpointError, match="cannot be loaded by CTranslate2"):
         CTranslate2Engine(tmp_path)
+
+
+def test_it_has_all_that_a_retry_of_the_guard_may_ask_for() -> None:
+    """Of what our own search defines as it does."""
+    alarms: list[Alarm] = ["loop", "repetition", "short", "long", "compression"]
+    changes = fallback_search(alarms, DecodingConfig(beam_size=1), GuardLimits())
+    assert not not_followed(DecodingConfig(**changes))

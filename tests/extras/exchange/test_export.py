@@ -40,6 +40,7 @@ from tests.inference.exported import (
     write_run,
     write_shortlist,
 )
+from tests.terminal import terminal
 
 BOTH = pytest.mark.parametrize(
     "target", ["safetensors", pytest.param("ctranslate2", marks=needs_ctranslate2)]
@@ -322,3 +323,11 @@ def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
         assert (text in card) == is_own
     for text in ("- few\n", "hashes are not known"):
         assert (text in card) != is_own
+
+
+def test_an_export_shows_that_it_works(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch) as frames:
+        export(ExportOptions(model=run_dir, output=tmp_path / "exported", to="safetensors"))
+    assert frames.counts("exporting") == [f"{done}/3" for done in range(4)]

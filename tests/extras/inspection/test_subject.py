@@ -2,12 +2,15 @@ from pathlib import Path
 
 import pytest
 
+from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Part, Table, as_dict
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.view import VIEWS
+from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from tests.inference.conftest import sentences
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
 
@@ -33,3 +36,22 @@ def test_a_layer_that_is_none_is_refused_with_those_there_are() -> None:
 def test_data_of_a_part_name_the_kind_of_each_figure() -> None:
     part = Part("x", "X", "", [Table("T", ["a"], [[1]])])
     assert as_dict(part)["figures"][0]["kind"] == "table"
+
+
+def test_the_tag_is_read_too_and_those_there_are_are_named(tmp_path: Path) -> None:
+    config = TokenizerConfig(vocab_size=330, user_defined_symbols=("<2de>", "<2en>", "<bt>"))
+    train_sentencepiece(iter(sentences(300)), tmp_path / "joint.model", config, threads=1)
+    tagged, line = load_tokenizers(tmp_path), "der Hund"
+
+    def subject(tag: str | None) -> Subject:
+        found = Subject(CONFIG, InspectOptions(source=line, tag=tag))
+        vars(found)["tokenizers"] = tagged
+        return found
+
+    plain, asked = subject(None).source_ids, subject("de")
+    asked.check()
+    assert asked.source_ids == [4, *plain]
+    assert asked.source_labels[0] == "<2de>"
+    with pytest.raises(ConfigError, match="no tag 'fr'") as caught:
+        subject("fr").check()
+    assert (caught.value.exit_code, caught.value.fix) == (2, "Use one of <2de>, <2en>, <bt>.")
