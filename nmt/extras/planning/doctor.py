@@ -15,11 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from nmt.commands.train import fit
 from nmt.config.loader import load_config
 from nmt.device import machine_load, usable_cores
 from nmt.errors import NmtError
 from nmt.extras.planning.options import DoctorOptions
-from nmt.registry import load_attribute
+from nmt.inference.translator import Translator
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
@@ -28,15 +31,15 @@ _EXTRAS = {
     "ctranslate2": ("ctranslate2", "translates faster on CPUs"),
     "tensorboard": ("tensorboard", "training.tensorboard"),
     "clean": ("py3langid", "finds text in other languages and broken encodings"),
-    "serve": ("starlette", "nmt serve"),
-    "cluster": ("distributed", "`scheduler` of nmt prepare"),
+    "serve": ("fastapi", "nmt serve"),
+    "cluster": ("distributed", "prepares data on several machines"),
 }
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
     "There is a GPU driver, but torch sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or "
-    "pip install --force-reinstall torch (this one may be built for CPUs)."
+    "install torch again (this one may be built for CPUs)."
 )
-_REPORT = "Run it again with -v, and report what it prints."
+_REPORT = "Run it again with `verbose`, and report what it prints."
 _NMT = logging.getLogger("nmt")
 _PAIRS = (("merci", "thanks"), ("je suis étudiant", "i am a student"))
 _CONFIG = """
@@ -90,11 +93,8 @@ class DoctorReport:
     def failure(self) -> NmtError | None:
         """None if nothing is wrong."""
         count = sum(bool(finding.fix) for finding in self.findings)
-        if not count:
-            return None
-        return NmtError(
-            f"{count} problem{'s' * (count > 1)}.", fix="Each line with !! has its fix."
-        )
+        problem = f"{count} problem{'s' * (count > 1)}."
+        return NmtError(problem, fix="Each line with !! has its fix.") if count else None
 
     def as_text(self) -> str:
         """Return one line for each finding, and its fix under it."""
@@ -112,14 +112,8 @@ def doctor(options: DoctorOptions | None = None) -> DoctorReport:
 
 
 def _findings() -> Iterator[Finding]:
-    yield Finding("nmt", f"{__version__} in {Path(__file__).parents[1]}")
+    yield Finding("nmt", f"{__version__} in {Path(__file__).parents[2]}")
     yield Finding("Python", f"{platform.python_version()} at {sys.executable}")
-    try:
-        import torch  # noqa: PLC0415 - its absence is a finding
-    except ImportError as error:
-        fix = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-        yield Finding("torch", f"cannot be imported: {error}", fix)
-        return
     yield Finding("torch", torch.__version__)
     is_cuda, name = torch.cuda.is_available(), "CPU"
     if is_cuda:
@@ -153,8 +147,6 @@ def _findings() -> Iterator[Finding]:
 
 def _self_test() -> Finding:
     """Train a toy model on two sentences, and have it translate them."""
-    fit = load_attribute("nmt.commands.train:fit")  # they load torch
-    translator_class = load_attribute("nmt.inference.translator:Translator")
     begin, level = time.perf_counter(), _NMT.level
     _NMT.setLevel(logging.ERROR)  # advice about toys
     try:
@@ -164,7 +156,7 @@ def _self_test() -> Finding:
                 (Path(folder) / f"text.{language}").write_text(lines, encoding="utf-8")
             (Path(folder) / "config.yaml").write_text(_CONFIG, encoding="utf-8")
             fit(load_config(Path(folder) / "config.yaml"))
-            translator = translator_class.load(Path(folder) / "run")
+            translator = Translator.load(Path(folder) / "run")
             found = [each.text for each in translator.translate([pair[0] for pair in _PAIRS])]
     except Exception as error:  # whatever is wrong is the finding
         _NMT.setLevel(level)
@@ -172,9 +164,7 @@ def _self_test() -> Finding:
         return Finding("self-test", f"{type(error).__name__}: {error}", _REPORT)
     finally:
         _NMT.setLevel(level)
-    seconds = time.perf_counter() - begin
-    right = f"trained and translated two sentences in {seconds:.1f} s with {translator.engine.name}"
-    is_right = found == [pair[1] for pair in _PAIRS]
-    return Finding(
-        "self-test", right if is_right else f"translated {found}", "" if is_right else _REPORT
-    )
+    if found != [pair[1] for pair in _PAIRS]:
+        return Finding("self-test", f"translated {found}", _REPORT)
+    seconds = f"{time.perf_counter() - begin:.1f} s with {translator.engine.name}"
+    return Finding("self-test", f"trained and translated two sentences in {seconds}")

@@ -71,7 +71,7 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
     def fail(_: object) -> None:
         raise RuntimeError("illegal instruction")
 
-    monkeypatch.setattr("nmt.commands.train.fit", fail)
+    monkeypatch.setattr(doctor, "fit", fail)
     result = CliRunner().invoke(app, ["doctor", "-v"])
 
     assert result.exit_code == 1
