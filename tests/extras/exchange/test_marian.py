@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.exchange.import_model import import_model
+from nmt.extras.exchange.import_model import ImportSummary, import_model
 from nmt.extras.exchange.marian import read_npz, read_vocabulary
 from nmt.extras.exchange.options import ImportOptions
 from nmt.inference.translator import Translator
@@ -50,15 +50,18 @@ def best_outputs(path: Path) -> dict[int, Output]:
     return found
 
 
+def imported_as(source: Path, output: Path, **options: Any) -> ImportSummary:
+    values = {"languages": "en-de", **options}
+    return import_model(ImportOptions(source=source, output=output, **values))
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def imported(
     request: pytest.FixtureRequest, marian_models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
     """Marian's folder, and ours of it."""
     ours = tmp_path_factory.mktemp(request.param) / "model"
-    import_model(
-        ImportOptions(source=marian_models / request.param, output=ours, languages="en-de")
-    )
+    imported_as(marian_models / request.param, ours)
     return marian_models / request.param, ours
 
 
@@ -100,13 +103,8 @@ def test_check_tells_which_positions_a_model_was_trained_with(
     long = sorted(range(EMPTY), key=lambda number: -len(lines[number]))[:30]
     pairs = "".join(f"{lines[number]}\t{outputs[number].text}\n" for number in long)
     (tmp_path / "pairs.tsv").write_text(pairs, encoding="utf-8")
-    summary = import_model(
-        ImportOptions(
-            source=marian_models / "transformer",
-            output=tmp_path / "ours",
-            languages="en-de",
-            check=tmp_path / "pairs.tsv",
-        )
+    summary = imported_as(
+        marian_models / "transformer", tmp_path / "ours", check=tmp_path / "pairs.tsv"
     )
     assert summary.positions == "sinusoidal-halves"
     scores = summary.check
@@ -115,28 +113,17 @@ def test_check_tells_which_positions_a_model_was_trained_with(
 
     (tmp_path / "bad.tsv").write_text("one\ttwo\nthree\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"bad\.tsv:2 is not a source"):
-        import_model(
-            ImportOptions(
-                source=marian_models / "transformer",
-                output=tmp_path / "b",
-                languages="en-de",
-                check=tmp_path / "bad.tsv",
-            )
-        )
+        imported_as(marian_models / "transformer", tmp_path / "b", check=tmp_path / "bad.tsv")
 
 
 def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path: Path) -> None:
     theirs = marian_models / "opus"
-    import_model(ImportOptions(source=theirs, output=tmp_path / "folder", languages="en-de"))
+    imported_as(theirs, tmp_path / "folder")
     with zipfile.ZipFile(tmp_path / "opus.zip", "w") as archive:
         for path in theirs.iterdir():
             archive.write(path, f"../../{path.name}")  # no name leads out of the place
-    import_model(
-        ImportOptions(source=tmp_path / "opus.zip", output=tmp_path / "zip", languages="en-de")
-    )
-    import_model(
-        ImportOptions(source=theirs / "model.npz", output=tmp_path / "file", languages="en-de")
-    )
+    imported_as(tmp_path / "opus.zip", tmp_path / "zip")
+    imported_as(theirs / "model.npz", tmp_path / "file")
     contents = {
         (place / "model.safetensors").read_bytes()
         for place in (tmp_path / name for name in ("folder", "zip", "file"))
@@ -176,7 +163,7 @@ def test_what_has_no_counterpart_is_refused_by_name(
 ) -> None:
     folder = options_changed(marian_models / "transformer", tmp_path / "theirs", old, new)
     with pytest.raises(CheckpointError, match=message):
-        import_model(ImportOptions(source=folder, output=tmp_path / "ours", languages="en-de"))
+        imported_as(folder, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
@@ -233,8 +220,4 @@ def test_a_vocabulary_has_one_entry_a_line(tmp_path: Path) -> None:
 def test_wrong_codes_are_refused(marian_models: Path, tmp_path: Path) -> None:
     for codes in ("en", "en-", "en-cz"):
         with pytest.raises(ConfigError):
-            import_model(
-                ImportOptions(
-                    source=marian_models / "opus", output=tmp_path / "ours", languages=codes
-                )
-            )
+            imported_as(marian_models / "opus", tmp_path / "ours", languages=codes)
