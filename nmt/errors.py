@@ -34,6 +34,14 @@ class ConfigError(NmtError):
     exit_code = 2
 
     @classmethod
+    def unknown(cls, kind: str, name: str, names: Iterable[str]) -> ConfigError:
+        """Return the error about a name that is none of those of its kind."""
+        known = list(names)
+        near = did_you_mean(name.lower(), known).lstrip()
+        fix = f"{near} Use one of {', '.join(known)}." if known else "There are none."
+        return cls(f"{name} is not a known {kind}.", fix=fix.lstrip())
+
+    @classmethod
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
         """Return several errors as one."""
         last = errors[-1]

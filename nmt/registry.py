@@ -6,9 +6,7 @@ its names says so, and everything else works.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
@@ -17,12 +15,6 @@ from nmt.errors import ConfigError
 
 T = TypeVar("T")
 _EXTRAS = "nmt.extras."
-# Mappings that are to become registries.
-_NOT_YET = {
-    "schedule": "nmt.training.schedule:SCHEDULES",
-    "optimizer": "nmt.training.optimizers:OPTIMIZERS",
-    "objective": "nmt.training.objectives:OBJECTIVES",
-}
 _BY_KIND: dict[str, Registry[Any]] = {}
 
 
@@ -75,19 +67,25 @@ class Registry(Generic[T]):
         """
         if name not in self._entries:
             if name not in self._homes:
-                near = get_close_matches(name.lower(), self.names(), n=1)
-                fix = f"Did you mean {near[0]}?" if near else f"Use {', '.join(self.names())}."
-                raise ConfigError(f"{name} is not a known {self.kind}.", fix=fix)
+                raise ConfigError.unknown(self.kind, name, self.names())
             self._entries[name] = load_attribute(self._homes[name])
         return self._entries[name]
 
 
 def names_of(kind: str) -> list[str]:
     """Return the names in the registry of a kind; none where its module is not imported yet."""
-    if kind not in _BY_KIND and (home := _NOT_YET.get(kind)):
-        module, _, name = home.partition(":")
-        return list(getattr(sys.modules.get(module), name, ()))
     return _BY_KIND[kind].names() if kind in _BY_KIND else []
+
+
+def chosen(choices: Mapping[str, T], name: str, kind: str) -> T:
+    """Return the choice of this name.
+
+    Raises:
+        ConfigError: There is no such choice.
+    """
+    if name not in choices:
+        raise ConfigError.unknown(kind, name, choices)
+    return choices[name]
 
 
 def load_attribute(home: str) -> Any:

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, nearest_word
 
-T = TypeVar("T")
 KeyPath = tuple[str | int, ...]  # Where a value stands: keys and list positions, from the root.
 
 ANY: Final = "*"  # Stands for a list position or a name of the user's choice in a `Key` path.
@@ -239,20 +238,6 @@ def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
         alike = max(alike, 0.9)  # above a key of the very name elsewhere
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
-
-
-def chosen(registry: Mapping[str, T], name: str, key: str) -> T:
-    """Return the entry that a configuration key names.
-
-    Raises:
-        ConfigError: There is none; names the nearest.
-    """
-    if name in registry:
-        return registry[name]
-    near = nearest_word(name, list(registry))
-    suggestion = f" (did you mean {near}?)" if near else ""
-    known = ", ".join(registry) or "those that you register; there are none"
-    raise ConfigError(f"{key}: there is no {name!r}{suggestion}.", fix=f"Use one of {known}.")
 
 
 def unknown_key(path: Sequence[str | int], value: Any = None) -> str:

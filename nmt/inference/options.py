@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from nmt.config.decoding import DecodingConfig
-from nmt.config.keys import chosen
 from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import ConfigError
 from nmt.inference.confidence import ConfidenceModel
 from nmt.inference.guard import GuardLimits
+from nmt.registry import chosen
 
 if TYPE_CHECKING:  # its metrics take time to load
     from nmt.inference.mbr import Mbr

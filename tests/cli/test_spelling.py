@@ -119,9 +119,9 @@ MISTAKES = {
     "evaluate -t test": "There is nothing to score.",
     "evaluate c.yaml": "c.yaml is no model; the run folder of this configuration is runs/mine.",
     # Values of other tools.
-    "translate M --device cuda:x": "device: there is no 'cuda:x' (did you mean cuda?).",
-    "translate M --device tpu": "device: there is no 'tpu' (did you mean cpu?).",
-    "translate M --dtype float8": "dtype: there is no 'float8' (did you mean float32?).",
+    "translate M --device cuda:x": "cuda:x is not a known device.",
+    "translate M --device tpu": "tpu is not a known device.",
+    "translate M --dtype float8": "float8 is not a known dtype.",
     "translate M --format xml": "Invalid value for '--format': 'xml' is not one of text, json.",
     "translate M --engine onnx": "Invalid value for '--engine': 'onnx' is not one of 'auto', "
     "'torch', 'ctranslate2'.",

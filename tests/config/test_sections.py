@@ -241,6 +241,9 @@ def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
     ("search", "nmt.search.selector:SELECTORS", "decoding.search"),
     ("position scheme", "nmt.model.positions:POSITIONS", "model.positions"),
     ("schedule", "nmt.training.schedule:SCHEDULES", "training.schedule.shape"),
+    ("optimizer", "nmt.training.optimizer:OPTIMIZERS", "training.optimizer.kind"),
+    ("objective", "nmt.training.losses:OBJECTIVES", "training.objective"),
+    ("metric", "nmt.metrics.metric:METRICS", "training.validation.metric"),
 ])  # fmt: skip
 def test_the_names_that_are_listed_are_those_of_the_registry(
     kind: str, home: str, field: str
@@ -249,7 +252,7 @@ def test_the_names_that_are_listed_are_those_of_the_registry(
     key = find_key(field.split("."))
 
     assert key is not None
-    assert {*key.allowed.split(", ")} - {"auto"} <= set(names_of(kind))
+    assert {*key.allowed.split(", ")} - {"auto", "loss"} <= set(names_of(kind))
 
 
 def test_a_mark_on_a_field_says_what_cannot_change() -> None:

@@ -75,7 +75,7 @@ def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.M
 def test_names_are_checked(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"onnx is not a known engine.\n.*ctranslate2, torch"):
         load_engine(run_dir, engine="onnx")
-    with pytest.raises(ConfigError, match=r"dtype: there is no 'int4'.*\n.*auto, float32"):
+    with pytest.raises(ConfigError, match=r"int4 is not a known dtype.*\n.*auto, float32"):
         parse_dtype("int4")
     assert parse_dtype("fp16") == "float16"
 

@@ -136,8 +136,8 @@ def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
 @pytest.mark.parametrize(
     ("choice", "problem"),
     [
-        ({"device": "tpu"}, "device: there is no 'tpu'"),
-        ({"dtype": "int4"}, "dtype: there is no 'int4'"),
+        ({"device": "tpu"}, "tpu is not a known device"),
+        ({"dtype": "int4"}, "int4 is not a known dtype"),
         ({"threads": 0}, "`threads` is 0"),
         ({"beam_sice": 3}, "beam_sice"),
     ],

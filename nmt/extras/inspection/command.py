@@ -14,7 +14,6 @@ from typing import get_args
 import torch
 
 from nmt.config.flag import changed
-from nmt.config.keys import chosen
 from nmt.errors import ConfigError, shell_command
 from nmt.extras.inspection.figure import Part, as_dict
 from nmt.extras.inspection.options import InspectOptions, Style
@@ -25,7 +24,7 @@ from nmt.extras.inspection.text import part_text
 from nmt.extras.inspection.view import VIEWS
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.files.atomic import check_output, open_output
-from nmt.registry import load_attribute
+from nmt.registry import chosen, load_attribute
 
 logger = logging.getLogger(__name__)
 _STYLES: dict[str, Style] = {

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nmt.config.data import CorpusConfig
-from nmt.config.keys import chosen
 from nmt.data.corpus import check_files, read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import DataError
@@ -22,6 +21,7 @@ from nmt.inference.stepper import source_of
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
+from nmt.registry import chosen
 from nmt.text import BOS_ID, EOS_ID
 
 # Source and target ids, without special ones.

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nmt.config.keys import chosen
 from nmt.extras.serving.documents.html import read_html
 from nmt.extras.serving.documents.lines import read_cues, read_lines, write_srt
 from nmt.extras.serving.documents.paragraph import Event, Paragraph, read_paragraph
 from nmt.extras.serving.documents.projection import Escape, Translation, render
+from nmt.registry import chosen
 
 Part = str | Sequence[Event]  # What stays as it is, or what a paragraph is made of.
 
