@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -48,7 +47,7 @@ from nmt.data.held_out import VALID, Overlap, held_out_sets, report_name
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
-from nmt.data.prepare_report import LengthSample, PrepareReport, SideStatistics
+from nmt.data.prepare_report import PrepareReport, report_side, sample_lengths
 from nmt.data.prepared import (
     MANIFEST,
     TOKENIZER,
@@ -208,14 +207,13 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             with reading.stage("lexicon"):
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)
         with reading.stage("writing"):
-            sides, lengths = _write(reading, TRAIN, (filters, findings), encoded, diagnosis)
+            _write(reading, TRAIN, (filters, findings), encoded, diagnosis)
             decide = held_out_filters(recipe.filters)
             _write(reading, VALID, (decide, findings), encoded, Diagnosis(material))
-        if reading.shards is not None:
-            with reading.stage("shortlist"), progress_bar("making short lists", leave=False):
-                train = ParallelStore.open(folder / TRAIN)
-                sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
-                write_shortlist(folder / SHORTLIST, train, sizes, lexicon)
+        train = ParallelStore.open(folder / TRAIN)
+        with reading.stage("shortlist"), progress_bar("making short lists", leave=False):
+            sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
+            write_shortlist(folder / SHORTLIST, train, sizes, lexicon)
         said, reported = diagnosis.report(), findings.report()
     if "language" in reported["reasons"]:
         reported["reasons"]["language"] |= said.languages
@@ -229,8 +227,11 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         leakage=[*said.leakage],
         overlap=overlap.counts(said.near),
         unchecked=unchecked,
-        lengths=lengths.report(),
-        sides=[side.report() for side in sides],
+        lengths=sample_lengths(train),
+        sides=[
+            report_side(train, "source", recipe.languages[0], tokenizers.source),
+            report_side(train, "target", recipe.languages[1], tokenizers.target),
+        ],
         joint=recipe.tokenizer.joint,
         notes=[*said.notes],
         warnings=[*filters.notes, *odd, *said.warnings],
@@ -303,17 +304,12 @@ def _write(
     judges: tuple[FilterChain, Findings],
     encoded: Encoded,
     diagnosis: Diagnosis,
-) -> tuple[list[SideStatistics], LengthSample]:
+) -> None:
     """Second pass over the corpora of a part: decide, and store the token ids of kept pairs."""
     recipe, (filters, findings), (tokenizers, lines, spans) = reading.recipe, judges, encoded
     corpora = recipe.corpora if part == TRAIN else {VALID: recipe.data.valid}
-    sides = [
-        SideStatistics(language, tokenizer, recipe.filters.max_length)
-        for language, tokenizer in zip(recipe.languages, tokenizers, strict=True)
-    ]
-    sample, place = LengthSample(), reading.folder / part
-    is_stored, size = reading.shards is not None, max(tokenizers.vocab_sizes)
-    with StoreWriter(place, size) if is_stored else nullcontext() as writer:
+    place = reading.folder / part
+    with StoreWriter(place, max(tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
             tag = None if corpus.tag is None else tokenizers.source.tag_id(corpus.tag)
             blocks = reading.known_blocks(name, encoded, diagnosis)
@@ -323,18 +319,16 @@ def _write(
             ):  # fmt: skip
                 findings.take(name, values)
                 is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
-                ids = lines.block(start, start + len(block))
-                source, target = ids[0].selected(is_kept, tag), ids[1].selected(is_kept)
-                numbers = lines.lines[start : start + len(block)][is_kept]
-                sides[0].update(source)
-                sides[1].update(target)
-                sample.update(numbers, source, target)
-                if writer is not None:
-                    writer.append(source, target, index, numbers)
-                    if part == VALID:  # its text, for scores of decoded output
-                        _append_text(place, kept_pairs(block, is_kept))
+                source, target = lines.block(start, start + len(block))
+                writer.append(
+                    source.selected(is_kept, tag),
+                    target.selected(is_kept),
+                    index,
+                    lines.lines[start : start + len(block)][is_kept],
+                )
+                if part == VALID:  # its text, for scores of decoded output
+                    _append_text(place, kept_pairs(block, is_kept))
     findings.check_kept("training" if part == TRAIN else "validation", corpora)
-    return sides, sample
 
 
 def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:

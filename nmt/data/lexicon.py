@@ -23,7 +23,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from nmt.data.store import Lines, ParallelStore, Rows
-from nmt.data.workers import Mapped, map_here
+from nmt.data.workers import HERE, Workers
 
 Values = npt.NDArray[np.float64]
 
@@ -179,7 +179,7 @@ def learn_lexicon(
     vocab_sizes: tuple[int, int],
     pairs: Pairs,
     *,
-    mapped: Mapped = map_here,
+    workers: Workers = HERE,
     folder: Path | None = None,
     iterations: int = _ITERATIONS,
 ) -> Lexicon:
@@ -191,7 +191,7 @@ def learn_lexicon(
         lines: Token ids.
         vocab_sizes: Entries of the source and of the target vocabulary, V and W.
         pairs: To learn from.
-        mapped: Has something done with batches, perhaps by other processes.
+        workers: Work on batches.
         folder: For tables that these read; None if there are none.
         iterations: Of expectation maximisation.
     """
@@ -210,7 +210,7 @@ def learn_lexicon(
         lexicon = replace(lexicon, before=None)  # makes room
         cells = np.zeros(min(_CELLS, vocab_sizes[0] * vocab_sizes[1]), np.float32)
         totals = np.zeros(vocab_sizes[0]), np.zeros(vocab_sizes[1])
-        for links in mapped(lexicon.links, batches(lines, pairs)):
+        for links in workers.map(lexicon.links, batches(lines, pairs)):
             # An array from another process has a dtype that equals ours but is another object, for
             # which numpy 2.4 adds twenty times as slowly; views have ours.
             np.add.at(cells, cells_of(links.keys.view(np.int64)), links.values.view(np.float32))
@@ -229,7 +229,7 @@ def likely_translations(
     vocab_sizes: tuple[int, int],
     most: int,
     *,
-    mapped: Mapped = map_here,
+    workers: Workers = HERE,
     lexicon: Lexicon | None = None,
 ) -> npt.NDArray[np.int32]:
     """Return the target tokens that most often translate each source token, the likeliest first.
@@ -238,7 +238,7 @@ def likely_translations(
         lines: Sentence pairs: each row with itself. Of very many, a part that is evenly spread.
         vocab_sizes: V and W.
         most: Translations of each.
-        mapped: Has something done with batches, by this process.
+        workers: Work on batches.
         lexicon: Was learned from the same text already, which saves most of the time.
 
     Returns:
@@ -249,7 +249,7 @@ def likely_translations(
     pairs = Pairs(rows, rows)
     if lexicon is None:  # the links that are counted below are of one iteration more
         count = _ITERATIONS - 1
-        lexicon = learn_lexicon(lines, vocab_sizes, pairs, mapped=mapped, iterations=count)
+        lexicon = learn_lexicon(lines, vocab_sizes, pairs, workers=workers, iterations=count)
     lexicon = replace(lexicon, lines=lines, before=None)
     keys: list[Rows] = [np.empty(0, np.int64)]
     counts: list[Values] = [np.empty(0)]
@@ -264,7 +264,7 @@ def likely_translations(
         keys[:], counts[:] = [known[kept]], [sums[kept]]
         return ranks[kept]
 
-    for links in mapped(lexicon.links, batches(lines, pairs)):
+    for links in workers.map(lexicon.links, batches(lines, pairs)):
         keys.append(links.keys)
         counts.append(links.values.astype(np.float64))
         if sum(map(len, keys[1:])) > _MERGED_AT_ONCE:

@@ -8,15 +8,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.filters import FilterConfig
 from nmt.data.findings import KEPT, READ, printable
 from nmt.data.prepared import AGAIN
-from nmt.data.store import FlatIds
+from nmt.data.store import ParallelStore
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
@@ -45,55 +44,34 @@ class SideReport:
     lengths: Sequence[int] = ()  # sentences of 0, 1, 2, ... subwords; 1 of 1,000 is longer
 
 
-class SideStatistics:
-    """Adds up the figures of a `SideReport`, block by block."""
-
-    def __init__(self, language: str, tokenizer: Tokenizer, max_length: int) -> None:
-        self._language = language
-        self._lengths = np.zeros(max_length + 1, dtype=np.int64)
-        self._uses = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-        self._is_fallback = np.array([*map(tokenizer.is_fallback, range(tokenizer.vocab_size))])
-
-    def update(self, rows: FlatIds) -> None:
-        """Count the ids of kept sentences."""
-        self._lengths += np.bincount(rows.lengths, minlength=len(self._lengths))
-        self._uses += np.bincount(rows.ids, minlength=len(self._uses))
-
-    def report(self) -> SideReport:
-        """Return the figures; at least one sentence must have been seen."""
-        upto, uses = np.cumsum(self._lengths), np.cumsum(np.sort(self._uses)[::-1])
-        tokens, sentences = int(uses[-1]), int(upto[-1])
-        return SideReport(
-            language=self._language,
-            vocab_size=len(self._uses),
-            tokens=tokens,
-            mean_length=tokens / sentences,
-            median_length=int(np.searchsorted(upto, 0.5 * sentences)),
-            p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
-            max_length=int(np.flatnonzero(self._lengths)[-1]),
-            fallback_rate=int(self._uses[self._is_fallback].sum()) / tokens,
-            num_used=int((self._uses > 0).sum()),
-            num_for_most=int(np.searchsorted(uses, 0.99 * tokens)) + 1,
-            lengths=self._lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
-        )
+def report_side(
+    store: ParallelStore, side: Literal["source", "target"], language: str, tokenizer: Tokenizer
+) -> SideReport:
+    """Return the figures of one side of a store that is not empty."""
+    lengths = np.bincount(store.source_lengths if side == "source" else store.target_lengths)
+    uses = store.token_counts(side, tokenizer.vocab_size)
+    is_fallback = np.array([*map(tokenizer.is_fallback, range(tokenizer.vocab_size))])
+    upto, most_used = np.cumsum(lengths), np.cumsum(np.sort(uses)[::-1])
+    tokens, sentences = int(most_used[-1]), int(upto[-1])
+    return SideReport(
+        language=language,
+        vocab_size=len(uses),
+        tokens=tokens,
+        mean_length=tokens / sentences,
+        median_length=int(np.searchsorted(upto, 0.5 * sentences)),
+        p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
+        max_length=len(lengths) - 1,
+        fallback_rate=int(uses[is_fallback].sum()) / tokens,
+        num_used=int((uses > 0).sum()),
+        num_for_most=int(np.searchsorted(most_used, 0.99 * tokens)) + 1,
+        lengths=lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
+    )
 
 
-class LengthSample:
-    """Subwords of source and target of a few kept pairs, always the same ones."""
-
-    def __init__(self) -> None:
-        self._rows = np.zeros((3, 0), np.uint64)
-
-    def update(self, lines: npt.NDArray[np.int64], source: FlatIds, target: FlatIds) -> None:
-        """Take some of the pairs that stand in these lines of a corpus."""
-        draws = lines.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # spreads over all lines
-        new = np.stack((draws, *(side.lengths.astype(np.uint64) for side in (source, target))))
-        rows = np.concatenate((self._rows, new), axis=1)
-        self._rows = rows[:, np.argsort(rows[0], kind="stable")[:_NUM_LENGTHS]]
-
-    def report(self) -> list[list[int]]:
-        """Return source and target lengths of each pair."""
-        return self._rows[1:].T.astype(int).tolist()
+def sample_lengths(store: ParallelStore) -> list[list[int]]:
+    """Return the subwords of source and target of a few pairs, spread over a store."""
+    rows = np.unique(np.linspace(0, len(store) - 1, _NUM_LENGTHS).astype(np.int64))
+    return np.stack((store.source_lengths[rows], store.target_lengths[rows]), axis=1).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ class Reading:
     recipe: Recipe
     folder: Path  # an existing, empty folder to write into
     workers: Workers
-    shards: Path | None = None  # results of blocks; None: only a report is wanted
+    shards: Path | None = None  # results of blocks; None to store none
     stages: dict[str, float] = field(default_factory=dict)  # seconds of each stage
     # By the names of corpora and held-out sets in reports:
     num_lines: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from nmt.device import usable_cores
 from nmt.errors import ConfigError, DeviceError
@@ -93,29 +93,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-class Mapped(Protocol):
-    """Yields ``make(item)`` in order, as `map` does, wherever it is made."""
-
-    def __call__(self, make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
-        """Return the results."""
-
-
-def map_here(make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
-    """Make the results in this process, each when it is asked for."""
-    return map(make, items)
-
-
-def watched(mapped: Mapped, progress: Callable[[], object]) -> Mapped:
-    """Return the same, but that ``progress`` is called at each result."""
-
-    def see(make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
-        for result in mapped(make, items):
-            progress()
-            yield result
-
-    return see
-
-
 class _Inline(Executor):
     """Calls functions in this thread, when they are submitted."""
 
@@ -140,14 +117,13 @@ class Workers(NamedTuple):
         return map_ahead(make, items, self.executor, self.ahead)
 
     @property
-    def mapped(self) -> Mapped:
-        """`map`, for what needs files of this process."""
-        return self.map if self.see_files else map_here
+    def near(self) -> Workers:
+        """Workers for what needs files of this process: these, or this process."""
+        return self if self.see_files else HERE
 
     def submit(self, make: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> Future[R]:
         """Call what needs files of this process, meanwhile if that is possible."""
-        executor = self.executor if self.see_files else _Inline()
-        return executor.submit(make, *arguments, **options)
+        return self.near.executor.submit(make, *arguments, **options)
 
 
 HERE = Workers(_Inline(), 1, 1)

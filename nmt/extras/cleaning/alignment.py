@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Pairs, Values, learn_lexicon, sample_step
 from nmt.data.store import Lines, Rows
-from nmt.data.workers import Mapped, map_here, watched
+from nmt.data.workers import HERE, Workers
 from nmt.extras.cleaning.column import Column
 from nmt.extras.cleaning.evidence import Evidence, Measured, share_above, usual_scores
 from nmt.extras.cleaning.lexicon import PairScorer
@@ -76,7 +76,7 @@ def align_corpora(
     spans: Mapping[str, tuple[int, int]],
     folder: Path,
     held_out: Container[str] = (),
-    mapped: Mapped = map_here,
+    workers: Workers = HERE,
 ) -> Alignment:
     """Score all pairs and find misaligned ranges.
 
@@ -86,7 +86,7 @@ def align_corpora(
         spans: First row of each corpus, and the row behind its last.
         folder: For the scores and other large arrays. They stay there.
         held_out: Corpora that the lexicon must not be learned from.
-        mapped: Has something done with batches of lines, perhaps by processes that see the folder.
+        workers: Work on batches of lines; they see the folder.
     """
     num = len(lines.source_lengths)
     offsets, is_taught = np.zeros(num, np.int16), np.zeros(num, np.bool_)
@@ -108,13 +108,12 @@ def align_corpora(
     )
     ranges: dict[str, list[Range]] = {}
     lexicon: Lexicon | None = None
-    saved = None if mapped is map_here else folder
-    with progress_bar("comparing words", unit="batches", leave=False) as bar:
-        mapped = watched(mapped, bar.update)
+    saved = folder if workers.see_files else None
+    with progress_bar("comparing words", leave=False):
         for _ in range(_ROUNDS):
             lessons = _lessons(lines, offsets, is_taught, spans)
-            lexicon = learn_lexicon(lines, vocab_sizes, lessons, mapped=mapped, folder=saved)
-            scorer = PairScorer(lexicon, lessons, mapped)
+            lexicon = learn_lexicon(lines, vocab_sizes, lessons, workers=workers, folder=saved)
+            scorer = PairScorer(lexicon, lessons, workers)
             ranges, changed = {name: [] for name in spans}, 0
             for name, start, low, high in parts:
                 rows, taught = np.arange(low, high), offsets[low:high]

@@ -127,7 +127,7 @@ class CorpusDiagnosis(Diagnosis):
         material = self.material
         held_out = spans.keys() - material.corpora.keys()
         alignment = align_corpora(
-            CutLines(lines), sizes, spans, material.scratch, held_out, material.workers.mapped
+            CutLines(lines), sizes, spans, material.scratch, held_out, material.workers.near
         )
         self._scores["lexical"] = alignment.z_scores
         if "misaligned" in self._actions:

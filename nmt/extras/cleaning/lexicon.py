@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nmt.data.lexicon import Lexicon, Meetings, Pairs, Values, batches, cells_of
 from nmt.data.store import Ids, Rows
-from nmt.data.workers import Mapped, map_here
+from nmt.data.workers import HERE, Workers
 
 Mask = npt.NDArray[np.bool_]
 
@@ -30,7 +30,7 @@ class PairScorer:
 
     lexicon: Lexicon
     taught: Pairs  # Those that the lexicon was learned from.
-    mapped: Mapped = map_here  # Has something done with batches, perhaps by other processes.
+    workers: Workers = HERE  # Has something done with batches, perhaps by other processes.
 
     def score(self, pairs: Pairs) -> Values:
         """Return how much more probable each pair's tokens are as translations than anywhere.
@@ -43,7 +43,7 @@ class PairScorer:
         """
         lines = self.lexicon.lines
         parts = ((batch, self._has_taught(batch)) for batch in batches(lines, pairs))
-        found = self.mapped(partial(_scores, self.lexicon), parts)
+        found = self.workers.map(partial(_scores, self.lexicon), parts)
         totals = np.concatenate([np.zeros(0), *found])
         lengths = lines.source_lengths[pairs.sources], lines.target_lengths[pairs.targets]
         return np.where(np.minimum(*lengths) == 0, 0.0, totals)
