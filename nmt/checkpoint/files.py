@@ -36,10 +36,8 @@ if TYPE_CHECKING:  # finding a checkpoint needs no torch
     from torch import Tensor
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-AVERAGE = "average"
-"""Model folder in a run folder: the mean of the last checkpoints."""
-BEST = "best"
-"""File in a run folder that names its best weights."""
+AVERAGE = "average"  # Model folder in a run folder: the mean of the last checkpoints.
+BEST = "best"  # File in a run folder that names its best weights.
 _FILES = (MODEL, OPTIMIZER, STATE)
 _MARGIN_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -52,14 +50,10 @@ logger = logging.getLogger(__name__)
 class Checkpoint:
     """Everything that a run resumes from."""
 
-    step: int
-    """Updates made."""
-    model: dict[str, Tensor]
-    """Weights by parameter name."""
-    optimizer: dict[str, Tensor]
-    """Moments and random generators."""
-    state: dict[str, Any]
-    """Plain data: progress, counters, identity of the run."""
+    step: int  # Updates made.
+    model: dict[str, Tensor]  # Weights by parameter name.
+    optimizer: dict[str, Tensor]  # Moments and random generators.
+    state: dict[str, Any]  # Plain data: progress, counters, identity of the run.
 
 
 def checkpoints_dir(run_dir: Path) -> Path:

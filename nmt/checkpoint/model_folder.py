@@ -45,17 +45,14 @@ if TYPE_CHECKING:  # what is found without loading weights needs no torch
 
 CONFIG, TOKENIZER, CARD = "config.yaml", "tokenizer", "README.md"
 SHORTLIST, CONFIDENCE = "shortlist.safetensors", "confidence.json"
+# Files that a finished run has. Short lists depend on its data alone; confidence is fitted to the
+# translations of its best checkpoint.
 EXTRAS = (SHORTLIST, CONFIDENCE)
-"""Files that a finished run has. Short lists depend on its data alone; confidence is fitted to the
-translations of its best checkpoint."""
 _EXPORTED = "model.bin"
 _MAX_PLACES = 5
-_MAX_DEPTH = 2
-"""Of a checkpoint in its run folder."""
-_MAX_DIGITS = 15
-"""Of the step of a checkpoint."""
-_MAX_SHOWN = 40
-"""Characters of a wrong name that its message repeats."""
+_MAX_DEPTH = 2  # Of a checkpoint in its run folder.
+_MAX_DIGITS = 15  # Of the step of a checkpoint.
+_MAX_SHOWN = 40  # Characters of a wrong name that its message repeats.
 
 T = TypeVar("T")
 
@@ -66,16 +63,11 @@ logger = logging.getLogger(__name__)
 class ModelFiles:
     """The parts of a model, found and checked; the weights are not read yet."""
 
-    config: RunConfig
-    """The configuration it was trained with."""
-    tokenizers: Tokenizers
-    """Of both languages."""
-    step: int
-    """Updates it was trained for."""
-    folder: Path
-    """Where the weights are."""
-    manifest: Manifest
-    """Of that folder."""
+    config: RunConfig  # The configuration it was trained with.
+    tokenizers: Tokenizers  # Of both languages.
+    step: int  # Updates it was trained for.
+    folder: Path  # Where the weights are.
+    manifest: Manifest  # Of that folder.
 
     @property
     def sha256(self) -> str:
@@ -87,8 +79,7 @@ class ModelFiles:
 class ModelBundle(ModelFiles):
     """Everything that translating needs."""
 
-    model: Transformer
-    """On the CPU, in float32, in evaluation mode."""
+    model: Transformer  # On the CPU, in float32, in evaluation mode.
 
 
 @contextmanager

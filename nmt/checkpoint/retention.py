@@ -21,8 +21,8 @@ from nmt.version import __version__
 if TYPE_CHECKING:  # choosing checkpoints needs no torch
     from torch import Tensor
 
+# In a model folder that is a mean: the ``steps`` of its checkpoints and, if known, ``score``.
 RECORD = "average.json"
-"""In a model folder that is a mean: the ``steps`` of its checkpoints and, if known, ``score``."""
 
 
 def rank(score: float) -> float:

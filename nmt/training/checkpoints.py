@@ -87,8 +87,8 @@ class CheckpointWriter:
     def __init__(self, run_dir: Path, training: TrainingConfig, *, in_background: bool) -> None:
         self._run_dir, self._training = run_dir, training
         self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
+        # What has been begun, and not been asked for by `finished`.
         self.writing: Future[Event | None] | None = None
-        """What has been begun, and not been asked for by `finished`."""
 
     def __enter__(self) -> Self:
         return self

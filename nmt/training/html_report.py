@@ -33,6 +33,7 @@ _DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "alarms": 0, "se
 _SAMPLE_PARTS = ("Source", "Translation", "Reference")
 _RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
 _SAMPLE_RANKS = ("Best", "Median", "Worst")
+# What `_about` shows of the latest start.
 _ABOUT = (
     "schedule",
     "device",
@@ -43,7 +44,6 @@ _ABOUT = (
     "dropped",
     "augmented",
 )
-"""What `_about` shows of the latest start."""
 
 
 def render_report(title: str, events: Iterable[_Line], config_text: str = "") -> str:

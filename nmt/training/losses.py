@@ -39,27 +39,24 @@ from nmt.packed import rounded
 from nmt.registry import Registry
 
 _Step = Callable[..., tuple[Tensor, Tensor]]
+# What runs a function faster, such as `nmt.model.transformer.Transformer.compiled`.
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""What runs a function faster, such as `nmt.model.transformer.Transformer.compiled`."""
 
 _ROWS_PER_CHUNK = 256
-_LOGITS_PER_CHUNK = 1 << 27
-"""On a GPU: 256 MiB in 16 bits."""
+_LOGITS_PER_CHUNK = 1 << 27  # On a GPU: 256 MiB in 16 bits.
+# Chunks summed in 16 bits before the sum moves to float32: more would lose small addends.
 _CHUNKS_PER_SUM = 4
-"""Chunks summed in 16 bits before the sum moves to float32: more would lose small addends."""
 _ROWS_PER_16_BIT_CHUNK = 2048
 _LEAST_16_BIT_PART, _ROW_STEP = 128, 32
+# On a CPU: fewer rows pack the weights more often, more rows leave the cache.
 _LOGITS_PER_16_BIT_PART = 1 << 22
-"""On a CPU: fewer rows pack the weights more often, more rows leave the cache."""
 
 
 class LossSum(NamedTuple):
     """A loss before division, so that sums over batches and devices stay exact."""
 
-    loss_sum: Tensor
-    """Loss summed over the tokens, in nats: a scalar in float32."""
-    num_tokens: int
-    """Target tokens summed over, without padding."""
+    loss_sum: Tensor  # Loss summed over the tokens, in nats: a scalar in float32.
+    num_tokens: int  # Target tokens summed over, without padding.
 
 
 class Objective(Protocol):
@@ -74,8 +71,7 @@ class Objective(Protocol):
 class CrossEntropy:
     """Label-smoothed cross-entropy of the references."""
 
-    smoothing: float
-    """Probability spread evenly over the vocabulary."""
+    smoothing: float  # Probability spread evenly over the vocabulary.
 
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
         """Return the summed loss of ``batch``."""
@@ -89,10 +85,8 @@ class CrossEntropy:
 class RDrop:
     """R-Drop: cross-entropy and divergence of two passes with different dropout masks."""
 
-    smoothing: float
-    """Probability spread evenly over the vocabulary."""
-    strength: float
-    """Weight of the divergence (alpha in the paper; 5 there for translation)."""
+    smoothing: float  # Probability spread evenly over the vocabulary.
+    strength: float  # Weight of the divergence (alpha in the paper; 5 there for translation).
 
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
         """Return the summed objective of two passes over ``batch``."""
@@ -238,14 +232,11 @@ def _r_drop_step(
 class _Chunks:
     """How much of the logits is worked on at a time. One product gives the gradients of a chunk."""
 
-    size: int
-    """Rows whose gradients by the logits are held, in the dtype of products."""
-    part: int
-    """Of these, the rows whose logits are held in float32."""
-    per_sum: int = 1
-    """Chunks whose gradient by the weights is summed in 16 bits."""
+    size: int  # Rows whose gradients by the logits are held, in the dtype of products.
+    part: int  # Of these, the rows whose logits are held in float32.
+    per_sum: int = 1  # Chunks whose gradient by the weights is summed in 16 bits.
+    # Rows are filled up to a multiple, if any: 16-bit kernels of a CPU are made for each size.
     row_step: int | None = None
-    """Rows are filled up to a multiple, if any: 16-bit kernels of a CPU are made for each size."""
 
     @classmethod
     def of(cls, hidden: Tensor, weight: Tensor) -> _Chunks:

@@ -30,8 +30,8 @@ from nmt.model.transformer import Transformer, fused_rows
 from nmt.registry import Registry
 
 _NUM_SUMS = 2
+# Prefix of the trained weights in `ModelOptimizer.state`, where others are to be used.
 _TRAINED = "trained"
-"""Prefix of the trained weights in `ModelOptimizer.state`, where others are to be used."""
 _AVERAGE_WARMUP = 10
 
 
@@ -77,27 +77,25 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self.working_dtype = dtype
-        """Of the parameters of the model."""
+        self.working_dtype = dtype  # Of the parameters of the model.
         self._fused_rows = fused_rows(model)
         named = list(model.named_parameters())
         trained = [(name, p) for name, p in named if p.requires_grad]
         self._trained = sorted(trained, key=lambda item: not is_matrix(*item))
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        # Numbers in the trained matrices, which come first.
         self.matrix_size = sum(p.numel() for name, p in trained if is_matrix(name, p))
-        """Numbers in the trained matrices, which come first."""
-        self.trained_size = sum(p.numel() for _, p in trained)
-        """Numbers in all trained parameters."""
+        self.trained_size = sum(p.numel() for _, p in trained)  # Numbers in all trained parameters.
         every = self._trained + self._frozen
         self._master = torch.cat([p.detach().float().flatten() for _, p in every])
+        # The trained parameters. (trained_size,), float32.
         self.weights = self._master[: self.trained_size]
-        """The trained parameters. (trained_size,), float32."""
+        # `gradient`, then `sums`: one buffer, which processes add up in one call.
         self.shared = torch.zeros(self.trained_size + _NUM_SUMS, device=self._master.device)
-        """`gradient`, then `sums`: one buffer, which processes add up in one call."""
+        # Their gradient, summed since `clear`. (trained_size,), float32.
         self.gradient = self.shared[: self.trained_size]
-        """Their gradient, summed since `clear`. (trained_size,), float32."""
+        # The objective, and how often batches were halved: see `nmt.training.update`. (2,).
         self.sums = self.shared[self.trained_size :]
-        """The objective, and how often batches were halved: see `nmt.training.update`. (2,)."""
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
         for (_, parameter), (_, view) in zip(every, _cut(self._working, every), strict=True):
             parameter.data = view
@@ -205,8 +203,8 @@ class Optimizer:
         self._parameters, self._config, self._begin = parameters, config, part.start or 0
         self._weights, self._gradient = parameters.weights[part], parameters.gradient[part]
         self._kept: dict[str, Tensor] = {}
+        # Updates made and not skipped, a scalar.
         self.step_count = self._keep("step", self._weights.new_zeros(()))
-        """Updates made and not skipped, a scalar."""
 
     def _keep(self, name: str, values: Tensor) -> Tensor:
         """Make a scalar, or a buffer as long as the trained parameters, part of the state."""

@@ -73,10 +73,9 @@ class ScheduleFreeAdamW(Optimizer):
         return self._weights.lerp(self._z, 1 - 1 / self._config.betas[0])
 
 
+# Coefficients of the polynomial that drives singular values to about 1 (Jordan et al. 2024).
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the polynomial that drives singular values to about 1 (Jordan et al. 2024)."""
-_RMS_OF_ADAMW = 0.2
-"""Root mean square of AdamW's steps at learning rate 1 (Liu et al. 2025)."""
+_RMS_OF_ADAMW = 0.2  # Root mean square of AdamW's steps at learning rate 1 (Liu et al. 2025).
 
 
 def orthogonalise(

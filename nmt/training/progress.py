@@ -40,30 +40,22 @@ class History(dict[int, float]):
 class Progress:
     """Where training stands. Written into every checkpoint."""
 
-    step: int = 0
-    """Optimizer updates made."""
-    position: Position = field(default_factory=Position)
-    """The batch to be read next."""
-    total_steps: int | None = None
-    """Updates in all; None when only patience ends training."""
+    step: int = 0  # Optimizer updates made.
+    position: Position = field(default_factory=Position)  # The batch to be read next.
+    total_steps: int | None = None  # Updates in all; None when only patience ends training.
+    # A time budget in minutes, and the updates it was measured to hold.
     timed: tuple[float, int] | None = None
-    """A time budget in minutes, and the updates it was measured to hold."""
+    # A budget of epochs, and the updates that these hold.
     epoch_updates: tuple[int, int] | None = None
-    """A budget of epochs, and the updates that these hold."""
-    history: History = field(default_factory=History)
-    """Validation scores so far."""
+    history: History = field(default_factory=History)  # Validation scores so far.
+    # Loss summed since the last report, in nats, without that of skipped updates.
     loss_sum: float = 0.0
-    """Loss summed since the last report, in nats, without that of skipped updates."""
-    scored_tokens: int = 0
-    """Target tokens that it is of."""
+    scored_tokens: int = 0  # Target tokens that it is of.
     source_tokens: int = 0
     target_tokens: int = 0
-    padded_tokens: int = 0
-    """Tokens since the last report."""
-    skipped: int = 0
-    """Updates left out in all, because loss or gradient was not finite."""
-    skipped_in_a_row: int = 0
-    """Of these, the ones since the last good update."""
+    padded_tokens: int = 0  # Tokens since the last report.
+    skipped: int = 0  # Updates left out in all, because loss or gradient was not finite.
+    skipped_in_a_row: int = 0  # Of these, the ones since the last good update.
 
     def add(self, stats: UpdateStats, position: Position) -> None:
         """Count one update, which the device may not have made yet, and after which to read on."""
@@ -161,20 +153,13 @@ class Progress:
 class TrainingSummary:
     """How training ended."""
 
-    run_dir: Path
-    """Where the model is."""
-    step: int
-    """Updates made."""
-    reason: str
-    """Why it ended: ``budget``, ``patience`` or ``signal``."""
-    best: str | None
-    """The best weights: the name of a checkpoint, or ``average``."""
-    best_score: float | None
-    """Its score (BLEU, chrF, or minus the loss)."""
-    metric: str
-    """Of that score."""
-    training_seconds: float
-    """Time spent in updates by this process, without validation and saving."""
+    run_dir: Path  # Where the model is.
+    step: int  # Updates made.
+    reason: str  # Why it ended: ``budget``, ``patience`` or ``signal``.
+    best: str | None  # The best weights: the name of a checkpoint, or ``average``.
+    best_score: float | None  # Its score (BLEU, chrF, or minus the loss).
+    metric: str  # Of that score.
+    training_seconds: float  # Time spent in updates by this process, without validation and saving.
 
     def as_text(self) -> str:
         """Return a line to read."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from nmt.device.distributed import PendingSum, Processes
 from nmt.training.optimizer import FlatParameters
 
+# 32 MiB: enough for the full rate of a network, and for several in an update.
 _SLICE_SIZE = 1 << 23
-"""32 MiB: enough for the full rate of a network, and for several in an update."""
 
 
 class GradientReduction:
@@ -40,10 +40,8 @@ class GradientReduction:
         size: int = _SLICE_SIZE,
     ) -> None:
         self._processes, self._slices = processes, list[Tensor]()
-        self._counts: list[int] = []
-        """Parameters of each slice."""
-        self._missing: list[int] = []
-        """Those of them without their gradient."""
+        self._counts: list[int] = []  # Parameters of each slice.
+        self._missing: list[int] = []  # Those of them without their gradient.
         self._sent: list[PendingSum] = []
         self._kept: list[Tensor] = []
         self._is_on = False

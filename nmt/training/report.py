@@ -32,16 +32,12 @@ logger = logging.getLogger(__name__)
 class Event:
     """What happened in training, in one line."""
 
-    step: int
-    """Updates so far."""
-    text: str
-    """For people."""
-    kind: str = "note"
-    """``start``, ``update``, ``validation``, ``saved`` or ``note``."""
+    step: int  # Updates so far.
+    text: str  # For people.
+    kind: str = "note"  # ``start``, ``update``, ``validation``, ``saved`` or ``note``.
+    # What `JsonLines` record of updates, validations and starts.
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What `JsonLines` record of updates, validations and starts."""
-    level: int = logging.INFO
-    """Of the log message; a warning is shown also with ``-q``."""
+    level: int = logging.INFO  # Of the log message; a warning is shown also with ``-q``.
 
 
 class Reporter(Protocol):

@@ -13,8 +13,8 @@ from nmt.config.training import ScheduleConfig
 from nmt.registry import Registry
 
 Schedule = Callable[[int], float]
+# (schedule section, model width, updates in all if known) -> `Schedule`.
 ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
-"""(schedule section, model width, updates in all if known) -> `Schedule`."""
 
 SCHEDULES = Registry[ScheduleConstructor]("schedule")
 

@@ -43,8 +43,7 @@ class TrainingSetup:
 
     training: TrainingConfig
     data: PreparedData
-    updater: Updater
-    """Of a model with new weights."""
+    updater: Updater  # Of a model with new weights.
     loader: Loader
     validator: Validator
 

@@ -26,8 +26,7 @@ class StoppedBySignal(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.number = number
-        """The signal that came."""
+        self.number = number  # The signal that came.
 
 
 class StopSignal:
@@ -41,8 +40,7 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None
-        """The signal that came, or None."""
+        self.number: int | None = None  # The signal that came, or None.
         self._raises = False
         self._before: dict[int, Any] = {}
 

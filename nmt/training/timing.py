@@ -29,21 +29,16 @@ from nmt.training.validation import Validator
 logger = logging.getLogger(__name__)
 
 Rows = npt.NDArray[np.int64]
-MOST_SECONDS, NUM_UPDATES = 20.0, 20
-"""About the most that timing updates and a validation takes."""
+MOST_SECONDS, NUM_UPDATES = 20.0, 20  # About the most that timing updates and a validation takes.
 _FEWEST_UPDATES = 2
+# Of a budget of minutes, for timing; of that, for updates.
 _SHARE_OF_BUDGET, _SHARE_OF_UPDATES = 0.1, 0.75
-"""Of a budget of minutes, for timing; of that, for updates."""
-_SAVED_BYTES_PER_SECOND = 250e6
-"""Written, hashed and synced."""
+_SAVED_BYTES_PER_SECOND = 250e6  # Written, hashed and synced.
+# Times a budget of minutes: what is estimated to take longer is worth a warning.
 _OVER_BUDGET = 1.1
-"""Times a budget of minutes: what is estimated to take longer is worth a warning."""
-_PAIR_SECONDS = 60e-6
-"""Time for what inference needs, by training pair; measured on one core."""
-_PARTS, _LINES = 6, 40
-"""Batches and lines of a validation that is timed."""
-_SHARE_OF_MEMORY = 0.75
-"""Of the free memory: other programs and the allocator need some, too."""
+_PAIR_SECONDS = 60e-6  # Time for what inference needs, by training pair; measured on one core.
+_PARTS, _LINES = 6, 40  # Batches and lines of a validation that is timed.
+_SHARE_OF_MEMORY = 0.75  # Of the free memory: other programs and the allocator need some, too.
 _FIRST_SIZE = 2048
 
 
@@ -51,18 +46,12 @@ _FIRST_SIZE = 2048
 class TimePlan:
     """About how long the parts of a training take, in seconds."""
 
-    update: float
-    """The median update."""
-    validation: float
-    """A validation, with the save after it."""
-    saving: float
-    """A save between two validations."""
-    end: float
-    """What follows the last update: validation, and what inference needs."""
-    spent: float = 0.0
-    """On measuring all this, before the first update."""
-    num_timed: int = 0
-    """Updates that were made for it."""
+    update: float  # The median update.
+    validation: float  # A validation, with the save after it.
+    saving: float  # A save between two validations.
+    end: float  # What follows the last update: validation, and what inference needs.
+    spent: float = 0.0  # On measuring all this, before the first update.
+    num_timed: int = 0  # Updates that were made for it.
 
     def updates_in(self, minutes: float, training: TrainingConfig) -> int:
         """Return how many updates a budget of time holds, with all that belongs to them.

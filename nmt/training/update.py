@@ -53,8 +53,7 @@ class UpdateStats:
         *,
         stop: bool = False,
     ) -> None:
-        self.rows = [batch.rows for batch in batches]
-        """Of the store, by batch; for messages."""
+        self.rows = [batch.rows for batch in batches]  # Of the store, by batch; for messages.
         self.learning_rate, self.stop, self._on_device = learning_rate, stop, on_device
         self.source_tokens, self.target_tokens, self.padded_tokens = tokens
 
@@ -117,10 +116,9 @@ class Updater:
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.processes = processes or Processes()
         self.device = model.output_weight.device
-        self.pace = choose_device_queue(self.device)
-        """How far updates run ahead of the device."""
+        self.pace = choose_device_queue(self.device)  # How far updates run ahead of the device.
+        # Keeps gradients of float16 in range.
         self.loss_scale = LossScale(self.device) if precision.name == "float16" else None
-        """Keeps gradients of float16 in range."""
         self._objective, self._clip_norm = objective, clip_norm
         self._cross_entropy, self._autocast = CrossEntropy(smoothing=0.0), precision.autocast()
         self._reduction: GradientReduction | None = None

@@ -28,8 +28,8 @@ from nmt.training.signals import StopSignal
 from nmt.training.update import Updater
 
 T = TypeVar("T")
+# What is computed of decoded text, beside the metric that names the best checkpoint.
 REPORTED_METRICS = ("bleu", "chrf")
-"""What is computed of decoded text, beside the metric that names the best checkpoint."""
 _READABLE = 1e6  # perplexities above are shown by their magnitude
 
 
@@ -37,20 +37,18 @@ _READABLE = 1e6  # perplexities above are shown by their magnitude
 class Scores:
     """What a validation found."""
 
-    loss: float
-    """Cross-entropy of the reference per token, without smoothing, in nats."""
+    loss: float  # Cross-entropy of the reference per token, without smoothing, in nats.
+    # Scores of the decoded translations by metric; none without a text.
     text: Mapping[str, float] = field(default_factory=dict)
-    """Scores of the decoded translations by metric; none without a text."""
+    # What BLEU's words were found with; scores by different ones cannot be compared.
     bleu_tokenizer: str | None = None
-    """What BLEU's words were found with; scores by different ones cannot be compared."""
+    # (source, translation, reference) of the best, the median and the worst sentence by chrF.
     samples: tuple[tuple[str, str, str], ...] = ()
-    """(source, translation, reference) of the best, the median and the worst sentence by chrF."""
-    sample_chrf: tuple[float, ...] = ()
-    """The chrF of each."""
+    sample_chrf: tuple[float, ...] = ()  # The chrF of each.
+    # What training minimises, per token, without dropout: to be compared with its loss.
     objective: float | None = None
-    """What training minimises, per token, without dropout: to be compared with its loss."""
+    # Translations that look degenerate to the guard's widest limits; None without a text.
     alarms: int | None = None
-    """Translations that look degenerate to the guard's widest limits; None without a text."""
 
     @property
     def perplexity(self) -> float:
@@ -98,19 +96,16 @@ class HeldOutText:
     sources: Sequence[str]
     references: Sequence[str]
     tokenizers: Tokenizers
+    # Without what costs time and changes no score much: see `DecodingConfig.plain`.
     decoding: DecodingConfig
-    """Without what costs time and changes no score much: see `DecodingConfig.plain`."""
-    max_length: int
-    """Most subwords of a source, as in training."""
-    language: str
-    """Of the references."""
-    tag: str | None = None
-    """Token that the sources begin with."""
+    max_length: int  # Most subwords of a source, as in training.
+    language: str  # Of the references.
+    tag: str | None = None  # Token that the sources begin with.
+    # The metric that names the best checkpoint; `REPORTED_METRICS` are computed, too.
     metric: str = "bleu"
-    """The metric that names the best checkpoint; `REPORTED_METRICS` are computed, too."""
+    # Factor and offset by which sources bound outputs: a model that has not learned to end must not
+    # be waited for.
     longest: tuple[float, int] = (2.0, 5)
-    """Factor and offset by which sources bound outputs: a model that has not learned to end must
-    not be waited for."""
 
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
         """Return what translates the sources, and tells how many it has."""
@@ -162,16 +157,11 @@ class Validator:
     search's many sizes.
     """
 
-    updater: Updater
-    """Of the model."""
-    batches: Sequence[Batch]
-    """The part of this process: see `fixed_batches`."""
-    text: HeldOutText | None
-    """None if the set has no text, or if it is not to be translated."""
-    stop: StopSignal
-    """A signal gives a validation up, in all processes."""
-    end_loops: bool = True
-    """Whether outputs that go round in circles are ended."""
+    updater: Updater  # Of the model.
+    batches: Sequence[Batch]  # The part of this process: see `fixed_batches`.
+    text: HeldOutText | None  # None if the set has no text, or if it is not to be translated.
+    stop: StopSignal  # A signal gives a validation up, in all processes.
+    end_loops: bool = True  # Whether outputs that go round in circles are ended.
 
     def __call__(self) -> Scores:
         """Return loss and scores of the weights to be used. Draws no random numbers.
