@@ -902,21 +902,15 @@ def beside(report: Recorder) -> None:
         config, vocab_size, report.device, choose_precision("auto", report.device)
     )
     make_updates(updater, wmt_like(vocab_size, 200 if report.quick else 4000, 1))
-    run_dir = Path(report.chosen.folder) / "runs" / "saved"
-    waits, seconds = [], []
-    with CheckpointWriter(run_dir, TrainingConfig(max_steps=9), in_background=True) as writer:
+    run_dir, waits, seconds = Path(report.chosen.folder) / "runs" / "saved", [], []
+    training = TrainingConfig(max_steps=9)
+    with CheckpointWriter(run_dir, training, updater, {}, lambda _: None) as writer:
         for step in range(1, 3 if report.quick else 5):
             report.wait()
             begin = time.perf_counter()
-            optimizer = updater.optimizer
-            writer.save(
-                Progress(step=step),
-                model=optimizer.weights(),
-                optimizer=optimizer.state(),
-                state={},
-            )
+            writer.save(Progress(step=step))
             waits.append(time.perf_counter() - begin)
-            writer.finished(wait=True)
+            writer.wait()
             seconds.append(time.perf_counter() - begin)
     report.emit("base: updates wait for a checkpoint", 1e3 * statistics.median(waits), "ms")
     report.emit("base: a checkpoint, written beside them", statistics.median(seconds), "s")

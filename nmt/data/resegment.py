@@ -71,11 +71,11 @@ class InTurn:
     """Several changes of the stored ids, one after the other."""
 
     def __init__(self, *changes: Resegment) -> None:
-        self.changes = changes
+        self._changes = changes
 
     def __call__(self, epoch: int, rows: IntArray, stored: Sides) -> Sides:
         """Return what the last one makes of what those before it made."""
-        for change in self.changes:
+        for change in self._changes:
             stored = change(epoch, rows, stored)
         return stored
 

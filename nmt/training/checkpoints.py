@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -32,12 +32,14 @@ from nmt.checkpoint.files import (
 from nmt.checkpoint.model_folder import EXTRAS
 from nmt.checkpoint.retention import RECORD, average_weights, expired, newest, rank, write_average
 from nmt.config.training import TrainingConfig
+from nmt.device.device import random_state
 from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.manifest import Manifest
 from nmt.training.progress import History, Progress, TrainingSummary
 from nmt.training.report import Event, Reporter
+from nmt.training.update import Updater
 from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -75,20 +77,33 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
 class CheckpointWriter:
     """Saves into a run folder, names the best checkpoint, removes the expired.
 
-    A context: it ends when nothing is being written any more.
+    Beside a GPU `save` only copies the tensors, in whole buffers, and a thread writes, hashes and
+    syncs the files; beside a CPU it returns when all is on the disk. A context: it ends when
+    nothing is being written any more.
 
     Args:
         run_dir: The folder.
         training: What to keep, and what to do about a full disk.
-        in_background: Whether `save` only copies the tensors, in whole buffers, and a thread
-            writes, hashes and syncs the files; else it returns when all is on the disk.
+        updater: What is saved; processes share its updates, and the first one writes.
+        record: What every checkpoint says of the run: see `nmt.checkpoint.run`.
+        report: Told what is saved.
     """
 
-    def __init__(self, run_dir: Path, training: TrainingConfig, *, in_background: bool) -> None:
-        self._run_dir, self._training = run_dir, training
-        self._thread = ThreadPoolExecutor(1, "checkpoint") if in_background else None
-        # What has been begun, and not been asked for by `finished`.
-        self.writing: Future[Event | None] | None = None
+    def __init__(
+        self,
+        run_dir: Path,
+        training: TrainingConfig,
+        updater: Updater,
+        record: Mapping[str, Any],
+        report: Callable[[Event], None],
+    ) -> None:
+        self._run_dir, self._training, self._updater = run_dir, training, updater
+        self._record, self._report = record, report
+        self.saved_step = 0  # of the newest checkpoint
+        self.writing: Future[Event | None] | None = None  # what has been begun
+        self._thread = None
+        if updater.pace.uses_threads:
+            self._thread = ThreadPoolExecutor(1, "checkpoint")
 
     def __enter__(self) -> Self:
         return self
@@ -97,38 +112,63 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.shutdown()
 
-    def save(
-        self,
-        progress: Progress,
-        *,
-        model: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-    ) -> None:
-        """Begin to save; what came before must have ended: see `finished`."""
-        state = {"progress": progress.as_dict(), **state}
-        write = partial(self._write, progress.step, History(progress.history), state)
-        if self._thread is None:
-            self.writing = Future()
-            self.writing.set_result(write(model, optimizer))
-        else:
-            groups = (host_copies(tensors) for tensors in (model, optimizer))
-            self.writing = self._thread.submit(write, *groups)
-
-    def finished(self, *, wait: bool = False) -> Event | None:
-        """Return a report of what has been written since this was asked last; None if nothing was.
-
-        Args:
-            wait: Whether to wait for what is being written.
+    def save(self, progress: Progress) -> None:
+        """Save, or begin to: one checkpoint is written at a time.
 
         Raises:
             CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
         """
+        self.wait()
+        updater, optimizer = self._updater, self._updater.optimizer
+        generators = random_state(updater.device, updater.processes)
+        if updater.processes.rank == 0:
+            counters = {"counters": updater.counters()}
+            state = {"progress": progress.as_dict(), **counters, **self._record}
+            write = partial(self._write, progress.step, History(progress.history), state)
+            groups = optimizer.weights(), optimizer.state() | generators
+            if self._thread is None:
+                self.writing = Future()
+                self.writing.set_result(write(*groups))
+            else:
+                self.writing = self._thread.submit(write, *map(host_copies, groups))
+        if self._thread is None:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for what is being written; all processes learn which step is saved."""
+        self.look(wait=True)
+        self.saved_step = self._updater.processes.share(self.saved_step)
+
+    def look(self, *, wait: bool = False) -> None:
+        """Take note of a checkpoint that has been written; or ``wait`` for it.
+
+        Raises:
+            CheckpointError: As `save`.
+        """
         writing = self.writing
-        if writing is None or not (wait or writing.done()):
-            return None
-        self.writing = None
-        return writing.result()
+        if writing is not None and (wait or writing.done()):
+            self.writing = None
+            if saved := writing.result():
+                self.saved_step = saved.step
+                self._report(saved)
+
+    def save_the_end(self, progress: Progress) -> None:
+        """Have the last step saved.
+
+        Raises:
+            CheckpointError: The disk is full.
+        """
+        self.wait()
+        if self.saved_step < progress.step:
+            self.save(progress)
+            self.wait()
+        if self.saved_step < progress.step:
+            raise CheckpointError(
+                f"Training has ended, but step {progress.step:,} could not be saved: the disk is "
+                "full.",
+                fix="Free disk space, then start the same command again: it resumes from "
+                f"step {self.saved_step:,}.",
+            )
 
     def _write(
         self,

@@ -11,6 +11,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from nmt.config.training import TrainingConfig
 from nmt.device import usable_cores
 from nmt.device.distributed import PEER_LOST
 from nmt.errors import DeviceError, NmtError
@@ -23,16 +24,14 @@ class ProcessKilledError(NmtError):
     exit_code = PEER_LOST
 
 
-def launch(
-    arguments: Sequence[str], *, num_processes: int, threads: int | None, device: str = "auto"
-) -> None:
+def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfig) -> None:
     """Run ``nmt`` with ``arguments`` in several processes; return when all have ended well.
 
     Args:
         arguments: Of the command line, without those that started several processes.
         num_processes: How many; on GPUs, each takes one.
-        threads: CPU threads of each; the cores shared evenly when None.
-        device: What the configuration says: ``auto``, ``cpu`` or ``cuda``.
+        training: Says how many CPU threads each gets (the cores shared evenly when None), and on
+            what they compute.
 
     Raises:
         DeviceError: There are fewer GPUs.
@@ -41,13 +40,13 @@ def launch(
         StoppedBySignal: All were asked to stop, and have saved.
     """
     num_gpus = torch.cuda.device_count()
-    if device != "cpu" and num_gpus and num_gpus < num_processes:
+    if training.device != "cpu" and num_gpus and num_gpus < num_processes:
         raise DeviceError(
             f"{num_processes} processes were asked for, but there are {num_gpus} GPUs.",
             fix=f"Set `devices` to {num_gpus}, or training.device to cpu.",
         )
     share = max(1, usable_cores() // num_processes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads or share))
+    os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or share))
     options = ["--standalone", f"--nproc-per-node={num_processes}", "--module", "nmt"]
     try:
         run.main([*options, *arguments])

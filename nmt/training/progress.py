@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nmt.checkpoint.files import checkpoint_name
 from nmt.checkpoint.retention import by_score
 from nmt.data.loader import Position
 from nmt.training.report import Event
@@ -115,6 +116,14 @@ class Progress:
         if self.total_steps is not None and self.step >= self.total_steps:
             return "budget"
         return "patience" if self.history.should_stop(patience) else None
+
+    def summary(self, run_dir: Path, reason: str, metric: str, seconds: float) -> TrainingSummary:
+        """Report how training ended, after ``seconds`` of updates."""
+        best, score = self.history.best, None
+        if best is not None:
+            score = self.history[best]
+        name = None if best is None else checkpoint_name(best)
+        return TrainingSummary(run_dir, self.step, reason, name, score, metric, seconds)
 
     def describe(self) -> str:
         """Return where training stands, in a phrase."""

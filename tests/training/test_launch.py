@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.commands import train as story
+from nmt.config.training import TrainingConfig
 from nmt.device.distributed import PEER_LOST
 from nmt.errors import DeviceError, shell_command
 from nmt.training.launch import ProcessKilledError, launch
@@ -27,6 +28,10 @@ DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 WAIT = f"exec 2>/dev/null; trap 'exit {PEER_LOST}' TERM; while true; do sleep 0.01; done"
 
 Program = Callable[[str, str], None]
+
+
+def training_of(**values: Any) -> TrainingConfig:
+    return TrainingConfig.model_validate({"max_steps": 1, "threads": 1, **values})
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def test_all_processes_get_the_arguments_their_place_and_their_threads(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     tell = f'echo "$* in $LOCAL_RANK of $WORLD_SIZE, $OMP_NUM_THREADS" > {tmp_path}/$RANK'
     program(tell, tell)
-    launch(["train", "a b.yaml", "--exact"], num_processes=2, threads=threads)
+    launch(["train", "a b.yaml", "--exact"], 2, training_of(threads=threads))
 
     for rank in (0, 1):
         told = (tmp_path / str(rank)).read_text()
@@ -81,7 +86,7 @@ def test_a_failure_ends_the_others_and_gives_the_exit_code(
     """FAULT 28."""
     program(first, second)
     with pytest.raises(SystemExit) as caught:
-        launch([], num_processes=2, threads=1)
+        launch([], 2, training_of())
 
     assert caught.value.code == code
 
@@ -90,7 +95,7 @@ def test_a_killed_process_is_named(program: Program, tmp_path: Path) -> None:
     """FAULT 29."""
     program(WAIT, f"echo $$ > {tmp_path}/pid; kill -KILL $$")
     with pytest.raises(ProcessKilledError) as caught:
-        launch([], num_processes=2, threads=1)
+        launch([], 2, training_of())
 
     pid = (tmp_path / "pid").read_text().strip()
     expected = f"Process 1 of 2 (pid {pid}) was killed by SIGKILL; the others have ended."
@@ -104,7 +109,7 @@ def test_processes_that_were_asked_to_stop_and_saved_are_no_failure(
     """FAULTS 19 and 20: someone sent the signal to one of them, not to torchrun."""
     program(f"exit {code}", f"exit {code}")
     with pytest.raises(StoppedBySignal) as caught:
-        launch([], num_processes=2, threads=1)
+        launch([], 2, training_of())
 
     assert caught.value.code == code
 
@@ -115,16 +120,16 @@ def test_more_processes_than_gpus_are_refused(
     program(f"touch {tmp_path}/started", f"touch {tmp_path}/started")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match=r"3 processes were asked for.* 2 GPUs.\n.*`devices` to"):
-        launch([], num_processes=3, threads=1)
+        launch([], 3, training_of())
 
     assert not (tmp_path / "started").exists()
-    launch([], num_processes=3, threads=1, device="cpu")
+    launch([], 3, training_of(device="cpu"))
     assert (tmp_path / "started").exists()
 
 
 def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, dict[str, Any]]] = []
-    monkeypatch.setattr(story, "launch", lambda *given, **options: calls.append((given, options)))
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(story, "launch", lambda *given: calls.append(given))
     flags = ["--set", "training.threads=3", "--run-dir", "runs/no 1: it's", "--exact", "-q"]
     result = CliRunner().invoke(app, ["train", DEMO, *flags, "--devices", "4"])
 
@@ -132,8 +137,8 @@ def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.Monkey
     assert result.stdout == ""
     settings = ["training.threads=3", "run_dir='runs/no 1: it''s'"]
     command = shell_command("train", DEMO, set_=settings, exact=True, quiet=True)
-    options = {"num_processes": 4, "threads": 3, "device": "auto"}
-    assert calls == [((shlex.split(command)[1:],), options)]
+    ((arguments, number, training),) = calls
+    assert (arguments, number, training.threads) == (shlex.split(command)[1:], 4, 3)
 
 
 def test_the_result_is_printed_and_a_signal_keeps_its_exit_code(

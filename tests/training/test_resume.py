@@ -88,7 +88,7 @@ def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Ru
 COMPILES_FOR_EVER = """
 import sys, time
 from pathlib import Path
-from nmt.training import setup
+from nmt.commands import train_setup as setup
 begun = Path(sys.argv.pop(1))
 def compile_layers(*_, **__):
     begun.touch()

@@ -100,7 +100,7 @@ def test_sizes_are_few_where_kernels_are_made_for_each(
 
 def test_a_dry_run_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compilation(is_on=True, remark="layers compiled in 1.0 s")
-    monkeypatch.setattr("nmt.training.setup.compile_layers", lambda *_, **__: compiled)
+    monkeypatch.setattr("nmt.commands.train_setup.compile_layers", lambda *_, **__: compiled)
     Path("toy.yaml").write_text(dump_config(config_of(compile=True)))
     report = dry_run(TrainOptions(config=Path("toy.yaml")))
 

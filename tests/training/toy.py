@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from nmt.commands.train import build
+from nmt.commands.train_setup import build
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.distributed import Processes

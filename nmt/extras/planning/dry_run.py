@@ -18,8 +18,8 @@ from nmt.checkpoint.run import data_check
 from nmt.commands.advice import advice
 from nmt.commands.load_config import load_config
 from nmt.commands.prepare import prepare_data
-from nmt.commands.train import build
 from nmt.commands.train_options import TrainOptions
+from nmt.commands.train_setup import build, compile_model
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.compilation import Compilation
@@ -176,7 +176,7 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
     with deterministic(device, wanted=config.training.deterministic):
         setup = build(config, PreparedData.open(config.prepared_dir), Processes(), StopSignal())
         setup = replace(setup, loader=replace(setup.loader, num_ranks=devices))
-        return _measure(setup, config, setup.compile())
+        return _measure(setup, config, compile_model(setup))
 
 
 def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) -> DryRunReport:

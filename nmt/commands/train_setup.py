@@ -1,0 +1,297 @@
+"""The configuration and prepared data -> model, optimizer, loader and validation of `nmt train`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from nmt.checkpoint.files import Checkpoint
+from nmt.checkpoint.model_folder import CONFIG, load_folder_config, load_model
+from nmt.checkpoint.run import identity, machine, reshared
+from nmt.config.data import BatchConfig
+from nmt.config.run import RunConfig
+from nmt.data.augment import Augmenter
+from nmt.data.corpus import corpus_names
+from nmt.data.findings import KEPT, READ
+from nmt.data.loader import Loader
+from nmt.data.mixing import build_stages, tempered_weights
+from nmt.data.prepared import PreparedData
+from nmt.data.resegment import InTurn, Resegment, Resegmenter
+from nmt.device import own_cores
+from nmt.device.compilation import Compilation, compile_layers, pays
+from nmt.device.device import choose_device, seed_rank
+from nmt.device.distributed import Processes
+from nmt.device.precision import choose_precision
+from nmt.errors import CheckpointError, ConfigError
+from nmt.files.atomic import write_errors
+from nmt.metrics.metric import METRICS
+from nmt.model.transformer import build_model, count_parameters
+from nmt.text.subword_dropout import SubwordDropout
+from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from nmt.training.html_report import HtmlReport
+from nmt.training.losses import OBJECTIVES, objective_name
+from nmt.training.optimizer import build_optimizer, freeze
+from nmt.training.progress import Progress
+from nmt.training.report import (
+    Console,
+    Event,
+    JsonLines,
+    Reporter,
+    ReporterList,
+    RunLog,
+    TensorBoard,
+)
+from nmt.training.setup import TrainingSetup
+from nmt.training.signals import StopSignal
+from nmt.training.timing import fit_batches
+from nmt.training.update import Updater
+from nmt.training.validation import HeldOutText, Validator, fixed_batches
+
+# Keys of the model section that change no weight's meaning.
+_REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
+_MOST_WORKERS = 4
+
+
+def build(
+    config: RunConfig,
+    data: PreparedData,
+    processes: Processes,
+    stop: StopSignal,
+    checkpoint: Checkpoint | None = None,
+) -> TrainingSetup:
+    """Make model, optimizer, loader and validation, and seed the random generators.
+
+    Args:
+        config: The experiment.
+        data: Its prepared data.
+        processes: Those that train together.
+        stop: May give a validation up.
+        checkpoint: To be resumed from: knows the batches, where these were measured.
+    """
+    training, corpora, validation = config.training, config.data, config.training.validation
+    batch = config.batch
+    if checkpoint is not None and batch.max_tokens == "auto":
+        own = {"accumulate": reshared(checkpoint.state, processes.size)}
+        batch = BatchConfig.model_validate(checkpoint.state["batch"] | own)
+    updater = _updater(config, data, processes)
+    sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
+    is_error = validation.metric == "loss" or METRICS[validation.metric].lower_is_better
+    longest, bos = config.filters.max_length, config.model.source_bos
+    seed = training.seed
+    loader = Loader(
+        data.train,
+        batch,
+        weights=tempered_weights([c.weight for c in corpora.train], sizes, corpora.temperature),
+        stages=build_stages(corpora, sizes, lower_is_better=is_error),
+        seed=seed,
+        rank=processes.rank,
+        num_ranks=processes.size,
+        resegment=_redrawn_text(config, data),
+        source_bos=bos,
+        # Half of the cores: the others give the device its work and write checkpoints.
+        num_workers=min(_MOST_WORKERS, max(1, own_cores() // 2))
+        if updater.pace.uses_threads
+        else 0,
+        longest=longest + 1 + bos if updater.precision.repeats_sizes else None,
+    )
+    seed_rank(seed, processes.rank)  # each process draws other dropout masks
+    loader = fit_batches(updater, loader, longest + bos)
+    text, most = None, validation.max_sentences
+    if data.valid_source:
+        text = HeldOutText(
+            data.valid_source[:most],
+            data.valid_target[:most],
+            load_tokenizers(data.tokenizer_dir),
+            config.decoding.plain(validation.beam_size),
+            max_length=longest,
+            language=config.target_language,
+            tag=corpora.valid.tag,
+            metric=validation.metric,
+        )
+    batches = fixed_batches(replace(loader, store=data.valid, resegment=None), processes)
+    return TrainingSetup(training, data, updater, loader, Validator(updater, batches, text, stop))
+
+
+def _updater(config: RunConfig, data: PreparedData, processes: Processes) -> Updater:
+    """Return a new model with its optimizer, and what makes updates of it."""
+    training, vocab = config.training, data.manifest
+    device = choose_device(training.device)
+    torch.manual_seed(training.seed)
+    model = build_model(config.model, vocab.source_vocab_size, vocab.target_vocab_size).to(device)
+    model.recompute = training.activation_checkpointing
+    freeze(model, training.freeze)
+    precision = choose_precision(training.precision, device)
+    return Updater(
+        model,
+        build_optimizer(
+            model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
+        ),
+        precision,
+        OBJECTIVES[objective_name(training)](training),
+        clip_norm=training.optimizer.clip_norm,
+        processes=processes,
+    )
+
+
+def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
+    """Return what draws noise and subwords of the stored text again in each epoch, if any.
+
+    Raises:
+        ConfigError: There is no such thing as BPE-dropout of this vocabulary.
+    """
+    seed, longest = config.training.seed, config.filters.max_length
+    rates, bpe_dropout = [c.augment.rates for c in config.data.train], config.batch.bpe_dropout
+    changes: list[Resegment] = []
+    if any(rates) or bpe_dropout:
+        tokenizers = load_tokenizers(data.tokenizer_dir)
+        if any(rates):
+            starts = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
+            changes.append(Augmenter(tokenizers, starts, rates, seed=seed, longest=longest))
+        if bpe_dropout:
+            source = _subword_dropout(tokenizers.source, bpe_dropout)
+            is_joint = tokenizers.target is tokenizers.source
+            target = source if is_joint else _subword_dropout(tokenizers.target, bpe_dropout)
+            changes.append(Resegmenter((source, target), seed=seed, longest=longest))
+    return InTurn(*changes) if len(changes) > 1 else next(iter(changes), None)
+
+
+def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
+    pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
+    # The n-th merge has the score -n; other kinds of vocabulary have probabilities.
+    if any(score % 1 for score in scores):
+        raise ConfigError(
+            "batch.bpe_dropout needs a BPE vocabulary, and that of the prepared data is another.",
+            fix="Set batch.bpe_dropout to 0.",
+        )
+    return SubwordDropout(pieces, scores, is_normal, rate)
+
+
+def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
+    """Return what every checkpoint says of the run, to be compared when it is resumed."""
+    manifest, updater = setup.data.manifest, setup.updater
+    hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
+    arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}
+    return {
+        "identity": identity(config, num_processes=updater.processes.size, **hashes),
+        "machine": machine(updater.device) | arithmetic,
+        "batch": setup.loader.config.model_dump(mode="json"),
+    }
+
+
+def compile_model(setup: TrainingSetup) -> Compilation:
+    """Compile the layers, where that is wanted."""
+    updater, loader = setup.updater, setup.loader
+    num_parameters = sum(p.numel() for p in updater.model.parameters())
+    num_tokens = int(loader.config.max_tokens or 0) * loader.config.accumulate
+    return compile_layers(
+        setup.training.compile,
+        updater.device,
+        switch=updater.model.compile_layers,
+        warm_up=lambda: updater.warm_up(loader.batch(loader.plan(0)[0])),
+        is_worth_it=pays(setup.training.max_steps, num_parameters, num_tokens),
+    )
+
+
+def describe_start(
+    config: RunConfig, setup: TrainingSetup, remark: str, progress: Progress
+) -> Event:
+    """Report what trains, on what, by which schedule."""
+    schedule, updater, pairs = config.training.schedule, setup.updater, len(setup.data.train)
+    dropped: Counter[str] = Counter()
+    for name in corpus_names(config.data.train):
+        reasons = setup.data.manifest.counts.get(name, {})
+        dropped += Counter({k: n for k, n in reasons.items() if k not in (READ, KEPT)})
+    share = schedule.warmup and f"{schedule.warmup:.2%} of the updates"
+    rise = f"{share or f'{schedule.warmup_steps:,} updates'} of warm-up to {schedule.peak_lr:g}"
+    sizes, size, threads = (
+        count_parameters(updater.model),
+        updater.processes.size,
+        torch.get_num_threads(),
+    )
+    facts = {
+        "device": str(updater.device),
+        "precision": updater.precision.name,
+        "threads": threads,
+        "processes": size,
+        "parameters": sum(sizes.values()),
+        "schedule": f"{schedule.shape}: {rise}",
+        "metric": config.training.validation.metric,
+        "pairs": pairs,
+        "dropped": dict(dropped.most_common()),
+        "total_steps": progress.total_steps,
+    }
+    parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
+    where = f"{updater.precision.name} on {updater.device}, {threads} threads"
+    where += f" in each of {size} processes" if size > 1 else ""
+    text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} pairs, {where}"
+    text = f"{progress.describe()}: {text}{f', {remark}' if remark else ''}"
+    return Event(progress.step, text, "start", facts)
+
+
+def start_from(config: RunConfig, updater: Updater) -> list[str]:
+    """Begin with the weights of another model, if that is configured; say what may surprise."""
+    folder = config.training.start_from
+    if folder is None:
+        return []
+    start = load_model(folder)
+    updater.optimizer.load_weights(start.model.state_dict())
+    notes = [f"begins with the weights of {folder}"]
+    was, now = ((c.source_language, c.target_language) for c in (start.config, config))
+    if was != now:
+        languages = f"from {was[0]} to {was[1]}, this run is from {now[0]} to {now[1]}"
+        notes.append(f"{folder} was trained {languages}")
+    size = start.tokenizers.target.vocab_size
+    if "tokenizer" in config.model_fields_set and config.tokenizer.vocab_sizes[1] != size:
+        notes.append(
+            f"the vocabulary is that of {folder} ({size:,} entries): the tokenizer section "
+            "changes nothing"
+        )
+    return notes
+
+
+def check_start(config: RunConfig) -> None:
+    """Refuse to begin with the weights of another model, before the data are prepared.
+
+    Raises:
+        ConfigError: Names the keys that differ.
+    """
+    where = config.training.start_from
+    if where is None or not (where / CONFIG).is_file():  # what else is wrong with it is said later
+        return
+    was, now = (c.model.model_dump() for c in (load_folder_config(where), config))
+    differing = [
+        f"model.{key}: {was[key]} there, {now[key]} here"
+        for key in now
+        if key not in _REGULARISATION and was[key] != now[key]
+    ]
+    if differing:
+        raise ConfigError(
+            f"{where} (training.start_from) has another model:\n  " + "\n  ".join(differing),
+            fix=f"Copy the model section of {where}/config.yaml.",
+        )
+
+
+def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> ReporterList:
+    """Return what is told what happens: to add one, write a `Reporter` and put it here.
+
+    Raises:
+        CheckpointError: The files cannot be written.
+        ConfigError: TensorBoard is not installed.
+    """
+    run_dir, start, last = config.run_dir, progress.step, max(progress.history, default=0)
+    fix = "Set run_dir to a folder you can write to, or free disk space."
+    with write_errors(run_dir, CheckpointError, fix=fix):
+        reporters: list[Reporter] = [
+            JsonLines(run_dir / "metrics.jsonl", start, last),
+            JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
+            log.open(run_dir / "log.txt"),
+            Console(start, progress.total_steps, lambda: progress.step),
+            HtmlReport(run_dir, config.name),  # reads what the first two have written
+        ]
+        if config.training.tensorboard:
+            reporters.append(TensorBoard(run_dir, start))
+    return ReporterList(reporters)
