@@ -1,0 +1,116 @@
+"""What validation measures, and that what is written is what was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nmt.checkpoint.files import AVERAGE, list_checkpoints, load_checkpoint
+from nmt.checkpoint.model_folder import load_model
+from nmt.commands.train import fit
+from nmt.config.run import RunConfig
+from nmt.data.loader import Position
+from nmt.data.prepared import PreparedData
+from nmt.device.distributed import Processes
+from nmt.training.setup import TrainingSetup
+from nmt.training.validation import fixed_batches
+from tests.training.toy import make_config, setup_of, write_corpus
+
+
+@pytest.fixture(autouse=True)
+def _corpus(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+
+
+def trained(**training: Any) -> tuple[RunConfig, TrainingSetup]:
+    """A finished run, and what it would train with once more."""
+    config = make_config(**training)
+    fit(config)
+    return config, setup_of(config)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+def test_the_loss_is_cross_entropy_without_smoothing_and_the_objective_is_what_training_minimises(
+    label_smoothing: float,
+) -> None:
+    """Both per token, without dropout, of all pairs of the set."""
+    config, setup = trained(label_smoothing=label_smoothing)
+    weights = load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).model
+    setup.updater.optimizer.load_weights(weights)
+    scores, model = setup.validator(), setup.updater.model.eval()
+    loader = replace(setup.loader, store=PreparedData.open(config.prepared_dir).valid)
+    batches = fixed_batches(loader, Processes())
+    sums, tokens = torch.zeros(2, dtype=torch.float64), 0
+    for batch in batches:
+        logits = model.logits(model(batch.source, batch.target)).double()
+        for number, smoothing in enumerate((0.0, label_smoothing)):
+            sums[number] += F.cross_entropy(
+                logits, batch.gold, label_smoothing=smoothing, reduction="sum"
+            ).detach()
+        tokens += len(batch.gold)
+
+    assert sum(len(batch.rows) for batch in batches) == len(loader.store) == 12
+    assert scores.loss == pytest.approx(float(sums[0]) / tokens, rel=1e-5)
+    assert scores.objective == pytest.approx(float(sums[1]) / tokens, rel=1e-5)
+    assert (scores.loss == scores.objective) == (label_smoothing == 0)
+    line = json.loads((config.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["loss"] == pytest.approx(scores.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_decay": 0.5}], ids=str)
+def test_the_mean_at_the_end_is_scored_as_it_is_written(options: dict[str, Any]) -> None:
+    """By the weights that are in its folder, loaded by somebody else."""
+    validation = {"metric": "loss", "max_sentences": 8}
+    average: dict[str, Any] = {"average_last": 2, "save_every": 5, "keep_last": 2}
+    config, setup = trained(validation=validation, **average, **options)
+    record = json.loads((config.run_dir / AVERAGE / "average.json").read_text())
+    written = load_model(config.run_dir, AVERAGE).model.state_dict()
+    setup.updater.optimizer.load_weights(written)
+    of_mean = setup.validator().value("loss")
+    setup.updater.optimizer.load_weights(
+        load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).model
+    )
+
+    assert record["score"] == of_mean
+    assert record["score"] != setup.validator().value("loss")
+
+
+def test_the_scale_of_a_float16_loss_survives_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULT 18: it has grown, and half of the way to the next growth is gone."""
+    monkeypatch.setattr("nmt.device.precision._GROWTH_INTERVAL", 3)
+    states = []
+    for name, stops in (("whole", (10,)), ("resumed", (5, 10))):
+        for steps in stops:
+            fit(make_config(name, precision="float16", max_steps=steps, save_every=5))
+        states.append([load_checkpoint(path) for _, path in list_checkpoints(Path(name))])
+
+    whole, resumed = (checkpoints[-1] for checkpoints in states)
+    assert whole.state["counters"] == {"loss_scale": 2.0**18, "good_in_a_row": 1}
+    assert states[1][0].state["counters"] == {"loss_scale": 2.0**16, "good_in_a_row": 2}
+    assert resumed.state["counters"] == whole.state["counters"]
+    for tensors in ("model", "optimizer"):
+        found, expected = (getattr(each, tensors) for each in (resumed, whole))
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_the_seed_of_the_run_reaches_bpe_dropout() -> None:
+    """Other subwords of the same pairs with another seed; the same ones with the same."""
+
+    def first_batch(seed: int) -> list[int]:
+        config = make_config(seed=seed)
+        batch = config.batch.model_copy(update={"bpe_dropout": 0.5, "noise": 0.0})
+        setup = setup_of(config.model_copy(update={"batch": batch}))
+        rows = next(setup.loader.updates(Position()))[0][0].rows
+        return setup.loader.batch(sorted_rows[: len(rows)]).source.ids.tolist()
+
+    fit(make_config(max_steps=1))  # prepares the data
+    sorted_rows = torch.arange(20).numpy()
+    one, again, two = (first_batch(seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one != two
