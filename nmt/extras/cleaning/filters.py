@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from nmt.config.filters import FilterLimits
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
-from nmt.extras.cleaning.numbers import find_numbers
 from nmt.text.languages import (
     are_swapped,
     foreign_share,
@@ -23,10 +22,14 @@ from nmt.text.languages import (
     wrong_language,
 )
 from nmt.text.loops import longest_loop
+from nmt.text.numbers import numbers_of
 
 Maker = Callable[..., Filter]  # (limits, source language, target language) -> a filter
 
 _WORD = re.compile(r"\w+")
+_DIGIT = re.compile(r"\d")
+_LAST_IN_WORDS = 99
+_HALF_DAY = 12
 _MIN_COPIED_WORDS = 5
 _MIN_REPEATED = 4
 
@@ -230,8 +233,59 @@ repetition = _maker_of_share("repetition", repeated_share)
 
 
 def numbers(*_: object) -> Filter:
-    """Find pairs in which a number was changed or lost."""
-    return TextFilter(find_numbers)
+    """Find pairs in which a number was changed or lost.
+
+    What is usual in translations is no finding: a number in words, a million as a word, a year cut
+    to its decade, and 15 hours that were 3 p.m.
+
+    >>> numbers().text_problem("Es war 1.250 km.", "It was 1,205 km.")
+    Finding(reason='numbers', value='1250|1205', limit='')
+    >>> numbers().text_problem("3 Millionen am 5.", "3,000,000 on the fifth") is None
+    True
+    """
+    return TextFilter(_numbers)
+
+
+def _numbers(source: str, target: str) -> Finding | None:
+    if not (_DIGIT.search(source) or _DIGIT.search(target)):
+        return None
+    left, right = numbers_of(source), numbers_of(target)
+    only_left, only_right = left - right, right - left
+    if not (only_left or only_right) or _digits(source) == _digits(target):
+        return None
+    for one in sorted(only_left):
+        if related := {other for other in right if _are_related(one, other)}:
+            only_left.discard(one)
+            only_right -= related
+    only_right = {one for one in only_right if not any(_are_related(one, x) for x in left)}
+    if not (only_left and only_right):  # what is missing may be written in words
+        only_left, only_right = (
+            {number for number in only if not _is_round(number)} for only in (only_left, only_right)
+        )
+    if not (only_left or only_right):
+        return None
+    return Finding("numbers", f"{' '.join(sorted(only_left))}|{' '.join(sorted(only_right))}")
+
+
+def _is_round(number: str) -> bool:
+    """Whether it is seldom written in digits: small, round, or a decade."""
+    is_decade = len(number) == 4 and number[0] in "12" and number[-1] == "0"
+    return is_decade or int(number.rstrip("0") or 0) <= _LAST_IN_WORDS
+
+
+def _digits(text: str) -> str:
+    return "".join(str(int(digit)) for digit in _DIGIT.findall(text))
+
+
+def _are_related(one: str, other: str) -> bool:
+    """Whether two different numbers may stand for the same."""
+    shorter, longer = sorted((one, other), key=len)
+    if one.rstrip("0") == other.rstrip("0"):  # 2.5 million
+        return True
+    if longer.endswith(shorter) and len(longer) > len(shorter):  # the 90s of the 1990s
+        return True
+    values = int(one), int(other)
+    return max(values) <= 2 * _HALF_DAY and abs(values[0] - values[1]) == _HALF_DAY
 
 
 def script(limits: FilterLimits, source: str, target: str) -> Filter:
