@@ -82,8 +82,8 @@ class Translator:
         )
         wanted = _changed(wanted, options)
         loaded = choose_engine(folder, engine, Needs.of(wanted))
-        if split:
-            wanted = replace(wanted, max_length=loaded.max_length)
+        if split:  # of several models, one may read less than the first
+            wanted = replace(wanted, max_length=options.get("max_length", loaded.max_length))
         elif (most := loaded.engine.max_positions) is not None:
             raise ConfigError(
                 f"{folder} cannot read lines of any length: it has {most:,} positions.",

@@ -27,7 +27,7 @@ from nmt.inference.translator import Translator
 from nmt.text.tokenizer import Tokenizer
 from tests.cli.commands import FLAGS, call, lines_of, refused
 from tests.inference.conftest import sentences
-from tests.inference.exported import shortlist_bytes
+from tests.inference.models import shortlist_bytes
 
 LINES = sentences(9, seed=4, longest=8)
 COMMAND = (sys.executable, "-c", "from nmt.cli import main; main()", "translate")

@@ -17,8 +17,8 @@ from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
 from nmt.model.transformer import build_model
 from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
+from tests.extras.exchange.exported import run_config, train_tokenizers
 from tests.inference.conftest import sentences
-from tests.inference.exported import run_config, train_tokenizers
 
 STEPS = (10, 20, 30, 40)
 # Of step 15 the score is known, but the checkpoint is gone.

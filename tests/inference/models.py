@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.numpy import save
 
 from nmt.checkpoint.files import save_checkpoint
 from nmt.checkpoint.run import identity, write_run_files
@@ -92,3 +94,9 @@ def loaded(
     config, engine = config or run_config(), TorchEngine(*models, mixture=mixture)
     length = config.filters.max_length
     return LoadedModel(engine, tokenizers, config.decoding, length, ("de", "en"))
+
+
+def shortlist_bytes(common: Any, candidates: Any) -> bytes:
+    """The content of a file of short lists, of arrays or tensors."""
+    parts = {"common": common, "candidates": candidates}
+    return save({name: np.asarray(part, order="C") for name, part in parts.items()})

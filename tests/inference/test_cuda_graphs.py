@@ -8,16 +8,15 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config.decoding import DecodingConfig
 from nmt.inference import cuda_graphs as graphed
@@ -109,72 +108,6 @@ def test_nothing_is_left_of_the_text_before() -> None:
     assert_alike(model, run, ([3], 1, 2))
 
 
-def test_caches_that_stand_where_steps_read_them_are_not_copied_again() -> None:
-    model = small_model()
-    run, _ = with_fixed_sizes(model)
-    tokens, found = torch.tensor([[7], [8]]), list[Tensor]()
-    with torch.inference_mode():
-        for own, spoilt in ((None, None), (run, None), (run, 0), (run, 1)):
-            state = model.start(Packed.from_rows([[5, 6, 3], [9, 3]]))
-            for _ in range(2):
-                logits, state = model.decode_step(state, tokens, own)
-            if spoilt is not None:  # where the step reads the caches of the state
-                state.self_kv.fill_(torch.nan)
-            if spoilt == 1:
-                state = state.select(torch.arange(2), torch.zeros(2, 1, dtype=torch.int64))
-            logits, state = model.decode_step(state, tokens, own)
-            found.append(logits)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
-    assert found[2].isnan().all()
-    assert found[3].isnan().all()
-
-
-class Copies(TorchDispatchMode):
-    """Counts the rows of target caches, in all layers and positions, that are written anew."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch's own
-        self.rows = list[int]()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        writes = ("aten::index_copy_", "aten::index_select", "aten::copy_", "aten::constant_pad_nd")
-        is_cache = isinstance(result, Tensor) and result.ndim == 6 and result.shape[4] > 1
-        if function.name() in writes and is_cache:
-            moved = args[3] if function.name() == "aten::index_copy_" else result
-            self.rows.append(moved.shape[2])
-        return result
-
-
-@pytest.mark.parametrize(("large", "rows"), [(0, [2, 2]), (1 << 30, [6, 6])])
-def test_of_reordered_beams_few_are_copied(
-    monkeypatch: pytest.MonkeyPatch, large: int, rows: list[int]
-) -> None:
-    """One of three beams of each of two sentences continues a beam that another one continues."""
-    monkeypatch.setattr(decoder_state, "LARGE", large)
-    model = small_model()
-    run, repeater = with_fixed_sizes(model)
-    both, copies = torch.arange(2), Copies()
-    wide, beams = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([[1, 0, 1], [2, 2, 0]])
-    with torch.inference_mode():
-        found = []
-        for own in (run, None):
-            state = model.start(Packed.from_rows([[5, 6, 3], [9, 3]]))
-            tokens = torch.tensor([[7], [8]])
-            for _ in range(2):
-                _, state = model.decode_step(state, tokens, own)
-            state, tokens = state.select(both, wide), torch.tensor([[7, 8, 9], [10, 11, 12]])
-            _, state = model.decode_step(state, tokens, own)
-            with copies if own else nullcontext():
-                state = state.select(both, beams)
-                found.append(model.decode_step(state, tokens, own)[0])
-    assert copies.rows == rows  # out, and in again
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-    assert repeater.count == 2  # of one beam and of three
-
-
 @settings(deadline=None, max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
@@ -248,26 +181,6 @@ def test_what_a_step_reads_lives_as_long_as_the_step() -> None:
     gc.collect()
     assert len(found) >= 6  # ids, position, positions in order, source and its bias, target
     assert all(each() is not None for each in found)
-
-
-def test_many_rows_and_dropped_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    run, repeater = with_fixed_sizes(model)
-    monkeypatch.setattr(graphed, "_MOST_ROWS", 4)
-    assert_alike(model, run, ([5] * 9, 2, 2))
-    assert repeater.count == 0  # 9 rows, then 10
-    monkeypatch.setattr(graphed, "_MOST_GRAPHS", 1)
-    for _ in range(2):
-        assert_alike(model, run, ([5], 2, 3))
-    assert repeater.count == 4  # one beam, two beams, and both again
-
-
-def test_sizes_of_many_sentences_leave_little_room_to_spare() -> None:
-    model = small_model(encoder_layers=1, decoder_layers=1)
-    run, repeater = with_fixed_sizes(model)
-    assert_alike(model, run, ([3] * 140, 2, 3))  # half of them leave
-    assert {sizes.sentences for sizes in run._steps} == {160, 80}  # type: ignore[attr-defined]
-    assert repeater.count == 2
 
 
 def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,9 @@ from nmt.inference.options import EngineOptions, Ensemble, Needs, parse_dtype
 from nmt.inference.torch_engine import load_torch
 from nmt.inference.translator import Translator
 from nmt.registry import Registry
+from nmt.text.tokenizer import load_tokenizers
 from tests.inference.conftest import sentences
-from tests.inference.exported import (
-    run_config,
-    train_tokenizers,
-    write_run,
-)
+from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 
 def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> LoadedModel:
@@ -29,11 +26,15 @@ def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> Loa
 LINES = sentences(12, seed=8)
 
 
+def write_run(folder: Path, shape: str) -> Path:
+    tokenizer = train_tokenizer(folder / "tokenizer")
+    model = small_model(load_tokenizers(tokenizer), shape)
+    return save_run(folder / "run", model, tokenizer, run_config())
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("loading")
-    write_run(folder / "run", train_tokenizers(folder / "tokenizer"), run_config({}))
-    return folder / "run"
+    return write_run(tmp_path_factory.mktemp("loading"), "plain")
 
 
 def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[str, str]:
@@ -50,10 +51,9 @@ def test_only_positions_without_end_take_lines_of_any_length(
     (result,) = Translator.load(run_dir, device="cpu", split=False).translate([long])
     assert result.text
     assert not caplog.messages  # it was not cut
-    learned = run_config({"positions": "learned", "max_positions": 64})
-    write_run(tmp_path / "learned", run_dir / "tokenizer", learned)
-    for folder, others in ((tmp_path / "learned", ()), (run_dir, (tmp_path / "learned",))):
-        with pytest.raises(ConfigError, match=r"it has 64 positions.*\n.* 40 tokens"):
+    learned = write_run(tmp_path, "learned")
+    for folder, others in ((learned, ()), (run_dir, (learned,))):
+        with pytest.raises(ConfigError, match=r"it has 40 positions.*\n.* 32 tokens"):
             Translator.load(folder, device="cpu", split=False, ensemble=Ensemble(others))
 
 

@@ -213,9 +213,3 @@ def test_models_that_do_not_go_together_are_refused_with_one_message(
 def test_weights_that_are_none_are_refused(weights: tuple[float, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Ensemble((Path("b"),), weights).shares()
-
-
-def test_models_of_another_engine_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "model.bin").touch()
-    with pytest.raises(ConfigError, match="CTranslate2"):
-        load(folders["a"], Ensemble((tmp_path,)))

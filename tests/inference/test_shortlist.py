@@ -29,8 +29,7 @@ from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, sentences, translator_of
-from tests.inference.exported import shortlist_bytes
-from tests.inference.models import small_model
+from tests.inference.models import shortlist_bytes, small_model
 
 CPU = torch.device("cpu")
 SPECIAL = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
@@ -287,18 +286,6 @@ def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
             assert all(contains(hypothesis.ids, phrase) for phrase in own.required)
             after = hypothesis.ids[len(own.prefix) :]
             assert not any(contains(after, phrase) for phrase in own.forbidden)
-
-
-def test_a_beam_wider_than_the_shortlist_finds_all_that_is_possible(
-    tokenizers: Tokenizers,
-) -> None:
-    size = tokenizers.target.vocab_size
-    shortlist = Shortlist(torch.tensor([4, 5]), torch.full((size, 1), -1), size)
-    config = options("beam", beam_size=40, n_best=40, max_length_factor=0, max_length_offset=4)
-    for found in engine(tokenizers, shortlist).search([[7], [8, 9]], config):
-        # No to four words out of two: 1 + 2 + 4 + 8 + 16.
-        assert len({hypothesis.ids for hypothesis in found}) == len(found) == 31
-        assert sum(2.718281828**hypothesis.log_prob for hypothesis in found) <= 1.0001
 
 
 @pytest.mark.parametrize("way", ["greedy", "beam", "sampling", "diverse", "alternatives"])

@@ -17,13 +17,13 @@ from nmt.extras.exchange.options import ExportOptions
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
-from tests.inference.conftest import sentences
-from tests.inference.exported import (
+from tests.extras.exchange.exported import (
     needs_ctranslate2,
     run_config,
     train_tokenizers,
     write_run,
 )
+from tests.inference.conftest import sentences
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "widen_model.py"))
 SIZE = 40

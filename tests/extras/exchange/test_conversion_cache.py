@@ -26,8 +26,7 @@ from nmt.inference.engine import EngineLacksError, LoadedModel, choose_engine
 from nmt.inference.guard import GuardLimits
 from nmt.inference.options import EngineOptions, Ensemble, Needs
 from nmt.inference.translator import Translator
-from tests.inference.conftest import sentences
-from tests.inference.exported import (
+from tests.extras.exchange.exported import (
     STEP,
     needs_ctranslate2,
     run_config,
@@ -35,6 +34,7 @@ from tests.inference.exported import (
     write_run,
     write_shortlist,
 )
+from tests.inference.conftest import sentences
 
 
 def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> LoadedModel:

@@ -31,8 +31,13 @@ from nmt.inference.shortlist_file import ShortlistParts
 from nmt.inference.torch_engine import TorchEngine
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from tests.extras.exchange.exported import (
+    needs_ctranslate2,
+    random_model,
+    run_config,
+    train_tokenizers,
+)
 from tests.inference.conftest import sentences
-from tests.inference.exported import needs_ctranslate2, random_model, run_config, train_tokenizers
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "pre-norm": {},

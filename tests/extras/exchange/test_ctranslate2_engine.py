@@ -16,13 +16,13 @@ from nmt.inference.result import Alarm
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Constraints
-from tests.inference.conftest import sentences
-from tests.inference.exported import (
+from tests.extras.exchange.exported import (
     needs_ctranslate2,
     run_config,
     train_tokenizers,
     write_run,
 )
+from tests.inference.conftest import sentences
 
 pytestmark = needs_ctranslate2
 LINES = sentences(20, seed=8)

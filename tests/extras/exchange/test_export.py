@@ -31,8 +31,7 @@ from nmt.extras.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
 from nmt.files.manifest import Manifest
 from nmt.inference.options import Ensemble
 from nmt.inference.translator import Translator
-from tests.inference.conftest import sentences
-from tests.inference.exported import (
+from tests.extras.exchange.exported import (
     STEP,
     needs_ctranslate2,
     run_config,
@@ -40,6 +39,7 @@ from tests.inference.exported import (
     write_run,
     write_shortlist,
 )
+from tests.inference.conftest import sentences
 from tests.terminal import terminal
 
 BOTH = pytest.mark.parametrize(

@@ -8,10 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save
 
 from nmt.checkpoint.files import save_checkpoint
 from nmt.checkpoint.model_folder import SHORTLIST
@@ -22,6 +20,7 @@ from nmt.model.transformer import Transformer, build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.inference.conftest import sentences
+from tests.inference.models import shortlist_bytes
 
 needs_ctranslate2 = pytest.mark.skipif(
     find_spec("ctranslate2") is None, reason="CTranslate2, an optional extra, is not installed"
@@ -88,12 +87,6 @@ def write_run(run_dir: Path, tokenizer: Path, config: RunConfig, seed: int = 1) 
     event = {"kind": "validation", "step": STEP, "loss": 1.5, "perplexity": 4.48, "bleu": 12.345}
     (run_dir / "metrics.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
     return model
-
-
-def shortlist_bytes(common: Any, candidates: Any) -> bytes:
-    """The content of a file of short lists, of arrays or tensors."""
-    parts = {"common": common, "candidates": candidates}
-    return save({name: np.asarray(part, order="C") for name, part in parts.items()})
 
 
 def write_shortlist(folder: Path) -> None:
