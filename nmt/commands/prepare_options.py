@@ -15,36 +15,24 @@ from nmt.errors import ConfigError
 class PreparationOptions:
     """How to prepare, whatever the configuration; training prepares with the defaults."""
 
-    report_only: Annotated[
-        bool, Flag("Print the report; write nothing but the files of `report`.")
-    ] = False
+    report_only: Annotated[bool, Flag("Print the report; write only the files of `report`.")] = (
+        False
+    )
     report: Annotated[
-        Path | None,
-        Flag("Folder for report.json, report.html and the lists of pairs.", metavar="DIR"),
+        Path | None, Flag("Folder for report.json, report.html and lists of pairs.", metavar="DIR")
     ] = None
     force: Annotated[bool, Flag("Prepare again even if nothing has changed.")] = False
     workers: Annotated[
         int | None,
-        Flag(
-            "Processes, of one thread each. The output is the same for any number.",
-            min=1,
-            shown_default="this process, on all processors",
-        ),
+        Flag("Processes; any number gives the same output.", min=1, shown_default="this process"),
     ] = None
     scheduler: Annotated[
         str | None,
-        Flag(
-            "Work through Dask: the address of its scheduler, or local to start one here.",
-            metavar="local|ADDRESS",
-        ),
+        Flag("Work through Dask: its address, or local to start it.", metavar="local|ADDRESS"),
     ] = None
     score_with: Annotated[
         tuple[Path, ...],
-        Flag(
-            "Score pairs by two models, one for each direction (reason dual_cross_entropy).",
-            separator=",",
-            metavar="RUN,RUN",
-        ),
+        Flag("Score pairs by two models, one a direction.", separator=",", metavar="RUN,RUN"),
     ] = ()
 
 
@@ -53,9 +41,7 @@ class PrepareOptions(PreparationOptions):
     """Which experiment to prepare, and how."""
 
     config: ConfigFile
-    verify: Annotated[
-        bool, Flag("Only compare the prepared folder with the hashes of its manifest.")
-    ] = False
+    verify: Annotated[bool, Flag("Only compare the prepared folder with its manifest.")] = False
     set_: Overrides = ()
     json: Json = False
 

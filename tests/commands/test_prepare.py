@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.errors import DataError, NmtError, TokenizerError
@@ -454,15 +453,6 @@ def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="file"):
         prepare(config_for(tmp_path), report_only=True, report=tmp_path / "file")
-
-
-def test_actions_are_read_as_yaml_has_them_and_unknown_reasons_are_told() -> None:
-    demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
-
-    assert load_config(demo, ["filters.markup=off"]).filters.markup == "off"
-    with pytest.raises(NmtError, match=r"did you mean filters\.markup") as caught:
-        load_config(demo, ["filters.markp=drop"])
-    assert caught.value.exit_code == 2
 
 
 def test_somebody_who_watches_sees_every_stage(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nmt.config.data import CorpusConfig
-from nmt.config.filters import FilterConfig
 from nmt.data.checks import CorpusCheck, other_language, swapped_sets
-from nmt.data.filters import training_filters
 from nmt.files.lines import read_lines
 
 Pairs = list[tuple[str, str]]
@@ -110,17 +107,3 @@ def test_identical_sides_are_noticed() -> None:
     check = checked([("gleich", "gleich"), *[("ein", "a"), ("zwei", "two")] * 4])
 
     assert "11% of the pairs have identical sides" in next(check.warnings())
-
-
-def test_markup_control_characters_and_numbers_are_counted() -> None:
-    """FAULTS 40."""
-    pairs = [
-        ("<b>fett</b>", "bold"), ("a &amp; b", "a & b"), ("1 < 2 > 0", "2 > 1 < 3"),
-        ("R&D", "<3"), ("Glo\xadcke", "bell"), ("a\x00b", "x"), ("tab\there", "nbsp\xa0here"),
-        ("line\u2028separator", "zero\u200bwidth"), ("schön", "pretty"),
-    ]  # fmt: skip
-
-    filters = training_filters(FilterConfig())
-    found = Counter(each.reason for pair in pairs for each in filters.text_findings(*pair))
-
-    assert found == {"markup": 2, "control": 3, "numbers": 1}

@@ -65,7 +65,8 @@ def test_a_batch_has_bos_and_eos_where_they_belong(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = np.arange(len(pairs))[::-1].copy()
-        batch = collate(store_of(Path(folder), pairs), rows)
+        store = store_of(Path(folder), pairs)
+        batch, filled = collate(store, rows), collate(store, rows, longest=99)
 
     backwards = pairs[::-1]
     assert batch.source.ids.tolist() == [i for s, _ in backwards for i in [*s, 3]]
@@ -77,6 +78,11 @@ def test_a_batch_has_bos_and_eos_where_they_belong(
         assert side.max_length == max(lengths)
         assert side.cu_seqlens.dtype == torch.int32
     assert batch.num_target_tokens == sum(len(t) + 1 for _, t in pairs)
+    assert batch.num_source_tokens == batch.source.num_tokens == len(batch.source.ids)
+    # Filler, which rounds sizes up, does not count.
+    assert filled.source.num_tokens == len(filled.source.ids) >= len(batch.source.ids)
+    assert filled.num_source_tokens == batch.num_source_tokens
+    assert filled.num_target_tokens == batch.num_target_tokens == len(filled.gold)
     cells = [len(pairs) * max(len(pair[own]) + 1 for pair in pairs) for own in (0, 1)]
     assert batch.num_padded_tokens == sum(cells)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections import Counter
 
 import pytest
 
@@ -100,3 +101,17 @@ def test_languages_are_judged_where_py3langid_knows_them() -> None:
 
     assert [each.value for each in filters.text_findings(french, german)] == ["fr"]
     assert filters.text_findings(german, french) == []
+
+
+def test_markup_control_characters_and_numbers_are_counted() -> None:
+    """FAULTS 40."""
+    pairs = [
+        ("<b>fett</b>", "bold"), ("a &amp; b", "a & b"), ("1 < 2 > 0", "2 > 1 < 3"),
+        ("R&D", "<3"), ("Glo\xadcke", "bell"), ("a\x00b", "x"), ("tab\there", "nbsp\xa0here"),
+        ("line\u2028separator", "zero\u200bwidth"), ("schön", "pretty"),
+    ]  # fmt: skip
+
+    filters = training_filters(FilterConfig())
+    found = Counter(each.reason for pair in pairs for each in filters.text_findings(*pair))
+
+    assert found == {"markup": 2, "control": 3, "numbers": 1}
