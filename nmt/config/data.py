@@ -66,11 +66,10 @@ class CorpusConfig(Section):
     target: FilePath | None = None
     """Target text, line-aligned with ``source``."""
     tsv: FilePath | None = None
-    """Tab-separated file with a source and a target column (see ``columns``). ``-`` is standard
-    input of ``nmt prepare``, for one training corpus."""
+    """Tab-separated file (see ``columns``); ``-`` is standard input, for one training corpus."""
     csv: FilePath | None = None
-    """Comma-separated file with quotes where they are needed (RFC 4180). A first row that holds
-    both language codes, or ``source`` and ``target``, names the columns."""
+    """Comma-separated file (RFC 4180); a first row of language codes, or source and target, names
+    columns."""
     columns: Pair[Annotated[int, Field(ge=0)]] = (0, 1)
     """Columns of source and target in ``tsv``, and in ``csv`` without names, counted from 0."""
     jsonl: FilePath | None = None
@@ -92,14 +91,12 @@ class CorpusConfig(Section):
     max_pairs: int | None = Field(default=None, ge=1)
     """Read at most this many pairs from the start."""
     tag: str | None = Field(default=None, min_length=1)
-    """Token that its sources begin with: a domain, ``<bt>`` for back-translation (Caswell et al.
-    2019), or a target language such as ``<2de>`` (Johnson et al. 2017). One of
-    ``tokenizer.user_defined_symbols``; ``de`` names ``<2de>`` or ``<de>``. If these are not
-    given, they are the tags of the training corpora."""
+    """Token at the start of its sources: a domain, ``<bt>`` for back-translation (Caswell et al.
+    2019), or a target language, ``<2de>`` or ``de`` (Johnson et al. 2017); see
+    ``user_defined_symbols``."""
     augment: Annotated[AugmentConfig, Binds("run")] = AugmentConfig()
     scores: FilePath | None = None
-    """Numbers of any scorer, one for each line, higher for better pairs; below
-    ``filters.limits.scores`` the pair has the reason ``scores``."""
+    """One number per line, higher for better pairs; see the filter ``scores`` and its limit."""
 
     def _disagreements(self) -> Iterator[str]:
         names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
@@ -126,14 +123,13 @@ class StageConfig(Section):
         min_length=1,
         json_schema_extra={"allowed": "names of training corpora, a number above 0 each"},
     )
-    """Shares of the pairs by the names of their corpora; others are not read. ``weight`` does not
-    count."""
+    """Share of the pairs by name of a corpus; other corpora and ``weight`` do not count."""
     until: dict[str, _Amount] | None = Field(
         default=None,
         json_schema_extra={"allowed": "one of a corpus of the mix, steps and score, with a number"},
     )
-    """What ends the stage: epochs of a corpus (``{clean: 2}``), updates (``{steps: 5000}``), or a
-    score of the validation metric that is reached (``{score: 25}``). The last one needs none."""
+    """End of the stage: epochs of a corpus (``{clean: 2}``), updates (``{steps: 5000}``) or a
+    validation score (``{score: 25}``). The last stage needs none."""
 
 
 class DataConfig(Section):
@@ -213,31 +209,29 @@ class TokenizerConfig(Section):
     """The SentencePiece models."""
 
     kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
-    """What a token is: a subword (Sennrich et al. 2016; Kudo 2018), a word between spaces, or a
-    character. Unseen words and characters become bytes, or one ``<unk>`` for all in a row."""
+    """Subwords (``bpe``: Sennrich et al. 2016; ``unigram``: Kudo 2018), words between spaces or
+    characters."""
     vocab_size: _VocabSize | dict[Literal["source", "target"], _VocabSize] = Field(
         default=8000,
         json_schema_extra={
             "allowed": "a whole number from 5 to 256000, or one a side: {source: ..., target: ...}"
         },
     )
-    """Entries of each vocabulary, the four special ones included; one number, or one for each side
-    with ``joint: false``. Characters may be fewer."""
+    """Entries of each vocabulary, four special ones included; per side with ``joint: false``."""
     unused_entries: _NumUnused | dict[Literal["source", "target"], _NumUnused] = Field(
         default=0,
         json_schema_extra={
             "allowed": "a whole number, at least 0, or one a side: {source: ..., target: ...}"
         },
     )
-    """Of these, so many that no text becomes: tables get ``vocab_size`` rows where the text has too
-    few entries for them, as other releases of SentencePiece made them."""
+    """Entries that no text becomes; they fill a vocabulary for which the text has too few
+    entries."""
     joint: bool = True
     """One vocabulary for both languages; two separate ones when false."""
     byte_fallback: bool = True
     """Spell unseen characters in bytes instead of losing them (takes 256 entries)."""
     character_coverage: float = Field(default=0.9995, ge=0.98, le=1.0)
-    """Share of the characters in the text that get an entry of their own; words are entries
-    whatever characters they have."""
+    """Share of the characters in the text that get an entry of their own."""
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     """Unicode normalisation of SentencePiece; ``_cf`` lower-cases too."""
     user_defined_symbols: Many[Annotated[str, Field(pattern=TAG_PATTERN)]] = ()
@@ -283,9 +277,8 @@ class BatchConfig(Section):
     """How sentence pairs are put together for one forward and backward pass."""
 
     max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] | None = 4096
-    """Source and target tokens in one batch, together, without padding. ``auto`` measures how many
-    this device's memory holds, and accumulates batches up to ``tokens_per_update``; null leaves
-    the size to ``max_sentences``."""
+    """Source and target tokens of a batch, without padding. ``auto`` measures what fits the memory;
+    null leaves the size to ``max_sentences``."""
     max_sentences: int | None = Field(default=None, ge=1)
     """Sentence pairs in one batch, of like length, as far as ``max_tokens`` allows."""
     tokens_per_update: int | None = Field(default=None, ge=16)
@@ -295,9 +288,8 @@ class BatchConfig(Section):
     accumulate: int = Field(default=1, ge=1)
     """Batches whose gradients are summed into one update."""
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability of dropping a merge when training text is cut into subwords again in each epoch
-    (Provilkov et al. 2020; 0.1 is usual); needs ``tokenizer.kind: bpe``. Batches are planned
-    without it, and hold about a fifth more tokens at 0.1."""
+    """Probability of dropping a merge when text is segmented again in each epoch (Provilkov et al.
+    2020; 0.1 is usual); needs ``tokenizer.kind: bpe``. Batches grow by about a fifth at 0.1."""
 
     def _disagreements(self) -> Iterator[str]:
         if self.max_tokens is None and self.max_sentences is None:

@@ -21,74 +21,63 @@ class DecodingConfig(Section):
     """Beam search or sampling: limits, penalties and constraints."""
 
     search: Annotated[str, Registered("search", _SEARCHES)] = "auto"
-    """Search algorithm: ``auto`` for the one that the other options ask for, or the name of one,
-    also of one that an extension has registered."""
+    """``auto`` follows the other options; otherwise the name of a search algorithm."""
     beam_size: int = Field(default=5, ge=1, le=256)
-    """Hypotheses kept per sentence; 1 is greedy search. Without meaning to ``sampling`` and
-    ``return_alternatives``."""
+    """Hypotheses kept per sentence; 1 is greedy search."""
     n_best: int = Field(default=1, ge=1)
-    """Translations returned per sentence: the best, or that many samples or alternatives. At most
-    ``beam_size``, unless they are samples or alternatives."""
+    """Translations returned per sentence; at most ``beam_size`` in beam search."""
     length_penalty: float = Field(default=1.0, ge=0, le=20)
     """Exponent of the length normalisation; 0 compares plain log probabilities."""
     length_penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
     coverage_penalty: float = Field(default=0.0, ge=0, le=1000)
-    """Weight of the coverage penalty of beam search, for source tokens that got little attention
-    (Wu et al. 2016, section 7); 0 is off. The paper's 0.2 goes with its ``length_penalty`` of 0.2
-    in the form ``gnmt``; with scores per token it weighs more."""
+    """Weight of the coverage penalty for source tokens with little attention (Wu et al. 2016,
+    section 7); 0 is off. The paper has 0.2, with ``length_penalty`` 0.2 in the form ``gnmt``."""
     patience: float = Field(default=1.0, gt=0)
-    """Beam search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al. 2022),
-    or earlier when that changes no result."""
+    """Beam search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al.
+    2022)."""
     diverse_beam_groups: int = Field(default=1, ge=1)
-    """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016); must divide
-    ``beam_size``. 1 is plain beam search."""
+    """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016); divides
+    ``beam_size``."""
     diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
     """Subtracted from a token's log probability for each beam of an earlier group that chose it."""
     sampling: bool = False
-    """Sample from the model's distribution instead of searching for the best translation. A line
-    gets the same samples in any batch and order."""
+    """Sample instead of searching. A line gets the same samples in any batch and order."""
     temperature: float = Field(default=1.0, ge=1e-4)
     """Softmax temperature of sampling; below 1 sharpens the distribution."""
     top_k: int = Field(default=0, ge=0)
     """Sample from the k most probable tokens only (Fan et al. 2018); 0 for all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: smallest set of tokens with this cumulative probability (Holtzman et al.
+    """Sample from the smallest set with this cumulative probability (nucleus; Holtzman et al.
     2020)."""
     epsilon_cutoff: float = Field(default=0.0, ge=0, lt=1)
     """Sample from tokens of at least this probability only (Hewitt et al. 2022)."""
     seed: int = Field(default=1, ge=0)
     """Random seed of sampling."""
     return_alternatives: bool = False
-    """Return the ``n_best`` most probable tokens that can follow the prefix (without one: the
-    first tokens), each completed by greedy search."""
+    """Return the ``n_best`` most probable next tokens after the prefix, each completed greedily."""
     prefix_bias_beta: float = Field(default=0.0, ge=0, lt=1)
-    """Where a prefix is given: 0 forces it; above 0 its next token gets this share of the
-    probability as long as the hypothesis agrees with it (Arivazhagan et al. 2020)."""
+    """0 forces a prefix; above 0 its tokens get this share of the probability while the hypothesis
+    agrees with it (Arivazhagan et al. 2020)."""
     no_repeat_ngram_size: int = Field(default=0, ge=0)
-    """No n tokens in a row occur twice in an output (Paulus et al. 2018); 0 allows it. The
-    probability of a token that this forbids is shared out among the others, as in CTranslate2."""
+    """No n tokens in a row occur twice in an output (Paulus et al. 2018); 0 allows it."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """Factor on the log probability of tokens that the output already has (Keskar et al. 2019);
-    above 1 they get less likely."""
+    """Factor on the log probability of tokens already in the output (Keskar et al. 2019)."""
     keep_special_mass: bool = False
-    """Count the probability of PAD, UNK and BOS in the softmax, though no search chooses them, as
-    Marian and Hugging Face do; otherwise the other tokens share it, as in CTranslate2."""
+    """Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do, although no search picks
+    them."""
     shortlist: bool = False
-    """Score only the few hundred tokens that the words of a sentence are likely to become (Jean et
-    al. 2015), from co-occurrence in the training data: faster, most of all with a large vocabulary
-    and a wide beam. Some translations differ, about as good. Probabilities are relative to these
-    tokens. Validation during training scores all tokens."""
+    """Score only the tokens that the source words are likely to become (Jean et al. 2015): faster,
+    most of all with a wide beam. A few translations differ. Validation scores all tokens."""
     max_length_factor: float = Field(default=2.0, ge=0)
     """Longest output: factor x source tokens + offset."""
     max_length_offset: int = Field(default=20, ge=1)
     """See ``max_length_factor``."""
     min_length_factor: float = Field(default=0.0, ge=0)
-    """Shortest output, as a factor of the source tokens. The probability of a too early end is
-    shared out among the other tokens, as in CTranslate2."""
+    """Shortest output, as a factor of the source tokens."""
     batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Source tokens, padded, searched at once; fewer with a beam too wide for the memory. ``auto``
-    is 2048 on a CPU, and what the free memory holds on a GPU."""
+    """Padded source tokens searched at once. ``auto``: 2048 on a CPU, what fits the memory on a
+    GPU."""
 
     @property
     def num_hypotheses(self) -> int:

@@ -22,8 +22,7 @@ class FilterLimits(Section):
     copy_of_source: float = Field(default=0.8, ge=0, le=1)
     """``copy_of_source``: share of the target's words that the source has too, from 5 words on."""
     near_duplicate: float = Field(default=0.87, ge=0.5, le=1)
-    """``near_duplicate``: share of the words of both sides that two pairs have in common
-    (Jaccard index), from 16 words on."""
+    """``near_duplicate``: share of common words of two pairs (Jaccard index), from 16 words on."""
     script: float = Field(default=0.5, ge=0, le=1)
     """``script``: share of a side's letters that are of another script."""
     language: float = Field(default=5.0, ge=1)
@@ -37,8 +36,7 @@ class FilterLimits(Section):
     boilerplate: int = Field(default=10, ge=2)
     """``boilerplate``: different sources of one target."""
     lexical: float = Field(default=-3.5, le=0)
-    """``lexical``: least score of the words, in standard deviations from what is usual in the
-    corpus."""
+    """``lexical``: least score of the words, in standard deviations from the mean."""
     scores: float | None = None
     """``scores``: least number in the file of a corpus; there is no usual one."""
     dual_cross_entropy: float = Field(default=0.01, ge=0, le=1)
@@ -97,11 +95,10 @@ class FilterConfig(Section):
     boilerplate: Action = "report"
     """One target stands beside many different sources."""
     lexical: Action = "report"
-    """The words do not translate each other, says a lexicon learned from the corpora (of 200 lines
-    or more)."""
+    """The words do not translate each other, by a lexicon learned from 200 lines or more."""
     misaligned: Action = "report"
-    """The pair stands in a range of lines that are shifted or unrelated. With ``lexical: off`` and
-    ``misaligned: off`` no lexicon is learned, which takes the most time after reading."""
+    """The pair stands in a block of lines that are shifted or unrelated. No lexicon, and much
+    faster, with both ``lexical`` and ``misaligned`` off."""
     scores: Action = "report"
     """A low number in the ``scores`` file of the corpus."""
     dual_cross_entropy: Action = "report"

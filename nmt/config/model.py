@@ -41,8 +41,8 @@ class ModelConfig(Section):
 
     preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
     """Values to start from; other keys of this section override them. ``transformer-base`` and
-    ``transformer-big`` are the paper's, ``tiny`` is for small data and CPUs, ``modern`` has a deep
-    encoder, a shallow decoder and later findings (RMSNorm, SwiGLU, rotary positions)."""
+    ``-big`` are the paper's; ``tiny`` is for small data and CPUs; ``modern`` has RMSNorm, SwiGLU
+    and rotary positions."""
     encoder_layers: int = Field(default=6, ge=1, le=100)
     """Layers of the encoder."""
     decoder_layers: int = Field(default=6, ge=1, le=100)
@@ -62,16 +62,14 @@ class ModelConfig(Section):
     norm_position: Literal["post", "pre"] = "post"
     """Normalise after each residual sum (Vaswani et al. 2017) or before each sub-layer."""
     norm: Literal["layer", "layer-std", "rms"] = "layer"
-    """LayerNorm (Ba et al. 2016), which divides by sqrt(variance + epsilon); ``layer-std``, which
-    divides by the standard deviation + epsilon; or RMSNorm (Zhang and Sennrich 2019)."""
+    """LayerNorm (Ba et al. 2016), dividing by sqrt(variance + epsilon); ``layer-std``, dividing by
+    the standard deviation + epsilon; or RMSNorm (Zhang and Sennrich 2019)."""
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
     """Epsilon of the norms; 1e-5 when null, or 1e-6 for ``rms``."""
     positions: Annotated[str, Registered("position scheme", _POSITIONS)] = "sinusoidal"
-    """Position encoding: sines and cosines interleaved (the paper), the same in two halves
-    (``sinusoidal-concatenated``: Hugging Face) or in two halves with wavelengths that end at
-    10000 x 2 pi (``sinusoidal-halves``: Tensor2Tensor, Marian), a learned table, rotations of
-    queries and keys (Su et al. 2021), vectors for distances between tokens (``relative``, Shaw et
-    al. 2018), or none."""
+    """Sinusoids interleaved (the paper), in two halves (``-concatenated``: Hugging Face) or in two
+    halves up to 10000 x 2 pi (``-halves``: Tensor2Tensor, Marian); a learned table; ``rotary`` (Su
+    et al. 2021); ``relative`` (Shaw et al. 2018); or none."""
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
     """Rows of the learned table; other encodings have no limit."""
     first_position: int = Field(default=0, ge=0, le=1)
@@ -88,8 +86,8 @@ class ModelConfig(Section):
     )
     """Biases in the linear layers and LayerNorms: in all, in none, or in those that are listed."""
     embeddings: Literal["separate", "decoder-tied", "inputs-shared", "tied"] = "tied"
-    """Which tables are one: none; those of target and output projection; those of source and target
-    (``inputs-shared``); or all three (``tied``). The last two need a joint vocabulary."""
+    """Tables that are shared: none; target and output; source and target (``inputs-shared``); all
+    (``tied``). The last two need a joint vocabulary."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(model_dim)."""
     output_bias: bool = False
@@ -97,8 +95,7 @@ class ModelConfig(Section):
     decoder_start: Literal["bos", "zero"] = "bos"
     """What the decoder reads first: the embedding of BOS, or zeros; the position is added to it."""
     initialization: Literal["glorot", "xavier-uniform"] = "glorot"
-    """First values of the tables: normal with variance 1 / width; or Xavier-uniform, as those of
-    the linear layers always are (Glorot and Bengio 2010, who is named Xavier)."""
+    """First values of the tables: normal with variance 1 / width, or Xavier-uniform."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of every sub-layer's output and of the sum of embedding and position."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)

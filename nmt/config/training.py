@@ -46,9 +46,9 @@ class ScheduleConfig(Section):
     """The learning rate as a function of the update."""
 
     shape: Annotated[str, Registered("schedule", _SCHEDULES)] = "inverse_sqrt"
-    """Curve after warm-up: ``inverse_sqrt``, ``constant``; ``noam``, the paper's, scaled by the
-    model width; ``linear`` and ``cosine``, which fall to zero at the end of the step or time
-    budget; ``wsd``, which holds the peak, then falls to zero over the last ``decay_share``."""
+    """Curve after warm-up: ``inverse_sqrt``; ``constant``; ``noam`` (the paper); ``linear`` and
+    ``cosine``, which fall to zero at the end; ``wsd``, which falls over the last
+    ``decay_share``."""
     peak_lr: float = Field(default=5e-4, gt=0, le=10)
     """Largest learning rate, reached at the end of warm-up (for ``noam``: a factor, usually 1)."""
     warmup_steps: int = Field(default=4000, ge=0)
@@ -82,14 +82,12 @@ class OptimizerConfig(Section):
     """How gradients change the weights."""
 
     kind: Annotated[str, Registered("optimizer", _OPTIMIZERS)] = "adamw"
-    """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW, which needs no decay and no
-    known end (Defazio et al. 2024; use a constant schedule); ``muon``: orthogonal steps for
-    matrices (Jordan et al. 2024), AdamW for the rest, the best of a short training of ``tiny`` (try
-    ``peak_lr: 4e-3``); ``adafactor``, torch's (Shazeer and Stern 2018): little state, steps in
-    proportion to the weights (try ``peak_lr: 0.01``)."""
+    """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW (Defazio et al. 2024; use a
+    constant schedule); ``muon`` (Jordan et al. 2024; try ``peak_lr: 4e-3``), best in short
+    trainings of ``tiny``; ``adafactor`` (Shazeer and Stern 2018; try ``peak_lr: 0.01``), with
+    little state."""
     betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
-    """Decay of the running means of gradient and squared gradient. Of ``schedule-free``, the first
-    says how near to the mean of the weights the gradient is taken."""
+    """Decay of the running means of gradient and squared gradient."""
     epsilon: float = Field(default=1e-9, gt=0)
     """Added to the denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -110,8 +108,8 @@ class ValidationConfig(Section):
     max_sentences: int | None = Field(default=None, ge=1)
     """Decode at most this many sentences; the loss is always of the whole set."""
     metric: Annotated[str, Registered("metric", _METRICS), Binds("run")] = "bleu"
-    """The score that names the best checkpoint and stops early: ``loss``, or a metric of
-    ``nmt evaluate`` such as ``bleu`` or ``chrf``."""
+    """Names the best checkpoint and stops early: ``loss``, or a metric such as ``bleu`` or
+    ``chrf``."""
 
 
 class TrainingConfig(Section):
@@ -124,10 +122,9 @@ class TrainingConfig(Section):
     max_steps: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
     """Stop after this many updates."""
     max_minutes: Annotated[float | None, Binds("budget")] = Field(default=None, gt=0)
-    """Stop after about this long: a probe at the start turns it into a number of updates, which
-    is recorded, so that schedules and resumed runs stay exact. Validation, saving and the end of
-    training are estimated, and inside. A run that resumes with more minutes goes on for so many
-    more updates; its schedule is that of the new length from there on, which a warning says."""
+    """Stop after about this long, validation and saving included. Timed updates at the start turn
+    it into a number of updates, which is recorded, so that schedules and resumed runs stay
+    exact."""
     max_epochs: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
     """Stop after this many passes through the training data."""
     seed: Annotated[int, Binds("run")] = Field(default=1, ge=0, lt=2**31)
@@ -140,40 +137,34 @@ class TrainingConfig(Section):
     """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it, float16 with a scaled
     loss on GPUs that have only that, and float32 elsewhere. ``bf16`` and ``fp16`` are accepted."""
     device: DeviceName = "auto"
-    """Where to train; ``auto`` is the CUDA GPU if there is one, ``cuda:1`` the second of several.
-    ``mps`` is the GPU of an Apple processor, in float32: its choice is tested, its arithmetic is
-    not."""
+    """``auto`` is the CUDA GPU if there is one; ``cuda:1`` is the second GPU; ``mps`` is Apple's,
+    in float32."""
     compile: Literal["auto"] | bool = "auto"
-    """Compile the layers for this machine when training starts, which takes a minute. ``auto`` does
-    so on a GPU, where fewer and larger kernels pay, if it works there and ``max_steps`` are enough
-    to make up for it; on a CPU they do not. Compiled code is kept in ``~/.cache/nmt``."""
+    """Compile the layers when training starts, which takes a minute. ``auto`` does so on a GPU if
+    enough updates follow."""
     deterministic: bool = True
-    """On a GPU, use kernels that add in a fixed order, so that resuming is bit-exact; some are
-    slower. On a CPU they always do."""
+    """On a GPU, add in a fixed order, so that resuming is bit-exact; some kernels are slower."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads; torch's choice when null."""
     label_smoothing: Annotated[float, Binds("run")] = Field(default=0.1, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
     objective: Annotated[str, Registered("objective", _OBJECTIVES), Binds("run")] = "auto"
-    """The loss: ``cross_entropy`` (label-smoothed), ``r_drop``, or another that is registered.
-    ``auto`` is ``r_drop`` where that is above 0, else ``cross_entropy``."""
+    """``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` is ``r_drop`` where that is above
+    0."""
     r_drop: Annotated[float, Binds("run")] = Field(default=0.0, ge=0)
-    """Weight of the divergence between two passes with other dropout (R-Drop, Liang et al. 2021;
-    5 is usual); twice the work per update. 0 makes one pass."""
+    """Weight of the divergence between two passes with other dropout (Liang et al. 2021; 5 is
+    usual)."""
     optimizer: Annotated[OptimizerConfig, Binds("run")] = OptimizerConfig()
     schedule: Annotated[ScheduleConfig, Binds("run")] = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
     ema_decay: Annotated[float | None, Binds("run")] = Field(default=None, gt=0, lt=1)
-    """Use an exponential moving average of the weights with this decay, such as 0.999, for
-    validation, checkpoints and translation; null uses the weights as they are."""
+    """Decay of a moving average of the weights, such as 0.999, for validation and translation."""
     start_from: FilePath | None = None
-    """Fine-tune: begin with the weights and the vocabulary of this run or model folder, with a new
-    optimizer and steps counted from 1."""
+    """Fine-tune: begin with the weights and the vocabulary of this run or model folder."""
     freeze: Annotated[Many[str], Binds("run")] = ()
     """Parts that are not trained, such as ``encoder`` or ``source_vectors``."""
     activation_checkpointing: bool = False
-    """Keep only the inputs of each layer and work the rest out again in the backward pass: less
-    memory, a third more work."""
+    """Recompute activations in the backward pass: less memory, a third more work."""
     tensorboard: bool = False
     """Write TensorBoard files beside metrics.jsonl (needs ``nmt[tensorboard]``)."""
     report_every: int = Field(default=50, ge=1)
@@ -189,8 +180,8 @@ class TrainingConfig(Section):
     keep_best: int = Field(default=1, ge=1)
     """Best checkpoints to keep besides."""
     average_last: int | None = Field(default=None, ge=2)
-    """At the end of training, write the mean of so many of the newest checkpoints (Vaswani et al.
-    2017, section 6.1) to ``average`` in the run folder, and name it best if it validates better."""
+    """At the end, average this many of the newest checkpoints (Vaswani et al. 2017, section 6.1)
+    into ``average``; the average becomes the best checkpoint if it validates better."""
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When a checkpoint does not fit on the disk: stop with exit code 4, or warn and train on."""
 
