@@ -16,8 +16,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.files.atomic import atomic_folder, write_errors, write_json, write_text
-from nmt.files.json_file import field, read_json
+from nmt.files.atomic import atomic_folder, write_errors, write_text
 from nmt.text.tokenizer import tokenizer_hash
 
 if TYPE_CHECKING:
@@ -286,23 +285,3 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
             changes = [f"{path} could not be read and is replaced: {error.problem}"]
         write_text(path, dump_config(config))
     return changes
-
-
-def read_measured(run_dir: Path, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was measured under the same conditions, by name; empty if nothing was."""
-    try:
-        values = read_json(run_dir / MEASURED)
-        is_same = field(values, "conditions", kind=dict) == conditions
-        return field(values, "found", kind=dict) if is_same else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def write_measured(run_dir: Path, conditions: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Write that down, in place of what was there.
-
-    Raises:
-        CheckpointError: The folder cannot be written.
-    """
-    with write_errors(run_dir, CheckpointError, fix=_FIX):
-        write_json(run_dir / MEASURED, {"conditions": conditions, "found": found})

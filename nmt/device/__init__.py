@@ -78,19 +78,3 @@ def own_cores() -> int:
 def machine_load() -> float | None:
     """Return how many processes of the machine ran or waited for a core in the last minute."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def shared_cores(used: float, threads: int) -> str:
-    """Return a remark if other processes hold the cores that this one would use; else nothing.
-
-    Threads that are idle are no sign of it, and neither are other processes beside free cores: so
-    it takes both, few seconds of CPU and a load of at least the machine's cores.
-
-    Args:
-        used: Seconds of CPU in a second.
-        threads: Those that would have used more.
-    """
-    if used > threads / 2 or (machine_load() or 0.0) < (os.cpu_count() or 1):
-        return ""
-    cores = f"{threads} core{'s' * (threads > 1)}"
-    return f"other processes use this machine: training got {used / threads:.0%} of {cores}"

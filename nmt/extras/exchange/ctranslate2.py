@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +54,6 @@ _FOLLOWED = frozenset({
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 _LEAST_POSITIONS = 1024
 _LINEAR, _NORM = ("weight", "bias"), ("gamma", "beta")
-
-
-def is_installed() -> bool:
-    """Whether CTranslate2, an optional extra, can be imported."""
-    try:
-        return find_spec("ctranslate2") is not None
-    except ValueError:  # as if it were not there: a test has put None in its place
-        return False
 
 
 def import_ctranslate2(name: str = "ctranslate2") -> Any:

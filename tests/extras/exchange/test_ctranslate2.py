@@ -15,7 +15,7 @@ from nmt.checkpoint.model_folder import ModelBundle
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError
 from nmt.extras.exchange import ctranslate2
 from nmt.extras.exchange.ctranslate2 import (
     RECORD,
@@ -217,9 +217,6 @@ def test_what_cannot_be_expressed_is_named() -> None:
     assert not_expressed(run_config({}).model) == []
     assert not_expressed(run_config({"qk_norm": True}).model) == ["model.qk_norm true"]
     assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
-    if ctranslate2.is_installed():
-        with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true.\n.*safetensors"):
-            CTranslate2Target().check(run_config({"qk_norm": True}))
 
 
 def test_a_new_key_is_refused_until_it_is_expressed() -> None:
