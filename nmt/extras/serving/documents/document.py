@@ -67,9 +67,7 @@ class Document:
                 written.append(part)
                 continue
             own = [next(rest) if _has_letter(text) else (text, None) for text in part.sentences]
-            is_same = all(
-                text == own_text for text, (own_text, _) in zip(part.sentences, own, strict=True)
-            )
+            is_same = tuple(text for text, _ in own) == part.sentences
             written.append(_raw(part.events) if is_same else render(part, own, joiner, self.escape))
         return "".join(written)
 

@@ -18,7 +18,7 @@ _TAG = re.compile(
     r"|<[/!?a-zA-Z][^<>]*+>"  # malformed, or a declaration
 )
 _PROTECTED = re.compile(
-    r"""\s(?:translate\s*=\s*["']?no(?=["'\s>])|class\s*=\s*["']?[^"'>]*\bnotranslate\b)""",
+    r"""\s(?:translate\s*=\s*["']?no(?=["'\s>])|class\s*=\s*["']?[^"'>]{0,999}\bnotranslate\b)""",
     re.IGNORECASE,
 )
 
@@ -32,15 +32,15 @@ _KEPT = _KEPT_INLINE | _names(
     "pre textarea template iframe video audio canvas xmp noembed noframes listing"
 )
 _RAW_TEXT = _names("script style textarea iframe xmp noembed noframes")
-_VOID_INLINE = _names("br img input wbr")
+_VOID_INLINE = _names("img input wbr")
 _INLINE = (_KEPT_INLINE | _VOID_INLINE) | _names(
     "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q rb rp rt rtc "
-    "ruby s small span strike strong sub sup time tt u"
+    "ruby s small span strike strong sub sup time tt u br !--"
 )
 
 
-# Kind (``text``, ``open``, ``close``, ``void``, ``comment`` or ``other``), raw text, and name.
-Token = tuple[str, str, str]
+# Kind, raw text, and name: none for text, and for what is malformed or a declaration.
+Token = tuple[Kind, str, str]
 
 
 def tokenize(text: str) -> Iterator[Token]:
@@ -48,13 +48,13 @@ def tokenize(text: str) -> Iterator[Token]:
     place = text_start = 0
     last_comment = text.rfind("-->")
     while (start := text.find("<", place)) >= 0:
-        kind, name, match = "comment", "", None
+        kind: Kind = "void"
         if text.startswith("<!--", start) and start < last_comment:
-            end = text.index("-->", start) + 3
+            end, name = text.index("-->", start) + 3, "!--"
         elif match := _TAG.match(text, start):
             end, name = match.end(), (match[2] or "").lower()
-            kind = "close" if match[1] else "open" if name else "other"
-            kind = "void" if name in _VOID_INLINE else kind
+            if name and name not in _VOID_INLINE:
+                kind = "close" if match[1] else "break" if name == "br" else "open"
         else:
             place = start + 1
             continue
@@ -66,7 +66,7 @@ def tokenize(text: str) -> Iterator[Token]:
             closing = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, place)
             text_start = closing.start() if closing else len(text)
             if text_start > place:
-                yield "other", text[place:text_start], ""
+                yield "void", text[place:text_start], ""
             place = text_start
     if text_start < len(text):
         yield "text", text[text_start:], ""
@@ -110,11 +110,8 @@ def read_html(text: str) -> Iterator[str | list[Event]]:
         place = end
         if kind == "text":
             events += text_events(raw, unescape)
-        elif name == "br":
-            events.append(Event("break", raw))
-        elif name in _INLINE or kind == "comment":
-            mark: Kind = "open" if kind == "open" else "close" if kind == "close" else "void"
-            events.append(Event(mark, raw, name=name))
+        elif name in _INLINE:
+            events.append(Event(kind, raw, name=name))
         else:
             yield events
             yield raw

@@ -104,7 +104,6 @@ class _Layout:
         self.tape = [*paragraph.tape()]
         self.root, words = _read(self.tape)
         numbers = [*accumulate(map(len, words), initial=0)]
-        self.starts = set(numbers)  # source pieces that begin a word
         self.links: list[list[int]] = [[] for _ in range(numbers[-1])]  # of each source piece
         self.sentences: list[tuple[int, int, int, int]] = []  # of each source piece: see `relative`
         self.pieces: list[str] = []
@@ -218,7 +217,7 @@ class _Layout:
         gap = max(before or [self.relative(number - 1)]) + 1
         if self.sentences[number - 1] != self.sentences[number]:
             gap = self.sentences[number][2]
-        elif number in self.starts or gap not in self.links[number]:  # not in a word that stayed
+        elif gap not in self.links[number]:  # as in a word that stayed
             while gap < len(self.pieces) and not self.begins[gap]:
                 gap += 1
         gap = max(gap, pair.left + 1)
