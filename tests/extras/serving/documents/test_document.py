@@ -126,7 +126,7 @@ def test_tags_come_out_once_nested_as_they_were(
 
 
 def test_an_unknown_format_and_another_one_are_explained() -> None:
-    with pytest.raises(ConfigError, match="did you mean srt"):
+    with pytest.raises(ConfigError, match="Did you mean srt"):
         read_document("", "srtt", "en")
     with pytest.raises(DataError, match="not SubRip"):
         read_document("Hello", "srt", "en")
