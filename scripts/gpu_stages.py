@@ -39,7 +39,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, collate
-from nmt.data.loader import plan_batches
+from nmt.data.loader import epoch_random, plan_batches
 from nmt.device import compilation
 from nmt.device.compilation import compile_layers
 from nmt.device.compilation import compiled as compile_function
@@ -185,7 +185,9 @@ def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> lis
     source = np.clip(random.lognormal(3.2, 0.55, num_pairs), 2, longest).astype(np.int32)
     target = np.clip(source * random.lognormal(0.02, 0.2, num_pairs), 2, longest).astype(np.int32)
     store: Any = DrawnPairs(vocab_size, (source, target), seed)
-    plan = plan_batches(source + 1, target + 1, max_tokens=max_tokens, noise=0.1, seed=1, epoch=0)
+    plan = plan_batches(
+        source + 1, target + 1, max_tokens=max_tokens, noise=0.1, random=epoch_random(1, 0)
+    )
     whole = [rows for rows in plan if (source[rows] + target[rows] + 2).sum() > max_tokens * 0.7]
     return [collate(store, rows) for rows in (whole or plan)[:count]]
 

@@ -114,18 +114,16 @@ def current_report(
 
 def are_unchanged(sources: Mapping[str, Mapping[str, Any]], piped: Path | None = None) -> bool:
     """Compare sizes and times, which is quick; the contents only where the time differs."""
-    with suppress(OSError):
-        for name, known in sources.items():
-            path = Path(name)
-            if is_standard(path):
-                if piped is not None and sha256_of_file(piped) != known["sha256"]:
-                    return False
-                continue
-            status = path.stat()
-            is_touched = status.st_mtime_ns != known["mtime_ns"]
-            if status.st_size != known["size"] or (
-                is_touched and sha256_of_file(path) != known["sha256"]
-            ):
-                return False
-        return True
-    return False
+    try:
+        return all(_is_unchanged(Path(name), known, piped) for name, known in sources.items())
+    except OSError:
+        return False
+
+
+def _is_unchanged(path: Path, known: Mapping[str, Any], piped: Path | None) -> bool:
+    if is_standard(path):
+        return piped is None or sha256_of_file(piped) == known["sha256"]
+    status = path.stat()
+    return status.st_size == known["size"] and (
+        status.st_mtime_ns == known["mtime_ns"] or sha256_of_file(path) == known["sha256"]
+    )

@@ -57,17 +57,19 @@ def epoch_rows(
     return np.concatenate(parts).astype(np.int64, copy=False)
 
 
-def plan_batches(  # noqa: PLR0913 - lengths, limits and what the order depends on
+def epoch_random(seed: int, epoch: int) -> np.random.Generator:
+    """Return what draws the order of an epoch, from 0."""
+    return np.random.Generator(np.random.PCG64([seed, epoch, 0]))
+
+
+def plan_batches(
     source_lengths: Lengths,
     target_lengths: Lengths,
     *,
     max_tokens: int | None,
     max_sentences: int | None = None,
     noise: float,
-    seed: int,
-    epoch: int,
-    rank: int = 0,
-    num_ranks: int = 1,
+    random: np.random.Generator,
 ) -> list[IntArray]:
     """Group pairs of like length under a budget of real tokens; shuffle the groups.
 
@@ -80,13 +82,10 @@ def plan_batches(  # noqa: PLR0913 - lengths, limits and what the order depends 
         max_tokens: Most source and target tokens in a batch, together, without padding; None: any.
         max_sentences: Most pairs in a batch; None: any.
         noise: Spread of the sort key, as a share of the length.
-        seed: Seed of the run.
-        epoch: Number of the epoch, from 0.
-        rank: Which process asks; each gets another part of the same plan.
-        num_ranks: Processes; each gets equally many batches (a few are read twice to make it even).
+        random: Draws the noise and the order of the batches.
 
     Returns:
-        Rows of each batch, in the order of training. Without ranks, each row is in one batch.
+        Rows of each batch, in the order of training. Each row is in one batch.
 
     Raises:
         DataError: A pair is longer than a batch.
@@ -95,7 +94,6 @@ def plan_batches(  # noqa: PLR0913 - lengths, limits and what the order depends 
     if count == 0:
         return []
     most = _total_and_check(source_lengths, target_lengths, max_tokens)
-    random = np.random.Generator(np.random.PCG64([seed, epoch, 0]))
     order = length_order(source_lengths, target_lengths, noise=noise, random=random)
     ends = np.empty(count, dtype=np.int64)
     total = 0
@@ -113,8 +111,7 @@ def plan_batches(  # noqa: PLR0913 - lengths, limits and what the order depends 
         borders.append(stop)
         done = int(ends[stop - 1])
     shuffled = random.permutation(len(borders) - 1)
-    even = np.resize(shuffled, len(shuffled) + -len(shuffled) % num_ranks)
-    return [order[borders[i] : borders[i + 1]] for i in even[rank::num_ranks]]
+    return [order[borders[i] : borders[i + 1]] for i in shuffled]
 
 
 def _total_and_check(source: Lengths, target: Lengths, max_tokens: int | None) -> int:
@@ -201,12 +198,12 @@ class Loader:
             max_tokens=self.config.max_tokens,
             max_sentences=self.config.max_sentences,
             noise=self.config.noise,
-            seed=self.seed,
-            epoch=epoch,
-            rank=self.rank,
-            num_ranks=self.num_ranks,
+            random=epoch_random(self.seed, epoch),
         )
-        return plan if rows is None else [rows[batch] for batch in plan]
+        # Each process takes equally many batches; a few are read twice to make it even.
+        even = range(self.rank, len(plan) + -len(plan) % self.num_ranks, self.num_ranks)
+        mine = [plan[number % len(plan)] for number in even]
+        return mine if rows is None else [rows[batch] for batch in mine]
 
     def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:
         """Yield the batches of each optimizer update and the position after them, for ever.

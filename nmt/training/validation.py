@@ -14,7 +14,7 @@ import torch
 
 from nmt.config.decoding import DecodingConfig
 from nmt.data.batch import Batch
-from nmt.data.loader import Loader, plan_batches
+from nmt.data.loader import Loader, epoch_random, plan_batches
 from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar
 from nmt.inference.options import TranslationOptions
@@ -261,5 +261,7 @@ def fixed_batches(loader: Loader, processes: Processes) -> list[Batch]:
     if most is not None:  # the longest pair is not dropped from validation
         most = max(int(most), int(np.add(*lengths).max(initial=0)))
     pairs = loader.config.max_sentences
-    plan = plan_batches(*lengths, max_tokens=most, max_sentences=pairs, noise=0, seed=0, epoch=0)
+    plan = plan_batches(
+        *lengths, max_tokens=most, max_sentences=pairs, noise=0, random=epoch_random(0, 0)
+    )
     return [loader.batch(rows) for rows in plan[processes.rank :: processes.size]]
