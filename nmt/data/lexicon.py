@@ -33,7 +33,7 @@ _ITERATIONS = 4
 _MOST_COMMON = 200
 _MOST_CANDIDATES = 30
 _MEETINGS_AT_ONCE = 1 << 20
-_MERGED_AT_ONCE = 1 << 22
+_MERGED_AT_ONCE = 1 << 21
 _PAIRS_AT_ONCE = 1 << 16
 _MOST_MEETINGS = 1 << 26  # More to learn from takes time, and teaches little.
 _EMPTY_WORD = 0.1  # Probability that a token translates nothing, as it would stand anywhere.
@@ -251,28 +251,25 @@ def likely_translations(
         count = _ITERATIONS - 1
         lexicon = learn_lexicon(lines, vocab_sizes, pairs, workers=workers, iterations=count)
     lexicon = replace(lexicon, lines=lines, before=None)
-    keys: list[Rows] = [np.empty(0, np.int64)]
-    counts: list[Values] = [np.empty(0)]
     num_targets = vocab_sizes[1]
+    waiting = [(np.empty(0, np.int64), np.empty(0))]
 
-    def merge() -> Rows:
-        # A cell may be of several pairs of words, so links are counted by the words themselves.
-        known, which = np.unique(np.concatenate(keys), return_inverse=True)
-        sums = np.bincount(which, np.concatenate(counts)).astype(np.float64)
-        ranks = _ranks(known // num_targets, sums)
+    def merge() -> tuple[Rows, Rows]:
+        keys, counts = _summed(*map(np.concatenate, zip(*waiting, strict=True)))
+        ranks = _ranks(keys // num_targets, counts)
         kept = ranks < 4 * most
-        keys[:], counts[:] = [known[kept]], [sums[kept]]
-        return ranks[kept]
+        waiting[:] = [(keys[kept], counts[kept])]
+        return keys[kept], ranks[kept]
 
+    # A cell may be of several pairs of words, so links are counted by the words themselves.
     for links in workers.map(lexicon.links, batches(lines, pairs)):
-        keys.append(links.keys)
-        counts.append(links.values.astype(np.float64))
-        if sum(map(len, keys[1:])) > _MERGED_AT_ONCE:
+        waiting.append(_summed(links.keys, links.values))
+        if sum(len(keys) for keys, _ in waiting[1:]) > _MERGED_AT_ONCE:
             merge()
-    ranks = merge()
+    keys, ranks = merge()
     table = np.full((vocab_sizes[0], most), -1, np.int32)
     kept = ranks < most
-    sources, targets = np.divmod(keys[0][kept], num_targets)
+    sources, targets = np.divmod(keys[kept], num_targets)
     table[sources, ranks[kept]] = targets
     return table
 
@@ -289,6 +286,12 @@ def write_shortlist(
     common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
     candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon=lexicon)
     path.write_bytes(save({"common": common, "candidates": candidates}))
+
+
+def _summed(keys: Rows, values: npt.NDArray[np.floating]) -> tuple[Rows, Values]:
+    """Return the different keys, rising, and the sum of the values of each."""
+    known, which = np.unique(keys, return_inverse=True)
+    return known, np.bincount(which, values).astype(np.float64)
 
 
 def _ranks(sources: Rows, counts: Values) -> Rows:

@@ -132,7 +132,8 @@ def align_corpora(
             if changed <= _AGREED * num:
                 break
     own = {name: joined(found) for name, found in ranges.items()}
-    return Alignment(scores, z_scores, own, lexicon)
+    # Without the large table that only scores of taught pairs need.
+    return Alignment(scores, z_scores, own, lexicon and replace(lexicon, before=None))
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
