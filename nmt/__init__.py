@@ -5,8 +5,8 @@ The public names below load on first use, so that importing one does not import 
 
 from __future__ import annotations
 
+import re
 import sys
-from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from nmt.errors import (
     TokenizerError,
     shell_command,
 )
+from nmt.registry import load_attribute
 from nmt.version import __version__
 
 if TYPE_CHECKING:
@@ -56,80 +57,36 @@ if TYPE_CHECKING:
     from nmt.metrics.metric import Score
 
 __all__ = [
-    "AugmentOptions",
-    "AverageOptions",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "DeviceError",
-    "DivergedError",
-    "EvaluateOptions",
-    "ExportOptions",
-    "GateError",
-    "ImportOptions",
-    "InitOptions",
-    "InspectOptions",
-    "NmtError",
-    "PrepareOptions",
-    "PullOptions",
-    "PushOptions",
-    "Request",
-    "Result",
-    "Score",
-    "ScoreOptions",
-    "ServeOptions",
-    "TokenizerError",
-    "TrainOptions",
-    "TranslateOptions",
-    "Translator",
-    "__version__",
-    "augment",
-    "average",
-    "doctor",
-    "evaluate",
-    "export",
-    "import_model",
-    "init",
-    "inspect",
-    "load_config",
-    "prepare",
-    "pull",
-    "push",
-    "score",
-    "serve",
-    "train",
-    "translate",
-]
+    "AugmentOptions", "AverageOptions", "CheckpointError", "ConfigError", "DataError",
+    "DeviceError", "DivergedError", "EvaluateOptions", "ExportOptions", "GateError",
+    "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions", "PullOptions",
+    "PushOptions", "Request", "Result", "Score", "ScoreOptions", "ServeOptions", "TokenizerError",
+    "TrainOptions", "TranslateOptions", "Translator", "__version__", "augment", "average",
+    "doctor", "evaluate", "export", "import_model", "init", "inspect", "load_config", "prepare",
+    "pull", "push", "score", "serve", "train", "translate",
+]  # fmt: skip
 
+# Modules of names that no command of the core is named after.
 _HOMES = {
-    "AugmentOptions": "nmt.commands.augment_options",
-    "InitOptions": "nmt.extras.planning.options",
-    "Score": "nmt.metrics.metric",
-    "EvaluateOptions": "nmt.commands.evaluate_options",
-    "PrepareOptions": "nmt.commands.prepare_options",
-    "ScoreOptions": "nmt.commands.score_options",
-    "TrainOptions": "nmt.commands.train_options",
-    "doctor": "nmt.extras.planning.doctor",
-    "export": "nmt.extras.exchange.export",
-    "import_model": "nmt.extras.exchange.import_model",
-    "init": "nmt.extras.planning.init",
-    "InspectOptions": "nmt.extras.inspection.options",
-    "inspect": "nmt.extras.inspection.command",
-    "serve": "nmt.extras.serving.command",
-    "ServeOptions": "nmt.extras.serving.options",
-    "Request": "nmt.inference.request",
-    "Result": "nmt.inference.result",
-    "TranslateOptions": "nmt.commands.translate_options",
-    "Translator": "nmt.inference.translator",
-    "push": "nmt.extras.exchange.hub",
-    "AverageOptions": "nmt.commands.average_options",
-    "ExportOptions": "nmt.extras.exchange.options",
-    "ImportOptions": "nmt.extras.exchange.options",
-    "PullOptions": "nmt.extras.exchange.options",
-    "PushOptions": "nmt.extras.exchange.options",
-    "load_config": "nmt.commands.load_config",
-    "pull": "nmt.extras.exchange.hub",
-}
+    "nmt.extras.exchange.export": ("export",),
+    "nmt.extras.exchange.hub": ("pull", "push"),
+    "nmt.extras.exchange.import_model": ("import_model",),
+    "nmt.extras.exchange.options": (
+        "ExportOptions", "ImportOptions", "PullOptions", "PushOptions",
+    ),
+    "nmt.extras.inspection.command": ("inspect",),
+    "nmt.extras.inspection.options": ("InspectOptions",),
+    "nmt.extras.planning.doctor": ("doctor",),
+    "nmt.extras.planning.init": ("init",),
+    "nmt.extras.planning.options": ("InitOptions",),
+    "nmt.extras.serving.command": ("serve",),
+    "nmt.extras.serving.options": ("ServeOptions",),
+    "nmt.inference.request": ("Request",),
+    "nmt.inference.result": ("Result",),
+    "nmt.inference.translator": ("Translator",),
+    "nmt.metrics.metric": ("Score",),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 if sys.argv[:1] == ["-m"] and sys.orig_argv.count("-m"):  # Python looks for a module to run
@@ -143,7 +100,8 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv.count("-m"):  # Python looks for a m
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, f"nmt.commands.{name}")), name)
+    command = re.sub("Options$", "_options", name).lower()
+    return load_attribute(f"{_MODULES.get(name, f'nmt.commands.{command}')}:{name}")
 
 
 def __dir__() -> list[str]:
