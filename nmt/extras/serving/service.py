@@ -118,8 +118,8 @@ class Service:
         """
         longest = max((len(item.text) for item in body.items), default=0)
         if "attention" in body.want and longest > _ATTENDED_CHARACTERS:
-            problem = f"Attention is shown for texts of {_ATTENDED_CHARACTERS:,} characters."
-            raise RefusedError(413, problem, "Want alignment, or send shorter texts.")
+            problem = f"Attention is limited to texts of {_ATTENDED_CHARACTERS:,} characters."
+            raise RefusedError(413, problem, "Use `want` alignment, or send shorter texts.")
         outputs = {_OUTPUTS[name] for name in body.want if name in _OUTPUTS}
         if "alignments" in outputs:  # from which it is seen how many words a model reads
             outputs.add("attention")
