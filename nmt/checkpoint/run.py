@@ -40,7 +40,6 @@ _HASH_LENGTH = 64
 # A schedule that falls to its end depends on where the end is.
 _BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
-MEASURED = "measured.json"  # In a run folder.
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
 
 
