@@ -28,14 +28,14 @@ _PREPARATION_TIMEOUT = timedelta(days=7)
 
 
 class PeerLostError(NmtError):
-    """Another process of the same training has ended, or does not answer."""
+    """Another process of the same work has ended, or does not answer."""
 
     exit_code = PEER_LOST
 
     def __init__(self, cause: str) -> None:
         super().__init__(
-            f"Another process of this training has ended or does not answer ({cause}).",
-            fix="See what ended it, then start all again: training resumes from the last "
+            f"Another process has ended or does not answer ({cause}).",
+            fix="See what ended it, then start all again: a training resumes from its last "
             "checkpoint.",
         )
         self.cause = cause

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from nmt.device import is_one_of_torchrun
-from nmt.errors import DataError, NmtError
+from nmt.errors import DataError
 from nmt.inference.request import Request
 from nmt.inference.result import Result
 from nmt.inference.translator import Translator
@@ -26,7 +26,6 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 _SECONDS_TO_REPORT = 5
-_PEER_LOST = 75
 
 
 class Team(Protocol):
@@ -58,41 +57,29 @@ class Alone:
         return [value]
 
 
-class TeammateLostError(NmtError):
-    """Another process of the same translation has ended, or does not answer."""
-
-    exit_code = _PEER_LOST
-
-
 @contextmanager
 def join_team() -> Iterator[Team]:
     """Join the processes that torchrun has started, if it has; the first that fails reports why.
 
     Raises:
         DeviceError: The processes do not find each other.
-        TeammateLostError: Another one has ended without a report.
+        PeerLostError: Another one has ended without a report.
     """
     if not is_one_of_torchrun():
         yield Alone()
         return
-    from nmt.device.distributed import PeerLostError, join  # noqa: PLC0415 - loads torch
+    from nmt.device.distributed import join  # noqa: PLC0415 - loads torch
 
     processes = join()
     try:
         yield processes
         processes.leave()
     except Exception as error:
-        if not processes.is_first_to_fail():
-            # As soon as one has failed torchrun ends the others: also the one that is to report.
-            time.sleep(_SECONDS_TO_REPORT)
-            raise SystemExit(getattr(error, "exit_code", 1)) from None
-        if isinstance(error, PeerLostError):
-            raise TeammateLostError(
-                "Another process of this translation has ended or does not answer "
-                f"({error.cause}).",
-                fix="See what ended it, then start all again.",
-            ) from error
-        raise
+        if processes.is_first_to_fail():
+            raise
+        # As soon as one has failed torchrun ends the others: also the one that is to report.
+        time.sleep(_SECONDS_TO_REPORT)
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
 def translated(

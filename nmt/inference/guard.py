@@ -191,51 +191,39 @@ def fallback_search(
 
 @dataclass(frozen=True, slots=True)
 class GuardedLine:
-    """A line, what came of it, both as subwords, and the signs that compare them."""
+    """A line, what came of it, and both as subwords."""
 
     source: str
     output: str
     source_tokens: Sequence[Hashable]
     output_tokens: Sequence[Hashable]
 
-    @property
-    def loop(self) -> int:
-        """Tokens that repeat at once what stands before them, beyond the source's."""
-        return longest_loop(self.output_tokens) - longest_loop(self.source_tokens)
-
-    @property
-    def repetition(self) -> float:
-        """Share of n-grams that were there before, beyond the source's."""
-        excess = repeated_ngrams(self.output_tokens) - repeated_ngrams(self.source_tokens)
-        return excess / max(len(self.output_tokens) - _NGRAM + 1, _LEAST_NGRAMS)
-
-    @property
-    def characters(self) -> float:
-        """Ratio of output to source characters, smoothed."""
-        return (len(self.output) + _SMOOTH_CHARACTERS) / (len(self.source) + _SMOOTH_CHARACTERS)
-
-    @property
-    def subwords(self) -> float:
-        """Ratio of output to source subwords, smoothed."""
-        sizes = len(self.output_tokens), len(self.source_tokens)
-        return (sizes[0] + _SMOOTH_SUBWORDS) / (sizes[1] + _SMOOTH_SUBWORDS)
-
 
 def alarms(line: GuardedLine, limits: GuardLimits) -> tuple[Alarm, ...]:
     """Return the alarms of ``line``, which depend on nothing but the line; none for most lines."""
-    characters, subwords = line.characters, line.subwords
+    read, written = line.source_tokens, line.output_tokens
+    # Loops and repetitions count beyond those of the source; lengths are smoothed ratios.
+    loop = longest_loop(written) - longest_loop(read)
+    repeated = repeated_ngrams(written) - repeated_ngrams(read)
+    repetition = repeated / max(len(written) - _NGRAM + 1, _LEAST_NGRAMS)
+    characters = _ratio(line.output, line.source, _SMOOTH_CHARACTERS)
+    subwords = _ratio(written, read, _SMOOTH_SUBWORDS)
     # What zlib leaves of so long a text normally; less if the source repeats itself.
     size = max(1, len(line.output.encode("utf-8", "replace")))
     normal = limits.compression_scale * size**limits.compression_exponent
     least_share = min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(line.source))
     found: dict[Alarm, bool] = {
-        "loop": line.loop > limits.loop,
-        "repetition": line.repetition > limits.repetition,
+        "loop": loop > limits.loop,
+        "repetition": repetition > limits.repetition,
         "short": characters < limits.characters[0] or subwords < limits.subwords[0],
         "long": characters > limits.characters[1] or subwords > limits.subwords[1],
         "compression": compressed_share(line.output) < least_share,
     }
     return tuple(name for name, is_on in found.items() if is_on)
+
+
+def _ratio(output: Sequence[Any], source: Sequence[Any], smooth: int) -> float:
+    return (len(output) + smooth) / (len(source) + smooth)
 
 
 def repeated_ngrams(tokens: Sequence[Hashable], size: int = _NGRAM) -> int:
