@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nmt.checkpoint.files import newest_checkpoint, read_state
 from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
-from nmt.config.training import TrainingConfig
+from nmt.config.section import bound_values
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.atomic import atomic_folder, write_errors, write_text
@@ -22,23 +22,8 @@ from nmt.text.tokenizer import tokenizer_hash
 if TYPE_CHECKING:
     import torch
 
-# Keys that change what an update does. Everything else (reporting, saving, stopping, decoding,
-# paths) may change between two starts of a run.
-_BINDING_SECTIONS = ("source_language", "target_language", "batch", "model")
-_BINDING_TRAINING = (
-    "seed",
-    "precision",
-    "label_smoothing",
-    "objective",
-    "r_drop",
-    "optimizer",
-    "schedule",
-    "ema_decay",
-    "freeze",
-)
 _HASH_LENGTH = 64
 # A schedule that falls to its end depends on where the end is.
-_BUDGET = ("max_steps", "max_minutes", "max_epochs")
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
 
@@ -46,28 +31,20 @@ _FIX = "Set run_dir to a folder you can write to, or free disk space."
 def identity(
     config: RunConfig, *, data_hash: str, vocab_hash: str, num_processes: int = 1
 ) -> dict[str, Any]:
-    """Return the settings and hashes that must stay the same for a run to resume, as plain data."""
-    whole = config.model_dump(mode="json")
+    """Return the settings and hashes that must stay the same for a run to resume, as plain data.
+
+    The fields of the configuration say which they are (`nmt.config.section.Binds`). Everything else
+    (reporting, saving, stopping, decoding, paths) may change between two starts of a run. A changed
+    ``budget`` is no other run, but the learning rates may be others.
+    """
     schedule = config.training.schedule
     ends = schedule.shape in _ENDING_SCHEDULES or schedule.warmup is not None
-    names = (*_BINDING_TRAINING, *(_BUDGET if ends else ()))
-    training = {name: whole["training"][name] for name in names}
-    # It changes no update, but scores of two kinds are in no order.
-    training["validation"] = {"metric": config.training.validation.metric}
-    weights = [corpus.get("weight", 1.0) for corpus in whole["data"]["train"]]
-    temperature = config.data.temperature
-    augment = {f"{i}": x.augment.rates for i, x in enumerate(config.data.train) if x.augment.rates}
     # With BPE-dropout or noise, pairs may get longer than those that the filters kept.
-    is_redrawn = config.batch.bpe_dropout or augment
-    limits = {"max_length": config.filters.max_length} if is_redrawn else {}
+    is_redrawn = config.batch.bpe_dropout or any(x.augment.rates for x in config.data.train)
     return {
-        **{name: whole[name] for name in _BINDING_SECTIONS},
-        "filters": limits,
-        "training": training,
-        "corpus_weights": weights,
-        **({"augment": augment} if augment else {}),
-        **({"temperature": temperature} if temperature != 1 else {}),
-        **({"stages": whole["data"]["stages"]} if whole["data"]["stages"] else {}),
+        **bound_values(config, "run"),
+        "filters": {"max_length": config.filters.max_length} if is_redrawn else {},
+        "budget": bound_values(config, "budget") if ends else {},
         "num_processes": num_processes,
         "data_hash": data_hash,
         "vocab_hash": vocab_hash,
@@ -90,24 +67,15 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def changed_settings(was: Any, now: Any, path: str = "", defaults: Any = None) -> list[str]:
-    """Compare plain data, such as two `identity`: ``key: was ..., is ...`` for each difference.
-
-    What a record of an earlier release lacks has the value in ``defaults``, else that of the
-    configuration's defaults: so a release may add keys.
-    """
+def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
+    """Compare plain data, such as two `identity`: ``key: was ..., is ...`` for each difference."""
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         was, now = dict(enumerate(was)), dict(enumerate(now))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
-        if not path:
-            defaults = RunConfig.model_construct().model_dump(mode="json")
-            defaults["training"] = TrainingConfig.model_construct().model_dump(mode="json")
-        known = defaults if isinstance(defaults, Mapping) else {}
         found = []
         for key in dict.fromkeys((*was, *now)):
             where = f"{path}.{key}" if path else str(key)
-            default = known.get(key)
-            found += changed_settings(was.get(key, default), now.get(key), where, default)
+            found += changed_settings(was.get(key), now.get(key), where)
         return found
     return [] if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
 
@@ -137,8 +105,7 @@ def check_resumable(
     identities = recorded["identity"], present["identity"]
     refuse_changed_settings(*identities, run_dir)
     found = changed_settings(recorded["machine"], present["machine"])
-    was, now = ({"training": _parts(each["training"], budget=True)} for each in identities)
-    for change in changed_settings(was, now):
+    for change in changed_settings(*(each["budget"] for each in identities)):
         found.append(
             f"{change}; from here on the learning rate follows the schedule of the new length"
         )
@@ -160,7 +127,7 @@ def check_resumable(
 
 def _shares(of_run: Mapping[str, Any]) -> tuple[int, int]:
     """Return among how many processes an `identity` shares an update, and the batches of each."""
-    return of_run["num_processes"], of_run["batch"].get("accumulate", 1)
+    return of_run["num_processes"], of_run["batch"]["accumulate"]
 
 
 def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
@@ -191,9 +158,7 @@ def refuse_changed_settings(
     """
     if _batches_of_update(recorded) == _batches_of_update(present):
         recorded, present = map(_without_shares, (recorded, present))
-    recorded, present = (
-        {**each, "training": _parts(each["training"], budget=False)} for each in (recorded, present)
-    )
+    recorded, present = ({**each, "budget": None} for each in (recorded, present))
     if found := changed_settings(recorded, present):
         fix = f"Restore these settings to resume ({run_dir / 'config.yaml'} has them), "
         fix += "or set another run_dir to start again."
@@ -204,14 +169,9 @@ def refuse_changed_settings(
         )
 
 
-def _parts(training: Mapping[str, Any], *, budget: bool) -> dict[str, Any]:
-    """Return the keys that limit a training, or the others."""
-    return {key: value for key, value in training.items() if (key in _BUDGET) == budget}
-
-
 def _batches_of_update(of_run: Mapping[str, Any]) -> int | None:
     """Return the batches of an update in all processes; None where their size is measured."""
-    is_measured = of_run["batch"].get("max_tokens") == "auto"
+    is_measured = of_run["batch"]["max_tokens"] == "auto"
     return None if is_measured else math.prod(_shares(of_run))
 
 

@@ -148,15 +148,6 @@ def test_another_budget_of_a_schedule_that_ends_with_it_is_warned_about(shape: s
         check_resumable(was, now, run_dir=Path("x"), exact=True)
 
 
-def test_a_key_that_a_record_lacks_had_its_default() -> None:
-    """A run folder of an earlier release resumes, unless the new key is set."""
-    older, now = record()["identity"], record({"model.qk_norm": True})["identity"]
-    del older["model"]["qk_norm"], older["batch"]["accumulate"], older["training"]["ema_decay"]
-
-    assert changed_settings(older, record()["identity"]) == []
-    assert changed_settings(older, now) == ["model.qk_norm: was false, is true"]
-
-
 def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for() -> None:
     """FAULT 14."""
     was, now = record(), record()
