@@ -42,7 +42,6 @@ _ABOUT = (
     "parameters",
     "pairs",
     "dropped",
-    "augmented",
 )
 
 
@@ -83,8 +82,8 @@ def render_report(title: str, events: Iterable[_Line], config_text: str = "") ->
 def _table(validations: Sequence[_Line], metric: str) -> tuple[list[dict[str, Any]], str]:
     """Return the latest validations, newest first, with that of the best score; and a note."""
     best = _best(validations, metric)
-    start = len(validations) - _MAX_ROWS
-    shown = [each for number, each in enumerate(validations) if number >= start or each is best]
+    latest = validations[-_MAX_ROWS:]
+    shown = latest if best is None or best in latest else [best, *latest]
     rows = [
         {
             "step": f"{line['step']:,.0f}",
@@ -183,10 +182,8 @@ def _charts(
 ) -> list[Chart]:
     end = max([1.0, *(lines[-1]["step"] for lines in (updates, validations) if lines)])
     loss = Curve("training (smoothed objective)", _points(updates, "loss"), noisy=True)
-    same, name = "objective", "validation (the same objective)"
-    if not finite(_points(validations, same)):  # of an older revision
-        same, name = "loss", "validation"
-    loss_of_references = Curve(name, _points(validations, same), marked=True)
+    objective = _points(validations, "objective")
+    of_references = Curve("validation (the same objective)", objective, marked=True)
     bleu = Curve("BLEU", _points(validations, "bleu"), marked=True)
     chrf = Curve("chrF", _points(validations, "chrf"), marked=True)
     rate = Curve("", _points(updates, "learning_rate"))
@@ -194,7 +191,7 @@ def _charts(
     norm = Curve("", _points(updates, "gradient_norm"), noisy=True)
     chart = partial(Chart, end=end, marks=[step for step in resumes if step <= end])
     return [
-        chart("Loss", "nats per target token", [loss, loss_of_references], size=_WIDE),
+        chart("Loss", "nats per target token", [loss, of_references], size=_WIDE),
         chart("Translation quality", "score, 0 to 100", [bleu, chrf], size=_WIDE),
         chart("Learning rate", "per update", [rate], from_zero=True),
         chart("Speed", "target tokens per second", [speed], from_zero=True),

@@ -230,14 +230,6 @@ def test_when_all_are_damaged_every_file_is_listed_and_nothing_changes(tmp_path:
     assert contents(tmp_path) == before
 
 
-def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path) is None
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "step-notes.txt").write_text("x")
-    (tmp_path / "checkpoints" / ".step-00000005.tmp-1").mkdir()
-    assert newest_checkpoint(tmp_path) is None
-
-
 def test_a_checkpoint_under_another_step_s_name_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 10).rename(checkpoint_dir(tmp_path, 99))
 
@@ -362,39 +354,6 @@ def test_a_failing_write_leaves_no_trace(
     assert os.strerror(number) in caught.value.problem
     assert ("Free disk space" in caught.value.fix) == (number != errno.EIO)
     assert_only_the_first_is_left(tmp_path, before)
-
-
-def test_a_write_the_system_really_refuses_leaves_no_trace(tmp_path: Path) -> None:
-    """FAULT 8, with the kernel's own limit on file sizes."""
-    save(tmp_path, 10)
-    before = contents(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # Python ignores its signal
-    try:
-        with pytest.raises(CheckpointError, match="step-00000020 was not written"):
-            save(tmp_path, 20, {"weight": torch.zeros(99_999)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    assert_only_the_first_is_left(tmp_path, before)
-
-
-def test_errors_of_the_tensor_library_are_told_like_the_system_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FAULT 8: safetensors reports a full disk in words only."""
-    import safetensors
-
-    def full(_tensors: dict[str, Tensor], path: Path) -> None:
-        path.write_bytes(b"half")
-        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(CheckpointError, match="no space left on the disk") as caught:
-        save(tmp_path, 20)
-
-    assert "Free disk space" in caught.value.fix
-    assert [*(tmp_path / "checkpoints").iterdir()] == []
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:

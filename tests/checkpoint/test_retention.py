@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
-import weakref
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.checkpoint import retention
 from nmt.checkpoint.files import load_tensors, save_checkpoint
 from nmt.checkpoint.model_folder import CONFIDENCE
-from nmt.checkpoint.retention import average_weights, by_score, expired, newest, write_average
+from nmt.checkpoint.retention import average_weights, expired, newest, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from tests.checkpoint.test_files import contents, flip_bit
@@ -54,16 +50,6 @@ def save_random(run_dir: Path, count: int) -> list[Path]:
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(torch.int32), second.view(torch.int32))
-
-
-@given(steps=STEPS, scores=SCORES)
-def test_scored_steps_are_in_order_the_earlier_of_equals_first(
-    steps: set[int], scores: dict[int, float]
-) -> None:
-    ordered = by_score(steps, scores)
-
-    assert set(ordered) == steps & scores.keys()
-    assert all((-scores[x], x) < (-scores[y], y) for x, y in pairwise(ordered))
 
 
 @pytest.mark.parametrize("count", [1, 3, 10])
@@ -103,35 +89,6 @@ def test_the_mean_is_numpy_s_of_float64_rounded_once(tmp_path: Path, count: int)
         assert (np.abs(tensor.numpy().astype(np.float64) - expected) <= allowed).all()
 
 
-def test_weights_of_a_lower_precision_are_averaged_in_a_higher(tmp_path: Path) -> None:
-    halves = [torch.tensor([value], dtype=torch.bfloat16) for value in (1.0, 1.0078125)]
-    paths = [save(tmp_path, step, {"w": half}) for step, half in enumerate(halves)]
-
-    assert same_bits(average_weights(paths)["w"], torch.tensor([1.00390625]))
-
-
-def test_one_checkpoint_at_a_time_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive: list[weakref.ref[Tensor]] = []
-
-    def load(path: Path) -> dict[str, Tensor]:
-        assert not [ref for ref in alive if ref() is not None]
-        loaded = load_tensors(path)
-        alive.extend(weakref.ref(tensor) for tensor in loaded.values())
-        return loaded
-
-    monkeypatch.setattr(retention, "load_tensors", load)
-    average_weights(save_random(tmp_path, 4))
-
-    assert len(alive) == 8
-
-
-def test_the_mean_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no checkpoint"):
-        average_weights([])
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -160,17 +117,6 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damaged: str) -> None:
     with pytest.raises(CheckpointError, match="step-00000003/m") as caught:
         average_weights(paths)
     assert caught.value.exit_code == 4
-
-
-def test_a_checkpoint_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def vanished(*_: object) -> None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "model.safetensors")
-
-    monkeypatch.setattr(Manifest, "verify", vanished)
-    with pytest.raises(CheckpointError, match="step-00000001 could not be read: No such file"):
-        average_weights(save_random(tmp_path, 1))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -219,28 +165,6 @@ def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
     assert contents(run_dir) == before
     assert [path.name for path in folder.parent.iterdir()] == ["mean"]
     assert len({(folder / name).stat().st_mode for name in found}) == 1
-
-
-def test_the_record_tells_what_was_averaged(run_dir: Path, tmp_path: Path) -> None:
-    write_average(tmp_path / "mean", run_dir, checkpoints(run_dir))
-    record = json.loads((tmp_path / "mean" / "average.json").read_text("utf-8"))
-
-    assert record["steps"] == [10, 20]
-    assert record["checkpoints"] == [
-        {
-            "step": step,
-            "sha256": Manifest.read(path).files["model.safetensors"].sha256,
-        }
-        for step, path in zip((10, 20), checkpoints(run_dir), strict=True)
-    ]
-    assert record["package_version"] == Manifest.read(tmp_path / "mean").package_version
-
-
-def test_the_same_checkpoints_give_the_same_bytes(run_dir: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_average(tmp_path / name, run_dir, checkpoints(run_dir))
-
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_an_empty_folder_is_filled_and_another_is_left_alone(run_dir: Path, tmp_path: Path) -> None:
@@ -293,21 +217,6 @@ def test_the_newest_and_the_best_stay_and_nothing_else(
     if present:
         assert max(present.values()) in {present[step] for step in kept if step in present}
     assert len(kept) <= keep_last + keep_best
-
-
-@given(steps=STEPS, scores=SCORES, keep_last=COUNTS, keep_best=COUNTS)
-def test_what_was_kept_is_kept_again(
-    steps: set[int], scores: dict[int, float], keep_last: int, keep_best: int
-) -> None:
-    kept = steps - set(
-        expired(steps, scores, keep_last=keep_last, keep_best=keep_best, due_every=ALL)
-    )
-
-    assert expired(kept, scores, keep_last=keep_last, keep_best=keep_best, due_every=ALL) == []
-
-
-def test_the_earlier_of_equals_is_the_best() -> None:
-    assert expired([1, 2, 3], {1: 5.0, 2: 5.0}, keep_last=1, keep_best=1, due_every=ALL) == [2]
 
 
 @given(scores=st.permutations([math.nan, math.nan, -3.0, -5.0]), keep_best=st.integers(1, 4))

@@ -229,14 +229,6 @@ def test_changed_settings_are_returned_and_recorded(tmp_path: Path, tokenizer: P
     assert load_config(tmp_path / "run" / "config.yaml") == changed
 
 
-def test_a_configuration_nobody_can_read_is_replaced(tmp_path: Path, tokenizer: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("name: [")
-
-    assert len(write_run_files(tmp_path / "run", config_with({}), tokenizer)) == 1
-    assert load_config(tmp_path / "run" / "config.yaml") == config_with({})
-
-
 def test_a_tokenizer_left_by_a_start_with_other_data_is_replaced(
     tmp_path: Path, tokenizer: Path
 ) -> None:
@@ -248,10 +240,3 @@ def test_a_tokenizer_left_by_a_start_with_other_data_is_replaced(
 
     found = {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()}
     assert found == {"source.model", "target.model"}
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, tokenizer: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-
-    with pytest.raises(CheckpointError, match="run cannot be written"):
-        write_run_files(tmp_path / "run", config_with({}), tokenizer)

@@ -15,13 +15,9 @@ from torch import Tensor
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.checkpoint.model_folder import load_model
-from nmt.commands.overlap import rows_in_training
 from nmt.commands.train import fit
-from nmt.config.loader import load_config
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
-from nmt.extras.exchange.export import export
-from nmt.extras.exchange.options import ExportOptions
 from nmt.text.tokenizer import tokenizer_hash
 from tests.training.toy import CONFIG, write_corpus
 
@@ -95,16 +91,6 @@ def test_frozen_parts_stay_as_they_were_and_others_do_not(base: Path) -> None:
         assert torch.equal(found[name], tensor) == is_frozen, name
 
 
-def test_a_run_goes_on_when_the_model_it_started_from_is_gone(base: Path) -> None:
-    values = tuned(max_steps=5)
-    whole = weights(start({**tuned("whole"), "prepared_dir": values["prepared_dir"]}))
-    start(values)
-    base.rename("moved")
-    run_dir = start(tuned(max_steps=10))
-
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(run_dir).items())
-
-
 def test_a_model_that_is_not_there_is_told_before_anything_is_read(base: Path) -> None:
     shutil.rmtree(base)
     with pytest.raises(ConfigError, match=r"runs/base \(training\.start_from\) is not a model"):
@@ -138,24 +124,6 @@ def test_what_one_may_not_expect_is_told() -> None:
     assert "begins with the weights of runs/base" in log
     assert "runs/base was trained" not in log
     assert "the vocabulary is" not in log
-
-
-def test_sentences_that_its_start_was_trained_on_are_leaks(
-    base: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    run_dir = start(tuned(max_steps=1))
-    lines, own = (Path(name).read_text().splitlines() for name in ("train.de", "other.de"))
-    long = [max(each, key=len) for each in (lines, own)]
-    assert rows_in_training(run_dir, [*long, "something else"]) == {0, 1}
-    shutil.rmtree(base)
-    assert rows_in_training(run_dir, long) == {1}
-    shutil.rmtree(load_config(run_dir / "config.yaml").prepared_dir)
-    assert rows_in_training(run_dir, long) is None
-    missing = "the test set is not searched for in the training data of %s, which are not here"
-    assert caplog.messages[-1] == missing % run_dir
-    export(ExportOptions(model=run_dir, output=Path("exported"), to="safetensors"))
-    assert rows_in_training(Path("exported"), long) is None
 
 
 def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.training.html_report import HtmlReport, record_evaluation, render_report
+from nmt.training.html_report import HtmlReport, render_report
 from nmt.training.report import Event, JsonLines
 from tests.training.small import full_disk, update_event, validation_event
 
@@ -29,7 +29,7 @@ def update(step: int, **values: float) -> dict[str, Any]:
 
 def validation(step: int, **values: Any) -> dict[str, Any]:
     line = {"kind": "validation", "step": step, "epoch": step // 100, "loss": 2.0}
-    line |= {"perplexity": 7.389, "bleu": 21.5, "chrf": 48.0, "seconds": 30.0}
+    line |= {"objective": 2.0, "perplexity": 7.389, "bleu": 21.5, "chrf": 48.0, "seconds": 30.0}
     return line | {"samples": [SAMPLE]} | values
 
 
@@ -131,32 +131,6 @@ def test_the_best_validation_is_that_of_the_metric_of_the_run(
     assert f"Bold: best {fact[0].split()[1]}." in texts(root, ".//section/p")[-1]
 
 
-def test_losses_of_training_and_validation_are_the_same_objective() -> None:
-    page = render_report("run", [*EVENTS, validation(300, objective=2.5)])
-    titles = texts(figures(page)["Loss"], ".//title")
-
-    assert titles[-1] == "step 300, validation (the same objective): 2.5"
-
-
-def test_samples_say_why_they_were_chosen() -> None:
-    line = validation(200, samples=[SAMPLE, SAMPLE, SAMPLE], sample_chrf=[90.0, 51.25, 0.0])
-    root = parsed(render_report("run", [line]))
-    reasons = [texts(each, "dd")[0] for each in classes(root, "dl", "sample")]
-
-    assert reasons == ["best (chrF 90.0)", "median (chrF 51.2)", "worst (chrF 0.0)"]
-
-
-def test_an_evaluation_is_shown_on_the_page_of_a_run_and_nowhere_else(tmp_path: Path) -> None:
-    line = {"test": "flores", "checkpoint": "best", "scores": {"bleu": 20.0}}
-    record_evaluation(tmp_path, "run", line)  # a model folder
-    assert not [*tmp_path.iterdir()]
-
-    (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(validation(10))}\n")
-    record_evaluation(tmp_path, "run", line)
-    about = next(classes(parsed((tmp_path / "report.html").read_text()), "dl", "about"))
-    assert texts(about, ".//dt") == ["Test: flores"]
-
-
 def test_charts_have_ticks_and_tell_the_value_of_each_point() -> None:
     found = figures(render_report("run", EVENTS))
 
@@ -167,8 +141,8 @@ def test_charts_have_ticks_and_tell_the_value_of_each_point() -> None:
         "step 100, training (smoothed objective): 8",
         "step 200, training (smoothed objective): 4.5",
         "step 300, training (smoothed objective): 3.5",
-        "step 200, validation: 2",
-        "step 300, validation: 2",
+        "step 200, validation (the same objective): 2",
+        "step 300, validation (the same objective): 2",
     ]
     assert texts(found["Translation quality"], ".//title")[:2] == [
         "step 200, BLEU: 30.25",
@@ -198,39 +172,6 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert "@import" not in page
     assert page.count("http") == 2  # the name space, and "http-equiv" of the policy
     assert "default-src 'none'" in page
-
-
-def test_validations_are_listed_newest_first_and_the_best_stands_out() -> None:
-    root = parsed(render_report("run", EVENTS))
-    best = next(classes(root, "tr", "best"))
-
-    assert texts(root, ".//tbody/tr/th") == ["300", "200"]
-    assert texts(best, "./*") == ["200", "2", "7.39", "30.25", "48.00", "\N{EN DASH}", "30.0"]
-
-
-def test_a_long_table_keeps_the_latest_and_the_best() -> None:
-    events = [validation(step, bleu=50.0 if step == 7 else 20.0) for step in range(1, 301)]
-    page = render_report("run", events)
-    steps = texts(parsed(page), ".//tbody/tr/th")
-
-    assert steps == [*map(str, range(300, 200, -1)), "7"]
-    assert "101 of 300: the latest and the best." in page
-
-
-def test_scores_that_were_not_measured_are_left_out() -> None:
-    page = render_report("run", [update(1), validation(1, bleu=None, chrf=None, samples=[])])
-    root = parsed(page)
-
-    assert texts(root, ".//tbody//td")[2:4] == ["\N{EN DASH}"] * 2
-    assert "Nothing measured yet." in texts(figures(page)["Translation quality"], ".//p")
-    assert not any("Best BLEU" in each for each in texts(root, ".//dt"))
-
-
-def test_a_run_without_events_has_a_page() -> None:
-    page = render_report("run", [])
-
-    assert texts(parsed(page), ".//header/p") == ["No update has been reported yet."]
-    assert page.count("Nothing measured yet.") == 5
 
 
 @pytest.mark.parametrize("value", [NAN, math.inf, -math.inf, None, "x", 10**400])
@@ -302,18 +243,6 @@ def test_the_page_is_written_at_validations_and_at_the_end(tmp_path: Path) -> No
         "metrics.jsonl",
         "report.html",
     ]
-
-
-def test_a_resumed_run_draws_the_lines_that_count(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(f"{json.dumps(validation(step))}\n" for step in (10, 20, 30)))
-    lines, page = JsonLines(metrics, 10, 10), HtmlReport(tmp_path, "run")
-    for event in (update_event(15), validation_event(15)):
-        lines.report(event)
-        page.report(event)
-    lines.close()
-
-    assert table_steps(tmp_path / "report.html") == ["15", "10"]
 
 
 def test_lines_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from nmt.device.precision import Precision
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import FlatParameters, copy_tensors, freeze, is_matrix
+from nmt.training.optimizer import FlatParameters, freeze, is_matrix
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
 from tests.training.test_optimizers import KINDS, optimizer_of, weights_of
 
@@ -69,34 +68,6 @@ def test_the_buffer_holds_every_parameter_once_and_in_order(
         assert (parameter.grad is not None) == has_gradient
 
 
-@settings(max_examples=25)
-@given(data=st.data())
-def test_views_of_a_piece_are_those_of_the_whole(data: st.DataObject) -> None:
-    flat = FlatParameters(model_with(), torch.float32)
-    whole = list(flat.views(flat.weights))
-    first = data.draw(st.integers(0, len(whole)))
-    last = data.draw(st.integers(first, len(whole)))
-    begin, end = (sum(view.numel() for _, view in whole[:n]) for n in (first, last))
-    piece = list(flat.views(flat.weights[begin:end], begin))
-
-    assert [name for name, _ in piece] == [name for name, _ in whole[first:last]]
-    for (_, mine), (_, other) in zip(piece, whole[first:last], strict=True):
-        assert mine.data_ptr() == other.data_ptr()
-        assert mine.shape == other.shape
-
-
-def test_in_float32_model_and_buffer_are_the_same_memory() -> None:
-    model = model_with(["encoder"])
-    flat = FlatParameters(model, torch.float32)
-    places = dict(flat.views(flat.weights)) | dict(flat.frozen())
-    gradients = dict(flat.views(flat.gradient))
-
-    for name, parameter in model.named_parameters():
-        assert parameter.data_ptr() == places[name].data_ptr()
-        if parameter.grad is not None:
-            assert parameter.grad.data_ptr() == gradients[name].data_ptr()
-
-
 def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() -> None:
     model = model_with()
     before = model.source_vectors.detach().clone()
@@ -131,36 +102,6 @@ def test_gradient_and_sums_are_added_up_and_cleared_as_one_buffer(dtype: torch.d
     flat.clear()
     flat.accumulate()  # of a pass without any gradient
     assert not flat.shared.any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_shown_values_reach_the_trained_parameters_only(dtype: torch.dtype) -> None:
-    model = model_with(["decoder"])
-    before = weights_of(model)
-    flat = FlatParameters(model, dtype)
-    flat.load_into_model(torch.full_like(flat.weights, 3.0))
-
-    for name, parameter in model.named_parameters():
-        expected = before[name].to(dtype) if name.startswith("decoder.") else torch.tensor(3.0)
-        assert bool((parameter == expected).all()), name
-
-
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (None, r"has nothing for source_vectors, but the model needs \(30, 16\)"),
-        (torch.zeros(16, 30), r"has \(16, 30\) for source_vectors"),
-    ],
-)
-def test_a_tensor_that_does_not_fit_is_named(found: Tensor | None, message: str) -> None:
-    flat = FlatParameters(model_with(), torch.float32)
-    tensors = dict(flat.views(flat.weights.clone()))
-    del tensors["source_vectors"]
-    if found is not None:
-        tensors["source_vectors"] = found
-
-    with pytest.raises(CheckpointError, match=message):
-        copy_tensors(tensors, flat.views(flat.weights))
 
 
 def test_unknown_parts_are_all_named_with_those_that_exist() -> None:

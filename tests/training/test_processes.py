@@ -87,16 +87,6 @@ def test_when_one_process_fails_all_end_and_the_cause_is_told_once(
     assert run.steps() == [5]
 
 
-def test_when_all_processes_fail_alike_it_is_told_once(run: Run) -> None:
-    """FAULTS 22 and 28."""
-    too_fast: dict[str, Any] = {"schedule.peak_lr": 1.0}
-    results = run.start(**too_fast)
-
-    assert sorted(codes(results)) == [5, PEER_LOST]
-    assert all_stderr(results).count("error: ") == 1
-    assert all_stderr(results).count("Validation perplexity is ") == 1
-
-
 @pytest.fixture(scope="module")
 def killed(server: Server) -> tuple[Run, Result]:
     """A run under the launcher, the second process of which was killed in update 12."""
@@ -160,16 +150,6 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
     assert result.stdout.count(f"{last} steps") == 1
     assert run.hashes(last) == uninterrupted.hashes(last)
     assert run.lines("validation") == uninterrupted.lines("validation")
-
-
-def test_two_machines_train_as_one_does(whole: Run, run: Run) -> None:
-    """Each machine has a local rank 0; still one writes, and what it writes is the same."""
-    results = run.start(machines=True)
-    assert codes(results) == [0, 0], all_stderr(results)
-
-    told = [result for result in results if f"{run.steps()[-1]} steps" in result.stdout]
-    assert len(told) == 1
-    assert run.hashes(run.steps()[-1]) == whole.hashes(run.steps()[-1])
 
 
 @pytest.mark.usefixtures("whole")  # has prepared the data
@@ -315,48 +295,6 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     assert_equal(run, whole)
 
 
-def test_an_update_makes_one_small_call_besides_the_gradients(server: Server, whole: Run) -> None:
-    """Counts and wishes to stop in one, gradient and loss in the other; nothing else talks."""
-    settings = ["batch.accumulate=3", "run_dir=runs/calls"]
-    rare = dict.fromkeys(("report_every", "save_every", "validate_every"), NEVER)
-    settings += [f"training.{key}={value}" for key, value in {**rare, "max_steps": 9}.items()]
-    results = server.script(
-        f"""
-import json
-import torch.distributed as dist
-import nmt
-from nmt.commands.train import fit
-from nmt.training.update import Updater
-calls = []
-def noted(name, call):
-    def note(*arguments, **options):
-        calls.append([name, *(len(a) for a in arguments[:1] if name == "all_reduce")])
-        return call(*arguments, **options)
-    return note
-for name in vars(dist.distributed_c10d)["__all__"]:
-    if name.startswith(("all_", "barrier", "broadcast", "gather", "reduce", "scatter", "send",
-                        "recv", "isend", "irecv", "batch_isend", "monitored")):
-        setattr(dist, name, noted(name, getattr(dist, name)))
-update = Updater.__call__
-def begun(updater, *arguments, **options):
-    calls.append(["update", len(updater.optimizer.parameters.gradient)])
-    return update(updater, *arguments, **options)
-Updater.__call__ = begun
-fit(nmt.load_config({str(whole.config)!r}, {settings}))
-print(json.dumps(calls))
-"""
-    )
-
-    assert codes(results) == [0, 0], all_stderr(results)
-    for result in results:
-        calls = json.loads(result.stdout.splitlines()[-1])
-        begins = [place for place, call in enumerate(calls) if call[0] == "update"]
-        assert len(begins) == 9
-        size = calls[begins[0]][1]
-        expected = [["update", size], ["all_reduce", 4], ["all_reduce", size + 2]]
-        assert calls[begins[0] : begins[-1] + 3] == 9 * expected
-
-
 def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server) -> None:
     """The same translations, so the same BLEU and chrF; the loss within 1e-6 of its size."""
     # One process learns pairs by heart; two go on from there, without a step that would be felt.
@@ -382,25 +320,6 @@ def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server)
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
     for key in ("bleu", "chrf", "samples"):
         assert found[key] == expected[key]
-
-
-def test_processes_agree_on_how_many_updates_the_time_holds(server: Server, whole: Run) -> None:
-    """Each measures other seconds: by these, one would wait for the other for ever."""
-    settings = ["training.max_steps=null", "training.max_minutes=0.005", "run_dir=runs/timed"]
-    results = server.script(
-        f"""
-import os
-import time
-import nmt
-from nmt.commands.train import fit
-clock, speed = time.perf_counter, 1 + 9 * int(os.environ["RANK"])
-time.perf_counter = lambda: clock() * speed
-print(fit(nmt.load_config({str(whole.config)!r}, {settings})).step)
-"""
-    )
-
-    assert codes(results) == [0, 0], all_stderr(results)
-    assert len({int(result.stdout) for result in results}) == 1
 
 
 def test_what_processes_tell_each_other(server: Server) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from nmt.device.compilation import compile_layers
@@ -99,15 +99,6 @@ def test_slices_are_sent_while_backward_goes_on_in_the_last_batch_only(
     assert counts[0] == 0
     assert counts[1] > 5
     assert len(processes.sent) == counts[1] + 1  # what is complete at the end
-
-
-def test_at_once_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    updater, processes = twins(in_slices=False)
-    monkeypatch.setattr(
-        nn.Parameter, "register_post_accumulate_grad_hook", lambda *_: pytest.fail("hooked")
-    )
-    gradient_of(updater, updater._reduction)
-    assert [begin for begin, _ in processes.sent] == [0]
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -222,15 +222,6 @@ def test_tensorboard_has_the_values_and_the_samples_as_code(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("_tensorboard")
-def test_tensorboard_has_no_scores_that_were_not_measured(tmp_path: Path) -> None:
-    board = TensorBoard(tmp_path)
-    board.report(validation_event(20, Scores(2.0)))
-
-    assert set(scalars(tmp_path)) == {"validation/loss", "validation/perplexity"}  # at once
-    board.close()
-
-
-@pytest.mark.usefixtures("_tensorboard")
 def test_tensorboard_hides_what_came_after_the_checkpoint_of_a_resumed_run(tmp_path: Path) -> None:
     """Also within a second, in which file names of seconds would be equal."""
     give(TensorBoard(tmp_path), *(update_event(step, 9.0) for step in (10, 20, 30)))

@@ -28,16 +28,6 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_the_toy_run_does_what_the_other_tests_need(whole: Run, stopped: Run) -> None:
-    metrics = whole.metrics()
-
-    assert [line["step"] for line in whole.lines("update")] == [*range(3, 31, 3)]
-    assert [line["step"] for line in whole.lines("validation")] == [10, 20, 30]
-    assert metrics[-2]["epoch"] >= 1
-    assert metrics[-2]["loss"] < metrics[0]["loss"]
-    assert stopped.steps() == [10, 12]
-
-
 def test_a_run_that_ended_and_is_given_more_updates_equals_one_that_had_them_at_once(
     run: Run, whole: Run
 ) -> None:
@@ -277,21 +267,6 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_else(
     assert "fix: Set run_dir" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["log.txt", "checkpoints"])
-def test_a_place_taken_by_something_else_is_told_without_a_traceback(run: Run, name: str) -> None:
-    """FAULT 9."""
-    run.folder.mkdir(parents=True)
-    if name == "checkpoints":
-        (run.folder / name).write_text("x")
-    else:
-        (run.folder / name).mkdir()
-    result = run.train()
-
-    assert result.code == 4
-    assert str(run.folder) in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     stopped: Run, whole: Run
 ) -> None:
@@ -305,19 +280,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
 
     assert "damaged checkpoint passed over: " in stopped.log()
     assert "resuming at step 10" in stopped.log()
-    assert_equal(stopped, whole)
-
-
-def test_what_is_saved_after_a_damaged_checkpoint_is_kept(stopped: Run, whole: Run) -> None:
-    """FAULTS 2 and 10: stopped again before it gets there, the run goes on from where it was."""
-    flip_bit(checkpoint_dir(stopped.folder, 12) / "model.safetensors")
-    assert stopped.train(harm=Harm("update", 1, (signal.SIGTERM,))).code == 143
-    assert stopped.steps() == [10, 11]
-    stopped.finish()
-
-    assert "resuming at step 11" in stopped.log()
-    assert "kept, to be looked at and removed: " in stopped.log()
-    assert (stopped.folder / "checkpoints" / "damaged-step-00000012").is_dir()
     assert_equal(stopped, whole)
 
 
@@ -357,25 +319,6 @@ def test_another_model_or_other_data_are_refused(
     assert (stopped.contents(), prepared.read_bytes()) == before
 
 
-def test_other_threads_are_warned_about_and_refused_if_exactness_is_asked_for(stopped: Run) -> None:
-    """FAULT 14."""
-    refused = stopped.train("--exact", threads=2)
-    assert refused.code == 4
-    assert "threads: was 1, is 2" in refused.stderr
-    assert stopped.steps() == [10, 12]
-    stopped.finish(threads=2, max_steps=13)
-
-    assert "resumed run is not bit-exact: threads: was 1, is 2" in stopped.log()
-    assert stopped.steps()[-1] == 13
-
-
-def test_weights_that_leave_no_pair_are_refused(run: Run) -> None:
-    result = run.train("--set=data.train.0.weight=0.001")
-
-    assert result.code == 3
-    assert "An epoch reads no pair: 300 with weights of 0.001" in result.stderr
-
-
 def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
     """FAULT 15."""
     with run_lock(stopped.folder):
@@ -398,17 +341,6 @@ def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
     assert run.steps()[-1] == total
     run.finish(**(minutes | {"max_minutes": 0.01}))
     assert run.steps()[-1] == 2 * total
-
-
-def test_another_metric_is_refused_as_scores_of_two_kinds_are_in_no_order(run: Run) -> None:
-    """FAULT 12."""
-    run.finish(max_steps=20)
-    again = run.train(max_steps=10)
-    assert "at step 20, and training ends at step 10: " in again.stderr
-    other = run.train(validation={"max_sentences": 8, "metric": "loss"})
-
-    assert other.code == 4
-    assert "training.validation.metric: was bleu, is loss" in other.stderr
 
 
 def test_a_signal_in_the_probe_of_a_time_budget_is_granted(run: Run) -> None:

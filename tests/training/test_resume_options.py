@@ -121,20 +121,6 @@ def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> N
     assert Manifest.read(run.folder / AVERAGE).step == 15
 
 
-def test_a_finished_run_makes_the_mean_of_as_many_as_are_asked_for_now(run: Run) -> None:
-    run.finish(**AVERAGED)
-    before = average_of(run.folder)
-    run.finish(**(AVERAGED | {"average_last": 2}))
-    record = json.loads((run.folder / AVERAGE / "average.json").read_text())
-
-    assert record["steps"] == [10, 15]
-    assert average_of(run.folder) != before
-    shutil.rmtree(run.checkpoints()[0][1])
-    shutil.rmtree(run.checkpoints()[0][1])  # to save room: there are none to choose others from
-    run.finish(**AVERAGED)
-    assert json.loads((run.folder / AVERAGE / "average.json").read_text()) == record
-
-
 def test_a_damaged_checkpoint_among_the_last_is_named(run: Run) -> None:
     run.finish(**AVERAGED)
     shutil.rmtree(run.folder / AVERAGE)

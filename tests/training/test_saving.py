@@ -89,15 +89,6 @@ def test_a_full_disk_is_told_at_the_next_update(run: Run) -> None:
     assert_whole(run)
 
 
-def test_a_disk_that_was_full_for_a_moment_costs_one_checkpoint(run: Run, whole: Run) -> None:
-    """FAULT 8, where training is to go on."""
-    result = run.train(harm=Harm(full_saves=(2,), ahead=True), on_full_disk="continue", keep_last=9)
-
-    assert result.code == 0, result.stderr
-    assert run.steps() == [5, 15, 20, 25, 30]
-    assert run.hashes()["model.safetensors"] == whole.hashes()["model.safetensors"]
-
-
 def test_kills_while_a_thread_writes_leave_the_last_whole_checkpoint(run: Run, whole: Run) -> None:
     """FAULT 7: the end is the same to the bit."""
     draw = random.Random(18)

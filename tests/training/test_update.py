@@ -23,7 +23,6 @@ from nmt.packed import Packed, round_up
 from nmt.training.losses import LossSum, Objective
 from nmt.training.optimizer import FlatParameters, is_matrix
 from tests.training.small import (
-    FLOAT32,
     VOCAB_SIZE,
     batch_of,
     small_model,
@@ -110,23 +109,6 @@ def test_filler_makes_few_sizes_and_changes_neither_loss_nor_gradient(
             assert half.source.rows() == own.source.rows()
             assert half.target.rows() == own.target.rows()
             assert torch.equal(half.gold, own.gold)
-
-
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_the_chunked_loss_of_large_vocabularies_works_in_fp16_as_in_float32(
-    norm_position: str,
-) -> None:
-    """Under autocast the products are fp16, while hidden states and weights are float32."""
-    stats = []
-    for precision in (FLOAT32, Precision("float16", "cpu")):
-        model = small_model(norm_position=norm_position, output_bias=True)
-        updater = updater_of(model, precision=precision)
-        stats.append([updater([batch_of([5, 4], step)], 0.01) for step in range(3)])
-
-    for exact, rounded in zip(*stats, strict=True):
-        assert not rounded.skipped
-        assert rounded.loss_sum == pytest.approx(exact.loss_sum, rel=2e-3)
-        assert rounded.gradient_norm == pytest.approx(exact.gradient_norm, rel=2e-2)
 
 
 def _poisoned(original: Objective, factor: float = torch.nan) -> Objective:

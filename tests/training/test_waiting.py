@@ -24,11 +24,9 @@ from nmt.checkpoint.files import list_checkpoints
 from nmt.data.batch import Batch
 from nmt.device.device import DeviceQueue
 from nmt.device.precision import Precision
-from nmt.errors import DivergedError
 from nmt.model.transformer import Transformer
 from nmt.training.losses import LossSum
 from nmt.training.update import Updater
-from nmt.training.validation import Validator
 from tests.training import test_trouble
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
 from tests.training.test_optimizer import WAYS, assert_same, everything, updater_for
@@ -244,47 +242,3 @@ def test_reading_late_tells_and_saves_the_same(
     assert len(found[0][0][0]) == 2
     assert found[0][1]
     assert found[0] == found[1]
-
-
-def test_reading_late_stops_with_the_same_words(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
-) -> None:
-    """FAULT 24, where the device is ahead: the update and its lines are the ones at fault."""
-    values["training"] |= {"max_steps": 100, "report_every": 100, "save_every": 30}
-    messages = []
-    for name in ("at-once", "late"):
-        with monkeypatch.context() as patch:
-            poison(patch, 8, 1000)
-            with pytest.raises(DivergedError) as caught:
-                run(values, name)
-        assert caught.value.exit_code == 5
-        messages.append(str(caught.value))
-        run_ahead()
-
-    assert "Step 27, learning rate" in messages[0]
-    assert messages[0] == messages[1]
-
-
-def test_a_run_that_has_diverged_is_not_validated(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
-) -> None:
-    rare = dict.fromkeys(("report_every", "save_every"), 100)
-    values["training"] |= {"max_steps": 100, "validate_every": 25, **rare}
-    poison(monkeypatch, 1, 1000)
-    run_ahead()
-    monkeypatch.setattr(Validator, "__call__", lambda _: pytest.fail("validated"))
-    with pytest.raises(DivergedError, match="Step 20, "):
-        run(values)
-
-
-def test_updates_that_nothing_reads_are_read_before_they_are_many(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rare = dict.fromkeys(("report_every", "save_every", "validate_every"), 100)
-    values["training"] |= {"max_steps": 100, **rare}
-    pace = DeviceQueue(CPU, max_inflight_updates=25, uses_threads=False)
-    monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
-    made = poison(monkeypatch, 1, 1000)
-    with pytest.raises(DivergedError, match=r"Step 20, .*\n.*checkpoint: none"):
-        run(values)
-    assert len(made) == 25
