@@ -382,7 +382,7 @@ def arm() -> None:
                 raise RuntimeError(harm.message)
 
     methods: dict[str, tuple[type, str]] = {
-        "prepare": (StoreWriter, "append_flat"),
+        "prepare": (StoreWriter, "append"),
         "update": (Updater, "__call__"),
         "validation": (Validator, "__call__"),
     }
