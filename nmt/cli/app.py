@@ -151,8 +151,8 @@ class _Command(TyperCommand):
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         use_spellings({option_name(each.name): parameter_name(each) for each in self.params})
-        spelling = load_attribute("nmt.cli.spelling:Spelling")  # which reads all keys
-        spelling(ctx.command_path, self.params).check(args)
+        check_line = load_attribute("nmt.cli.mistakes:check_line")  # which reads all keys
+        check_line(ctx.command_path, self.params, args)
         try:
             return super().parse_args(ctx, list(args))
         except _USAGE_ERROR as error:

@@ -1,11 +1,10 @@
-"""What is typed wrongly -> the command to type: flags of other tools, and words too many.
+"""Flags of other tools -> ours, by a look-up.
 
 What other tools call ours stands beside the configuration's keys, in ``nmt/config/aliases.yaml``.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections import deque
@@ -18,26 +17,17 @@ from nmt.cli.builder import parameter_name
 from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
 from nmt.errors import ConfigError
 
-# What words behind the arguments of a command most probably are.
-_BY_POSITION = {
-    **dict.fromkeys(("init", "average", "export", "import", "translate", "pull"), ("--output",)),
-    **dict.fromkeys(("score", "inspect"), ("--source", "--target")),
-    "train": ("--run-dir",),
-    "augment": ("--with", "--output"),
-}
 # What may follow a flag that is a switch here: ``--gpu 0``.
 _SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
 # Of sacrebleu, which takes several in a row.
 _METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
 _LANGUAGE = re.compile("(?!out)[a-z]{2,3}")
-_FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
-_CHECKPOINT = re.compile(r".*\.(pt|pth|ckpt)")
 _REMARK = ": "  # Behind it: why a value of the foreign flag is none of ours.
-_SIDES = ("SOURCE", "TARGET")
+SIDES = ("SOURCE", "TARGET")
 
 
 @dataclass
-class _Line:
+class Line:
     """A command line in our words."""
 
     plain: list[str] = field(default_factory=list)  # Words without a flag.
@@ -57,42 +47,31 @@ class Spelling:
     """
 
     def __init__(self, path: str, parameters: Sequence[Any]) -> None:
-        self._path, self._name = path, path.rpartition(" ")[2]
+        self.path, self.name = path, path.rpartition(" ")[2]
         options = [each for each in parameters if each.param_type_name == "option"]
         names = [(name, each) for each in options for name in (*each.opts, *each.secondary_opts)]
         self._num_values = {name: 0 if x.is_flag or x.count else x.nargs for name, x in names}
-        self._long = {name: parameter_name(each) for name, each in names}
+        self.long = {name: parameter_name(each) for name, each in names}
         arguments = [each for each in parameters if each.param_type_name == "argument"]
-        self._arguments = [parameter_name(each) for each in arguments]
-        self._has_many = any(each.nargs < 0 for each in arguments)
-        self._trains = self._name in ("train", "prepare")
+        self.arguments = [parameter_name(each) for each in arguments]
+        self.has_many = any(each.nargs < 0 for each in arguments)
+        self.trains = self.name in ("train", "prepare")
 
-    def check(self, args: Sequence[str]) -> None:
-        """Refuse a command line with flags of other tools, or with too many words.
+    def refuse_foreign(self, line: Line) -> None:
+        """Refuse flags of other tools.
 
         Raises:
             ConfigError: Names each with ours, and the command to type.
         """
-        line = self._read(args)
-        given = {self._long.get(word.partition("=")[0]) for word in args if word[:1] == "-" != word}
-        self._refuse_other_inputs(line, has_unknown=None in given and not line.found)
         if line.found:
             named = ", ".join(
                 f"{name} (here: {ours.removeprefix(_REMARK)})" for name, ours in line.found.items()
             )
-            raise ConfigError(f"{self._path} has no {named}.", fix=self._command(line))
-        if any(flag == "--set" and "=" not in value for flag, value in pairwise(line.flags)):
-            return  # a word that seems too many is its value
-        free = [flag for flag in _BY_POSITION.get(self._name, ()) if flag not in given]
-        extra = line.plain[len(self._arguments) :]
-        if extra and len(extra) <= len(free) and None not in given and not self._has_many:
-            line.plain = line.plain[: len(self._arguments)]
-            line.flags += [word for pair in zip(free, extra, strict=False) for word in pair]
-            problem = f"{self._path} takes no {', '.join(extra)} without a flag."
-            raise ConfigError(problem, fix=self._command(line))
+            raise ConfigError(f"{self.path} has no {named}.", fix=f"Type: {self.command(line)}")
 
-    def _read(self, args: Sequence[str]) -> _Line:
-        line, rest = _Line(), deque(args)
+    def read(self, args: Sequence[str]) -> Line:
+        """Return a command line with our words for those of other tools."""
+        line, rest = Line(), deque(args)
         is_named = any(
             word[:1] != "-"
             and not _METRIC.fullmatch(word)
@@ -119,25 +98,25 @@ class Spelling:
             else:
                 line.flags.append(word)
         line.plain += rest
-        if line.codes and "--languages" not in map(self._long.get, line.flags):
+        if line.codes and "--languages" not in map(self.long.get, line.flags):
             line.flags += ["--languages", "-".join([*line.codes, "TARGET"][:2])]
         return line
 
-    def _replace(self, line: _Line, rest: deque[str], foreign: tuple[str, str, str]) -> None:
+    def _replace(self, line: Line, rest: deque[str], foreign: tuple[str, str, str]) -> None:
         """Put what is to be typed for a flag of others into ``line``, or in front of ``rest``."""
         name, ours, value = foreign
         target, _, remark = ours.partition(_REMARK)
         flag, _, fixed = target.partition(" ")
         line.found[name] = ours
-        if flag in ("--input", "--output", *_SIDES) and _LANGUAGE.fullmatch(value):
-            is_known = flag not in _SIDES  # to the model
+        if flag in ("--input", "--output", *SIDES) and _LANGUAGE.fullmatch(value):
+            is_known = flag not in SIDES  # to the model
             line.found[name] = "the model knows its languages" if is_known else "--languages"
             line.codes += [] if is_known else [value]
         elif target.isupper():
             if target in line.arguments:
                 values = f"{line.arguments[target]} and {value}"
                 fix = "Join their keys in one file; --set KEY=VALUE changes single keys."
-                raise ConfigError(f"{self._path} takes one {target}, not {values}.", fix=fix)
+                raise ConfigError(f"{self.path} takes one {target}, not {values}.", fix=fix)
             line.arguments[target] = value or target
         elif ours in self._num_values:
             takes_value = self._num_values[ours] > 0
@@ -149,41 +128,14 @@ class Spelling:
                 fixed += f"={value or ('true' if _is_switch(fixed) else 'VALUE')}"
             line.flags += [flag, fixed]
 
-    def _command(self, line: _Line) -> str:
-        """Return the line with our words."""
+    def command(self, line: Line) -> str:
+        """Return the command to type."""
         plain = list(line.plain)
-        for name in sorted(line.arguments, key=self._arguments.index):
-            place = self._arguments.index(name)
-            plain += self._arguments[len(plain) : place]  # which are missing
+        for name in sorted(line.arguments, key=self.arguments.index):
+            place = self.arguments.index(name)
+            plain += self.arguments[len(plain) : place]  # which are missing
             plain.insert(place, line.arguments[name])
-        return f"Type: {self._path} {shlex.join([*plain, *line.flags])}".rstrip()
-
-    def _refuse_other_inputs(self, line: _Line, *, has_unknown: bool) -> None:
-        """Refuse texts in place of a configuration, a sentence, and checkpoints of other tools."""
-        texts = [line.arguments.get(side) for side in _SIDES] if self._trains else []
-        if self._trains and len(line.plain) > 1 and all(map(os.path.isfile, line.plain)):
-            texts += [] if line.plain[0].endswith((".yaml", ".yml")) else line.plain[:2]
-        if prefix := line.arguments.get("PREFIX"):
-            texts = [f"{prefix}.{code}" for code in [*line.codes, *_SIDES][:2]]
-        if any(texts):
-            files = [text or side for text, side in zip(texts[-2:], _SIDES, strict=True)]
-            fix = f"Type: nmt init {shlex.join(files)} (writes one for these two files)"
-            raise ConfigError(f"{self._path} takes a configuration.", fix=fix)
-        models = [*line.arguments.values(), *line.plain][:2] if "MODEL" in self._arguments else []
-        if model := next(filter(_CHECKPOINT.fullmatch, models), None):
-            fix = (
-                f"Type: {self._path} RUN FILE, with a run folder of `nmt train`, or with a model "
-                "of Marian or Hugging Face that `nmt import` converted."
-            )
-            raise ConfigError(f"{model} is a checkpoint of another tool.", fix=fix)
-        words = line.plain[1:] if self._name == "translate" and not has_unknown else []
-        if len(words) > 1 and not any(map(looks_like_file, words)):
-            line.plain = line.plain[:1]
-            command = self._command(line).removeprefix("Type: ")
-            raise ConfigError(
-                f"{self._path} takes text from a file or from standard input.",
-                fix=f"Type: echo {shlex.quote(' '.join(words))} | {command}",
-            )
+        return f"{self.path} {shlex.join([*plain, *line.flags])}".rstrip()
 
     def _ours(self, name: str, is_named: bool) -> str | None:
         """Return what this command has for a flag of others: a flag or an argument, perhaps."""
@@ -191,14 +143,14 @@ class Spelling:
         for ours in self._candidates(word) if word else ():
             target = re.split("[ :]", ours)[0]
             if ours.startswith("--set "):  # a trained model has no other key to change
-                fits = "CONFIG" in self._arguments or ours.startswith("--set decoding.")
+                fits = "CONFIG" in self.arguments or ours.startswith("--set decoding.")
                 fits = fits and "--set" in self._num_values
             elif target == "--hypothesis" and word in ("i", "input"):
                 fits = "--hypothesis" in self._num_values and not is_named  # else of the model
-            elif target in (*_SIDES, "PREFIX") and self._trains:
+            elif target in (*SIDES, "PREFIX") and self.trains:
                 fits = not is_named
             else:
-                known = (*self._arguments, *self._num_values)
+                known = (*self.arguments, *self._num_values)
                 fits = not (is_of_command_line(ours) and target) or target in known
             if fits:
                 return ours
@@ -225,11 +177,6 @@ class Spelling:
         if is_whole or not self._num_values.get(flag, True):
             return _SWITCH_VALUE.fullmatch(following) is not None
         return following == "-" or not following.startswith("-")
-
-
-def looks_like_file(word: str) -> bool:
-    """Whether a word names a file rather than being text to translate."""
-    return os.path.lexists(word) or bool(_FILE.fullmatch(word))
 
 
 def _is_switch(key: str) -> bool:

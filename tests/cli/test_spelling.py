@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
-from nmt.cli.spelling import Spelling
+from nmt.cli.mistakes import check_line
 from nmt.config.keys import aliases, find_key, is_of_command_line
 from nmt.errors import ConfigError
 from tests.cli.commands import all_commands
@@ -388,16 +388,15 @@ def test_every_command_to_type_is_one(path: str) -> None:
 def suggestion(path: str, words: list[str]) -> list[str] | None:
     """The command to type instead, without its path; None if this one is right."""
     try:
-        Spelling(path, COMMANDS[path].params).check(words)
+        check_line(path, COMMANDS[path].params, words)
     except ConfigError as error:
         return shlex.split(error.fix.removeprefix(f"Type: {path}"))
     return None
 
 
 def test_values_of_own_flags_are_not_taken_for_foreign_ones() -> None:
-    Spelling("nmt translate", COMMANDS["nmt translate"].params).check(
-        ["M", "--set", "--lr", "--", "--beam"]
-    )
+    words = ["M", "--set", "--lr", "--", "--beam"]
+    check_line("nmt translate", COMMANDS["nmt translate"].params, words)
 
 
 def test_text_and_translations_may_stand_without_flags() -> None:
