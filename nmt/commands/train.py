@@ -50,7 +50,7 @@ from nmt.device.memory import use_huge_pages
 from nmt.errors import ConfigError, DivergedError, shell_command
 from nmt.files.lock import run_lock
 from nmt.inference.calibration import calibrate_confidence
-from nmt.inference.shortlist_file import make_shortlist
+from nmt.inference.shortlist_file import copy_shortlist
 from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS
 from nmt.registry import load_attribute
@@ -377,7 +377,7 @@ def _finish(
     run_dir, data, is_first = config.run_dir, setup.data, setup.updater.processes.rank == 0
     if is_first:
         logger.info("the weights are saved; measuring confidence (validation)")
-        make_shortlist(run_dir, data)
+        copy_shortlist(data.folder, run_dir)
     summary = average_at_end(config.training, summary, setup.validator, reporter)
     if is_first:
         threads, device = config.training.threads, config.training.device

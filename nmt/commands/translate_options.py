@@ -62,8 +62,7 @@ class LineOptions:
     n_best: Annotated[
         int | None,
         Flag(
-            "Translations per line; several are written as `number ||| text ||| score`, with one "
-            "row for a blank line.",
+            "Translations per line; several are written as `number ||| text ||| score`.",
             min=1,
             shown_default=OF_THE_MODEL,
         ),
@@ -102,8 +101,7 @@ class SamplingOptions:
     sample: Annotated[
         bool,
         Flag(
-            "Sample from the model's distribution instead of searching; `n_best` is the number "
-            "of samples, in the order in which they were drawn."
+            "Sample from the model's distribution instead of searching: `n_best` times, in order."
         ),
     ] = False
     temperature: Annotated[
@@ -116,8 +114,7 @@ class SamplingOptions:
     top_p: Annotated[
         float | None,
         Flag(
-            "With `sample`: nucleus sampling, from the smallest set of tokens with this "
-            "cumulative probability.",
+            "With `sample`: nucleus sampling, from the fewest tokens of this probability together.",
             metavar="P",
             shown_default=OF_THE_MODEL,
         ),

@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from nmt.checkpoint.model_folder import SHORTLIST, write_extra
-from nmt.data.prepared import PreparedData
 from nmt.errors import CheckpointError, ConfigError
 
 
@@ -75,11 +74,11 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     return parts
 
 
-def make_shortlist(run_dir: Path, data: PreparedData) -> None:
+def copy_shortlist(prepared_dir: Path, run_dir: Path) -> None:
     """Copy the short lists that `prepare` made into a run, which is then complete without its data.
 
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    if (made := data.folder / SHORTLIST).is_file():
+    if (made := prepared_dir / SHORTLIST).is_file():
         write_extra(run_dir / SHORTLIST, made.read_bytes())
