@@ -107,10 +107,8 @@ def _json(path: Path) -> dict[str, Any]:
         values = read_json(path)
         if not isinstance(values, dict):
             raise ValueError("it holds no object")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.", fix="Copy the whole folder again.") from error
     except (OSError, ValueError) as error:
-        raise damaged(path, error) from error
+        raise damaged(path, getattr(error, "strerror", None) or error) from error
     return values
 
 
@@ -149,10 +147,8 @@ def _arrays(folder: Path) -> dict[str, FloatArray]:
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{folder} has neither {_SAFE} nor {_PICKLE}.",
-            fix="Download the whole model; weights in several files are not read.",
-        ) from error
+        fix = "Download the whole model; weights in several files are not read."
+        raise CheckpointError(f"{folder} has neither {_SAFE} nor {_PICKLE}.", fix=fix) from error
     except Exception as error:  # what a damaged pickle raises is anybody's guess
         raise damaged(path, str(error).split("\n")[0].rstrip(".")) from error
     if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
@@ -206,9 +202,7 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary
         try:
             pieces = PieceList(path.read_bytes(), path)
         except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error.strerror}.", fix="Copy the whole folder again."
-            ) from error
+            raise damaged(path, error.strerror) from error
         found.append(Vocabulary(_tokens(folder / name, settings.get(key)), pieces))
     return found[0], found[1]
 

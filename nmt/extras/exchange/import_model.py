@@ -64,9 +64,8 @@ def import_model(options: ImportOptions) -> ImportSummary:
         system, found = _read(place, source)
     if positions is not None:
         if positions not in POSITIONS:
-            raise ConfigError(
-                f"`positions` is {positions!r}.", fix=f"Use {' or '.join(POSITIONS)}."
-            )
+            fix = f"Use {' or '.join(POSITIONS)}."
+            raise ConfigError(f"`positions` is {positions!r}.", fix=fix)
         found = with_positions(found, positions)
     codes = _codes(options.languages, found.languages)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported"

@@ -55,10 +55,8 @@ _LAYER: Mapping[str, tuple[str, ...]] = {
 
 def refused(what: str) -> CheckpointError:
     """Return the error for a model that uses ``what``."""
-    return CheckpointError(
-        f"The model uses {what}, which nmt has no counterpart for.",
-        fix="Import another model, or train one: `nmt init`.",
-    )
+    problem = f"The model uses {what}, which nmt has no counterpart for."
+    return CheckpointError(problem, fix="Import another model, or train one: `nmt init`.")
 
 
 def damaged(path: Path, problem: object) -> CheckpointError:
@@ -118,9 +116,8 @@ def write_imported(
     """
     shared, sides = found.model.shares_inputs, (found.source, found.target)
     if shared and list(found.source.tokens) != list(found.target.tokens):
-        raise CheckpointError(
-            "The model shares one table, but its vocabularies differ.", fix=_COPY_AGAIN
-        )
+        problem = "The model shares one table, but its vocabularies differ."
+        raise CheckpointError(problem, fix=_COPY_AGAIN)
     source, target = (_side(side, sides if shared else (side,), found.start) for side in sides)
     sizes = len(source.rows), len(target.rows)
     weights = _reordered(found, source, target)
@@ -185,10 +182,8 @@ def _reordered(found: Imported, source: _Side, target: _Side) -> dict[str, Float
     for name in tables.keys() & weights.keys():
         table, rows = weights[name], tables[name].rows
         if rows.max() >= len(table):
-            raise CheckpointError(
-                f"{name} has {len(table):,} rows, fewer than the vocabulary has entries.",
-                fix=_COPY_AGAIN,
-            )
+            problem = f"{name} has {len(table):,} rows, fewer than the vocabulary has entries."
+            raise CheckpointError(problem, fix=_COPY_AGAIN)
         there = (rows != _NO_ROW).reshape(-1, *[1] * (table.ndim - 1))
         weights[name] = np.where(there, table[rows], np.float32(0))
     bias = weights["output_bias"]
@@ -202,10 +197,8 @@ def _check_weights(
     with torch.device("meta"):
         expected = build_model(config, *sizes).state_dict()
     if problems := tensor_differences(weights, expected):
-        raise CheckpointError(
-            f"The weights are not those of the model that is described:\n  {problems}",
-            fix=_COPY_AGAIN,
-        )
+        problem = f"The weights are not those of the model that is described:\n  {problems}"
+        raise CheckpointError(problem, fix=_COPY_AGAIN)
     if broken := [name for name, value in weights.items() if not np.isfinite(value).all()]:
         raise CheckpointError(f"{broken[0]} holds values that are not finite.", fix=_COPY_AGAIN)
 
