@@ -69,7 +69,7 @@ Model = Annotated[
 Overrides = Annotated[
     tuple[str, ...],
     Flag(
-        "Change one key of the configuration, for example batch.max_tokens=2048. Repeatable.",
+        "Change one key, as in batch.max_tokens=2048. Repeatable.",
         metavar="KEY=VALUE",
         parser=_override,
     ),
@@ -80,7 +80,7 @@ Checkpoint = Annotated[
 OutputFile = Annotated[
     Path | None,
     Flag(
-        "File to write, compressed if its name ends in .gz, .bz2 or .xz.",
+        "File to write; .gz, .bz2 and .xz are compressed.",
         short="o",
         parser=file_or_standard,
         shown_default="standard output",
@@ -91,23 +91,14 @@ OutputFolder = Annotated[
 ]
 Tag = Annotated[
     str | None,
-    Flag(
-        "What sources begin with, if the model was trained with tags: a target language (de for "
-        "<2de>) or a domain.",
-        metavar="TAG",
-    ),
+    Flag("Tag of each source: a target language (de for <2de>) or a domain.", metavar="TAG"),
 ]
 Threads = Annotated[int | None, Flag("CPU threads.", min=1, shown_default="all cores")]
 BeamSize = Annotated[
     int | None, Flag("Beam size; 1 is greedy search.", short="b", min=1, shown_default=OF_THE_MODEL)
 ]
 LengthPenalty = Annotated[
-    float | None,
-    Flag(
-        "Exponent of the length normalisation; higher favours longer translations.",
-        min=0,
-        shown_default=OF_THE_MODEL,
-    ),
+    float | None, Flag("Exponent of the length normalisation.", min=0, shown_default=OF_THE_MODEL)
 ]
 Json = Annotated[bool, Flag("Print the result as one JSON object.")]
 
@@ -120,36 +111,28 @@ class ModelOptions:
 
     checkpoint: Checkpoint = "best"
     device: Annotated[
-        str,
-        Flag(
-            "Device to compute on; cuda is the first GPU, cuda:1 the second.",
-            metavar="[auto|cpu|cuda|cuda:N]",
-        ),
+        str, Flag("Device; cuda:1 is the second GPU.", metavar="[auto|cpu|cuda|cuda:N]")
     ] = "auto"
     threads: Threads = None
     with_: Annotated[
         tuple[Path, ...],
         Flag(
-            "Another model with the same languages and vocabulary; the predictions of all models "
-            "are averaged (ensemble). Repeatable.",
+            "Another model, with the same vocabulary, for an ensemble. Repeatable.",
             metavar="MODEL2",
         ),
     ] = ()
     weights: Annotated[
         tuple[float, ...] | None,
         Flag(
-            "Weights of MODEL and of each `with`, as in 2,1,1.",
+            "Weights of MODEL and of each `with`.",
             separator=",",
-            metavar="W,W,...",
+            metavar="2,1,1",
             shown_default="equal",
         ),
     ] = None
     ensemble_mean: Annotated[
         Literal["arithmetic", "geometric"] | None,
-        Flag(
-            "Average probabilities (arithmetic) or log probabilities (geometric).",
-            shown_default="arithmetic",
-        ),
+        Flag("Mean of probabilities or of log probabilities.", shown_default="arithmetic"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -167,16 +150,12 @@ class EngineOptions(ModelOptions):
 
     engine: Annotated[
         Literal["auto", "torch", "ctranslate2"],
-        Flag(
-            "auto: CTranslate2 on a CPU if it is installed and has all that is asked for, "
-            "otherwise torch; `verbose` says which and why."
-        ),
+        Flag("auto is CTranslate2 on a CPU if it can do what is asked; `verbose` says why not."),
     ] = "auto"
     dtype: Annotated[
         str,
         Flag(
-            "Type of the weights: auto (float32; on a GPU 16 bits), float32, int8 (CTranslate2; "
-            "fastest on CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).",
+            "Type of the weights: auto, float32, int8 (fastest on CPUs), bfloat16, float16 (GPUs).",
             metavar="TYPE",
         ),
     ] = "auto"
@@ -193,28 +172,18 @@ class SearchOptions:
     shortlist: Annotated[
         bool | None,
         Flag(
-            "Score only the target tokens that the source words were translated to in the "
-            "training data. Faster; a few translations differ.",
+            "Score only likely translations of the source words: faster.",
             shown_default=OF_THE_MODEL,
         ),
     ] = None
     batch_tokens: Annotated[
-        int | None,
-        Flag(
-            "Source tokens of a batch; translations do not depend on it.",
-            min=1,
-            shown_default=OF_THE_MODEL,
-        ),
+        int | None, Flag("Source tokens of a batch.", min=1, shown_default=OF_THE_MODEL)
     ] = None
     no_guard: Annotated[
         bool, Flag("Do not retry translations that look degenerate (loops, odd length).")
     ] = False
     no_split: Annotated[
-        bool,
-        Flag(
-            "Translate lines whole that are longer than those of training, instead of in "
-            "segments; not with learned positions."
-        ),
+        bool, Flag("Translate lines whole that are longer than those of training.")
     ] = False
     set_: Overrides = ()
 

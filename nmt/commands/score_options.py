@@ -26,16 +26,9 @@ class ScoreOptions(ModelOptions):
 
     model: Model
     source: Annotated[
-        Path | None,
-        Flag(
-            "Source lines; - is standard input. Without files, standard input holds "
-            "source<TAB>target."
-        ),
+        Path | None, Flag("Source lines. Without files, standard input has source<TAB>target.")
     ] = None
-    target: Annotated[
-        Path | None,
-        Flag("Translations: line i translates line i of the source; - is standard input."),
-    ] = None
+    target: Annotated[Path | None, Flag("Translations, line by line.")] = None
     output: OutputFile = None
     sum: Annotated[bool, Flag("Write log probabilities without length normalisation.")] = False
     format: Annotated[Format, Flag("One number per line, or one JSON object with all tokens.")] = (
