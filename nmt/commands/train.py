@@ -274,6 +274,8 @@ class Trainer:
         """Make the next update, which may wait in the device's queue; then do what is due."""
         progress, training, begin = self.progress, self._training, time.perf_counter()
         batches, position = next(updates)
+        # Here the learning rate is set: by the number of the update alone, so that a resumed run
+        # needs to remember nothing of it.
         learning_rate = self._schedule(progress.step + 1)
         stats = self._updater(batches, learning_rate, stops=self._stop.number is not None)
         progress.add(stats, position)
@@ -282,13 +284,15 @@ class Trainer:
         self._unread.append(stats)
         if self._writer.writing is not None:
             self._writer.look()
+        # A GPU has not made the update yet. To read its loss would wait for it, so that is put off
+        # until something depends on it, or until many wait.
         if len(self._unread) == self._pace.max_inflight_updates:
             self._read()
         is_last = self._is_last()
         if progress.step % training.report_every == 0 or is_last:
             self._report_updates(stats)
         if self._reason_to_end() == "signal":
-            return
+            return  # `run` saves and leaves; what is due here, the next start does first
         if progress.step % training.validate_every == 0 or is_last:
             self._validate_and_save()
         elif progress.step % training.save_every == 0:
