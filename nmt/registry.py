@@ -6,7 +6,7 @@ its names says so, and everything else works.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
@@ -35,15 +35,6 @@ class Registry(Generic[T]):
     def register(self, name: str, entry: T) -> None:
         """Add an entry; a later one replaces an earlier one of the same name."""
         self._entries[name] = entry
-
-    def registered(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers a function or class under ``name``."""
-
-        def add(entry: T) -> T:
-            self.register(name, entry)
-            return entry
-
-        return add
 
     def names(self) -> list[str]:
         """Return all names: built-in ones first, whether or not their extra is present."""

@@ -64,15 +64,6 @@ def test_check_names_missing_files_alone_and_beside_other_problems(
         assert "6 problems in the configuration" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["schema", "keys", "show", "check"])
-def test_help_shows_the_example_on_its_own_line(name: str) -> None:
-    text = CliRunner().invoke(app, ["config", name, "--help"]).stdout
-
-    assert f"\n  Example:\n    nmt config {name} " in text
-    assert "\\b" not in text
-    assert "list[" not in text
-
-
 @pytest.mark.parametrize("command", [["train"], ["prepare"], ["config", "check"]])
 def test_a_value_apart_from_its_key_is_told_to_be_one_argument(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, str(DEMO), "--set", "training.max_steps", "100"])

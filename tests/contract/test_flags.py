@@ -42,3 +42,4 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     assert result.exit_code == 0
     assert f"  {name} " in result.stdout or f"  {name}\n" in result.stdout
     assert "Example" in result.stdout
+    assert "\\b" not in result.stdout
