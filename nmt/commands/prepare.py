@@ -12,6 +12,10 @@ folder that looks finished is finished. `_read_corpora` does the work, in two pa
 3. `_write`: pairs of more subwords than ``filters.max_length``, of unfit ratio, and pairs that a
    diagnosis of the whole corpora finds fault with are dropped. The others go to the token store.
 
+The report counts the pairs of each corpus: read, kept, and dropped, each under the first reason
+that drops it. It also counts pairs with a reason that is only reported, and sentences of held-out
+sets that training has. Both lists name every such pair (`nmt.data.findings`).
+
 Memory holds the sample, one block of pairs and a few bytes a line, however large the corpora. The
 results of whole blocks are stored beside the folder (`nmt.data.block_map`): the same command after
 a kill reads them, and makes what is missing.

@@ -139,13 +139,11 @@ class FilterChain:
 
     def text_findings(self, source: str, target: str) -> list[Finding]:
         """Return all that the texts say, in the order of the filters."""
-        found = [problem for check in self._of_text if (problem := check(source, target))]
-        return [Finding(each) if isinstance(each, str) else each for each in found] if found else []
+        return _findings(check(source, target) for check in self._of_text)
 
     def length_findings(self, source_length: int, target_length: int) -> list[Finding]:
         """Return all that the numbers of subwords say, in the order of the filters."""
-        checks = (check(source_length, target_length) for check in self._of_length)
-        return [Finding(each) if isinstance(each, str) else each for each in checks if each]
+        return _findings(check(source_length, target_length) for check in self._of_length)
 
     def drops(self, reason: str) -> bool:
         """Whether a pair with this reason is dropped."""
@@ -154,6 +152,10 @@ class FilterChain:
     def dropping(self, findings: Iterable[Finding]) -> str | None:
         """Return the first reason that drops a pair with these findings; None if it is kept."""
         return next((each.reason for each in findings if self.drops(each.reason)), None)
+
+
+def _findings(problems: Iterable[Finding | str | None]) -> list[Finding]:
+    return [Finding(each) if isinstance(each, str) else each for each in problems if each]
 
 
 def _overrides(each: Filter, method: str) -> bool:

@@ -125,20 +125,23 @@ class Findings:
                 corpus: {name: n for name in reported if (n := self._reasons[name][corpus])}
                 for corpus in self._corpora
             },
-            "reasons": {name: self._of_reason(name, actions.get(name, "drop")) for name in names},
+            "reasons": {
+                name: {
+                    "count": self._reasons.get(name, Counter()).total(),
+                    "action": actions.get(name, "drop"),
+                    "examples": [_as_example(each) for each in self._examples.get(name, ())],
+                }
+                for name in names
+            },
         }
-
-    def _of_reason(self, name: str, action: str) -> Mapping[str, Any]:
-        examples = [
-            {"corpus": each.corpus, "line": each.line, "source": each.source,
-             "target": each.target, "value": each.value}
-            for each in self._examples.get(name, ())
-        ]  # fmt: skip
-        count = self._reasons.get(name, Counter()).total()
-        return {"count": count, "action": action, "examples": examples}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
+
+
+def _as_example(found: Found) -> dict[str, Any]:
+    names = ("corpus", "line", "source", "target", "value")
+    return {name: getattr(found, name) for name in names}

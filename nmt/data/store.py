@@ -110,8 +110,7 @@ class ParallelStore:
             return cls(folder, ids_dtype(folder))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{folder} is not a complete token store: {error}",
-                fix=f"Run `{_AGAIN}`.",
+                f"{folder} is not a complete token store: {error}", fix=f"Run `{_AGAIN}`."
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
