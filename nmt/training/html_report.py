@@ -34,15 +34,7 @@ _SAMPLE_PARTS = ("Source", "Translation", "Reference")
 _RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
 _SAMPLE_RANKS = ("Best", "Median", "Worst")
 # What `_about` shows of the latest start.
-_ABOUT = (
-    "schedule",
-    "device",
-    "precision",
-    "threads",
-    "parameters",
-    "pairs",
-    "dropped",
-)
+_ABOUT = ("schedule", "device", "precision", "threads", "parameters", "pairs", "dropped")
 
 
 def render_report(title: str, events: Iterable[_Line], config_text: str = "") -> str:

@@ -309,12 +309,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        gold: Tensor,
-        step: _Step,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, step: _Step
     ) -> Tensor:
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)

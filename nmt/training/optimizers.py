@@ -14,13 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nmt.config.training import OptimizerConfig
-from nmt.training.optimizer import (
-    AdamW,
-    FlatParameters,
-    Optimizer,
-    OptimizerConstructor,
-    is_matrix,
-)
+from nmt.training.optimizer import AdamW, FlatParameters, Optimizer, OptimizerConstructor, is_matrix
 
 
 class ScheduleFreeAdamW(Optimizer):

@@ -119,14 +119,12 @@ class Server:
         num: int | None = None,
         harm: Harm | None = None,
         agent: bool = True,
-        machines: bool = False,
     ) -> list[Result]:
         """Run ``nmt train`` in one process, or in ``num`` that know of each other.
 
-        Without an ``agent``, the first process keeps the store by which they find each other. Of
-        several ``machines``, each process is the only one of its own.
+        Without an ``agent``, the first process keeps the store by which they find each other.
         """
-        request = {"arguments": ["train", *arguments], "agent": agent, "machines": machines}
+        request = {"arguments": ["train", *arguments], "agent": agent}
         return self._ask(request | {"num": num}, harm=harm)
 
     def script(
@@ -171,11 +169,10 @@ class Run:
         num: int = 2,
         harm: Harm | None = None,
         agent: bool = True,
-        machines: bool = False,
         **settings: Any,
     ) -> list[Result]:
         arguments = self.arguments(*flags, **settings)
-        return self.server.train(*arguments, num=num, harm=harm, agent=agent, machines=machines)
+        return self.server.train(*arguments, num=num, harm=harm, agent=agent)
 
     def finish(self, *flags: str, num: int | None = None, **settings: Any) -> list[Result]:
         results = self.server.train(*self.arguments(*flags, **settings), num=num)
@@ -304,8 +301,7 @@ def _be(rank: int, port: int, request: dict[str, Any], outputs: list[Path]) -> N
     """Be ``nmt``, in a process group of its own if it may be a launcher; never returns."""
     os.environ[_HARM] = json.dumps(request["harm"])
     if request["num"]:
-        local_rank = 0 if request.get("machines") else rank
-        place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": request["num"]}
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request["num"]}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0}
         place["TORCHELASTIC_USE_AGENT_STORE"] = request.get("agent", True)
         os.environ.update({name: str(value) for name, value in place.items()})
