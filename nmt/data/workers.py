@@ -49,8 +49,9 @@ def map_ahead(
             yield result
     except BrokenProcessPool as error:
         raise DeviceError(
-            "A worker process was killed, perhaps because memory was short.",
-            fix="Use fewer workers. The same command resumes.",
+            "A worker process was killed or could not start.",
+            fix="Use fewer workers if memory is short; the same command resumes. A script that "
+            "calls nmt needs `if __name__ == '__main__':`, as its processes import it.",
         ) from error
     finally:
         for future in coming:
