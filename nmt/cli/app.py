@@ -191,6 +191,7 @@ class _Command(TyperCommand):
                 if is_argument:  # without its type
                     names = parameter.metavar or parameter.name.upper()
                 text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
+                text = re.sub(r"\[default: \(([^()]*)\)", r"[default: \1", text)  # a description
                 sections.setdefault(title, []).append((names, text))
         for title, rows in sections.items():
             if rows:

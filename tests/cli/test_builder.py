@@ -95,7 +95,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     ]  # fmt: skip
     text = " ".join(" ".join(lines).split())
     assert "See --with." in text
-    assert "-b, --beam-size N Beam. [default: (4); x>=1]" in text
+    assert "-b, --beam-size N Beam. [default: 4; x>=1]" in text
     assert "--cache / --no-cache" in text
     assert "Example: nmt work x" in text
     assert "--stream" not in text
