@@ -57,7 +57,7 @@ def test_json_holds_the_numbers(runs: dict[str, Path]) -> None:
 
 
 def test_a_model_without_a_sentence_says_what_one_would_add(runs: dict[str, Path]) -> None:
-    note = "nmt: for attention, alignment and beam set --source; for a page, --output page.html\n"
+    note = "nmt: for more views set --source; for a page, set --output to page.html\n"
     assert inspect(runs["plain"]).stderr.endswith(note)
     for more in (("positions",), ("--source", SENTENCE), ("--format", "json")):
         assert note not in inspect(runs["plain"], *more).stderr
@@ -86,8 +86,8 @@ def test_worked_examples_need_no_model() -> None:
             "--unmasked would change nothing in flow",
         ),
         (["parameters", "--limit", "3"], 2, "--limit would change nothing in parameters"),
-        (["parameters", "-o", "r.de"], 2, "r.de: .de is not the ending of a page"),
-        (["parameters", "-o", "p.svg", "--format", "html"], 2, "p.svg is named as svg"),
+        (["parameters", "-o", "r.de"], 2, "r.de: .de is not the ending of the format"),
+        (["parameters", "-o", "p.svg", "--format", "html"], 2, ".svg is not the ending"),
         (["atention", "--source", SENTENCE], 2, "attention"),
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),
         (["shapes", "--source", SENTENCE, "--target", ""], 2, "--target has no tokens"),

@@ -1,16 +1,19 @@
-"""``nmt inspect MODEL attention``: which tokens each head reads, and how much of each."""
+"""Which tokens each head reads (`attention`), and what that says of words (`alignment`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from nmt.errors import ConfigError
-from nmt.extras.inspection.figure import Figure, Grid, Heatmap, Links, Matrix, Part, Step, Steps
+from nmt.extras.inspection.figure import Figure, Grid, Heatmap, Links, Matrix, Step, Steps, Text
 from nmt.extras.inspection.recording import Kind, record
-from nmt.extras.inspection.subject import MAX_HEADS, Subject
+from nmt.extras.inspection.subject import Subject, labels
+from nmt.inference.alignment import align_words, as_pharaoh, words_of
+from nmt.text.tokenizer import Tokenizer
 
 KINDS: dict[Kind, str] = {
     "encoder": "Encoder self-attention",
@@ -18,65 +21,65 @@ KINDS: dict[Kind, str] = {
     "cross": "Attention of the decoder to the source",
 }
 _DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"
+_MAX_HEADS = 64  # Of one grid.
 _MAX_WEIGHTS = 100_000  # That one kind of attention draws: a page is to stay below a few megabytes.
-_EXPLANATION = """\
-Each row is a softmax: how much of every token in the columns one token reads. The decoder's rows \
-name its input and the token that it is about to predict from it; what stands right of the \
-diagonal of its self-attention is masked. The mean over the heads of the upper half of the \
-decoder's layers is what `nmt translate` sums to words with `attention`."""
 
 
 @torch.inference_mode()
-def attention(subject: Subject) -> Part:
-    """Grid, arcs and heatmaps of the encoder, the decoder and the attention between them."""
+def attention(subject: Subject) -> Iterator[Figure]:
+    """Attention.
+
+    Each row is a softmax: how much of every token in the columns one token reads. The decoder's
+    rows name its input and the token that it is about to predict from it; what stands right of the
+    diagonal of its self-attention is masked. The mean over the heads of the upper half of the
+    decoder's layers is what `nmt translate` sums to words with `attention`.
+    """
     recording = record(subject.model, subject.source, subject.target)
-    figures: list[Figure] = []
     for kind, title in KINDS.items():
-        weights = [each.heads().weights for each in recording.attention(kind)]
-        figures += _figures(subject, kind, title, weights)
-    mean = recording.mean_attention().tolist()
-    note = "Mean over the heads of the upper half of the decoder's layers."
-    figures.append(_heatmap(subject, "cross", f"{KINDS['cross']}, mean", mean, note))
-    return Part("attention", "Attention", _EXPLANATION, figures)
+        yield from _figures(subject, kind, title, recording.weights(kind))
+    yield _heatmap(subject, "cross", f"{KINDS['cross']}, mean", recording.mean_attention())
 
 
-def _figures(subject: Subject, kind: Kind, title: str, weights: Sequence[Tensor]) -> list[Figure]:
+def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Iterator[Figure]:
     """One kind of attention: all heads small, then layer by layer as arcs and as a heatmap."""
-    num_layers, num_cells, heads = len(weights), weights[0][0].numel(), subject.heads
-    layers, note = subject.layers(num_layers), ""
-    if len(heads) > MAX_HEADS or len(heads) * num_cells > _MAX_WEIGHTS:
+    num_layers, heads, note = len(weights), subject.heads, ""
+    num_cells = weights[0, 0].numel()
+    layers, most = (
+        subject.layers(num_layers),
+        min(_MAX_HEADS, _MAX_WEIGHTS // num_cells),
+    )
+    if len(heads) > most:
         raise ConfigError(
             f"{len(heads)} heads are too many to draw, with {num_cells:,} weights each.",
             fix="Choose a few, such as `head` 1,2, or pass a shorter sentence.",
         )
-    num_heads = len(layers) * len(heads)
-    if num_heads > MAX_HEADS or num_heads * num_cells > _MAX_WEIGHTS:
+    if len(layers) * len(heads) > most:
         layers = [num_layers]
         note = f"Only the top one of {num_layers} layers is drawn; set `layer` for another one."
     if not layers:  # the chosen layer exists in the taller stack only
-        return []
-    names, grid, steps = [layer_name(layer, num_layers) for layer in layers], [], []
+        return
+    names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []
     for name, layer in zip(names, layers, strict=True):
-        of_layer = weights[layer - 1]
-        rows = {f"head {head}": _rows(of_layer[head - 1], kind) for head in heads}
-        grid.append([_heatmap(subject, kind, f"{name}, {k}", x) for k, x in rows.items()])
-        shown = rows
+        of_heads = {f"head {head}": weights[layer - 1, head - 1] for head in heads}
+        grid.append([_heatmap(subject, kind, f"{name}, {k}", x) for k, x in of_heads.items()])
+        arcs = {head: _rows(x, kind) for head, x in of_heads.items()}
+        links = Links(f"{title}, {name}", *_axes(subject, kind), arcs)
         if not subject.choice.head:
-            shown = {"mean of all heads": _rows(of_layer.mean(0), kind)}
-        maps = [_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in shown.items()]
-        arcs = Links(f"{title}, {name}", *_axes(subject, kind), rows)
-        steps.append(Step(name, [arcs, *maps]))
-    overview = Grid(title, names, [f"head {head}" for head in heads], grid, note)
-    return [overview, Steps(f"{title}, layer by layer", steps)]
+            of_heads = {"mean of all heads": weights[layer - 1].mean(0)}
+        maps = (_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in of_heads.items())
+        steps.append(Step(name, [links, *maps]))
+    yield Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
+    yield Steps(f"{title}, layer by layer", steps)
 
 
-def _heatmap(subject: Subject, kind: Kind, title: str, rows: Matrix, note: str = "") -> Heatmap:
+def _heatmap(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Heatmap:
     down = "token that reads" if kind == "encoder" else _DECODED
-    return Heatmap(title, rows, *_axes(subject, kind), note, 0.0, 1.0, "token read", down)
+    axes = _axes(subject, kind)
+    return Heatmap(title, _rows(weights, kind), *axes, 0.0, 1.0, across="token read", down=down)
 
 
 def _axes(subject: Subject, kind: Kind) -> tuple[Sequence[str], Sequence[str]]:
-    """Labels of rows and columns."""
+    """Return the labels of rows and columns."""
     rows = subject.source_labels if kind == "encoder" else subject.target_labels
     return rows, subject.read_labels if kind == "decoder" else subject.source_labels
 
@@ -89,13 +92,14 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
     return [[*row[:end], *[None] * (len(row) - end)] for end, row in enumerate(rows, 1)]
 
 
-def layer_name(layer: int, num_layers: int) -> str:
-    """Return what to call a layer, numbered from 1.
+def layer_names(num_layers: int) -> list[str]:
+    """Return what to call the layers of a stack, from 1.
 
-    >>> layer_name(1, 1), layer_name(2, 3), layer_name(3, 3)
-    ('layer 1', 'layer 2', 'layer 3 (top)')
+    >>> layer_names(1), layer_names(3)
+    (['layer 1'], ['layer 1', 'layer 2', 'layer 3 (top)'])
     """
-    return f"layer {layer}{' (top)' if layer == num_layers > 1 else ''}"
+    names = [f"layer {layer}" for layer in range(1, num_layers + 1)]
+    return [*names[:-1], f"{names[-1]} (top)"] if num_layers > 1 else names
 
 
 def off_diagonal(rows: int, columns: int) -> Tensor:
@@ -106,3 +110,40 @@ def off_diagonal(rows: int, columns: int) -> Tensor:
     """
     places = torch.arange(rows) * ((columns - 1) / max(rows - 1, 1))
     return (torch.arange(columns) - places.unsqueeze(1)).abs()
+
+
+@torch.inference_mode()
+def alignment(subject: Subject) -> Iterator[Figure]:
+    """Alignment.
+
+    Each target token is linked to the source token that the decoder reads most when it predicts it:
+    mean over the heads of the upper half of the layers; words as `nmt translate` prints them with
+    `alignments`. Attention was not trained to align, so a link may point beside the word
+    translated.
+    """
+    recording = record(subject.model, subject.source, subject.target)
+    start = int(subject.config.model.source_bos) + len(subject.tag_ids)
+    weights = recording.mean_attention()[:-1, start:-1].tolist()  # no EOS, no BOS, no tag
+    source, target = subject.tokenizers
+    sides = (source, subject.source_ids[start:-1]), (target, subject.target_ids)
+    pieces, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
+    aligned = align_words(weights, *pieces)
+    yield Text("Pharaoh format", [as_pharaoh(aligned.links)], note="source-target, from 0")
+    linked = {*aligned.links}
+    word_links = [[float((i, j) in linked) for j in range(len(words[1]))]
+                  for i in range(aligned.source_words)]  # fmt: skip
+    piece_links = [[float(row[i] == max(row)) for row in weights] for i in range(len(pieces[0]))]
+    for unit, (left, right), matrix, links in (
+        ("words", words, aligned.weights, word_links),
+        ("subwords", pieces, weights, piece_links),
+    ):
+        yield Links(f"Alignment of {unit}", left, right, {"link": links})
+        title = f"Attention of {unit}"
+        yield Heatmap(title, matrix, right, left, 0.0, 1.0, across="source", down="target")
+
+
+def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the words that tokens make, as `nmt.inference.alignment.words_of` counts them."""
+    numbered = zip(words_of(labels(tokenizer, ids)), ids, strict=True)
+    groups = groupby(numbered, key=lambda each: each[0])
+    return [tokenizer.decode([index for _, index in group]) for _, group in groups]

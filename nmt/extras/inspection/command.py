@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from inspect import cleandoc
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import get_args
 
 import torch
 
 from nmt.config.flag import changed
 from nmt.errors import ConfigError, shell_command
-from nmt.extras.inspection.figure import Part, as_dict
+from nmt.extras.inspection.figure import Figure, Part, as_dict
 from nmt.extras.inspection.options import InspectOptions, Style
 from nmt.extras.inspection.page import render_page
 from nmt.extras.inspection.subject import Subject
@@ -28,7 +27,7 @@ from nmt.registry import chosen, load_attribute
 
 logger = logging.getLogger(__name__)
 _STYLES: dict[str, Style] = {
-    ".html": "html", ".htm": "html", ".svg": "svg", ".json": "json", ".txt": "text", "": "text",
+    ".html": "html", ".htm": "html", ".svg": "svg", ".json": "json", ".txt": "text",
 }  # fmt: skip
 
 
@@ -42,19 +41,23 @@ def inspect(options: InspectOptions) -> None:
             or the sentence is missing or too long.
         CheckpointError: The model is missing, damaged or exported for CTranslate2.
     """
-    _check(options)
-    style = _style(options)
-    check_output(options.output, options.model)
-    title, facts, offers = "Worked examples", dict[str, str](), dict[str, str]()
+    _check_view(options)
+    style, output = _style(options), options.output
+    check_output(output, options.model)
+    facts, offers = dict[str, str](), dict[str, str]()
     if options.model is None:
-        parts = [worked_examples()]
+        title = "Worked examples"
+        parts = [_part("worked-examples", worked_examples.__doc__, worked_examples())]
     else:
         subject = Subject(options.model, options)
-        subject.check()
         names = [options.view] if options.view else list(_page_views(subject))
-        with _one_thread():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # for one sentence, several cost more to wake than they save
+        try:
             parts = [make_part(name, subject) for name in names]
             title, facts = f"Inside {subject.config.name}", _facts(subject)
+        finally:
+            torch.set_num_threads(threads)
         offers = {} if options.view else _offers(subject, names)
     if style == "json":
         data = {"title": title, "facts": facts, "parts": {x.name: as_dict(x) for x in parts}}
@@ -65,17 +68,14 @@ def inspect(options: InspectOptions) -> None:
         text = document([figure for part in parts for figure in part.figures])
     else:
         text = "\n".join(part_text(part) for part in parts)
-    output = options.output
     if options.open_ and output is None:
         output = Path(mkdtemp(prefix="nmt-")) / "inspect.html"
     with open_output(output) as writer:
         writer.write(text.encode("utf-8", "replace"))
     if options.open_ and output:
         webbrowser.open(output.resolve().as_uri())
-    elif style == "text" and offers and not options.source and Path(options.model or "").is_dir():
-        logger.info(
-            "for attention, alignment and beam set `source`; for a page, `output` page.html"
-        )
+    elif style == "text" and offers and not options.source:
+        logger.info("for more views set `source`; for a page, set `output` to page.html")
 
 
 def make_part(name: str, subject: Subject) -> Part:
@@ -85,12 +85,20 @@ def make_part(name: str, subject: Subject) -> Part:
         ConfigError: The subject lacks what the view needs, or is too large for it.
         CheckpointError: The subject has no weights that can be read.
     """
-    subject.require(VIEWS[name].needs, name)
-    part: Part = load_attribute(f"{__package__}.{VIEWS[name].module}:{name}")(subject)
-    return part
+    if error := subject.missing(VIEWS[name].needs, name):
+        raise error
+    subject.check()
+    view = load_attribute(f"{__package__}.{VIEWS[name].module}:{name}")
+    return _part(name, view.__doc__, view(subject))
 
 
-def _check(options: InspectOptions) -> None:
+def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
+    """Return a view's figures; its docstring is for the reader, too: title and explanation."""
+    title, _, explanation = cleandoc(doc or name).partition("\n\n")
+    return Part(name, title.rstrip("."), " ".join(explanation.split()), list(figures))
+
+
+def _check_view(options: InspectOptions) -> None:
     """Refuse a missing model, an unknown view, and options that change nothing in the view."""
     if options.model is None and not options.worked_examples:
         raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
@@ -99,11 +107,10 @@ def _check(options: InspectOptions) -> None:
         raise ConfigError(f"The model comes before {options.model}.", fix=f"Type: {right}")
     if options.view is None:
         return
-    chosen(dict.fromkeys(VIEWS), options.view, "view")
-    others = {name for view in VIEWS.values() for name in view.options}
-    if idle := changed(options, *others.difference(VIEWS[options.view].options)):
-        names = ", ".join(f"`{name}`" for name in sorted(idle))
-        used = ", ".join(f"`{name}`" for name in VIEWS[options.view].options) or "none"
+    uses = chosen(VIEWS, options.view, "view").options
+    idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*uses})
+    if idle:
+        names, used = (", ".join(f"`{name}`" for name in x) or "none" for x in (sorted(idle), uses))
         raise ConfigError(
             f"{names} would change nothing in {options.view}.",
             fix=f"Leave it out; {options.view} uses {used}.",
@@ -118,54 +125,35 @@ def _style(options: InspectOptions) -> Style:
             or several views are to be one drawing.
     """
     ending = options.output.suffix.lower() if options.output else ""
-    if ending not in _STYLES:
+    style = options.format_ or _STYLES.get(ending, "html" if options.open_ else "text")
+    if ending and _STYLES.get(ending) != style:
         raise ConfigError(
-            f"`output` {options.output}: {ending} is not the ending of a page, drawing or data.",
-            fix=f"Use one of {', '.join(filter(None, _STYLES))}.",
-        )
-    by_name: Style = "html" if options.open_ and not ending else _STYLES[ending]
-    style = options.format_ or by_name
-    if ending and style != by_name:
-        raise ConfigError(
-            f"`format` is {style}, but {options.output} is named as {by_name}.",
-            fix="Leave `format` out, or change the file's ending.",
+            f"`output` {options.output}: {ending} is not the ending of the format {style}.",
+            fix=f"Use one of {', '.join(_STYLES)}, and leave `format` out.",
         )
     if options.open_ and style not in ("html", "svg"):
-        raise ConfigError(
-            f"`open` shows a page, not {style}.", fix="Leave `format` out, or `open`."
-        )
+        raise ConfigError(f"`open` shows a page, not {style}.", fix="Leave `format` or `open` out.")
     if style == "svg" and options.view is None and not options.worked_examples:
         raise ConfigError(
             "An SVG file holds the drawings of one view.",
             fix="Add a view, such as attention, or write a page: set `output` to page.html.",
         )
-    assert style in get_args(Style)
     return style
 
 
 def _page_views(subject: Subject) -> Iterator[str]:
     for name, view in VIEWS.items():
         several = name == "distributions" and len(subject.choice.checkpoint) > 1
-        if (view.in_page or several) and subject.has(view.needs):
+        if (view.in_page or several) and not subject.missing(view.needs, name):
             yield name
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: for one sentence, several cost more to wake than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _offers(subject: Subject, shown: list[str]) -> dict[str, str]:
     """Return commands for the views that a page leaves out -> what they show."""
     offers = {}
     for name, view in VIEWS.items():
-        if name not in shown and (subject.is_folder or view.needs == "vocabulary"):
+        has_vocabulary = view.needs == "vocabulary" and subject.has_tokenizers
+        if name not in shown and (subject.is_folder or has_vocabulary):
             more: dict[str, object] = {}
             if view.needs in ("sentence", "vocabulary"):
                 more["source"] = subject.choice.source or "Hello!"
@@ -187,7 +175,7 @@ def _facts(subject: Subject) -> dict[str, str]:
     }
     if choice.source:
         facts["Source"] = choice.source
-        if subject.has("sentence"):
+        if not subject.missing("sentence", ""):
             name = "Translation by the model" if choice.target is None else "Target"
             facts[name] = subject.tokenizers.target.decode(subject.target_ids)
     return facts

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nmt.extras.inspection.figure import Bars, Cell, Figure, Part, Step, Steps, Table, Text
+from nmt.extras.inspection.figure import Cell, Figure, Heatmap, Step, Steps, Table, Text
 from nmt.extras.inspection.subject import Subject, labels
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 
 _NUM_LIKELY = 6
 _SMALL_VOCABULARY = 24  # Up to here all tokens are drawn.
 _DEFAULT = ("untrained", "best")
-_EXPLANATION = """\
-The target's own distribution has 1 for the right token, and label smoothing spreads a little of \
-that over the vocabulary. Training lowers the cross-entropy of it and the model's: the entropy of \
-the target's, which nothing can lower, and the Kullback-Leibler divergence. The log probabilities \
-are those of `nmt score`, where PAD, UNK and BOS are never chosen; the loss is that of training."""
 
 
 class Loss(NamedTuple):
@@ -65,20 +60,36 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> list[Loss]:
 
 
 @torch.inference_mode()
-def distributions(subject: Subject) -> Part:
-    """One position after the other, and the losses of every checkpoint."""
-    names = subject.choice.checkpoint or _DEFAULT
-    gold = [*subject.target_ids, EOS_ID]
-    smoothing = subject.config.training.label_smoothing
+def distributions(subject: Subject) -> Iterator[Figure]:
+    """Target and predicted distributions.
+
+    The target's own distribution has 1 for the right token, and label smoothing spreads a little of
+    that over the vocabulary. Training lowers the cross-entropy of it and the model's: the entropy
+    of the target's, which nothing can lower, and the Kullback-Leibler divergence. The log
+    probabilities are those of `nmt score`, where PAD, UNK and BOS are never chosen; the loss is
+    that of training.
+    """
+    gold, names = [*subject.target_ids, EOS_ID], subject.choice.checkpoint or _DEFAULT
     models = {name: subject.load(name) for name in names}
     logits = {k: model.logits(model(subject.source, subject.target)) for k, model in models.items()}
+    smoothing = subject.config.training.label_smoothing
     steps = [
-        Step(label, [_bars(subject, place, gold[place], logits)])
+        Step(label, [_likely(subject, place, gold[place], logits)])
         for place, label in enumerate(subject.target_labels)
     ]
-    figures: list[Figure] = [Steps("Target and model, word by word", steps)]
+    yield Steps("Target and model, word by word", steps)
+    head = ("read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability",
+            "cross-entropy", "KL divergence")  # fmt: skip
     for name, values in logits.items():
-        figures.append(_table(name, subject.target_labels, losses(values, gold, smoothing)))
+        parts = losses(values, gold, smoothing)
+        rows: list[list[Cell]] = [
+            [label, math.exp(own.log_prob), own.log_prob, own.cross_entropy, own.divergence]
+            for label, own in zip(subject.target_labels, parts, strict=True)
+        ]
+        cross, divergence, log_prob = (math.fsum(column) for column in zip(*parts, strict=True))
+        rows.append(["sum", None, log_prob, cross, divergence])
+        note = f"Perplexity of the target: {math.exp(-log_prob / len(parts)):.2f}."
+        yield Table(f"Checkpoint {name}", head, rows, total=True, note=note)
     vocab_size = subject.tokenizers.target.vocab_size
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
@@ -87,34 +98,24 @@ def distributions(subject: Subject) -> Part:
         f"each other token: {share} = {other:.3g}",
         f"cross-entropy = entropy of the target {entropy:.4f} nats + KL divergence",
     ]
-    figures.append(Text("Label smoothing", lines))
-    return Part("distributions", "Target and predicted distributions", _EXPLANATION, figures)
+    yield Text("Label smoothing", lines)
 
 
-def _bars(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> Bars:
-    """The right token and the most probable ones of every model, at one position."""
-    shares = {name: values[place].softmax(-1) for name, values in logits.items()}
+def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> Heatmap:
+    """Return the probability of the right token and of the most probable ones of every model."""
     vocab_size = subject.tokenizers.target.vocab_size
+    shares = {name: values[place].softmax(-1) for name, values in logits.items()}
     likely = [x.topk(min(_NUM_LIKELY, vocab_size)).indices.tolist() for x in shares.values()]
     tokens = list(dict.fromkeys([gold, *chain(*likely)]))
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
     right, other, _ = smoothed_target(vocab_size, subject.config.training.label_smoothing)
-    series: dict[str, list[float]] = {"target": [right if t == gold else other for t in tokens]}
-    series |= {name: own[tokens].tolist() for name, own in shares.items()}
-    names = labels(subject.tokenizers.target, tokens)
+    columns = {"target": [right if token == gold else other for token in tokens]}
+    columns |= {name: own[tokens].tolist() for name, own in shares.items()}
+    names, values = (
+        labels(subject.tokenizers.target, tokens),
+        list(zip(*columns.values(), strict=True)),
+    )
     note = "" if len(tokens) == vocab_size else f"{len(tokens)} of {vocab_size:,} tokens."
-    return Bars(f"Position {place + 1}", names, series, "probability", note)
-
-
-def _table(name: str, labels_: Sequence[str], found: Sequence[Loss]) -> Table:
-    rows: list[list[Cell]] = [
-        [label, math.exp(own.log_prob), own.log_prob, own.cross_entropy, own.divergence]
-        for label, own in zip(labels_, found, strict=True)
-    ]
-    sums = [math.fsum(column) for column in zip(*found, strict=True)]
-    rows.append(["sum", None, sums[2], sums[0], sums[1]])
-    head = ["read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability"]
-    head += ["cross-entropy", "KL divergence"]
-    note = f"Perplexity of the target: {math.exp(-sums[2] / len(found)):.2f}."
-    return Table(f"Checkpoint {name}", head, rows, note, True)
+    title = f"Position {place + 1}: probability"
+    return Heatmap(title, values, names, list(columns), 0.0, 1.0, note=note)

@@ -1,4 +1,4 @@
-"""What `nmt inspect` shows, as values: the parts make them, and four renderers draw them.
+"""What `nmt inspect` shows, as values: the views make figures, and four renderers draw them.
 
 A figure holds numbers and labels, unrounded and unescaped: ``text``, ``page``, ``svg``
 and ``as_dict`` round, escape and colour. Layers, heads and positions in labels count from 1.
@@ -7,47 +7,50 @@ Figures need no torch; give them lists and floats (``tensor.tolist()``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import islice
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 # Of a table. Numbers are written with thousands separators or about four digits; None is empty.
-Cell: TypeAlias = str | int | float | None
+Cell = str | int | float | None
 # Rows of numbers. None is a cell that does not exist, such as a masked score.
-Matrix: TypeAlias = Sequence[Sequence[float | None]]
-NodeKind: TypeAlias = Literal["kept", "dropped", "finished", "best"]
+Matrix = Sequence[Sequence[float | None]]
+NodeKind = Literal["kept", "dropped", "finished", "best"]
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+@dataclass(frozen=True)
+class Figure:
+    """A title, what its kind adds, and a note below."""
+
+    title: str
+    note: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Text(Figure):
     """Lines in a fixed-width font: arithmetic written out, or an equation."""
 
-    title: str
     lines: Sequence[str]
-    note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+@dataclass(frozen=True)
+class Table(Figure):
     """Named columns and rows of text and numbers. The first column heads its row."""
 
-    title: str
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    note: str = ""
     total: bool = False  # Whether the last row sums up the others.
 
 
-@dataclass(frozen=True, slots=True)
-class Heatmap:
+@dataclass(frozen=True)
+class Heatmap(Figure):
     """A matrix as colours: one hue from ``low`` to ``high``, two hues around 0 if ``low`` < 0."""
 
-    title: str
     values: Matrix
     rows: Sequence[str]
     columns: Sequence[str]
-    note: str = ""
     # Value of the palest colour; the smallest value (or minus the largest magnitude) if None.
     low: float | None = None
     high: float | None = None
@@ -66,31 +69,18 @@ class Heatmap:
         return low, high if high > low else low + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+@dataclass(frozen=True)
+class Links(Figure):
     """Lines between tokens on the left and on the right: attention arcs, or an alignment."""
 
-    title: str
     left: Sequence[str]
     right: Sequence[str]
     # Label, such as ``head 2``, -> weight (0 to 1) of the line from each left to each right token:
     # (len(left), len(right)). Each label has its colour.
     weights: Mapping[str, Matrix]
-    note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """Groups of bars: for each label one bar of each series, such as a target and a model."""
-
-    title: str
-    labels: Sequence[str]
-    series: Mapping[str, Sequence[float]]
-    unit: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """A token of a beam tree."""
 
@@ -102,16 +92,14 @@ class Node:
     kind: NodeKind = "kept"
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+@dataclass(frozen=True)
+class Tree(Figure):
     """A beam tree: time runs to the right, one column a decoding step."""
 
-    title: str
     nodes: Sequence[Node]
-    note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Box:
     """A block of a stack diagram."""
 
@@ -122,7 +110,7 @@ class Box:
     residual: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stack:
     """Boxes from bottom (input) to top, some of them repeated."""
 
@@ -132,30 +120,26 @@ class Stack:
     repeated: tuple[int, int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Diagram:
+@dataclass(frozen=True)
+class Diagram(Figure):
     """A stack diagram: stacks side by side, and arrows between them."""
 
-    title: str
     stacks: Sequence[Stack]
     # From (stack, box) to (stack, box), and what it carries, such as ``memory``.
     arrows: Sequence[tuple[tuple[int, int], tuple[int, int], str]] = ()
-    note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+@dataclass(frozen=True)
+class Grid(Figure):
     """Small heatmaps side by side, such as layers (down) x heads (across)."""
 
-    title: str
     rows: Sequence[str]
     columns: Sequence[str]
     # One row of heatmaps for each of ``rows``; they are drawn without token labels.
     figures: Sequence[Sequence[Heatmap]]
-    note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """A moment, with what is to be seen at it."""
 
@@ -163,24 +147,19 @@ class Step:
     figures: Sequence[Figure]
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+@dataclass(frozen=True)
+class Steps(Figure):
     """Moments one after the other: buttons and arrow keys on a page, all of them when printed."""
 
-    title: str
     steps: Sequence[Step]
-    note: str = ""
 
 
-Figure: TypeAlias = Text | Table | Heatmap | Links | Bars | Tree | Diagram | Grid | Steps
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
-    """The answer to one WHAT: a section of the page."""
+    """One view of a model: a section of the page."""
 
-    name: str  # The WHAT, such as ``attention``.
-    title: str  # Heading, such as ``Attention``.
+    name: str  # Such as ``attention``.
+    title: str
     explanation: str  # Two to four sentences that name what one sees, in the words of the papers.
     figures: Sequence[Figure]
 
@@ -189,15 +168,24 @@ def as_dict(value: Any) -> Any:
     """Return a part or figure as plain data for JSON; a figure's class is its ``kind``.
 
     >>> as_dict(Text("Norm", ["1 + 1 = 2"]))
-    {'kind': 'text', 'title': 'Norm', 'lines': ['1 + 1 = 2'], 'note': ''}
+    {'kind': 'text', 'title': 'Norm', 'note': '', 'lines': ['1 + 1 = 2']}
     """
     if isinstance(value, Mapping):
-        return {key: as_dict(each) for key, each in value.items()}
+        return {key: as_dict(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [as_dict(each) for each in value]
-    if hasattr(value, "__dataclass_fields__"):
-        kind = (
-            {} if isinstance(value, Part | Node | Box) else {"kind": type(value).__name__.lower()}
-        )
-        return kind | {each.name: as_dict(getattr(value, each.name)) for each in fields(value)}
-    return value
+        return [as_dict(x) for x in value]
+    if not is_dataclass(value):
+        return value
+    name = type(value).__name__.lower()
+    kind = {} if isinstance(value, Part | Node | Box) else {"kind": name}
+    return kind | {each.name: as_dict(getattr(value, each.name)) for each in fields(value)}
+
+
+def vector_text(vector: Iterable[Any], count: int = 6) -> str:
+    """Return the first numbers of a vector.
+
+    >>> vector_text([0.5, 2, 0.25], 2)
+    '[0.500 2.000 ...]'
+    """
+    numbers = [f"{value:.3f}" for value in islice(vector, count + 1)]
+    return f"[{' '.join(numbers[:count])}{' ...' if len(numbers) > count else ''}]"

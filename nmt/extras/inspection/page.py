@@ -20,10 +20,7 @@ from nmt.report.page import render
 
 
 def render_page(
-    title: str,
-    facts: Mapping[str, str],
-    parts: Sequence[Part],
-    offers: Mapping[str, str],
+    title: str, facts: Mapping[str, str], parts: Sequence[Part], offers: Mapping[str, str]
 ) -> Markup:
     """Return a page that needs nothing else.
 

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nmt.extras.inspection.figure import Figure, Heatmap, Part, Table, Text
+from nmt.extras.inspection.figure import Figure, Heatmap, Table, Text
 from nmt.extras.inspection.subject import Subject
 from nmt.model.layers import EncoderLayer
 from nmt.model.positions import POSITIONS, sinusoids
@@ -85,26 +85,23 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     return lines if dim <= 2 * TOY_WIDTH else [*lines[:TOY_WIDTH], "...", *lines[-TOY_WIDTH:]]
 
 
-def encoding_heatmap(
-    table: Tensor, title: str, *, first: int = 0, across: bool = False, note: str = ""
-) -> Heatmap:
-    """Return vectors of positions (P, D) as colours, with positions down or ``across``."""
+def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") -> Heatmap:
+    """Return vectors of positions (P, D) as colours, a row for each position from ``first``."""
     if table.shape[1] > MAX_WIDTH:
         note = f"{note} The first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
-    values = table[:, :MAX_WIDTH]
+    values = table[:, :MAX_WIDTH].tolist()
     rows = [str(first + row) for row in range(len(values))]
-    columns, sides = [str(column) for column in range(values.shape[1])], ("position", "feature")
-    if across:
-        values, rows, columns, sides = values.T, columns, rows, sides[::-1]
-    return Heatmap(title, values.tolist(), rows, columns, note, down=sides[0], across=sides[1])
+    columns = [str(column) for column in range(len(values[0]))]
+    return Heatmap(title, values, rows, columns, down="position", across="feature", note=note)
 
 
-def sinusoid_figures(layout: str, dim: int) -> list[Figure]:
-    """Return one position's vector of a layout in numbers, and the map to a later position."""
+def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
+    """Yield one position's vector of a layout in numbers, and the map to a later position."""
+    title = f"Position {_POSITION} of width {dim:,}, sines and cosines {LAYOUTS[layout]}"
+    yield Text(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
     moved = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
     error = (moved - table[_SHIFT:]).abs().max().item()
-    title = f"Position {_POSITION} of width {dim:,}, sines and cosines {LAYOUTS[layout]}"
     note = (
         f"M turns each pair by an angle that is the same for every position p. Of width {dim:,}, "
         f"M PE(p) and PE(p + {_SHIFT}) differ by at most {error:.1e} for p below {len(moved)}."
@@ -113,58 +110,54 @@ def sinusoid_figures(layout: str, dim: int) -> list[Figure]:
     rows = torch.column_stack([shift_matrix(TOY_WIDTH, layout, _SHIFT), before, after]).tolist()
     names = f"PE({_POSITION})", f"PE({_POSITION + _SHIFT}) = M PE({_POSITION})"
     head = "M", *[""] * (TOY_WIDTH - 1), *names
-    return [
-        Text(title, written_out(dim, layout, _POSITION)),
-        Table(f"{_SHIFT} positions further, {LAYOUTS[layout]}", head, rows, note),
-    ]
+    yield Table(f"{_SHIFT} positions further, {LAYOUTS[layout]}", head, rows, note=note)
 
 
-def positions(subject: Subject) -> Part:
-    """Show the encoding of the model, its similarity, and the formulas."""
+def positions(subject: Subject) -> Iterator[Figure]:
+    """Positions.
+
+    Attention alone does not see order: a scheme of positions shows it. Sinusoids are pairs of a
+    sine and a cosine of many wavelengths: the vector some positions further is the same linear map
+    of each vector, and the similarity of two depends on their distance alone. Numbers are as in the
+    formulas, from the model's first position.
+    """
     config, name = subject.config.model, subject.config.model.positions
     figures = [*_absolute(subject), *_relative(subject)]
-    if not figures:
-        what = f"{name} adds no vectors and turns none: there is nothing to draw."
-        figures.append(Text("Positions", [what]))
+    yield from figures or [Text("Positions", [f"{name} adds no vectors and turns none."])]
     layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
-    figures += sinusoid_figures(layout, dim)
+    yield from sinusoid_figures(layout, dim)
     for each, where in LAYOUTS.items():
-        toy, title = sinusoids(NUM_POSITIONS, TOY_WIDTH, each), f"Width {TOY_WIDTH}, {where}"
-        figures.append(encoding_heatmap(toy, title, across=True))
-    explanation = (
-        f"Attention alone does not see order; here model.positions is {name}. Sinusoids are pairs "
-        "of a sine and a cosine of many wavelengths: the vector some positions further is the same "
-        "linear map of each vector, and the similarity of two depends on their distance alone. "
-        f"Numbers are as in the formulas: the first token stands at {config.first_position}."
-    )
-    return Part("positions", "Positions", explanation, figures)
+        toy = sinusoids(NUM_POSITIONS, TOY_WIDTH, each)
+        yield encoding_heatmap(toy, f"Width {TOY_WIDTH}, {where}")
 
 
 def _absolute(subject: Subject) -> Iterator[Figure]:
-    """Tables that are added to embeddings; of both sides where they differ."""
+    """Yield the tables that are added to embeddings; of both sides where they differ."""
     config = subject.config.model
     if (make := POSITIONS[config.positions].absolute) is None:
         return
-    first, sides = config.first_position, {"source": config.model_dim, "target": config.decoder_dim}
-    end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
-    for side, dim in sides.items():
-        own = getattr(subject.model, f"{side}_embedding").positions if subject.has_weights else None
-        module = own or make(config, dim)
+    first, num_positions = config.first_position, config.position_limit or NUM_POSITIONS
+    end = first + min(NUM_POSITIONS, num_positions)
+    dims = {"source": config.model_dim, "target": config.decoder_dim}
+    tables, note, is_learned = dict[str, Tensor](), "", False
+    for side, dim in dims.items():
+        module = make(config, dim)
         is_learned = next(module.parameters(), None) is not None
-        if differs := is_learned or config.model_dim != config.decoder_dim:
-            title = f"Position vectors, {side}"
-        else:
-            title = "Position vectors"
-        note = "Not trained yet: random." if is_learned and own is None else ""
-        table = module.table(end)[first:end].detach()
-        yield encoding_heatmap(table, title, first=first, note=note)
+        if subject.has_weights:
+            module = getattr(subject.model, f"{side}_embedding").positions or module
+        elif is_learned:
+            note = "Not trained yet: random."
+        tables[f", {side}"] = module.table(end)[first:end].detach()
+    if not is_learned and config.model_dim == config.decoder_dim:
+        tables = {"": tables[", source"]}
+    for side, table in tables.items():
+        title = f"Position vectors{side}"
+        yield encoding_heatmap(table, title, first, note)
         yield _similarity(table, title, first)
-        if not differs:
-            return
 
 
 def _relative(subject: Subject) -> Iterator[Figure]:
-    """The angles by which self-attention turns queries and keys."""
+    """Yield the angles by which self-attention turns queries and keys."""
     config = subject.config.model
     if (make := POSITIONS[config.positions].relative) is None:
         return
@@ -186,4 +179,4 @@ def _similarity(table: Tensor, title: str, first: int = 0) -> Heatmap:
     note = "Cosine of the vectors of two positions: equal along each diagonal if distance decides."
     places = [str(first + row) for row in range(len(table))]
     values = similarity(table).tolist()
-    return Heatmap(f"{title}: similarity", values, places, places, note, -1.0, 1.0)
+    return Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)

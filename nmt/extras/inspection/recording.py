@@ -10,9 +10,10 @@ model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -71,8 +72,41 @@ class Sublayer:
 
     def heads(self) -> Heads:
         """Work out again what its heads do."""
-        assert isinstance(self.module, SelfAttention | CrossAttention)
-        return heads_of(self.module, self.inputs, self.memory, causal=self.kind == "decoder")
+        module = self.module
+        assert isinstance(module, SelfAttention | CrossAttention)
+        width, bias, vectors = module.head_dim, None, None
+        if isinstance(module, SelfAttention):
+            fused = module.query_key_value(self.inputs).unflatten(1, (-1, width))
+            query, key, value = fused.split(module.sizes, 1)
+            if module.heads:
+                query, key = module.heads["query_norm"](query), module.heads["key_norm"](key)
+            if (scheme := module.positions) is not None:
+                order = torch.arange(len(self.inputs), device=self.inputs.device)
+                query, key = scheme.rotate(query, order), scheme.rotate(key, order)
+                bias, vectors = scheme.bias(order, order), scheme.vectors(order, order)
+        else:
+            assert self.memory is not None
+            query = module.query(self.inputs).unflatten(1, (-1, width))
+            query = module.heads["query_norm"](query) if module.heads else query
+            key, value = module.project_cross_kv(self.memory)
+        share = module.num_heads // module.num_kv_heads
+        key, value = (x.repeat_interleave(share, 1).transpose(0, 1) for x in (key, value))
+        query = query.transpose(0, 1)
+        products = query @ key.mT
+        if (
+            vectors is not None
+        ):  # Shaw et al. (2018): keys and values that depend on the distance, too
+            products = products + torch.einsum("hte,tse->hts", query, vectors[0])
+        scores = products * width**-0.5
+        scores = scores if bias is None else scores + bias
+        if self.kind == "decoder":
+            future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(future, -torch.inf)
+        weights = scores.softmax(-1)
+        mixed = weights @ value
+        if vectors is not None:
+            mixed = mixed + torch.einsum("hts,tse->hte", weights, vectors[1])
+        return Heads(query, key, value, products, scores, weights, mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,87 +120,14 @@ class Recording:
         """Sublayers of one kind of attention, the lowest first."""
         return tuple(each for each in self.sublayers if each.kind == kind)
 
+    def weights(self, kind: Kind) -> Tensor:
+        """What the heads of one kind read, the lowest layer first: (layers, H, T, S)."""
+        return torch.stack([each.heads().weights for each in self.attention(kind)])
+
     def mean_attention(self) -> Tensor:
         """Attention to the source: mean over the heads of the upper half of the layers. (T, S)."""
-        cross = self.attention("cross")
-        upper = [each.heads().weights.float().mean(0) for each in cross[len(cross) // 2 :]]
-        return torch.stack(upper).mean(0)
-
-
-def heads_of(
-    module: Attention, inputs: Tensor, memory: Tensor | None = None, *, causal: bool = False
-) -> Heads:
-    """Work out what the heads of an attention sublayer do in one sentence.
-
-    Args:
-        module: The sublayer.
-        inputs: What it reads. (T, D).
-        memory: The encoder's output, for attention to the source. (S, D').
-        causal: Whether a token reads only itself and those before it.
-    """
-    width, bias, vectors = module.head_dim, None, None
-    if isinstance(module, SelfAttention):
-        fused = module.query_key_value(inputs).unflatten(1, (-1, width))
-        query, key, value = fused.split(module.sizes, 1)
-        if module.heads:
-            query, key = module.heads["query_norm"](query), module.heads["key_norm"](key)
-        if (scheme := module.positions) is not None:
-            order = torch.arange(len(inputs), device=inputs.device)
-            query, key = scheme.rotate(query, order), scheme.rotate(key, order)
-            bias, vectors = scheme.bias(order, order), scheme.vectors(order, order)
-    else:
-        assert memory is not None
-        query = module.query(inputs).unflatten(1, (-1, width))
-        query = module.heads["query_norm"](query) if module.heads else query
-        key, value = module.project_cross_kv(memory)
-    share = module.num_heads // module.num_kv_heads
-    key, value = (x.repeat_interleave(share, 1).transpose(0, 1) for x in (key, value))
-    query = query.transpose(0, 1)
-    products = query @ key.mT
-    if vectors is not None:  # Shaw et al. (2018): keys and values that depend on the distance, too
-        products = products + torch.einsum("hte,tse->hts", query, vectors[0])
-    scores = products * width**-0.5
-    scores = scores if bias is None else scores + bias
-    if causal:
-        future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
-    weights = scores.softmax(-1)
-    mixed = weights @ value
-    if vectors is not None:
-        mixed = mixed + torch.einsum("hts,tse->hte", weights, vectors[1])
-    return Heads(query, key, value, products, scores, weights, mixed)
-
-
-@contextmanager
-def recorded(model: Transformer) -> Iterator[list[Sublayer]]:
-    """Fill a list with the sublayers of the passes over one sentence pair that are made inside."""
-    found: list[Sublayer] = []
-    seen: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}
-
-    def watch(side: Side, number: int, layer: nn.Module, name: str) -> None:
-        module = layer.get_submodule(name)
-        residual = layer.get_submodule(name.replace("_attention", "") + "_residual")
-        assert isinstance(residual, Residual)
-
-        def of_sublayer(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            memory = args[1] if name == "cross_attention" else None
-            seen[name] = args[0], memory, output
-
-        def of_residual(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            inputs, memory, added = seen.pop(name)
-            parts = side, number, name, module, residual, inputs, memory, added, args[0], output
-            found.append(Sublayer(*parts))
-
-        handles.enter_context(module.register_forward_hook(of_sublayer))
-        handles.enter_context(residual.register_forward_hook(of_residual))
-
-    with ExitStack() as handles:
-        for side in get_args(Side):
-            for number, layer in enumerate(getattr(model, side), 1):
-                for name in _SUBLAYERS:
-                    if hasattr(layer, name):
-                        watch(side, number, layer, name)
-        yield found
+        weights = self.weights("cross")
+        return weights[len(weights) // 2 :].mean(1).mean(0)
 
 
 def record(model: Transformer, source: Packed, target: Packed) -> Recording:
@@ -179,7 +140,29 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
         source: What the encoder reads: one sentence.
         target: What the decoder reads: BOS and the target.
     """
-    with evaluating(model), recorded(model) as sublayers:
+    sublayers: list[Sublayer] = []
+    seen: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}
+
+    def watch(side: Side, number: int, layer: nn.Module, name: str) -> None:
+        module = layer.get_submodule(name)
+        residual = getattr(layer, name.replace("_attention", "") + "_residual")
+
+        def of_sublayer(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            memory = args[1] if name == "cross_attention" else None
+            seen[name] = args[0], memory, output
+
+        def of_residual(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            place = side, number, name, module, residual
+            sublayers.append(Sublayer(*place, *seen.pop(name), args[0], output))
+
+        handles.enter_context(module.register_forward_hook(of_sublayer))
+        handles.enter_context(residual.register_forward_hook(of_residual))
+
+    with evaluating(model), ExitStack() as handles:
+        for side in get_args(Side):
+            for number, layer in enumerate(getattr(model, side), 1):
+                for name in filter(partial(hasattr, layer), _SUBLAYERS):
+                    watch(side, number, layer, name)
         hidden = model(source, target)
     return Recording(tuple(sublayers), hidden)
 
@@ -199,13 +182,12 @@ def without_causal_mask(model: Transformer) -> Iterator[None]:
 
 
 @contextmanager
-def without_heads(attention: Attention, heads: Sequence[int]) -> Iterator[None]:
-    """Set what some heads (numbered from 1) find to 0, in passes that are made inside."""
-    width = attention.head_dim
-    columns = torch.cat([torch.arange((head - 1) * width, head * width) for head in heads])
+def without_head(attention: Attention, head: int) -> Iterator[None]:
+    """Set what a head (numbered from 1) gives to 0, in passes that are made inside."""
+    columns = torch.arange((head - 1) * attention.head_dim, head * attention.head_dim)
 
     def silence(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        return (args[0].index_fill(-1, columns.to(args[0].device), 0),)
+        return (args[0].index_fill(-1, columns, 0),)
 
     with attention.output.register_forward_pre_hook(silence):
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,46 +13,43 @@ from torch import Tensor
 from nmt.data.batch import Batch, collate
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import ConfigError
-from nmt.extras.inspection.figure import Figure, Heatmap, Part, Table
-from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
+from nmt.extras.inspection.figure import Figure, Heatmap, Table
+from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels, moved
 from nmt.packed import Packed
 from nmt.text import PAD_ID
 from nmt.text.tokenizer import Tokenizer
 
 Pair = tuple[list[int], list[int]]  # Ids of source and target, without special ones.
 _NUM_PAIRS = 3
-_EXPLANATION = """\
-The decoder's output is its input moved by one place. Dark cells of a mask may be read: real \
-tokens, and for the decoder only those up to its own. PAD fills the rectangle; sentences lie \
-packed, so that nothing is computed for it. Those after yours are of the validation set, or your \
-first tokens where that is not there."""
 
 
-def shift(subject: Subject) -> Part:
-    """Show the batch of the chosen pair and some of the validation set, as training makes it."""
+def shift(subject: Subject) -> Iterator[Figure]:
+    """Batch, shift and masks.
+
+    The decoder's output is its input moved by one place. Dark cells of a mask may be read: real
+    tokens, and for the decoder only those up to its own. PAD fills the rectangle; sentences lie
+    packed, so that nothing is computed for it. Those after yours are of the validation set, or your
+    first tokens where that is not there.
+    """
     bos = subject.config.model.source_bos
     batch = collate_pairs(pairs_of(subject), max(subject.vocab_sizes), source_bos=bos)
+    gold = Packed(batch.gold, batch.target.cu_seqlens, batch.target.max_length)
+    pairs = list(enumerate(zip(batch.target.rows(), gold.rows(), strict=True), 1))
     source, target = subject.tokenizers
-    gold = Packed(batch.gold, batch.target.cu_seqlens, batch.target.max_length).rows()
-    reads, masks, longest = batch.target.rows(), decoder_mask(batch.target), batch.target.max_length
-    pairs = list(enumerate(zip(reads, gold, strict=True), 1))
-    steps = [(f"{number} {name}", ids) for number, pair in pairs
-             for name, ids in zip(("reads", "predicts"), pair, strict=True)]  # fmt: skip
-    sources = [(str(number), ids) for number, ids in enumerate(batch.source.rows(), 1)]
+    sources = {str(number): ids for number, ids in enumerate(batch.source.rows(), 1)}
+    yield _table("Encoder input", source, sources)
+    steps = {f"{number} {name}": ids for number, pair in pairs
+             for name, ids in zip(("reads", "predicts"), pair, strict=True)}  # fmt: skip
+    yield _table("Decoder input and output", target, steps)
     places = [str(place + 1) for place in range(batch.source.max_length)]
-    real, names = batch.source.mask().float().tolist(), [number for number, _ in sources]
-    figures: list[Figure] = [
-        _table("Encoder input", source, sources),
-        _table("Decoder input and output", target, steps),
-        Heatmap("Padding mask of the source", real, names, places, down="sentence"),
-    ]
+    real = batch.source.mask().float().tolist()
+    yield Heatmap("Padding mask of the source", real, list(sources), places, down="sentence")
+    masks = decoder_mask(batch.target).float()
     for number, (inputs, outputs) in pairs:
-        pieces = zip(labels(target, inputs), labels(target, outputs), strict=True)
-        rows = [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in pieces]
-        title, columns = f"Decoder mask of sentence {number}", _padded(target, inputs, longest)
-        values = masks[number - 1, : len(rows)].float().tolist()
-        figures.append(Heatmap(title, values, rows, columns, low=0, high=1, across="token read"))
-    return Part("shift", "Batch, shift and masks", _EXPLANATION, figures)
+        rows = moved(labels(target, inputs), labels(target, outputs))
+        columns = _padded(target, inputs, batch.target.max_length)
+        values, title = masks[number - 1, : len(rows)], f"Decoder mask of sentence {number}"
+        yield Heatmap(title, values.tolist(), rows, columns, 0, 1, across="token read")
 
 
 def pairs_of(subject: Subject) -> list[Pair]:
@@ -94,8 +91,7 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
         with StoreWriter(place, vocab_size) as writer:
             sources, targets = zip(*pairs, strict=True)
             writer.append(FlatIds.of(sources), FlatIds.of(targets), 0, range(len(pairs)))
-        rows = np.arange(len(pairs))
-        return collate(ParallelStore.open(place), rows, source_bos=source_bos)
+        return collate(ParallelStore.open(place), np.arange(len(pairs)), source_bos=source_bos)
 
 
 def decoder_mask(target: Packed) -> Tensor:
@@ -108,8 +104,8 @@ def _padded(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
     return labels(tokenizer, [*ids, *[PAD_ID] * (length - len(ids))])
 
 
-def _table(title: str, tokenizer: Tokenizer, rows: Sequence[tuple[str, list[int]]]) -> Table:
-    """A row of pieces for each list of ids, with PAD up to the longest."""
-    longest = max(len(ids) for _, ids in rows)
-    cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows]
+def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> Table:
+    """Return a row of pieces for each list of ids, with PAD up to the longest."""
+    longest = max(map(len, rows.values()))
+    cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows.items()]
     return Table(title, ["sentence", *map(str, range(1, longest + 1))], cells)

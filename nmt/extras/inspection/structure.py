@@ -1,38 +1,78 @@
-"""What a model consists of: `parameters`, `diagram`, and the tensors of one pass (`shapes`)."""
+"""What a model consists of: its parameters, its stacks, and the tensors of one pass.
+
+Only names and sizes are read, so that a model on torch's ``meta`` device, without memory for
+weights, does as well as a trained one.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from nmt.extras.inspection.diagram import stack_diagram
-from nmt.extras.inspection.figure import Part, Table
-from nmt.extras.inspection.parameters import count_parts
+from nmt.config.model import ModelConfig
+from nmt.extras.inspection.figure import Box, Cell, Diagram, Figure, Stack, Table
 from nmt.extras.inspection.subject import Subject
+from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
+from nmt.model.positions import POSITIONS
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 
+Formula = tuple[tuple[int, ...], ...]  # Products, to be added.
 _INDENT = "\N{NO-BREAK SPACE}" * 3
-# Name of a tensor, shape, dtype, mean and standard deviation; None for ids.
-TensorRow = tuple[str, str, str, float | None, float | None]
+# ``model.embeddings`` -> names of the tables with several uses.
+_SHARED = {
+    "separate": {},
+    "decoder-tied": {"target_vectors": "target and output table"},
+    "inputs-shared": {"source_vectors": "source and target table"},
+    "tied": {"source_vectors": "source, target and output table"},
+}
+_NORMS = {"layer": "LayerNorm", "layer-std": "LayerNorm", "rms": "RMSNorm"}
+_ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGLU"}
 
 
-def parameters(subject: Subject) -> Part:
-    """Show the arithmetic of all parameters."""
-    explanation = (
-        "What training adjusts, counted: a matrix has as many parameters as its product of sizes, "
-        "and biases and norms add a vector each. A formula under a layer is of one copy. Tables "
-        "that several places share count once."
-    )
-    table = parameter_table(subject.structure, "Parameters")
-    return Part("parameters", "Parameters", explanation, [table])
+@dataclass(frozen=True)
+class PartCount:
+    """A part of a model and its parameters: the count is what the formula comes to."""
+
+    name: str
+    formula: Formula
+    depth: int = 0  # How many parts it is within.
+    copies: int = 1  # How many of it the model has.
+
+    @property
+    def count(self) -> int:
+        """Parameters of one copy."""
+        return sum(map(prod, self.formula))
+
+    @property
+    def arithmetic(self) -> str:
+        """The formula in numbers.
+
+        >>> PartCount("attention", ((4, 8, 512, 64), (4, 512))).arithmetic
+        '4 x 8 x 512 x 64 + 4 x 512'
+        """
+        return " + ".join(" x ".join(f"{n:,}" for n in product) for product in self.formula)
 
 
-def parameter_table(model: Transformer, title: str) -> Table:
-    """Return formula, count, copies and share of each part of a model."""
+def parameters(subject: Subject) -> Iterator[Figure]:
+    """Parameters.
+
+    What training adjusts, counted: a matrix has as many parameters as its product of sizes, and
+    biases and norms add a vector each. A formula under a layer is of one copy. Tables that several
+    places share count once.
+    """
+    yield parameter_table(subject.structure, "Parameters")
+
+
+def parameter_table(model: Transformer, title: str, more: str = "") -> Table:
+    """Return formula, count, copies and share of each part of a model, with a note on top of it."""
     parts = count_parts(model)
     total = parts[-1].count
     rows = [
@@ -40,37 +80,153 @@ def parameter_table(model: Transformer, title: str) -> Table:
          f"{part.count * part.copies / total:.1%}")
         for part in parts
     ]  # fmt: skip
-    head = ("part", "formula", "parameters", "copies", "share of all")
-    return Table(title, head, rows, f"{4 * total:,} bytes in float32.", total=True)
+    head = "part", "formula", "parameters", "copies", "share of all"
+    return Table(title, head, rows, total=True, note=f"{4 * total:,} bytes in float32.{more}")
 
 
-def diagram(subject: Subject) -> Part:
-    """Draw the stacks of a configuration."""
-    explanation = (
-        "The encoder turns the source into its memory; the decoder reads the target so far, and in "
-        "every layer the memory. An add box sums what a sub-layer gives with what went into it: "
-        "the residual connection. The top layer of each stack has the highest number."
-    )
-    drawn = stack_diagram(subject.config.model, subject.vocab_sizes)
-    return Part("diagram", "Architecture", explanation, [drawn])
+def count_parts(model: Transformer) -> list[PartCount]:
+    """Return every part with its parameters, a part before what it consists of; the sum is last.
+
+    The counts at depth 0, but for the last, add up to the last: ``sum(p.numel())`` of the model.
+    """
+    names = _SHARED[model.config.embeddings]
+    parts: list[PartCount] = []
+    for name, parameter in model.named_parameters(recurse=False):
+        label = names.get(name, name.replace("vectors", "table").replace("_", " "))
+        parts.append(PartCount(label, (tuple(parameter.shape),)))
+    for name, module in model.named_children():
+        label = name.replace("embedding", "positions").replace("_", " ")
+        if isinstance(module, nn.ModuleList):
+            parts += _count_stack(label, module)
+        elif formula := _formula(module):
+            parts.append(PartCount(label, formula))
+    sums = tuple((part.count,) for part in parts if part.depth == 0)
+    return [*parts, PartCount("total", sums)]
 
 
-def shapes(subject: Subject) -> Part:
-    """Show the tensors of one pass over the sentence and its translation."""
+def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
+    """Return a stack of equal layers, its layer, and the sub-layers and norms of that."""
+    num_layers, modules = len(layers), Counter[tuple[str, Formula]]()
+    for child_name, child in layers[0].named_children():
+        label = "norm" if isinstance(child, Residual) else child_name.replace("_", "-")
+        modules[label, _formula(child)] += 1
+    inner = [
+        PartCount(label, formula, 2, times * num_layers)
+        for (label, formula), times in modules.items()
+    ]
+    products = zip(modules.values(), (part.count for part in inner), strict=True)
+    sums = tuple((times, count) if times > 1 else (count,) for times, count in products)
+    layer = PartCount(f"{name} layer", sums, 1, num_layers)
+    return [PartCount(name, ((num_layers, layer.count),)), layer, *inner]
+
+
+def _formula(module: nn.Module) -> Formula:
+    """Return the parameters of a module as a sum of products; empty where it has none."""
+    if isinstance(module, FeedForward):
+        width, dim = module.outer.in_features, module.outer.out_features
+        gates = module.inner.out_features // width
+        biases = ((gates, width) if gates > 1 else (width,), (dim,))
+        has_bias = "inner.bias" in module.state_dict()
+        return ((gates + 1, dim, width), *(biases if has_bias else ()))
+    if not isinstance(module, SelfAttention | CrossAttention):
+        # One product for parameters of one shape: how many there are, times their sizes.
+        shapes = Counter(tuple(parameter.shape) for parameter in module.parameters())
+        return tuple((number, *shape) if number > 1 else shape for shape, number in shapes.items())
+    heads, groups, size = module.num_heads, module.num_kv_heads, module.head_dim
+    dim, has_bias = module.output.out_features, "output.bias" in module.state_dict()
+    memory = module.key_value.in_features if isinstance(module, CrossAttention) else dim
+    if (heads, dim) == (groups, memory):  # queries, keys, values and output are of one size
+        products: Formula = (4, heads, dim, size), (4, dim)
+    else:
+        matrices = (2, heads, dim, size), (2, groups, memory, size)
+        products = *matrices, (2, dim), (2, groups, size)
+    scheme = getattr(module, "positions", None)
+    positions = () if scheme is None else _formula(scheme)
+    weights = products if has_bias else products[: len(products) // 2]
+    return (*weights, *_formula(module.heads), *positions)
+
+
+def diagram(subject: Subject) -> Iterator[Figure]:
+    """Architecture.
+
+    The encoder turns the source into its memory; the decoder reads the target so far, and in every
+    layer the memory. An add box sums what a sub-layer gives with what went into it: the residual
+    connection. The top layer of each stack has the highest number.
+    """
+    yield stack_diagram(subject.config.model, subject.vocab_sizes)
+
+
+def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
+    """Return encoder and decoder side by side, with the memory and shared tables as arrows.
+
+    Args:
+        config: The model section.
+        vocab_sizes: Entries of the source and of the target vocabulary.
+    """
+    encoder = _stack(config, vocab_sizes[0], is_decoder=False)
+    decoder = _stack(config, vocab_sizes[1], is_decoder=True)
+    cross = next(i for i, box in enumerate(decoder.boxes) if box.label == "cross-attention")
+    arrows = [((0, len(encoder.boxes) - 1), (1, cross), "memory: keys and values")]
+    if config.shares_inputs:
+        arrows.append(((0, 0), (1, 0), "one table"))
+    if config.ties_output:
+        arrows.append(((1, 0), (1, len(decoder.boxes) - 2), "one table"))
+    order = "after each residual sum (post-norm)"
+    if config.norm_position == "pre":
+        order = "before each sub-layer and after the last layer (pre-norm)"
+    note = f"Read upwards. Norms stand {order}."
+    return Diagram("Stacks", (encoder, decoder), arrows, note=note)
+
+
+def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
+    """Return the boxes of one side, from the embedding up."""
+    dim, ff_dim, number = config.model_dim, config.ff_dim, config.encoder_layers
+    if is_decoder:
+        dim, ff_dim, number = config.decoder_dim, config.decoder_ff, config.decoder_layers
+    scheme, is_pre = POSITIONS[config.positions], config.norm_position == "pre"
+    scale = f", times sqrt({dim:,})" if config.scale_embeddings else ""
+    start = ", zeros at the start" if is_decoder and config.decoder_start == "zero" else ""
+    boxes = [Box("embedding", f"{vocab_size:,} x {dim:,}{scale}{start}", "embedding")]
+    if scheme.absolute is not None:
+        boxes.append(Box("add positions", config.positions, "embedding"))
+    heads = f"{config.num_heads} heads of {dim // config.num_heads}"
+    if config.num_kv_heads not in (None, config.num_heads):
+        heads += f", {config.num_kv_heads} of keys and values"
+    heads += ", queries and keys normalised" if config.qk_norm else ""
+    relative = f", {config.positions} positions" if scheme.relative is not None else ""
+    sizes = f"{dim:,} to {ff_dim:,} to {dim:,}, {_ACTIVATIONS[config.activation]}"
+    causal = "causal, " if is_decoder else ""
+    first, norm = len(boxes), Box("norm", _NORMS[config.norm], "norm")
+    for sublayer in (
+        Box("self-attention", f"{causal}{heads}{relative}", "attention"),
+        *([Box("cross-attention", heads, "attention")] if is_decoder else []),
+        Box("feed-forward", sizes, "feed-forward"),
+    ):
+        add = Box("add", kind="add", residual=2 if is_pre else 1)
+        boxes += [norm, sublayer, add] if is_pre else [sublayer, add, norm]
+    last = len(boxes) - 1
+    boxes += [norm] if is_pre else []
+    if is_decoder:
+        bias = " + bias" if config.output_bias else ""
+        boxes.append(Box("output projection", f"{dim:,} to {vocab_size:,}{bias}"))
+        boxes.append(Box("softmax", "a probability for each entry"))
+    return Stack("decoder" if is_decoder else "encoder", boxes, (first, last, number))
+
+
+def shapes(subject: Subject) -> Iterator[Figure]:
+    """Tensors.
+
+    What the modules gave out in one pass, in the order in which they finished. The tokens of the
+    source and of the target are read without padding: their number is the first size. Spread is the
+    standard deviation of all numbers of a tensor.
+    """
     rows = trace_tensors(subject.model, subject.source, subject.target, subject.choice.layer)
-    explanation = (
-        "What the modules gave out in one pass, in the order in which they finished. "
-        f"{subject.source.num_tokens} tokens of the source are read and "
-        f"{subject.target.num_tokens} of the target, without padding: the first size. Spread is "
-        "the standard deviation of all numbers of a tensor."
-    )
-    head = ("tensor", "shape", "dtype", "mean", "spread")
-    return Part("shapes", "Tensors", explanation, [Table("Tensors of one pass", head, rows)])
+    yield Table("Tensors of one pass", ("tensor", "shape", "dtype", "mean", "spread"), rows)
 
 
 def trace_tensors(
     model: Transformer, source: Packed, target: Packed, layer: int | None = None
-) -> list[TensorRow]:
+) -> list[list[Cell]]:
     """Run a model once, and return what each of its modules gave out, then the logits.
 
     Args:
@@ -78,18 +234,26 @@ def trace_tensors(
         source: Source ids.
         target: BOS and target ids.
         layer: Look only into this layer of each stack, from 1; into all if None.
+
+    Returns:
+        Name, shape and dtype of each tensor, and its mean and standard deviation; None for ids.
     """
-    found = [_summary("source ids", source.ids), _summary("target ids", target.ids)]
+    rows: list[list[Cell]] = []
 
-    def note(name: str, _module: nn.Module, _inputs: object, output: Tensor) -> None:
-        found.append(_summary(name, output))
+    def note(name: str, _module: object, _inputs: object, output: Tensor) -> None:
+        rows.append([name, str(tuple(output.shape)), str(output.dtype).removeprefix("torch.")])
+        spread, mean = torch.std_mean(output.double(), correction=0)
+        rows[-1] += [mean.item(), spread.item()] if output.is_floating_point() else [None, None]
 
+    note("source ids", None, None, source.ids)
+    note("target ids", None, None, target.ids)
     with ExitStack() as handles, torch.inference_mode():
         for path, module in model.named_modules():
             if (name := _label(path, layer)) and not isinstance(module, nn.Identity):
                 handles.enter_context(module.register_forward_hook(partial(note, name)))
-        found.append(_summary("logits", model.logits(model(source, target))))
-    return found
+        logits = model.logits(model(source, target))
+    note("logits", None, None, logits)
+    return rows
 
 
 def _label(path: str, layer: int | None) -> str:
@@ -102,11 +266,3 @@ def _label(path: str, layer: int | None) -> str:
         return ""
     name = inner.replace("_", " ").replace(".", ", ")
     return f"{stack} layer {int(number) + 1}" + (f": {name}" if name else "")
-
-
-def _summary(name: str, tensor: Tensor) -> TensorRow:
-    shape, dtype = str(tuple(tensor.shape)), str(tensor.dtype).removeprefix("torch.")
-    if not tensor.is_floating_point():
-        return name, shape, dtype, None, None
-    spread, mean = torch.std_mean(tensor, correction=0)
-    return name, shape, dtype, mean.item(), spread.item()

@@ -18,7 +18,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import change_options, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.view import Need
 from nmt.inference.guard import GuardLimits, Output, check
@@ -70,15 +70,14 @@ class Subject:
     def _tokenizer_folder(self) -> Path:
         return (self.place if self.is_folder else self.config.prepared_dir) / TOKENIZER
 
+    @property
+    def has_tokenizers(self) -> bool:
+        """Whether the subject has a vocabulary: a configuration has it with prepared data."""
+        return self.is_folder or self._tokenizer_folder.is_dir()
+
     @cached_property
     def tokenizers(self) -> Tokenizers:
         """Of a configuration, those of its prepared data."""
-        if not self.is_folder and not self._tokenizer_folder.is_dir():
-            raise ConfigError(
-                f"{self.place} is a configuration whose data are not prepared: it has no "
-                "vocabulary yet.",
-                fix=f"Run `nmt prepare {self.place}` first, or pass a trained model.",
-            )
         with readable():
             return load_tokenizers(self._tokenizer_folder)
 
@@ -94,8 +93,8 @@ class Subject:
     @cached_property
     def vocab_sizes(self) -> tuple[int, int]:
         """Of source and target: of the tokenizers, else as the configuration says."""
-        has_tokenizers = self.is_folder or self._tokenizer_folder.is_dir()
-        return self.tokenizers.vocab_sizes if has_tokenizers else self.config.tokenizer.vocab_sizes
+        of_config = self.config.tokenizer.vocab_sizes
+        return self.tokenizers.vocab_sizes if self.has_tokenizers else of_config
 
     @cached_property
     def structure(self) -> Transformer:
@@ -112,7 +111,6 @@ class Subject:
 
     def load(self, checkpoint: str) -> Transformer:
         """Load a checkpoint by its name; ``untrained`` builds the model with the run's seed."""
-        self.require("model", "a checkpoint")
         if checkpoint == "untrained":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.training.seed)
@@ -159,20 +157,14 @@ class Subject:
         return labels(self.tokenizers.source, self.source_ids)
 
     @property
-    def target_labels(self) -> list[str]:
-        """A label for each decoder position: the token read and the token predicted, ``I > am``."""
-        read, predicted = self.read_labels, self.predicted_labels
-        return [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in zip(read, predicted, strict=True)]
-
-    @property
     def read_labels(self) -> list[str]:
         """A label for each decoder input: BOS and the target."""
         return labels(self.tokenizers.target, [BOS_ID, *self.target_ids])
 
     @property
-    def predicted_labels(self) -> list[str]:
-        """A label for what each decoder position predicts: the target and EOS."""
-        return labels(self.tokenizers.target, [*self.target_ids, EOS_ID])
+    def target_labels(self) -> list[str]:
+        """A label for each decoder position: the token read and the token predicted, ``I > am``."""
+        return moved(self.read_labels, labels(self.tokenizers.target, [*self.target_ids, EOS_ID]))
 
     @cached_property
     def source(self) -> Packed:
@@ -185,62 +177,55 @@ class Subject:
         return Packed.from_rows([[BOS_ID, *self.target_ids]])
 
     def layers(self, num_layers: int) -> list[int]:
-        """Return the chosen layers of a stack, from 1: one, or all; none if only the other has it.
-
-        Raises:
-            ConfigError: No stack has such a layer.
-        """
-        config, layer = self.config.model, self.choice.layer
-        if layer is None:
-            return list(range(1, num_layers + 1))
-        _within("layer", [layer], max(config.encoder_layers, config.decoder_layers))
-        return [layer] if layer <= num_layers else []
+        """Return the chosen layers of a stack, from 1: one, or all, or none."""
+        layer = self.choice.layer
+        return [n for n in range(1, num_layers + 1) if layer in (None, n)]
 
     @property
     def heads(self) -> list[int]:
         """The chosen heads, from 1."""
-        return _within("head", self.choice.head, self.config.model.num_heads)
+        return list(self.choice.head) or list(range(1, self.config.model.num_heads + 1))
 
     def check(self) -> None:
         """Check that the model has the chosen layer, heads and tag.
 
         Raises:
-            ConfigError: It has not.
+            ConfigError: It does not have them.
         """
-        _ = self.layers(1), self.heads, self.tag_ids
+        model, layer = self.config.model, self.choice.layer
+        num_layers = max(model.encoder_layers, model.decoder_layers)
+        chosen = [("layer", layer or 1, num_layers)]
+        chosen += [("head", head, model.num_heads) for head in self.choice.head]
+        for name, number, count in chosen:
+            if not 1 <= number <= count:
+                fix = f"Set `{name}` to 1 to {count}, or leave it out."
+                raise ConfigError(f"There is no {name} {number}.", fix=fix)
+        _ = self.tag_ids
 
-    def has(self, need: Need) -> bool:
-        """Whether the subject has what a view needs: `require` would not complain."""
-        if need == "configuration":
-            return True
-        sentence = bool((self.choice.source or "").strip())
-        if need == "vocabulary":
-            return sentence and (self.is_folder or self._tokenizer_folder.is_dir())
-        return self.has_weights and (sentence or need == "model")
-
-    def require(self, need: Need, name: str) -> None:
-        """Check that the subject has what a view needs, before anything is loaded.
-
-        Raises:
-            ConfigError: It is a configuration, or no sentence is given.
-            CheckpointError: It is exported for CTranslate2, which shows nothing of its inside.
-        """
+    def missing(self, need: Need, name: str) -> NmtError | None:
+        """Return why a view cannot be made, before anything is loaded; None if it can."""
         if need in ("model", "sentence") and not self.is_folder:
-            raise ConfigError(
+            return ConfigError(
                 f"{name} needs a trained model, and {self.place} is a configuration.",
                 fix="Pass a run or model folder; parameters, diagram and positions need none.",
             )
         if need in ("model", "sentence") and not self.has_weights:
-            raise CheckpointError(
+            return CheckpointError(
                 f"{name} needs weights of torch, and {self.place} is exported for CTranslate2.",
                 fix="Pass the run that it was exported from; parameters, diagram, positions, "
                 "vocabulary and shift work here.",
             )
+        if need == "vocabulary" and not self.has_tokenizers:
+            return ConfigError(
+                f"{name} needs a vocabulary, and the data of {self.place} are not prepared.",
+                fix=f"Run `nmt prepare {self.place}` first, or pass a trained model.",
+            )
         if need in ("sentence", "vocabulary") and not (self.choice.source or "").strip():
-            raise ConfigError(
+            return ConfigError(
                 f"{name} needs a sentence, and `source` has no text.",
                 fix='Pass one with `source`, such as "Guten Morgen!"',
             )
+        return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
         ids, most = tokenizer.encode(text), min(MAX_TOKENS, self.config.filters.max_length)
@@ -258,9 +243,6 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [_SPECIAL.get(index) or tokenizer.piece(index) for index in ids]
 
 
-def _within(name: str, chosen: Sequence[int], count: int) -> list[int]:
-    if wrong := [each for each in chosen if not 1 <= each <= count]:
-        raise ConfigError(
-            f"There is no {name} {wrong[0]}.", fix=f"Set `{name}` to 1 to {count}, or leave it out."
-        )
-    return list(chosen) or list(range(1, count + 1))
+def moved(read: Sequence[str], predicted: Sequence[str]) -> list[str]:
+    """Return a label for each decoder position from the token it reads and the one it predicts."""
+    return [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in zip(read, predicted, strict=True)]

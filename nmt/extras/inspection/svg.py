@@ -1,34 +1,27 @@
 """Figures as SVG: inside a page they take its colours, and alone they bring their own.
 
 Shapes carry classes and no colours (``templates/drawing.css.j2``), so one drawing serves light and
-dark pages and paper.
+dark pages and paper. Coordinates are pixels; the origin is the upper left corner.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from itertools import groupby
+from typing import Any
+from unicodedata import east_asian_width
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.drawing import (
-    COLORS,
-    EM,
-    ROW,
-    Drawing,
-    level_curve,
-    longest,
-    short,
-    tag,
-    text_width,
-    wider,
-)
 from nmt.extras.inspection.text import figure_lines
-from nmt.report.page import Point, render, short_number
+from nmt.report.page import Point, render, short_number, visible
 
+_EM, _ROW = 13, 20  # Size of letters, and with some air the least height of a row.
+_BROAD = "\u2581\u2192"  # Word border and arrow: wider than letters, as capitals are.
+_COLORS = 8  # Of links, in turn.
 _LEVELS = 24  # Shades of a heatmap.
 # Cells of a heatmap that say their number under the pointer; more would make pages heavy.
 _MAX_TITLES = 150
@@ -38,59 +31,170 @@ _FAINT = 0.02  # Weight below which a link is not drawn.
 _PITCH = 50  # From a box of a stack to the next one.
 
 
+class Drawing:
+    """A part of an SVG document; it grows with what is drawn on it."""
+
+    def __init__(self) -> None:
+        self.width = self.height = 1.0
+        self.body = Markup()
+
+    def grow(self, right: float, bottom: float) -> None:
+        """Make room up to a point."""
+        self.width, self.height = max(self.width, right), max(self.height, bottom)
+
+    def text(self, label: str, x: float, y: float, kind: str = "start", **more: Any) -> None:
+        """Write a label; room is made for one that starts at the point."""
+        self.body += tag("text", label, x=x, y=y, class_=kind, **more)
+        self.grow(x + (text_width(label) if "start" in kind else 0), y + 4)
+
+    def column(self, names: Sequence[str], x: float, top: float, kind: str) -> None:
+        """Write labels below one another, one in the middle of each row."""
+        for number, name in enumerate(names):
+            self.text(name, x, top + (number + 0.5) * _ROW + 4, kind)
+
+    def path(self, d: str, kind: str, **more: Any) -> None:
+        """Draw a line; no room is made for it."""
+        self.body += tag("path", class_=kind, d=d, **more)
+
+    def rect(self, place: Point, size: Point, kind: str, *inside: Any, **more: Any) -> None:
+        """Draw a rectangle from its upper left corner."""
+        (x, y), (width, height) = place, size
+        more |= {"x": x, "y": y, "width": width, "height": height}
+        self.body += tag("rect", *inside, class_=kind, **more)
+        self.grow(x + width, y + height)
+
+    def put(self, inner: Drawing, x: float, y: float) -> None:
+        """Place another drawing on this one."""
+        self.body += tag("g", inner.body, transform=f"translate({_short(x)} {_short(y)})")
+        self.grow(x + inner.width, y + inner.height)
+
+    def as_svg(self, title: str, *, style: Markup | None = None) -> Markup:
+        """Return an element for a page, or with a style a document of its own."""
+        width, height = _short(self.width), _short(self.height)
+        at_least = f"width:{width}px;max-width:max(100%,{_short(self.width * 0.7)}px)"
+        place = {"style": at_least}
+        if style:
+            place = {"width": width, "height": height, "xmlns": "http://www.w3.org/2000/svg"}
+        return tag(
+            "svg", style or Markup(), self.body, class_="drawing",
+            viewBox=f"0 0 {width} {height}", role="img", aria_label=title, **place,
+        )  # fmt: skip
+
+
+def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
+    """Return an element; of attribute names, ``_`` becomes ``-`` and a last ``_`` goes.
+
+    >>> tag("text", "a < b", x=3, class_="y", text_anchor="end")
+    Markup('<text x="3" class="y" text-anchor="end">a &lt; b</text>')
+    """
+    named = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(visible(str(_short(value))))}"'
+        for key, value in attributes.items()
+    )
+    content = "".join(escape(visible(x) if not isinstance(x, Markup) else x) for x in inside)
+    return Markup(f"<{name}{named}>{content}</{name}>" if content else f"<{name}{named}/>")
+
+
+def text_width(text: str) -> float:
+    """Return about how wide a label is in pixels.
+
+    >>> text_width("ab"), text_width("日")
+    (14.0, 13.0)
+    """
+    wide = sum(east_asian_width(each) in "WF" for each in visible(text))
+    broad = sum(each.isupper() or each in _BROAD for each in text)
+    return (len(visible(text)) - wide) * 7.0 + wide * _EM + broad * 3
+
+
+def _longest(texts: Iterable[str]) -> float:
+    return max([0.0, *map(text_width, texts)])
+
+
+def _box_width(box: fig.Box | fig.Node) -> float:
+    return max(text_width(box.label), text_width(box.detail) * 0.85)
+
+
+def _short(value: Any) -> Any:
+    """Return a number with a decimal, if it needs one, and all else as it is."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+
+
+def _level_curve(start: Point, end: Point) -> str:
+    """Return the path of a line that leaves and arrives level."""
+    (x1, y1), (x2, y2) = start, end
+    middle = (x1 + x2) / 2
+    return f"M{x1:.0f},{y1:.0f}C{middle:.0f},{y1:.0f} {middle:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
+
+
 def document(figures: Sequence[fig.Figure]) -> Markup:
     """Return an SVG file: the drawings among the figures below one another, else all of them."""
     drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
-    whole = _below([("", each) for each in drawn])
     style = tag("style", render("drawing.css.j2", alone=True))
+    whole = _below([("", each) for each in drawn])
     return whole.as_svg(drawn[0].title, style=style) + Markup("\n")
 
 
-def draw(figure: fig.Figure) -> Drawing:
-    """Return a figure as a drawing, without its title and note."""
-    on = Drawing()
-    _draw(figure, on)
+def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Drawing:
+    """Return drawings under their titles, for a file that has no page around them."""
+    on, y = Drawing(), 8.0
+    for before, figure in figures:
+        title, inner = ": ".join(filter(None, (before, figure.title))), draw(figure)
+        on.text(title, 8, y + 14, "start ink title")
+        on.put(inner, 8, y + 26)
+        on.grow(24 + text_width(title) * 1.1, 0)
+        y += inner.height + 50
+        on.grow(inner.width + 16, y)
     return on
 
 
 @singledispatch
-def _draw(figure: fig.Figure, on: Drawing) -> None:
+def draw(figure: fig.Figure) -> Drawing:
+    """Return a figure as a drawing, without its title and note."""
+    on = Drawing()
     for row, line in enumerate(figure_lines(figure), 1):
-        on.text(line, 0, row * ROW - 5, "code", xml__space="preserve")
-        on.grow(text_width(line) * 1.15, row * ROW)
+        on.text(line, 0, row * _ROW - 5, "code", xml__space="preserve")
+        on.grow(text_width(line) * 1.15, row * _ROW)
+    return on
 
 
-@_draw.register
-def _(figure: fig.Heatmap, on: Drawing) -> None:
-    rows, columns = len(figure.values), max(map(len, figure.values), default=0)
-    written = rows * columns <= _MAX_NUMBERS
-    wide = 42.0 if written else min(ROW, max(1.0, _WIDE / max(columns, 1)))
-    high = ROW if written else min(ROW, max(wide, 3.0))
-    left, reach = 8 + longest(figure.rows), longest(figure.columns)
-    slope = 0.0 if written and reach < 40 else 55.0
+@draw.register
+def _(figure: fig.Steps) -> Drawing:
+    return _below([(step.title, each) for step in figure.steps for each in step.figures])
+
+
+@draw.register
+def _(figure: fig.Heatmap) -> Drawing:
+    on, (low, high) = Drawing(), figure.bounds
+    num_rows, num_columns = len(figure.rows), len(figure.columns)
+    is_written = num_rows * num_columns <= _MAX_NUMBERS
+    width = 42.0 if is_written else min(_ROW, max(1.0, _WIDE / max(num_columns, 1)))
+    height = _ROW if is_written else min(_ROW, max(width, 3.0))
+    left, reach = 8 + _longest(figure.rows), _longest(figure.columns)
+    slope = 0.0 if is_written and reach < 40 else 55.0
     top = 22 + reach * math.sin(math.radians(slope))
-    _cells(figure, on, (left, top), (wide, high), written=written)
-    for row in _every(rows, high):
-        on.text(figure.rows[row], left - 6, top + (row + 0.5) * high + 4, "end")
-    for column in _every(columns, wide * (0.75 if slope else 1)):  # slanted lines lie closer
-        x, y = left + (column + 0.5) * wide + (4 if slope else 0), top - 6
-        turn = {"transform": f"rotate({-slope:.0f} {short(x)} {short(y)})"} if slope else {}
+    _cells(figure, on, (left, top), (width, height), is_written=is_written)
+    for row in _every(num_rows, height):
+        on.text(figure.rows[row], left - 6, top + (row + 0.5) * height + 4, "end")
+    for column in _every(num_columns, width * (0.75 if slope else 1)):  # slanted lines lie closer
+        x, y = left + (column + 0.5) * width + (4 if slope else 0), top - 6
+        turn = {"transform": f"rotate({-slope:.0f} {_short(x)} {_short(y)})"} if slope else {}
         on.text(figure.columns[column], x, y, "first" if slope else "mid", **turn)
-    bottom, (low, up) = top + rows * high, figure.bounds
+    bottom = top + num_rows * height
     on.text(short_number(low), left + 34, bottom + 20, "end soft")
-    ramp = [[low + (up - low) * (each + 0.5) / 12 for each in range(12)]]
-    _shades(ramp, on, (low, up), (left + 38, bottom + 10), (7, 10))
-    on.text(short_number(up), left + 126, bottom + 20, "start soft")
-    sides = {"down": figure.down, "across": figure.across}
-    if names := " / ".join(f"{side}: {name}" for side, name in sides.items() if name):
+    ramp = [[low + (high - low) * (each + 0.5) / 12 for each in range(12)]]
+    _shades(ramp, on, (low, high), (left + 38, bottom + 10), (7, 10))
+    on.text(short_number(high), left + 126, bottom + 20, "start soft")
+    sides = ("down", figure.down), ("across", figure.across)
+    if names := " / ".join(f"{side}: {name}" for side, name in sides if name):
         on.text(names, left, bottom + 42, "start soft")
     lean = reach * math.cos(math.radians(slope)) if slope else 20
-    on.grow(max(left + columns * wide + lean, left + 190), bottom + 30)
+    on.grow(max(left + num_columns * width + lean, left + 190), bottom + 30)
+    return on
 
 
 def _every(count: int, size: float) -> range:
     """Return which of many labels have room: all, or every second, tenth and so on."""
-    return range(0, count, max(1, math.ceil(EM / size)))
+    return range(0, count, max(1, math.ceil(_EM / size)))
 
 
 def _level(value: float | None, low: float, high: float) -> int | None:
@@ -118,176 +222,151 @@ def _shades(values: fig.Matrix, on: Drawing, bounds: Point, place: Point, size: 
         elif level:
             kind = "cold" if level < 0 else "heat"
             inner.path(shapes, kind, fill_opacity=round(abs(level) / _LEVELS, 2))
-    move = f"translate({short(place[0])} {short(place[1])}) scale({size[0]:.5g} {size[1]:.5g})"
+    move = f"translate({_short(place[0])} {_short(place[1])}) scale({size[0]:.5g} {size[1]:.5g})"
     on.body += tag("g", inner.body, transform=move, class_="cells")
 
 
-def _cells(figure: fig.Heatmap, on: Drawing, place: Point, size: Point, *, written: bool) -> None:
+def _cells(
+    figure: fig.Heatmap, on: Drawing, place: Point, size: Point, *, is_written: bool
+) -> None:
     """Draw the coloured cells of a heatmap, its frame and its numbers."""
-    (left, top), (wide, high), bounds = place, size, figure.bounds
-    rows, columns = len(figure.values), max(map(len, figure.values), default=0)
+    (left, top), (width, height), bounds = place, size, figure.bounds
+    num_rows, num_columns = len(figure.rows), len(figure.columns)
     _shades(figure.values, on, bounds, place, size)
-    on.rect(place, (columns * wide, rows * high), "frame")
-    titled = rows * columns <= _MAX_TITLES
-    for y, row in enumerate(figure.values if titled else ()):
+    on.rect(place, (num_columns * width, num_rows * height), "frame")
+    for y, row in enumerate(figure.values if num_rows * num_columns <= _MAX_TITLES else ()):
         for x, value in enumerate(row):
             number = "" if value is None else short_number(value)
             name = f"{figure.rows[y]}, {figure.columns[x]}: {number or 'masked'}"
-            corner = left + x * wide, top + y * high
+            corner = left + x * width, top + y * height
             on.rect(corner, size, "hit", tag("title", name))
-            if written and value is not None:
-                strong = abs(_level(value, *bounds) or 0) > _LEVELS * 0.55
+            if is_written and value is not None:
+                is_strong = abs(_level(value, *bounds) or 0) > _LEVELS * 0.55
                 shown = f"{value:.2f}" if abs(value) < 100 else number
-                kind = "mid inner" if strong else "mid ink"
-                on.text(shown, corner[0] + wide / 2, corner[1] + high / 2 + 4, kind)
+                kind = "mid inner" if is_strong else "mid ink"
+                on.text(shown, corner[0] + width / 2, corner[1] + height / 2 + 4, kind)
 
 
-@_draw.register
-def _(figure: fig.Grid, on: Drawing) -> None:
-    inside = [each.values for row in figure.figures for each in row]
-    columns = max(max(map(len, values), default=0) for values in inside)
-    rows = max(map(len, inside))
+@draw.register
+def _(figure: fig.Grid) -> Drawing:
+    on, maps = Drawing(), [each for row in figure.figures for each in row]
+    columns, rows = (max(map(len, x)) for x in ([m.columns for m in maps], [m.rows for m in maps]))
     cell = max(1.5, min(8.0, 110 / max(columns, rows, 1)))
-    head, wide = 8 + longest(figure.rows), max(cell * columns, longest(figure.columns)) + 10
+    left, pitch = 8 + _longest(figure.rows), max(cell * columns, _longest(figure.columns)) + 10
     for number, name in enumerate(figure.columns):
-        on.text(name, head + number * wide, 14)
+        on.text(name, left + number * pitch, 14)
     for y, row in enumerate(figure.figures):
         top = 22 + y * (cell * rows + 10)
-        on.text(figure.rows[y], head - 8, top + 12, "end")
+        on.text(figure.rows[y], left - 8, top + 12, "end")
         for x, each in enumerate(row):
             small = Drawing()
             small.body += tag("title", each.title)
-            _cells(each, small, (0, 0), (cell, cell), written=False)
-            on.put(small, head + x * wide, top)
+            _cells(each, small, (0, 0), (cell, cell), is_written=False)
+            on.put(small, left + x * pitch, top)
+    return on
 
 
-@_draw.register
-def _(figure: fig.Links, on: Drawing) -> None:
-    top, left, gap = on.legend(figure.weights), 8 + longest(figure.left), 120
-    for color, weights in enumerate(figure.weights.values()):
+@draw.register
+def _(figure: fig.Links) -> Drawing:
+    on, left, top, legend = Drawing(), 8 + _longest(figure.left), 0, 0.0
+    if len(figure.weights) > 1:
+        top = _ROW
+    for color, (name, weights) in enumerate(figure.weights.items()):
+        kind = f"c{color % _COLORS}"
+        if top:
+            on.text(name, legend, 13, f"start {kind}")
+            legend += text_width(name) + 14
         for i, row in enumerate(weights):
             for j, weight in enumerate(row):
                 if weight is not None and weight >= _FAINT:
-                    y1, y2 = (top + (each + 0.5) * ROW for each in (i, j))
-                    line, opacity = level_curve((left, y1), (left + gap, y2)), f"{weight:.2f}"
-                    on.path(line, f"link c{color % COLORS}", stroke_opacity=opacity)
-    sides = ((left - 6, figure.left, "end ink"), (left + gap + 6, figure.right, "start ink"))
-    for x, labels, kind in sides:
-        for number, label in enumerate(labels):
-            on.text(label, x, top + (number + 0.5) * ROW + 4, kind)
+                    y1, y2 = (top + (each + 0.5) * _ROW for each in (i, j))
+                    line, opacity = _level_curve((left, y1), (left + 120, y2)), f"{weight:.2f}"
+                    on.path(line, f"link {kind}", stroke_opacity=opacity)
+    on.column(figure.left, left - 6, top, "end ink")
+    on.column(figure.right, left + 126, top, "start ink")
+    return on
 
 
-@_draw.register
-def _(figure: fig.Bars, on: Drawing) -> None:
-    top, left, thick = on.legend(figure.series), 8 + longest(figure.labels), 12
-    values = [value for series in figure.series.values() for value in series]
-    scale = 260 / max([1e-30, *(abs(value) for value in values if math.isfinite(value))])
-    high = thick * len(figure.series) + 8
-    for row, label in enumerate(figure.labels):
-        start = top + row * high
-        on.text(label, left - 6, start + high / 2 + 1, "end ink")
-        for color, series in enumerate(figure.series.values()):
-            y, value = start + color * thick, series[row]
-            size = abs(value) * scale if math.isfinite(value) else 0
-            kind = f"bar c{color % COLORS}" + (" below" if value < 0 else "")
-            on.rect((left, y), (size, thick - 2), kind)
-            on.text(short_number(value), left + size + 5, y + 10, "start small")
-    on.text(figure.unit, left, top + len(figure.labels) * high + 12, "start soft")
-
-
-@_draw.register
-def _(figure: fig.Tree, on: Drawing) -> None:
-    depths, rows = _layout(figure.nodes)
-    sizes = [wider(node.label, node.detail) + 14 for node in figure.nodes]
-    starts, high = [0.0], 40
+@draw.register
+def _(figure: fig.Tree) -> Drawing:
+    on, (depths, rows) = Drawing(), layout(figure.nodes)
+    widths = [_box_width(node) + 14 for node in figure.nodes]
+    starts, height = [0.0], 40
     for depth in range(max(depths, default=-1) + 1):
-        column = (size for size, own in zip(sizes, depths, strict=True) if own == depth)
+        column = (size for size, own in zip(widths, depths, strict=True) if own == depth)
         starts.append(starts[-1] + 26 + max(column))
-    for node, depth, row, size in zip(figure.nodes, depths, rows, sizes, strict=True):
-        left, top = starts[depth], row * high + 2
+    for node, depth, row, width in zip(figure.nodes, depths, rows, widths, strict=True):
+        left, top = starts[depth], row * height + 2
         if node.parent is not None:
-            start = starts[depth - 1] + sizes[node.parent], rows[node.parent] * high + 19
-            on.path(level_curve(start, (left, top + 17)), f"branch {node.kind}")
-        on.rect((left, top), (size, high - 6), f"node {node.kind}", rx=5)
-        on.text(node.label, left + size / 2, top + 14, f"mid {node.kind}")
-        on.text(node.detail, left + size / 2, top + 28, "mid small")
+            start = starts[depth - 1] + widths[node.parent], rows[node.parent] * height + 19
+            on.path(_level_curve(start, (left, top + 17)), f"branch {node.kind}")
+        on.rect((left, top), (width, height - 6), f"node {node.kind}", rx=5)
+        on.text(node.label, left + width / 2, top + 14, f"mid {node.kind}")
+        on.text(node.detail, left + width / 2, top + 28, "mid small")
+    return on
 
 
-def _layout(nodes: Sequence[fig.Node]) -> tuple[list[int], list[float]]:
+def layout(nodes: Sequence[fig.Node]) -> tuple[list[int], list[float]]:
     """Return the column and the row of each node: leaves in rows, parents amid their children."""
-    paths: list[tuple[int, ...]] = []
+    children: list[list[int]] = [[] for _ in nodes]
+    columns, rows, num_leaves = [0] * len(nodes), [0.0] * len(nodes), 0
     for index, node in enumerate(nodes):
-        paths.append((*(() if node.parent is None else paths[node.parent]), index))
-    below: dict[int | None, list[float]] = {node.parent: [] for node in nodes}
-    order = sorted(paths)  # depth first, so that the leaves of a node stand together
-    leaves = {path[-1]: float(row) for row, path in
-              enumerate(path for path in order if path[-1] not in below)}  # fmt: skip
-    rows = [0.0] * len(nodes)
+        if node.parent is not None:
+            children[node.parent].append(index)
+            columns[index] = columns[node.parent] + 1
+    pending = [index for index, node in enumerate(nodes) if node.parent is None][::-1]
+    while pending:  # depth first, so that the leaves of a node stand together
+        index = pending.pop()
+        pending += children[index][::-1]
+        if not children[index]:
+            rows[index] = num_leaves
+            num_leaves += 1
     for index in reversed(range(len(nodes))):
-        own = below.get(index)
-        rows[index] = sum(own) / len(own) if own else leaves[index]
-        below[nodes[index].parent].append(rows[index])
-    return [len(path) - 1 for path in paths], rows
+        if own := children[index]:
+            rows[index] = sum(rows[child] for child in own) / len(own)
+    return columns, rows
 
 
-@_draw.register
-def _(figure: fig.Diagram, on: Drawing) -> None:
-    tops = max((len(each.boxes) for each in figure.stacks), default=0) * _PITCH - 24
+@draw.register
+def _(figure: fig.Diagram) -> Drawing:
+    on, bottom = Drawing(), max(len(stack.boxes) for stack in figure.stacks) * _PITCH - 24
     sides, lanes, left = list[Point](), list[float](), 34.0
     for number, stack in enumerate(figure.stacks):
-        wide = 24 + max([110.0, *(wider(box.label, box.detail) for box in stack.boxes)])
-        _stack(stack, on, left, wide, tops)
-        sides.append((left, left + wide))
+        width = 24 + max([110.0, *map(_box_width, stack.boxes)])
+        _stack(stack, on, left, width, bottom)
         names = [name for start, _, name in figure.arrows if start[0] == number]
-        lanes.append(left + wide + (56 if stack.repeated else 4))
-        left = lanes[-1] + 14 * len(names) + longest(names) + 38
+        sides.append((left, left + width))
+        lanes.append(left + width + (56 if stack.repeated else 4))
+        left = lanes[-1] + 14 * len(names) + _longest(names) + 38
     for number, lane in enumerate(lanes):
         arrows = [each for each in figure.arrows if each[0][0] == number]
         for x, (start, end, name) in enumerate(arrows):
-            y1, y2 = (tops - row * _PITCH + 17 for row in (start[1], end[1]))
+            y1, y2 = (bottom - row * _PITCH + 17 for row in (start[1], end[1]))
             to, tip = (sides[number][1], 7) if end[0] == number else (sides[end[0]][0], -7)
             line = f"M{sides[number][1]:.0f},{y1}H{lane + 8 + 14 * x:.0f}V{y2}H{to:.0f}"
             on.path(line, "arrow")
             on.path(f"M{to:.0f},{y2}l{tip},-4v8z", "tip")
             on.text(name, lane + 14 * len(arrows) + 4, y2 - 6, "start soft")
+    return on
 
 
-def _stack(stack: fig.Stack, on: Drawing, left: float, wide: float, tops: int) -> None:
+def _stack(stack: fig.Stack, on: Drawing, left: float, width: float, bottom: int) -> None:
     """Draw boxes, residual connections on their left, and the number of layers on their right."""
-    middle, edge = left + wide / 2, left + wide + 8
-    on.text(stack.title, middle, tops + 64, "mid ink")
-    on.grow(edge, tops + 72)
+    middle, edge = left + width / 2, left + width + 8
+    on.text(stack.title, middle, bottom + 64, "mid ink")
+    on.grow(edge, bottom + 72)
     for row, box in enumerate(stack.boxes):
-        y = tops - row * _PITCH
+        y = bottom - row * _PITCH
         on.path(f"M{middle:.0f},{y + 34}v{_PITCH - 34}", "arrow")
-        on.rect((left, y), (wide, 34), f"box {box.kind}", rx=6)
+        on.rect((left, y), (width, 34), f"box {box.kind}", rx=6)
         on.text(box.label, middle, y + (14 if box.detail else 21), "mid ink")
         on.text(box.detail, middle, y + 28, "mid small")
         if box.residual:
             low = y + box.residual * _PITCH + 42
-            line = f"M{middle:.0f},{low}H{left - 14:.0f}V{y + 17}H{left:.0f}"
-            on.path(line, "residual")
+            on.path(f"M{middle:.0f},{low}H{left - 14:.0f}V{y + 17}H{left:.0f}", "residual")
             on.path(f"M{left:.0f},{y + 17}l-7,-4v8z", "tip")
     if stack.repeated:
-        low, high = (tops - row * _PITCH for row in stack.repeated[:2])
+        low, high = (bottom - row * _PITCH for row in stack.repeated[:2])
         on.path(f"M{edge:.0f},{low + 38}h7V{high - 4}h-7", "brace")
         name = f"\N{MULTIPLICATION SIGN} {stack.repeated[2]}"
         on.text(name, edge + 12, (low + high) / 2 + 21, "start ink")
-
-
-@_draw.register
-def _(figure: fig.Steps, on: Drawing) -> None:
-    on.put(_below([(step.title, each) for step in figure.steps for each in step.figures]), 0, 0)
-
-
-def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Drawing:
-    """Return drawings under their titles, for a file that has no page around them."""
-    on, y = Drawing(), 8.0
-    for before, figure in figures:
-        title, inner = ": ".join(filter(None, (before, figure.title))), draw(figure)
-        on.text(title, 8, y + 14, "start ink title")
-        on.put(inner, 8, y + 26)
-        on.grow(24 + text_width(title) * 1.1, 0)
-        y += inner.height + 50
-        on.grow(inner.width + 16, y)
-    return on

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from itertools import zip_longest
 from textwrap import fill
-from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -68,28 +66,25 @@ def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
 
 
 def _table(figure: Table) -> list[str]:
-    table = Printed(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    printed = Printed(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name, is_numeric in zip_longest(figure.head, numeric_columns(figure.rows), fillvalue=""):
-        justify: Literal["left", "right"] = "right" if is_numeric else "left"
-        table.add_column(visible(str(name)), justify=justify, no_wrap=True)
+        printed.add_column(visible(str(name)), justify="right" if is_numeric else "left")
     for number, row in enumerate(figure.rows, 1):
         if figure.total and number == len(figure.rows):
-            table.add_section()
-        table.add_row(*map(cell_text, row))
-    written = StringIO()
-    console = Console(
-        file=written, width=10_000, color_system=None, markup=False, highlight=False, emoji=False
-    )
-    console.print(table)
-    return [line.rstrip() for line in written.getvalue().splitlines()]
+            printed.add_section()
+        printed.add_row(*map(cell_text, row))
+    console = Console(width=10_000, color_system=None, markup=False, highlight=False, emoji=False)
+    with console.capture() as written:
+        console.print(printed)
+    return [line.rstrip() for line in written.get().splitlines()]
 
 
 def _tree(figure: Tree) -> list[str]:
     """Return a line for each node, below its parent and further right."""
-    lines, depths = list[tuple[tuple[int, ...], str]](), list[tuple[int, ...]]()
+    lines, paths = dict[tuple[int, ...], str](), list[tuple[int, ...]]()
     for index, node in enumerate(figure.nodes):
-        path = (*(() if node.parent is None else depths[node.parent]), index)
-        depths.append(path)
+        paths.append((*(() if node.parent is None else paths[node.parent]), index))
+        indent = "  " * (len(paths[-1]) - 1)
         label = f"{visible(node.label)}  {visible(node.detail)}"
-        lines.append((path, f"{_MARKS[node.kind]} {'  ' * (len(path) - 1)}{label}"))
-    return [*(line for _, line in sorted(lines)), "* returned, + finished, x dead end"]
+        lines[paths[-1]] = f"{_MARKS[node.kind]} {indent}{label}"
+    return [*(lines[path] for path in sorted(paths)), "* returned, + finished, x dead end"]

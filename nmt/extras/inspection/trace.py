@@ -1,9 +1,20 @@
-"""``nmt inspect MODEL trace``: how a translation comes about, step by step."""
+"""``nmt inspect MODEL trace``: how a translation comes about, step by step.
+
+The search runs as always; a `Stepper` around the model's notes what passes. One sentence at a time,
+greedy or beam search. Also the search of texts that leave out the causal mask: all words are
+recomputed at every step.
+
+Shapes: K beams, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
+
+import torch
+from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
@@ -12,67 +23,158 @@ from nmt.extras.inspection.figure import (
     Figure,
     Node,
     NodeKind,
-    Part,
     Step,
     Steps,
     Table,
     Text,
     Tree,
 )
-from nmt.extras.inspection.observer import SearchStep, SearchTrace, recompute_words, trace_search
 from nmt.extras.inspection.recording import without_causal_mask
 from nmt.extras.inspection.subject import Subject, labels
-from nmt.search.hypothesis import Hypothesis, length_penalty
-from nmt.text import BOS_ID
+from nmt.inference.stepper import ModelStepper, States
+from nmt.model.transformer import Transformer
+from nmt.packed import Packed
+from nmt.search.beam import expand
+from nmt.search.hypothesis import Hypothesis, Ids, length_penalty
+from nmt.search.loop import coverage_penalty, search
+from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
+from nmt.text.tokenizer import Tokenizer
 
-_NUM_LIKELY = 5
+_NUM_LIKELY = 5  # Next tokens that are shown of each beam.
 _MAX_BEAMS = 20
-_SEARCHES = ("auto", "greedy", "beam")
-_MORE_WORDS = 5
-_EXPLANATION = """\
-Greedy search takes the most probable next token; beam search keeps the best few hypotheses by the \
-sum of their log probabilities. A hypothesis is finished when EOS is among the best; one that no \
-other continues is a dead end. The best score is returned: the log probability divided by the \
-length penalty, and the coverage penalty added."""
+_MORE_WORDS = 5  # That a search without the causal mask may have beyond the usual one.
 _UNMASKED = """\
 Some texts recompute every word at each step without the causal mask. Each position then reads the \
 word that it is to predict, which training with the mask has not prepared it for. With the mask \
 nothing changes once it is said, so keys and values can be cached."""
 
 
-def trace(subject: Subject) -> Part:
-    """Every step with its likely tokens, the beam tree, and what finished."""
-    searches: list[tuple[SearchTrace, DecodingConfig]] = []
+@dataclass
+class Moment:
+    """What passed between search and stepper in one step, with a row for each beam."""
 
-    def search(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
+    ids: list[Ids]  # Tokens so far.
+    parents: list[int]  # Places among the beams of the step before.
+    totals: Tensor  # Log probability of all tokens; minus infinity for a place without beam. (K,).
+    log_probs: Tensor  # Of next tokens; the search has its rules change it after the step. (K, V).
+    # The most probable next tokens, and the model's probability of each, before any rule.
+    likely: list[tuple[list[int], list[float]]]
+    coverage: list[float]  # The part of the score that is the coverage penalty.
+    finished: list[tuple[int, Hypothesis]] = field(default_factory=list)  # With its beam.
+
+
+class ObservingStepper:
+    """Does what `nmt.inference.stepper.ModelStepper` does for one sentence, and notes what passes.
+
+    Args:
+        model: On the CPU.
+        options: Those of the search.
+    """
+
+    tokens: Tensor | None = None
+
+    def __init__(self, model: Transformer, options: DecodingConfig) -> None:
+        self._weight = options.coverage_penalty
+        self._inner = ModelStepper(model, with_coverage=self._weight > 0)
+        self.max_positions = self._inner.max_positions
+        self.moments: list[Moment] = []
+        self._kept: list[int] = []
+
+    def start(self, source: Packed) -> States:
+        """Read one source."""
+        self._lengths = source.lengths
+        return self._inner.start(source)
+
+    def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
+        """Note which beams continue, and what the model finds likely after each."""
+        (log_probs,), state = self._inner.step(state, tokens)
+        ids, totals, chosen = list[Ids]([()]), torch.zeros(1), tokens[0].tolist()
+        if self.moments:
+            before, kept = self.moments[-1], self._kept
+            ids = [(*before.ids[beam], x) for beam, x in zip(kept, chosen, strict=True)]
+            totals = before.totals[kept] + before.log_probs[kept, chosen]  # in float32, as it adds
+        shares, places = log_probs.exp().topk(min(_NUM_LIKELY, log_probs.shape[1]))
+        likely = list(zip(places.tolist(), shares.tolist(), strict=True))
+        coverage = [0.0] * len(ids)
+        self.moments.append(Moment(ids, self._kept, totals, log_probs, likely, coverage))
+        self._kept = list(range(len(ids)))
+        return log_probs.unsqueeze(0), state
+
+    def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
+        """Note which beams continue."""
+        self._kept = beams[0].tolist()
+        return self._inner.select(state, sentences, beams)
+
+    def coverage(self, state: States) -> Tensor:
+        """Note the coverage penalty."""
+        attention = self._inner.coverage(state)
+        penalties = coverage_penalty(attention, self._lengths, self._weight)
+        self.moments[-1].coverage = penalties[0].tolist()
+        return attention
+
+
+@torch.inference_mode()
+def trace_search(
+    model: Transformer, source_ids: Sequence[int], options: DecodingConfig
+) -> tuple[list[Moment], Sequence[Hypothesis]]:
+    """Search for the translation of one sentence; return its steps, and what was found, best first.
+
+    Args:
+        model: On the CPU, in evaluation mode.
+        source_ids: Without special ids.
+        options: Of greedy or beam search.
+    """
+    stepper, penalty = ObservingStepper(model, options), length_penalty(options)
+    (hypotheses,) = search(stepper, Packed.from_rows([[*source_ids, EOS_ID]]), options)
+    size = 1 if options.search == "greedy" else options.beam_size
+    for moment in stepper.moments:  # what ends in EOS among the best K continuations is finished
+        best = expand(moment.totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
+        for beam, token, total in zip(*(x[0, :size].tolist() for x in best), strict=True):
+            if token == EOS_ID and total > -torch.inf:
+                ids = moment.ids[beam]
+                score = total / penalty(len(ids) + 1) + moment.coverage[beam]
+                moment.finished.append((beam, Hypothesis(ids, total, score)))
+    return stepper.moments, hypotheses
+
+
+def trace(subject: Subject) -> Iterator[Figure]:
+    """Trace of the search.
+
+    Greedy search takes the most probable next token; beam search keeps the best few hypotheses by
+    the sum of their log probabilities. A hypothesis is finished when EOS is among the best; one
+    that no other continues is a dead end. The best score is returned: the log probability divided
+    by the length penalty, and the coverage penalty added.
+    """
+    searches: list[tuple[list[Moment], Ids, DecodingConfig]] = []
+    tokenizer = subject.tokenizers.target
+
+    def observed(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
         check_options(options)
-        found = trace_search(subject.model, ids, options, _NUM_LIKELY)
-        searches.append((found, options))
-        return found.results
+        moments, hypotheses = trace_search(subject.model, ids, options)
+        searches.append((moments, hypotheses[0].ids, options))
+        return hypotheses
 
-    output, figures = subject.translate(search), list[Figure]()
-    for found, options in searches:
-        steps = [
-            Step(f"step {number}: read {_read(subject, step)}", [_beams(subject, step)])
-            for number, step in enumerate(found.steps, 1)
-        ]
-        figures.append(Steps("Decoding step by step", steps))
-        figures.append(Tree("Beam tree", _nodes(subject, found)))
-        figures.append(_results(subject, found, options))
+    output = subject.translate(observed)
+    for moments, best, options in searches:
+        steps = [_step(number, moment, tokenizer) for number, moment in enumerate(moments, 1)]
+        yield Steps("Decoding step by step", steps)
+        finished = [(x, own.coverage[beam]) for own in moments for beam, x in own.finished]
+        finished.sort(key=lambda pair: -pair[0].score)
+        yield Tree("Beam tree", _nodes(moments, best, tokenizer))
+        yield _scores(finished, options, tokenizer)
     if len(searches) > 1:
         kept = "The second translation is taken" if output.retried else "The first one is kept"
         alarms = ", ".join(output.retried or output.alarms)
         lines = [f"The first translation raised an alarm ({alarms}), so there are two searches."]
-        figures.append(Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."]))
+        yield Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."])
     if subject.choice.unmasked:
-        figures.append(_unmasked(subject, len(searches[0][0].steps)))
-    return Part("trace", "Trace of the search", _EXPLANATION, figures)
+        yield _unmasked(subject, len(searches[0][0]) + _MORE_WORDS)
 
 
 def check_options(options: DecodingConfig) -> None:
     """Refuse decoding options that a trace cannot follow: another search, or a wide beam."""
-    is_single = options.sampling or options.return_alternatives
-    if is_single or options.diverse_beam_groups > 1 or options.search not in _SEARCHES:
+    is_single = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
+    if is_single or options.search not in ("auto", "greedy", "beam"):
         raise ConfigError(
             "trace follows greedy and beam search, and section decoding chooses another search.",
             fix="Change it with `set`, such as decoding.sampling=false.",
@@ -84,94 +186,102 @@ def check_options(options: DecodingConfig) -> None:
         )
 
 
-def _piece(subject: Subject, token: int) -> str:
-    return labels(subject.tokenizers.target, [token])[0]
-
-
-def _read(subject: Subject, step: SearchStep) -> str:
-    """Name the tokens that a step reads."""
-    tokens = dict.fromkeys(beam.ids[-1] if beam.ids else BOS_ID for beam in step.beams)
-    return ", ".join(labels(subject.tokenizers.target, list(tokens)))
-
-
-def _beams(subject: Subject, step: SearchStep) -> Table:
-    """What one step continued and found."""
-    rows: list[list[Cell]] = [
-        [" ".join(labels(subject.tokenizers.target, beam.ids)) or "BOS", beam.log_prob,
-         *(f"{_piece(subject, token)} {share:.3f}" for token, share in beam.likely)]
-        for beam in step.beams
-        if beam.log_prob > -float("inf")
-    ]  # fmt: skip
-    head = ["hypothesis", "log probability"]
-    head += [f"next {rank}" for rank in range(1, len(rows[0]) - 1)]
-    ended = [
-        f"{subject.tokenizers.target.decode(h.ids)!r} with score {h.score:.4f}"
-        for _, h, _ in step.finished
-    ]
-    note = f"Finished here: {', '.join(ended)}." if ended else ""
-    return Table("Hypotheses", head, rows, note)
-
-
-def _results(subject: Subject, found: SearchTrace, options: DecodingConfig) -> Table:
-    """Finished hypotheses by score, and how each score comes about."""
-    ended = [each for step in found.steps for each in step.finished]
-    ended.sort(key=lambda each: -each.hypothesis.score)
-    penalty = length_penalty(options)
+def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> Step:
+    """Return what one step continued and found likely."""
     rows: list[list[Cell]] = []
-    for _, hypothesis, coverage in ended:
-        length = len(hypothesis.ids) + 1
-        values = length, hypothesis.log_prob, penalty(length), coverage, hypothesis.score
-        rows.append([subject.tokenizers.target.decode(hypothesis.ids), *values])
+    for ids, total, (tokens, shares) in zip(
+        moment.ids, moment.totals.tolist(), moment.likely, strict=True
+    ):
+        if total > -torch.inf:
+            likely = zip(labels(tokenizer, tokens), shares, strict=True)
+            name = " ".join(labels(tokenizer, ids)) or "BOS"
+            rows.append([name, total, *(f"{piece} {share:.3f}" for piece, share in likely)])
+    head = ["hypothesis", "log probability", *(f"next {n}" for n in range(1, len(rows[0]) - 1))]
+    ended = [f"{tokenizer.decode(x.ids)!r} with score {x.score:.4f}" for _, x in moment.finished]
+    note = f"Finished here: {', '.join(ended)}." if ended else ""
+    read = dict.fromkeys((BOS_ID, *ids)[-1] for ids in moment.ids)
+    title = f"step {number}: read {', '.join(labels(tokenizer, list(read)))}"
+    return Step(title, [Table("Hypotheses", head, rows, note=note)])
+
+
+def _scores(
+    finished: Sequence[tuple[Hypothesis, float]], options: DecodingConfig, tokenizer: Tokenizer
+) -> Table:
+    """Return finished hypotheses with their coverage penalties, and how each score comes about."""
+    penalty, rows = length_penalty(options), list[list[Cell]]()
+    for each, coverage in finished:
+        length = len(each.ids) + 1
+        numbers = length, each.log_prob, penalty(length), coverage, each.score
+        rows.append([tokenizer.decode(each.ids), *numbers])
     head = ["hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"]
     note = "The first one is the translation. Of equal scores the one found first goes before."
-    return Table("Finished hypotheses", head, rows, note)
+    return Table("Finished hypotheses", head, rows, note=note)
 
 
-def _nodes(subject: Subject, found: SearchTrace) -> list[Node]:
+def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[Node]:
     """Return the beams of all steps, and the ends, as a tree below BOS."""
-    nodes = [Node("BOS", "", None, "best")]
-    places: list[dict[int, int]] = [{0: 0}]  # of each step: beam -> node
-    best = found.results[0].ids
-    alive = {each.hypothesis.ids[:n] for step in found.steps for each in step.finished
-             for n in range(len(each.hypothesis.ids) + 1)}  # fmt: skip
-    for number, step in enumerate(found.steps):
-        if number:
-            places.append({})
-            for place, beam in enumerate(step.beams):
-                if beam.log_prob == -float("inf") or beam.parent is None:
-                    continue
-                is_best = best[: len(beam.ids)] == beam.ids
-                kind: NodeKind = "best" if is_best else "kept" if beam.ids in alive else "dropped"
-                places[-1][place] = len(nodes)
-                parent, label = places[-2][beam.parent], _piece(subject, beam.ids[-1])
-                nodes.append(Node(label, f"{beam.log_prob:.3f}", parent, kind))
-        for beam_place, hypothesis, _ in step.finished:
+    nodes, places = [Node("BOS", "", None, "best")], {0: 0}  # beam -> node of the last step
+    ended = [hypothesis.ids for moment in moments for _, hypothesis in moment.finished]
+    alive = {ids[:length] for ids in ended for length in range(len(ids) + 1)}
+    for number, moment in enumerate(moments):
+        above, places = places, {} if number else places
+        beams = zip(moment.ids, moment.parents, moment.totals.tolist(), strict=True)
+        for beam, (ids, parent, total) in enumerate(beams if number else ()):
+            if total > -torch.inf:
+                kind: NodeKind = "kept" if ids in alive else "dropped"
+                kind = "best" if best[: len(ids)] == ids else kind
+                places[beam] = len(nodes)
+                (label,) = labels(tokenizer, ids[-1:])
+                nodes.append(Node(label, f"{total:.3f}", above[parent], kind))
+        for beam, hypothesis in moment.finished:
             kind = "best" if hypothesis.ids == best else "finished"
-            nodes.append(Node("EOS", f"{hypothesis.score:.4f}", places[-1][beam_place], kind))
+            nodes.append(Node("EOS", f"{hypothesis.score:.4f}", places[beam], kind))
     return nodes
 
 
-def _unmasked(subject: Subject, num_steps: int) -> Steps:
+def _unmasked(subject: Subject, most: int) -> Steps:
     """Recompute all words at every step, with and without the causal mask."""
-    most = num_steps + _MORE_WORDS
     masked = list(recompute_words(subject.model, subject.source, most))
     with without_causal_mask(subject.model):
-        seen = list(recompute_words(subject.model, subject.source, most))
+        unmasked = list(recompute_words(subject.model, subject.source, most))
     steps = []
-    for number in range(max(len(masked), len(seen))):
+    for number in range(max(len(masked), len(unmasked))):
+        rows = [
+            ["with the mask", *_changes(masked, number, subject.tokenizers.target)],
+            ["without it", *_changes(unmasked, number, subject.tokenizers.target)],
+        ]
         head = ["causal mask", *(f"word {place}" for place in range(1, number + 2))]
-        rows = [["with the mask", *_changes(subject, masked, number)],
-                ["without it", *_changes(subject, seen, number)]]  # fmt: skip
-        padded = [[*row, *[None] * (len(head) - len(row))] for row in rows]
-        steps.append(Step(f"step {number + 1}", [Table("Words", head, padded)]))
-    return Steps("Recomputed without the causal mask", steps, _UNMASKED)
+        steps.append(Step(f"step {number + 1}", [Table("Words", head, rows)]))
+    return Steps("Recomputed without the causal mask", steps, note=_UNMASKED)
 
 
-def _changes(subject: Subject, steps: Sequence[list[int]], number: int) -> list[str]:
-    """Return the words of a step, those that changed with what they were; none if it ended."""
+def _changes(steps: Sequence[list[int]], number: int, tokenizer: Tokenizer) -> list[str]:
+    """Return the words of a step; of those that changed, also what they were."""
     if number >= len(steps):
         return ["(ended)"]
     before = steps[number - 1] if number else []
-    names, old = (labels(subject.tokenizers.target, ids) for ids in (steps[number], before))
-    pairs = zip_longest(names, old)
+    pairs = zip_longest(labels(tokenizer, steps[number]), labels(tokenizer, before))
     return [name if was in (None, name) else f"{name} (was {was})" for name, was in pairs]
+
+
+@torch.inference_mode()
+def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[list[int]]:
+    """Translate by recomputing all words at every step, from those of the step before.
+
+    With the causal mask no word ever changes, and the result is that of greedy search. Without it
+    (see `nmt.extras.inspection.recording.without_causal_mask`) earlier words read later ones.
+
+    Args:
+        model: In evaluation mode.
+        source: What the encoder reads: one sentence.
+        most: Longest output, with EOS.
+
+    Yields:
+        The words of each step, one more than before, up to one that ends in EOS.
+    """
+    words: list[int] = []
+    while len(words) < most and EOS_ID not in words[-1:]:
+        logits = model.logits(model(source, Packed.from_rows([[BOS_ID, *words]])))
+        logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
+        words = logits.argmax(-1).tolist()
+        yield words

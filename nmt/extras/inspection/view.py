@@ -1,7 +1,7 @@
 """The views of `nmt inspect` by name. Loads none of them.
 
-To add a view, write a module with a function ``(Subject) -> Part`` and enter it here. What the view
-needs is checked before anything is loaded.
+To add a view, write a function ``(Subject) -> Iterator[Figure]`` whose docstring is its title and
+explanation, and enter it here. What the view needs is checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAIR = ("source", "target", "tag", "checkpoint")
 class View:
     """An entry of `VIEWS`."""
 
-    module: str  # Module of this package whose function of the view's name makes the part.
+    module: str  # Module of this package whose function of the view's name makes the figures.
     needs: Need
     summary: str  # One line for ``--help`` and the contents of the page.
     options: tuple[str, ...] = _PAIR  # Fields of the options that change what is shown.
@@ -45,7 +45,7 @@ VIEWS: dict[str, View] = {
         (*_PAIR, "layer", "head"),
     ),
     "flow": View("flow", "sentence", "the residual stream, entropy of heads, gradient norms"),
-    "alignment": View("alignment", "sentence", "links between source and target"),
+    "alignment": View("attention", "sentence", "links between source and target"),
     "trace": View(
         "trace", "sentence", "every decoding step and the beam tree",
         ("source", "tag", "checkpoint", "unmasked"),

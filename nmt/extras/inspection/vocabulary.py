@@ -9,26 +9,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.extras.inspection.figure import Cell, Figure, Heatmap, Part, Table, Text
+from nmt.extras.inspection.figure import Cell, Figure, Heatmap, Table, Text, vector_text
 from nmt.extras.inspection.subject import Subject, labels
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import Tokenizer
 
 _SMALL_VOCABULARY = 40  # Entries of a vocabulary whose one-hot vectors are drawn whole.
-_NUM_NEIGHBOURS, _NUM_SHOWN, _NUM_SPECIAL = 5, 4, 4
+_NUM_NEIGHBOURS = 5
 
 
-def vocabulary(subject: Subject) -> Part:
-    """Show the tokens of the sentence, and of its translation where there is one."""
-    figures = list(_side(subject, "source"))
+def vocabulary(subject: Subject) -> Iterator[Figure]:
+    """Vocabulary.
+
+    \N{LOWER ONE EIGHTH BLOCK} is a space before a piece. Its id is the place of the 1 in a one-hot
+    vector, and that vector times the table is the table's row of that number. Neighbours have
+    similar rows: tokens that training used alike.
+    """
+    yield from _side(subject, "source")
     if subject.choice.target is not None or subject.has_weights:
-        figures += _side(subject, "target")
-    explanation = (
-        "\N{LOWER ONE EIGHTH BLOCK} is a space before a piece. Its id is the place of the 1 in a "
-        "one-hot vector, and that vector times the table is the table's row of that number. "
-        "Neighbours have similar rows: tokens that training used alike."
-    )
-    return Part("vocabulary", "Vocabulary", explanation, figures)
+        yield from _side(subject, "target")
 
 
 def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[Figure]:
@@ -47,16 +46,15 @@ def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[Figur
     if subject.has_weights:
         model = subject.model
         table = (model.source_vectors if side == "source" else model.target_table).detach()
-        first = next((i for i, index in enumerate(ids) if index >= _NUM_SPECIAL), 0)
+        index = next((index for index in ids if index > EOS_ID), ids[0])
+        (piece,) = labels(tokenizer, [index])
         scale = table.shape[1] if subject.config.model.scale_embeddings else None
-        lines = lookup_lines(table, ids[first], pieces[first], scale)
-        yield Text(f"From one-hot to vector, {side}", lines)
-        rows = [
-            (labels(tokenizer, [index])[0], ", ".join(
-                f"{labels(tokenizer, [other])[0]} {cosine:.2f}"
-                for other, cosine in neighbours(table, index, _NUM_NEIGHBOURS)))
-            for index in dict.fromkeys(ids)
-        ]  # fmt: skip
+        yield Text(f"From one-hot to vector, {side}", lookup_lines(table, index, piece, scale))
+        rows = []
+        for index, piece in dict(zip(ids, pieces, strict=True)).items():
+            near = neighbours(table, index, _NUM_NEIGHBOURS)
+            names = zip(labels(tokenizer, [other for other, _ in near]), near, strict=True)
+            rows.append((piece, ", ".join(f"{name} {cosine:.2f}" for name, (_, cosine) in names)))
         yield Table(f"Nearest pieces by cosine, {side}", ("piece", "neighbours"), rows)
 
 
@@ -78,14 +76,10 @@ def lookup_lines(table: Tensor, index: int, piece: str, scale: int | None) -> li
     row = (one_hot([index], size) @ table)[0]
     lines = [
         f"x = one-hot vector of {piece}: {size:,} numbers, 0 but for number {index:,}, which is 1",
-        f"x W, with the table W ({size:,} x {dim:,}), is row {index:,} of W: {_start(row)}",
+        f"x W, with the table W ({size:,} x {dim:,}), is row {index:,} of W: {vector_text(row)}",
     ]
-    return [*lines, f"times sqrt({scale:,}): {_start(row * scale**0.5)}"] if scale else lines
-
-
-def _start(vector: Tensor) -> str:
-    shown = " ".join(f"{x:.4f}" for x in vector[:_NUM_SHOWN].tolist())
-    return f"[{shown}{' ...' if len(vector) > _NUM_SHOWN else ''}]"
+    scaled = [f"times sqrt({scale:,}): {vector_text(row * scale**0.5)}"] if scale else []
+    return [*lines, *scaled]
 
 
 def neighbours(table: Tensor, index: int, count: int) -> list[tuple[int, float]]:

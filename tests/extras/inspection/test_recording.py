@@ -15,7 +15,7 @@ from nmt.extras.inspection.recording import (
     Recording,
     record,
     without_causal_mask,
-    without_heads,
+    without_head,
 )
 from nmt.model.layers import CrossAttention, EncoderLayer, SelfAttention
 from nmt.model.transformer import Transformer
@@ -145,6 +145,6 @@ def test_a_head_that_is_left_out_has_no_rows_in_the_output_matrix(head: int) -> 
     )
     silenced.get_parameter("output.weight")[:, (head - 1) * 8 : head * 8] = 0
     assert isinstance(attention, CrossAttention)
-    with without_heads(attention, [head]):
+    with without_head(attention, head):
         torch.testing.assert_close(model(SOURCE, TARGET), other(SOURCE, TARGET))
     assert not torch.allclose(model(SOURCE, TARGET), other(SOURCE, TARGET))

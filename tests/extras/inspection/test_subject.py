@@ -5,7 +5,6 @@ import pytest
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.command import make_part
-from nmt.extras.inspection.figure import Part, Table, as_dict
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.view import VIEWS
@@ -28,14 +27,9 @@ def test_a_configuration_has_a_structure_without_values() -> None:
     assert {parameter.device.type for parameter in structure.parameters()} == {"meta"}
 
 
-def test_a_layer_that_is_none_is_refused_with_those_there_are() -> None:
+def test_a_layer_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ConfigError, match=r"no layer 3.*\n.*1 to 2"):
-        Subject(CONFIG, InspectOptions(layer=3)).layers(2)
-
-
-def test_data_of_a_part_name_the_kind_of_each_figure() -> None:
-    part = Part("x", "X", "", [Table("T", ["a"], [[1]])])
-    assert as_dict(part)["figures"][0]["kind"] == "table"
+        Subject(CONFIG, InspectOptions(layer=3)).check()
 
 
 def test_the_tag_is_read_too_and_those_there_are_are_named(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import torch
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.extras.inspection.observer import recompute_words, trace_search
 from nmt.extras.inspection.recording import without_causal_mask
-from nmt.extras.inspection.trace import check_options
+from nmt.extras.inspection.trace import check_options, recompute_words, trace_search
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
@@ -51,14 +50,12 @@ def test_a_trace_is_the_search_itself(changes: dict[str, Any]) -> None:
     expected = TorchEngine(model).search(LINES, options)
     num_finished = 0
     for ids, hypotheses in zip(LINES, expected, strict=True):
-        found = trace_search(model, ids, options, 3)
-        assert [each.ids for each in found.results] == [each.ids for each in hypotheses]
-        ended = sorted(
-            (each.hypothesis for step in found.steps for each in step.finished),
-            key=lambda hypothesis: -hypothesis.score,
-        )
+        moments, found = trace_search(model, ids, options)
+        assert [each.ids for each in found] == [each.ids for each in hypotheses]
+        ended = [hypothesis for moment in moments for _, hypothesis in moment.finished]
+        ended.sort(key=lambda hypothesis: -hypothesis.score)
         # The search adds in float32 and in the same order: nothing is rounded otherwise.
-        assert ended[: len(found.results)] == list(found.results)
+        assert ended[: len(found)] == list(found)
         num_finished += len(ended)
     assert num_finished >= sum(map(len, expected))
 
@@ -67,28 +64,28 @@ def test_a_trace_is_the_search_itself(changes: dict[str, Any]) -> None:
 def test_other_models_replay(variant: str) -> None:
     model, options = model_of(variant), options_of(beam_size=3)
     expected = TorchEngine(model).search(LINES[3:5], options)
-    found = [trace_search(model, ids, options, 3) for ids in LINES[3:5]]
-    assert [each.results[0].ids for each in found] == [own[0].ids for own in expected]
+    found = [trace_search(model, ids, options)[1] for ids in LINES[3:5]]
+    assert [each[0].ids for each in found] == [own[0].ids for own in expected]
 
 
 @torch.no_grad()
 def test_every_beam_continues_one_of_the_step_before() -> None:
     model = model_of()
-    found = trace_search(model, LINES[5], options_of(beam_size=4), 3)
+    moments, _ = trace_search(model, LINES[5], options_of(beam_size=4))
     source = Packed.from_rows([[*LINES[5], EOS_ID]])
-    for before, step in zip(found.steps, found.steps[1:], strict=False):
-        for beam in step.beams:
-            assert beam.parent is not None
-            assert beam.ids[:-1] == before.beams[beam.parent].ids
-            target = Packed.from_rows([[BOS_ID, *beam.ids]])
+    for before, moment in itertools.pairwise(moments):
+        for ids, parent, total, (tokens, shares) in zip(
+            moment.ids, moment.parents, moment.totals.tolist(), moment.likely, strict=True
+        ):
+            assert ids[:-1] == before.ids[parent]
+            target = Packed.from_rows([[BOS_ID, *ids]])
             logits = model.logits(model(source, target))
             logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
             log_probs = logits.log_softmax(-1)
-            own = sum(float(row[token]) for row, token in zip(log_probs, beam.ids, strict=False))
-            assert beam.log_prob == pytest.approx(own, abs=1e-4)
-            (token, share), *_ = beam.likely
-            assert token == int(log_probs[-1].argmax())
-            assert share == pytest.approx(float(log_probs[-1].exp().max()), abs=1e-5)
+            own = sum(float(row[token]) for row, token in zip(log_probs, ids, strict=False))
+            assert total == pytest.approx(own, abs=1e-4)
+            assert tokens[0] == int(log_probs[-1].argmax())
+            assert shares[0] == pytest.approx(float(log_probs[-1].exp().max()), abs=1e-5)
 
 
 @pytest.mark.parametrize("ids", LINES[:6])

@@ -81,7 +81,7 @@ def test_a_one_hot_vector_times_the_table_is_what_the_model_reads(hello: dict[st
     ids = torch.tensor([index])
     read = model.source_embedding(ids, torch.tensor([0]), model.source_vectors, None)[0]
     shown = found.lines[-1].split("[")[1].rstrip("]").split()
-    assert [float(x) for x in shown] == pytest.approx(read.tolist(), abs=5e-5)
+    assert [float(x) for x in shown] == pytest.approx(read.tolist(), abs=5e-4)
     assert found.lines[0] == (
         f"x = one-hot vector of ▁merci: 8 numbers, 0 but for number {index}, which is 1"
     )
@@ -199,7 +199,7 @@ def test_one_pair_alone_gets_a_shorter_one_beside_it(tmp_path: Path) -> None:
 
 
 def test_the_worked_examples_are_the_published_numbers() -> None:
-    figures = {figure.title: figure for figure in worked_examples().figures}
+    figures = {figure.title: figure for figure in worked_examples()}
     scores = figures["Attention of one query to two keys"]
     assert isinstance(scores, Table)
     numbers = [row[1:] for row in scores.rows]
