@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +19,7 @@ from nmt.checkpoint.model_folder import CONFIDENCE
 from nmt.checkpoint.retention import average_weights, expired, newest, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
-from tests.checkpoint.test_files import contents, flip_bit
+from tests.checkpoint.faults import contents, fail_writes
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)
 SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
@@ -52,20 +51,17 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
-@pytest.mark.parametrize("count", [1, 3, 10])
-def test_the_mean_of_equal_checkpoints_is_that_checkpoint(tmp_path: Path, count: int) -> None:
-    paths = [save(tmp_path, step, {"weight": HARD}) for step in range(1, count + 1)]
-    found = average_weights(paths)
-
-    assert found.keys() == {"weight"}
-    assert same_bits(found["weight"], HARD)
+def test_the_mean_of_equal_checkpoints_is_that_checkpoint(tmp_path: Path) -> None:
+    paths = [save(tmp_path, step, {"weight": HARD}) for step in range(1, 11)]
+    for count in (1, 3, 10):
+        found = average_weights(paths[:count])
+        assert found.keys() == {"weight"}
+        assert same_bits(found["weight"], HARD)
 
 
 def test_numbers_that_cancel_leave_what_is_left(tmp_path: Path) -> None:
-    # Summed in float32, 1e8 + 1 is 1e8, and the mean would be 0.
-    values = (1e8, 1.0, -1e8)
+    values = (1e8, 1.0, -1e8)  # summed in float32, 1e8 + 1 is 1e8, and the mean would be 0
     paths = [save(tmp_path, i, {"w": torch.tensor([value])}) for i, value in enumerate(values)]
-
     assert same_bits(average_weights(paths)["w"], torch.tensor([1 / 3]))
 
 
@@ -73,16 +69,12 @@ def test_numbers_that_cancel_leave_what_is_left(tmp_path: Path) -> None:
 def test_the_mean_is_numpy_s_of_float64_rounded_once(tmp_path: Path, count: int) -> None:
     """Within half a float32 unit in the last place, and the rounding of the float64 sums."""
     paths = save_random(tmp_path, count)
+    every = [load_tensors(path / "model.safetensors") for path in paths]
     found = average_weights(paths)
-
-    assert {name: tensor.dtype for name, tensor in found.items()} == {
-        "matrix": torch.float32,
-        "bias": torch.float32,
-    }
+    assert found.keys() == {"matrix", "bias"}
     for name, tensor in found.items():
-        stack: npt.NDArray[np.float64] = np.stack([
-            load_tensors(path / "model.safetensors")[name].numpy() for path in paths
-        ]).astype(np.float64)  # fmt: skip
+        assert tensor.dtype == torch.float32
+        stack = np.stack([each[name].numpy() for each in every]).astype(np.float64)
         expected = stack.mean(axis=0)
         allowed = 2.0**-24 * np.abs(expected) + 2 * count * 2.0**-53 * np.abs(stack).mean(axis=0)
         allowed += 2.0**-150  # half of the smallest float32
@@ -92,38 +84,28 @@ def test_the_mean_is_numpy_s_of_float64_rounded_once(tmp_path: Path, count: int)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"a": torch.ones(2)}, "missing: b"),
-        ({"a": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)}, "only here: c"),
-        ({"a": torch.ones(2), "b": torch.ones(1)}, r"b: \(1,\), not \(3,\)"),
-        ({f"x{i:02}": torch.ones(1) for i in range(20)}, r"only here: x07\n  \.\.\. and 12 more\n"),
+        ({"a": 2}, "missing: b"),
+        ({"a": 2, "b": 3, "c": 1}, "only here: c"),
+        ({"a": 2, "b": 1}, r"b: \(1,\), not \(3,\)"),
+        ({f"x{i:02}": 1 for i in range(20)}, r"only here: x07\n  \.\.\. and 12 more\n"),
     ],
 )
 def test_checkpoints_of_different_models_are_refused(
-    tmp_path: Path, other: dict[str, Tensor], message: str
+    tmp_path: Path, other: dict[str, int], message: str
 ) -> None:
-    first = save(tmp_path, 10, {"a": torch.ones(2), "b": torch.ones(3)})
-    second = save(tmp_path, 20, other)
-
+    paths = [
+        save(tmp_path, step, {name: torch.ones(size) for name, size in sizes.items()})
+        for step, sizes in ((10, {"a": 2, "b": 3}), (20, other))
+    ]
     with pytest.raises(CheckpointError, match=message) as caught:
-        average_weights([first, second])
-    assert "step-00000020 holds another model than" in caught.value.problem
-
-
-@pytest.mark.parametrize("damaged", ["model.safetensors", "manifest.json"])
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, damaged: str) -> None:
-    paths = save_random(tmp_path, 3)
-    flip_bit(paths[2] / damaged, -3)
-
-    with pytest.raises(CheckpointError, match="step-00000003/m") as caught:
         average_weights(paths)
-    assert caught.value.exit_code == 4
+    assert "step-00000020 holds another model than" in caught.value.problem
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_checkpoint_that_diverged_is_named(tmp_path: Path, value: float) -> None:
     good = save(tmp_path, 10, {"weight": torch.ones(2)})
     bad = save(tmp_path, 20, {"weight": torch.tensor([1.0, value])})
-
     with pytest.raises(CheckpointError, match=r"step-00000020.*weight.*not finite"):
         average_weights([good, bad])
 
@@ -134,49 +116,41 @@ def run_dir(tmp_path: Path) -> Path:
     run_dir = tmp_path / "run"
     (run_dir / "tokenizer").mkdir(parents=True)
     (run_dir / "config.yaml").write_text("name: Größe\n", "utf-8")
-    (run_dir / "tokenizer" / "source.model").write_bytes(b"\x00source")
-    (run_dir / "tokenizer" / "target.model").write_bytes(b"\xfftarget")
+    for side, content in (("source", b"\x00source"), ("target", b"\xfftarget")):
+        (run_dir / "tokenizer" / f"{side}.model").write_bytes(content)
     for step in (10, 20):
         save(run_dir, step, {"weight": torch.full((3,), step / 10)})
     return run_dir
 
 
-def checkpoints(run_dir: Path) -> list[Path]:
-    return sorted((run_dir / "checkpoints").iterdir())
+def average(folder: Path, run_dir: Path) -> None:
+    write_average(folder, run_dir, sorted((run_dir / "checkpoints").iterdir()))
 
 
 def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
     run_dir: Path, tmp_path: Path
 ) -> None:
+    """An empty folder is filled, and another left alone."""
     folder = tmp_path / "models" / "mean"
+    folder.mkdir(parents=True)
     (run_dir / CONFIDENCE).write_text("{}")
     before = contents(run_dir)
-    write_average(folder, run_dir, checkpoints(run_dir))
+    average(folder, run_dir)
 
-    assert (folder / CONFIDENCE).read_text() == "{}"
-    found = contents(folder)
-    manifest = Manifest.read(folder)
+    found, manifest = contents(folder), Manifest.read(folder)
     assert found.keys() == {*manifest.files, "manifest.json"}
     manifest.verify(folder)
     assert manifest.step == 20
     assert load_tensors(folder / "model.safetensors")["weight"].tolist() == [1.5] * 3
-    for name in ("config.yaml", "tokenizer/source.model", "tokenizer/target.model"):
+    for name in ("config.yaml", "tokenizer/source.model", "tokenizer/target.model", CONFIDENCE):
         assert found[name] == before[name]
-    assert contents(run_dir) == before
     assert [path.name for path in folder.parent.iterdir()] == ["mean"]
     assert len({(folder / name).stat().st_mode for name in found}) == 1
 
-
-def test_an_empty_folder_is_filled_and_another_is_left_alone(run_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    write_average(tmp_path / "empty", run_dir, checkpoints(run_dir))
-    assert (tmp_path / "empty" / "manifest.json").is_file()
-    before = contents(tmp_path)
-
-    for taken in (tmp_path / "empty", run_dir, run_dir / "config.yaml"):
+    for taken in (folder, run_dir, run_dir / "config.yaml"):
         with pytest.raises(CheckpointError, match="was not written"):
-            write_average(taken, run_dir, checkpoints(run_dir))
-        assert contents(tmp_path) == before
+            average(taken, run_dir)
+    assert (contents(folder), contents(run_dir)) == (found, before)
 
 
 @pytest.mark.parametrize("call", [0, 3, 8])
@@ -185,18 +159,9 @@ def test_a_failing_write_leaves_no_trace(
 ) -> None:
     """FAULT 8: the disk fills up at any point of the write."""
     before = contents(tmp_path)
-    calls = 0
-
-    def failing(_descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > call:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", failing)
+    fail_writes(monkeypatch, call)
     with pytest.raises(CheckpointError, match="mean was not written") as caught:
-        write_average(tmp_path / "mean", run_dir, checkpoints(run_dir))
-
+        average(tmp_path / "mean", run_dir)
     assert os.strerror(errno.ENOSPC) in caught.value.problem
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -208,7 +173,6 @@ def test_the_newest_and_the_best_stay_and_nothing_else(
 ) -> None:
     gone = expired(steps, scores, keep_last=keep_last, keep_best=keep_best, due_every=ALL)
     kept = steps - set(gone)
-
     assert set(gone) <= steps
     assert set(sorted(steps)[-keep_last:]) <= kept
     present = {step: scores[step] for step in steps if step in scores}
@@ -226,7 +190,6 @@ def test_a_score_that_is_no_number_is_never_kept_before_one_that_is(
     by_step = dict(enumerate(scores, start=1))
     gone = expired([1, 2, 3, 4, 9], by_step, keep_last=1, keep_best=keep_best, due_every=ALL)
     kept = [score for step, score in by_step.items() if step not in gone]
-
     assert len(kept) == keep_best
     assert sum(math.isnan(score) for score in kept) == max(0, keep_best - 2)
     assert -3.0 in kept
@@ -248,5 +211,4 @@ def test_stops_on_the_way_do_not_change_which_are_newest_at_the_end(
             there.add(step)
             there -= {*expired(there, {}, keep_last=count, keep_best=1, due_every=[every])}
     due = {*range(every, total + 1, every), total}
-
     assert newest(there, count, due_every=[every]) == sorted(due)[-count:]
