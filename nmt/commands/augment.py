@@ -74,9 +74,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
     """
     begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
     forward = options.forward
-    decoding = given(
-        sampling=options.sample or None, seed=options.seed, beam_size=options.beam_size
-    )
+    decoding = given(options, "seed", "beam_size") | ({"sampling": True} if options.sample else {})
     changes = decoding_changes(options.with_, options.set_, decoding) | {"n_best": 1}
     translator = Translator.load(
         options.with_,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from nmt.commands.options import BeamSize, Checkpoint, Json, Overrides, Tag, Threads
-from nmt.config.flag import OF_THE_MODEL, Flag
+from nmt.commands.options import BeamSize, Checkpoint, Json, Overrides, SampleSeed, Tag, Threads
+from nmt.config.flag import Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +17,12 @@ class AugmentOptions:
     text: Annotated[Path, Flag("Lines of one language; may be compressed.", argument=True)]
     with_: Annotated[Path, Flag("Model that translates them.", metavar="MODEL")]
     output: Annotated[Path, Flag("Folder to make.", short="o", metavar="FOLDER")]
-    forward: Annotated[
-        bool,
-        Flag("The text is the source of the new corpus, not the target (forward-translation)."),
-    ] = False
-    tag: Tag = None
-    sample: Annotated[bool, Flag("Sample from the model's distribution instead of searching.")] = (
+    forward: Annotated[bool, Flag("The text is the source of the new corpus, not the target.")] = (
         False
     )
-    seed: Annotated[
-        int | None, Flag("With `sample`: random seed.", min=0, shown_default=OF_THE_MODEL)
-    ] = None
+    tag: Tag = None
+    sample: Annotated[bool, Flag("Draw from the model's distribution; do not search.")] = False
+    seed: SampleSeed = None
     beam_size: BeamSize = None
     shard_lines: Annotated[int, Flag("Lines between two points to resume from.", min=1)] = 10_000
     checkpoint: Checkpoint = "best"

@@ -18,12 +18,7 @@ class AverageOptions:
     run: Annotated[Path, Flag("Run folder that `nmt train` wrote.", argument=True)]
     output: OutputFolder
     last: Annotated[
-        int | None,
-        Flag(
-            "Average the N newest checkpoints, or all if there are fewer.",
-            min=1,
-            shown_default="10",
-        ),
+        int | None, Flag("Average the N newest checkpoints, or all.", min=1, shown_default="10")
     ] = None
     best: Annotated[
         int | None, Flag("Average the N checkpoints with the best validation score instead.", min=1)
@@ -36,11 +31,8 @@ class AverageOptions:
     def __post_init__(self) -> None:
         names = changed(self, "last", "best", "step")
         if len(names) > 1:
-            raise ConfigError(
-                f"{' and '.join(f'`{name}`' for name in names)} choose checkpoints in different "
-                "ways.",
-                fix="Give one of them.",
-            )
+            problem = f"`{'` and `'.join(names)}` choose checkpoints in different ways."
+            raise ConfigError(problem, fix="Give one of them.")
         if twice := sorted({step for step in self.step if self.step.count(step) > 1}):
             raise ConfigError(
                 f"`step` {', '.join(map(str, twice))} is given more than once.",

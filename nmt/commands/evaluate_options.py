@@ -17,6 +17,30 @@ Files = tuple[Path, ...]
 Text = str | None
 Texts = tuple[str, ...]
 
+_MODELS = "Run or model folders; or translations, and their reference as the last one."
+_TEST = "Test set of the model's configuration, or one of sacrebleu's. Repeatable."
+_ALL = "all of the configuration's"
+_TOKENIZE = "BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none."
+_BY_LANGUAGE = "by target language, else 13a"
+_EXTERNAL = (
+    "Also score with a program of yours (COMET, ...): it reads JSON lines with source, hypothesis "
+    "and references, and writes one number a line; higher is better."
+)
+_BASELINE = "Compare, with p-values, with translations, a model, or an earlier `report`."
+_PAIRED = "Paired test: bootstrap resampling, or approximate randomisation."
+_BS = "bs; ar where a loss fails, as it raises fewer false alarms"
+_RESAMPLES = "Resampled test sets, or exchanges of `significance` ar; 0: no intervals or p-values."
+_NUM_RESAMPLES = f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}"
+_SLICES = "Score by length, case, rare words, overlap with training, numbers, names and alarms."
+_ROBUSTNESS = "Translate again with typos, other case, spaces or lines: shows what is lost."
+_CONTRASTIVE = (
+    "Source, right and wrong translation, category, with tabs: how often right is likelier."
+)
+_REPORT = (
+    "Also write the result, by the ending of FILE: .json (a later `baseline`), .md (a comment for "
+    "a pull request), .xml (JUnit, for a CI), .html (a page). Repeatable."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TestOptions:
@@ -24,27 +48,11 @@ class TestOptions:
 
     title: ClassVar[str] = "Test set and systems"
 
-    models: Annotated[
-        Files,
-        Flag(
-            "Run folders or model folders to evaluate; or translations and their reference, in "
-            "place of `hypothesis` and `reference`.",
-            argument=True,
-            metavar="MODEL",
-        ),
-    ] = ()
+    models: Annotated[Files, Flag(_MODELS, argument=True, metavar="MODEL")] = ()
     hypothesis: Annotated[Files, Flag("Translations; - is standard input. Repeatable.")] = ()
     source: Annotated[File, Flag("Source lines, which the model translates.")] = None
     reference: Annotated[Files, Flag("References. Repeatable: several for each sentence.")] = ()
-    test: Annotated[
-        Texts,
-        Flag(
-            "Test set of the model's configuration, or one of sacrebleu's. Repeatable.",
-            short="t",
-            metavar="NAME",
-            shown_default="all of the configuration's",
-        ),
-    ] = ()
+    test: Annotated[Texts, Flag(_TEST, short="t", metavar="NAME", shown_default=_ALL)] = ()
     tag: Tag = None
     languages: Annotated[
         Text, Flag("Languages, as in en-de, for BLEU's tokenizer.", short="l", metavar="PAIR")
@@ -62,23 +70,9 @@ class MetricOptions:
     metric: Annotated[
         Texts, Flag(f"{', '.join(METRICS)}, or several with commas. Repeatable.", metavar="NAME")
     ] = ("bleu", "chrf")
-    tokenize: Annotated[
-        Text,
-        Flag(
-            "BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none.",
-            metavar="NAME",
-            shown_default="by target language, else 13a",
-        ),
-    ] = None
+    tokenize: Annotated[Text, Flag(_TOKENIZE, metavar="NAME", shown_default=_BY_LANGUAGE)] = None
     lowercase: Annotated[bool, Flag("Ignore case.")] = False
-    external: Annotated[
-        Text,
-        Flag(
-            "Also score with a program of yours (COMET, ...): it reads JSON lines with source, "
-            "hypothesis and references, and writes one number a line; higher is better.",
-            metavar="COMMAND",
-        ),
-    ] = None
+    external: Annotated[Text, Flag(_EXTERNAL, metavar="COMMAND")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +81,8 @@ class GateOptions:
 
     title: ClassVar[str] = "Comparison and gates"
 
-    baseline: Annotated[
-        File,
-        Flag(
-            "Show differences from other translations, from a model, or from an earlier `report` "
-            "FILE.json, with p-values.",
-            metavar="FILE|RUN|REPORT.json",
-        ),
-    ] = None
-    significance: Annotated[
-        Literal["bs", "ar"] | None,
-        Flag(
-            "Paired test: bootstrap resampling, or approximate randomisation.",
-            shown_default="bs; ar where a loss fails, as it raises fewer false alarms",
-        ),
-    ] = None
+    baseline: Annotated[File, Flag(_BASELINE, metavar="FILE|RUN|REPORT.json")] = None
+    significance: Annotated[Literal["bs", "ar"] | None, Flag(_PAIRED, shown_default=_BS)] = None
     alpha: Annotated[float, Flag("p-values below are significant.", min=0, max=1)] = 0.05
     fail_if_worse: Annotated[
         bool, Flag("Exit with code 6 if a `metric` or `external` is significantly worse.")
@@ -110,14 +91,7 @@ class GateOptions:
         Texts, Flag("Exit with code 6 if a score is lower. Repeatable.", metavar="bleu=27,chrf=55")
     ] = ()
     resamples: Annotated[
-        int | None,
-        Flag(
-            "Resampled test sets behind intervals and p-values, or exchanges of `significance` "
-            "ar; 0 for neither.",
-            min=0,
-            max=1_000_000,
-            shown_default=f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}",
-        ),
+        int | None, Flag(_RESAMPLES, min=0, max=1_000_000, shown_default=_NUM_RESAMPLES)
     ] = None
     seed: Annotated[int, Flag("Seed of the resamples.", min=0)] = DEFAULT_SEED
 
@@ -128,30 +102,12 @@ class AnalysisOptions:
 
     title: ClassVar[str] = "Analysis"
 
-    slices: Annotated[
-        bool,
-        Flag(
-            "Score parts of the test set: by length, case, rare words, overlap with the training "
-            "data, numbers and names that were kept or lost, length ratio, alarms."
-        ),
-    ] = False
+    slices: Annotated[bool, Flag(_SLICES)] = False
     slice_: Annotated[
         Texts, Flag("Score parts by a label for each sentence. Repeatable.", metavar="NAME=FILE")
     ] = ()
-    robustness: Annotated[
-        bool,
-        Flag(
-            "Translate the test set again with typos, other case, no final punctuation, wrong "
-            "spaces, decomposed Unicode, and lines joined and split: shows what is lost."
-        ),
-    ] = False
-    contrastive: Annotated[
-        File,
-        Flag(
-            "Lines of source, right and wrong translation and category, with tabs between: shows "
-            "how often the right one is more probable."
-        ),
-    ] = None
+    robustness: Annotated[bool, Flag(_ROBUSTNESS)] = False
+    contrastive: Annotated[File, Flag(_CONTRASTIVE)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +116,7 @@ class OutputOptions:
 
     title: ClassVar[str] = "Output"
 
-    report: Annotated[
-        Files,
-        Flag(
-            "Also write the result, by the ending of FILE: .json (a later `baseline`), .md (a "
-            "comment for a pull request), .xml (JUnit, for a CI), .html (a page). Repeatable."
-        ),
-    ] = ()
+    report: Annotated[Files, Flag(_REPORT)] = ()
     sentence_level: Annotated[bool, Flag("Print a line of JSON for each sentence instead.")] = False
     save_hypotheses: Annotated[File, Flag("Write the model's translations here.")] = None
     json: Json = False
@@ -209,9 +159,8 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     problem = f"{first} is not a model."
     if len(others) > 1:
         problem = f"Which of {', '.join(map(str, paths))} is the reference is not clear."
-    fix = shell_command(
-        "evaluate", hypothesis=[*systems, *options.hypothesis], reference=references
-    )
+    systems += options.hypothesis
+    fix = shell_command("evaluate", hypothesis=systems, reference=references)
     raise ConfigError(problem, fix=f"Type: {fix}")
 
 
@@ -259,6 +208,5 @@ def _check_models(options: EvaluateOptions) -> None:
         command = shell_command("translate", base, input="SOURCE", output="FILE", beam_size=5)
         raise ConfigError(
             f"`baseline` {base}: both sides are the same model with the same options.",
-            fix="Translate one side to a file first, with options of its own: "
-            f"`{command}`. Then compare with `baseline` FILE.",
+            fix=f"Translate one side with options of its own: `{command}`; pass `baseline` FILE.",
         )

@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from nmt.config.flag import OF_THE_MODEL, Flag, file_name
 from nmt.errors import CheckpointError, ConfigError
 
-Format = Literal["text", "json"]
-"""How lines are read or written."""
+Format = Literal["text", "json"]  # how lines are read or written
 
 
 def file_or_standard(text: str) -> Path | None:
@@ -28,10 +27,9 @@ def format_name(text: str) -> str:
     Raises:
         ValueError: There is no such format.
     """
-    name = "json" if text == "jsonl" else text
-    if name not in get_args(Format):
+    if text not in (*get_args(Format), "jsonl"):
         raise ValueError(f"{text!r} is not one of {', '.join(get_args(Format))}")
-    return name
+    return text.removesuffix("l")
 
 
 def _override(text: str) -> str:
@@ -66,25 +64,15 @@ ConfigFile = Annotated[Path, Flag("YAML configuration file.", argument=True)]
 Model = Annotated[
     Path, Flag("Run folder or exported model folder.", argument=True, parser=_model_folder)
 ]
-Overrides = Annotated[
-    tuple[str, ...],
-    Flag(
-        "Change one key, as in batch.max_tokens=2048. Repeatable.",
-        metavar="KEY=VALUE",
-        parser=_override,
-    ),
-]
+_OVERRIDE = "Change one key, as in batch.max_tokens=2048. Repeatable."
+Overrides = Annotated[tuple[str, ...], Flag(_OVERRIDE, metavar="KEY=VALUE", parser=_override)]
 Checkpoint = Annotated[
     str, Flag("Checkpoint of a run folder: best, last, step-N or average.", metavar="NAME")
 ]
+_OUTPUT = "File to write; .gz, .bz2 and .xz are compressed."
 OutputFile = Annotated[
     Path | None,
-    Flag(
-        "File to write; .gz, .bz2 and .xz are compressed.",
-        short="o",
-        parser=file_or_standard,
-        shown_default="standard output",
-    ),
+    Flag(_OUTPUT, short="o", parser=file_or_standard, shown_default="standard output"),
 ]
 OutputFolder = Annotated[
     Path, Flag("Model folder to write; it must be missing or empty.", short="o", metavar="FOLDER")
@@ -96,6 +84,12 @@ Tag = Annotated[
 Threads = Annotated[int | None, Flag("CPU threads.", min=1, shown_default="all cores")]
 BeamSize = Annotated[
     int | None, Flag("Beam size; 1 is greedy search.", short="b", min=1, shown_default=OF_THE_MODEL)
+]
+BatchTokens = Annotated[
+    int | None, Flag("Source tokens of a batch.", min=1, shown_default=OF_THE_MODEL)
+]
+SampleSeed = Annotated[
+    int | None, Flag("With `sample`: random seed.", min=0, shown_default=OF_THE_MODEL)
 ]
 LengthPenalty = Annotated[
     float | None, Flag("Exponent of the length normalisation.", min=0, shown_default=OF_THE_MODEL)
@@ -116,19 +110,11 @@ class ModelOptions:
     threads: Threads = None
     with_: Annotated[
         tuple[Path, ...],
-        Flag(
-            "Another model, with the same vocabulary, for an ensemble. Repeatable.",
-            metavar="MODEL2",
-        ),
+        Flag("Also search with this model of the same vocabulary. Repeatable.", metavar="MODEL2"),
     ] = ()
     weights: Annotated[
         tuple[float, ...] | None,
-        Flag(
-            "Weights of MODEL and of each `with`.",
-            separator=",",
-            metavar="2,1,1",
-            shown_default="equal",
-        ),
+        Flag("Shares of all models.", separator=",", metavar="2,1,1", shown_default="equal"),
     ] = None
     ensemble_mean: Annotated[
         Literal["arithmetic", "geometric"] | None,
@@ -137,9 +123,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         if not self.with_ and self.ensemble_mean is not None:
-            raise ConfigError(
-                "`ensemble_mean` needs `with`.", fix="Add `with` MODEL2, or leave it out."
-            )
+            fix = "Add `with` MODEL2, or leave it out."
+            raise ConfigError("`ensemble_mean` needs `with`.", fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +138,7 @@ class EngineOptions(ModelOptions):
         Flag("auto is CTranslate2 on a CPU if it can do what is asked; `verbose` says why not."),
     ] = "auto"
     dtype: Annotated[
-        str,
-        Flag(
-            "Type of the weights: auto, float32, int8 (fastest on CPUs), bfloat16, float16 (GPUs).",
-            metavar="TYPE",
-        ),
+        str, Flag("Weights: auto, float32, int8 (fast on CPUs), bfloat16, float16.", metavar="TYPE")
     ] = "auto"
 
 
@@ -170,15 +151,9 @@ class SearchOptions:
     beam_size: BeamSize = None
     length_penalty: LengthPenalty = None
     shortlist: Annotated[
-        bool | None,
-        Flag(
-            "Score only likely translations of the source words: faster.",
-            shown_default=OF_THE_MODEL,
-        ),
+        bool | None, Flag("Score only likely words, which is faster.", shown_default=OF_THE_MODEL)
     ] = None
-    batch_tokens: Annotated[
-        int | None, Flag("Source tokens of a batch.", min=1, shown_default=OF_THE_MODEL)
-    ] = None
+    batch_tokens: BatchTokens = None
     no_guard: Annotated[
         bool, Flag("Do not retry translations that look degenerate (loops, odd length).")
     ] = False
@@ -189,8 +164,7 @@ class SearchOptions:
 
     def decoding(self) -> dict[str, Any]:
         """Return the decoding options that were given."""
-        names = ("beam_size", "length_penalty", "shortlist", "batch_tokens")
-        return given(**{name: getattr(self, name) for name in names})
+        return given(self, "beam_size", "length_penalty", "shortlist", "batch_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +185,6 @@ class MbrOptions:
     ] = None
 
 
-def given(**values: Any) -> dict[str, Any]:
-    """Return the values that were given: those that are not None.
-
-    >>> given(beam_size=1, top_k=None)
-    {'beam_size': 1}
-    """
-    return {name: value for name, value in values.items() if value is not None}
+def given(options: Any, *names: str) -> dict[str, Any]:
+    """Return those of these options that were given: that are not None."""
+    return {name: value for name in names if (value := getattr(options, name)) is not None}

@@ -15,16 +15,13 @@ from nmt.errors import ConfigError
 class PreparationOptions:
     """How to prepare, whatever the configuration; training prepares with the defaults."""
 
-    report_only: Annotated[bool, Flag("Print the report; write only the files of `report`.")] = (
-        False
-    )
+    report_only: Annotated[bool, Flag("Print the report; write only `report`.")] = False
     report: Annotated[
         Path | None, Flag("Folder for report.json, report.html and lists of pairs.", metavar="DIR")
     ] = None
     force: Annotated[bool, Flag("Prepare again even if nothing has changed.")] = False
     workers: Annotated[
-        int | None,
-        Flag("Processes; any number gives the same output.", min=1, shown_default="this process"),
+        int | None, Flag("Processes; the output is the same.", min=1, shown_default="this process")
     ] = None
     scheduler: Annotated[
         str | None,
@@ -48,7 +45,5 @@ class PrepareOptions(PreparationOptions):
     def __post_init__(self) -> None:
         names = ("report_only", "report", "force", "workers", "scheduler", "score_with")
         if self.verify and (others := changed(self, *names)):
-            raise ConfigError(
-                f"`verify` only reads the folder, so `{others[0]}` has no effect.",
-                fix=f"Leave `{others[0]}` out.",
-            )
+            problem = f"`verify` only reads the folder, so `{others[0]}` has no effect."
+            raise ConfigError(problem, fix=f"Leave `{others[0]}` out.")

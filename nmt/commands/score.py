@@ -35,7 +35,7 @@ def score(options: ScoreOptions) -> None:
     """
     source, target, tag = options.source, options.target, options.tag
     check_output(options.output, source, target, options.model)
-    decoding = given(length_penalty=options.length_penalty, batch_tokens=options.batch_tokens)
+    decoding = given(options, "length_penalty", "batch_tokens")
     scorer = Scorer.load(options.model, **loading(options))
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
     scorer.score([], tag=tag)  # an unknown one before anything is read

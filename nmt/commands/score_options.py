@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nmt.commands.options import (
+    BatchTokens,
     Format,
     LengthPenalty,
     Model,
@@ -15,7 +16,7 @@ from nmt.commands.options import (
     Overrides,
     Tag,
 )
-from nmt.config.flag import OF_THE_MODEL, Flag
+from nmt.config.flag import Flag
 from nmt.errors import ConfigError
 from nmt.files.lines import is_standard
 
@@ -31,24 +32,17 @@ class ScoreOptions(ModelOptions):
     target: Annotated[Path | None, Flag("Translations, line by line.")] = None
     output: OutputFile = None
     sum: Annotated[bool, Flag("Write log probabilities without length normalisation.")] = False
-    format: Annotated[Format, Flag("One number per line, or one JSON object with all tokens.")] = (
-        "text"
-    )
+    format: Annotated[Format, Flag("A number a line, or a JSON object with all tokens.")] = "text"
     length_penalty: LengthPenalty = None
     tag: Tag = None
-    batch_tokens: Annotated[
-        int | None,
-        Flag("Source tokens, and target tokens, of a batch.", min=1, shown_default=OF_THE_MODEL),
-    ] = None
+    batch_tokens: BatchTokens = None
     set_: Overrides = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.source is None) != (self.target is None):
-            raise ConfigError(
-                f"`{'source' if self.source is None else 'target'}` is missing.",
-                fix="Give `source` and `target`, or neither and source<TAB>target on standard "
-                "input.",
-            )
+            missing = "source" if self.source is None else "target"
+            fix = "Give `source` and `target`, or neither and source<TAB>target on standard input."
+            raise ConfigError(f"`{missing}` is missing.", fix=fix)
         if self.source and is_standard(self.source) and is_standard(self.target):
             raise ConfigError("Standard input can be read once only.", fix="Name files instead.")

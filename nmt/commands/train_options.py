@@ -21,12 +21,8 @@ class TrainOptions:
     ] = None
     strict_resume: Annotated[bool, Flag("Fail if the newest checkpoint is damaged.")] = False
     exact: Annotated[bool, Flag("Refuse to resume where the result may not be bit-exact.")] = False
-    devices: Annotated[
-        int, Flag("Train in N processes, each with one GPU or some CPU cores.", min=1)
-    ] = 1
-    dry_run: Annotated[
-        bool, Flag("Estimate memory, FLOPs and time of the training; do not train.")
-    ] = False
+    devices: Annotated[int, Flag("Processes, each with one GPU or some CPU cores.", min=1)] = 1
+    dry_run: Annotated[bool, Flag("Estimate memory, FLOPs and time; do not train.")] = False
     json: Json = False
 
     @property

@@ -12,6 +12,7 @@ from nmt.commands.options import (
     MbrOptions,
     Model,
     OutputFile,
+    SampleSeed,
     SearchOptions,
     Tag,
     file_or_standard,
@@ -22,6 +23,21 @@ from nmt.config.flag import OF_THE_MODEL, Flag
 from nmt.errors import ConfigError
 
 _OUTPUTS = ("alignments", "attention", "token_scores")
+_INPUT = "Text to translate, one sentence per line; may be compressed."
+_FORMAT = "Output plain text, or one JSON object per line."
+_INPUT_FORMAT = (
+    'Input plain text, or JSON objects such as {"source": ..., "prefix": ..., "required": [...], '
+    '"forbidden": [...], "tag": ...}. A required phrase may get an ending (Tokyos). Other fields '
+    "pass through to JSON output, except those that have the name of a field of the output."
+)
+_N_BEST = "Translations per line; several are written as `number ||| text ||| score`."
+_MIN_CONFIDENCE = (
+    "Mark lines whose confidence, the expected chrF from 0 to 100, is below X: in text by "
+    "` ||| low confidence` behind them, in JSON by `low_confidence`: true."
+)
+_TEMPERATURE = "With `sample`: softmax temperature; below 1 sharpens the distribution."
+_TOP_P = "With `sample`: nucleus sampling, from the fewest tokens of this probability together."
+_TOP_K = "With `sample`: sample from the K most probable tokens; 0 for all."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,41 +48,14 @@ class LineOptions:
 
     input: Annotated[
         Path | None,
-        Flag(
-            "Text to translate, one sentence per line; may be compressed.",
-            short="i",
-            parser=file_or_standard,
-            shown_default="standard input",
-        ),
+        Flag(_INPUT, short="i", parser=file_or_standard, shown_default="standard input"),
     ] = None
     output: OutputFile = None
-    format: Annotated[
-        Format,
-        Flag(
-            "Output plain text, or one JSON object per line.",
-            metavar="[text|json]",
-            parser=format_name,
-        ),
-    ] = "text"
+    format: Annotated[Format, Flag(_FORMAT, metavar="[text|json]", parser=format_name)] = "text"
     input_format: Annotated[
-        Format,
-        Flag(
-            'Input plain text, or JSON objects such as {"source": ..., "prefix": ..., '
-            '"required": [...], "forbidden": [...], "tag": ...}. A required phrase may get an '
-            "ending (Tokyos). Other fields pass through to JSON output, except those that have "
-            "the name of a field of the output.",
-            metavar="[text|json]",
-            parser=format_name,
-        ),
+        Format, Flag(_INPUT_FORMAT, metavar="[text|json]", parser=format_name)
     ] = "text"
-    n_best: Annotated[
-        int | None,
-        Flag(
-            "Translations per line; several are written as `number ||| text ||| score`.",
-            min=1,
-            shown_default=OF_THE_MODEL,
-        ),
-    ] = None
+    n_best: Annotated[int | None, Flag(_N_BEST, min=1, shown_default=OF_THE_MODEL)] = None
     alignments: Annotated[
         bool, Flag("Add word alignments in Pharaoh format (`0-0 1-2`), by attention.")
     ] = False
@@ -76,13 +65,7 @@ class LineOptions:
     token_scores: Annotated[
         bool, Flag("In JSON output: add every token with its natural-log probability.")
     ] = False
-    min_confidence: Annotated[
-        float | None,
-        Flag(
-            "Mark lines whose confidence, the expected chrF from 0 to 100, is below X: in text by "
-            "` ||| low confidence` behind them, in JSON by `low_confidence`: true."
-        ),
-    ] = None
+    min_confidence: Annotated[float | None, Flag(_MIN_CONFIDENCE)] = None
     stream: Annotated[bool, Flag("Translate every line before reading the next one.")] = False
     tag: Tag = None
 
@@ -99,38 +82,14 @@ class SamplingOptions:
     title: ClassVar[str] = "Sampling"
 
     sample: Annotated[
-        bool,
-        Flag(
-            "Sample from the model's distribution instead of searching: `n_best` times, in order."
-        ),
+        bool, Flag("Draw `n_best` translations from the model's distribution; do not search.")
     ] = False
-    temperature: Annotated[
-        float | None,
-        Flag(
-            "With `sample`: softmax temperature; below 1 sharpens the distribution.",
-            shown_default=OF_THE_MODEL,
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Flag(
-            "With `sample`: nucleus sampling, from the fewest tokens of this probability together.",
-            metavar="P",
-            shown_default=OF_THE_MODEL,
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Flag(
-            "With `sample`: sample from the K most probable tokens; 0 for all.",
-            min=0,
-            metavar="K",
-            shown_default=OF_THE_MODEL,
-        ),
-    ] = None
-    seed: Annotated[
-        int | None, Flag("With `sample`: random seed.", min=0, shown_default=OF_THE_MODEL)
-    ] = None
+    temperature: Annotated[float | None, Flag(_TEMPERATURE, shown_default=OF_THE_MODEL)] = None
+    top_p: Annotated[float | None, Flag(_TOP_P, metavar="P", shown_default=OF_THE_MODEL)] = None
+    top_k: Annotated[int | None, Flag(_TOP_K, min=0, metavar="K", shown_default=OF_THE_MODEL)] = (
+        None
+    )
+    seed: SampleSeed = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +104,11 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.file is not None and self.input is not None:
-            raise ConfigError(
-                f"Both {self.file} and `input` {self.input} are to be translated.",
-                fix="Name one of them.",
-            )
+            problem = f"Both {self.file} and `input` {self.input} are to be translated."
+            raise ConfigError(problem, fix="Name one of them.")
         if self.min_confidence is not None and not 0 <= self.min_confidence <= 100:
-            raise ConfigError(
-                f"`min_confidence` is {self.min_confidence:g}.",
-                fix="Give an expected chrF, from 0 to 100.",
-            )
+            fix = "Give an expected chrF, from 0 to 100."
+            raise ConfigError(f"`min_confidence` is {self.min_confidence:g}.", fix=fix)
         self.check_output(self.n_best or 1)
 
     def check_output(self, n_best: int) -> None:
@@ -172,10 +127,8 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
         elif self.alignments and several:
             problem = f"the alignments of {n_best} translations"
         if problem:
-            raise ConfigError(
-                f"Text output has no place for {problem}.",
-                fix="Add `format` json, or leave that out.",
-            )
+            fix = "Add `format` json, or leave that out."
+            raise ConfigError(f"Text output has no place for {problem}.", fix=fix)
 
     @property
     def source(self) -> Path | None:
@@ -186,5 +139,4 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
     def search(self) -> dict[str, Any]:
         """Return the decoding options that were given."""
         names = ("temperature", "top_p", "top_k", "seed", "n_best")
-        own = {name: getattr(self, name) for name in names}
-        return self.decoding() | given(sampling=self.sample or None, **own)
+        return self.decoding() | given(self, *names) | ({"sampling": True} if self.sample else {})

@@ -241,8 +241,7 @@ def _refuse_no_text(start: bytes, name: str) -> None:
     for mark, encoding in _WIDE_MARKS.items():
         if start.startswith(mark):
             raise DataError(
-                f"{name} is {encoding}, not UTF-8.",
-                fix=f"Convert it: iconv -f {encoding} -t UTF-8",
+                f"{name} is {encoding}, not UTF-8.", fix=f"Convert it: iconv -f {encoding} -t UTF-8"
             )
     # A line of text may hold a NUL, or bad bytes: a program, an image or weights have many of both.
     has_nulls = start.count(0) * _BINARY_BYTES > len(start) >= _BINARY_BYTES

@@ -25,12 +25,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from nmt.checkpoint.model_folder import (
-    TOKENIZER,
-    find_model,
-    is_ctranslate2,
-    load_folder_config,
-)
+from nmt.checkpoint.model_folder import TOKENIZER, find_model, is_ctranslate2, load_folder_config
 from nmt.config.decoding import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.device import gpu_number, own_cores
@@ -100,13 +95,7 @@ class CTranslate2Engine(Engine):
 
     name = "ctranslate2"
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        device: str = "auto",
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, *, device: str = "auto", threads: int | None = None) -> None:
         package = import_ctranslate2()
         num_gpus = package.get_cuda_device_count()
         has_gpu = num_gpus > 0

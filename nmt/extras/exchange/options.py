@@ -9,24 +9,12 @@ from typing import Annotated
 from nmt.commands.options import Checkpoint, Json, Model, OutputFolder
 from nmt.config.flag import Flag
 
-_HubName = Annotated[
-    str, Flag("The model's name on the hub.", argument=True, metavar="hub:ORG/NAME")
-]
+_HubName = Annotated[str, Flag("Name on the hub.", argument=True, metavar="hub:ORG/NAME")]
 _TARGETS = "safetensors, for nmt; or ctranslate2, which translates faster on CPUs."
-_TYPES = (
-    "Type of the weights. ctranslate2 has float32, float16, bfloat16, int16, int8, int8_float32, "
-    "int8_float16 and int8_bfloat16; int8 is smallest and fastest on CPUs."
-)
+_TYPES = "Weights: float32; ctranslate2 also has int8 (smallest, fastest on CPUs) and float16."
 _SOURCE = "Folder or .zip of MarianMT (Hugging Face) or OPUS-MT, or an .npz of Marian."
-_POSITIONS = (
-    "Position encoding: sinusoidal-halves, which Marian trains with, or sinusoidal-concatenated, "
-    "which Hugging Face computes with."
-)
-_CHECK = (
-    "Also score the pairs of FILE (source, tab, translation) with both position encodings: the "
-    "model was trained with the one that has the higher log probability."
-)
-_SCORES = "Scores that `nmt evaluate` printed as JSON, shown on the model's page. Repeatable."
+_POSITIONS = "sinusoidal-halves, as Marian, or sinusoidal-concatenated, as Hugging Face computes."
+_SCORES = "Scores that `nmt evaluate` printed as JSON, for the model's page. Repeatable."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +24,7 @@ class ExportOptions:
     model: Model
     to: Annotated[str, Flag(_TARGETS, metavar="TARGET")]
     output: OutputFolder
-    quantization: Annotated[str | None, Flag(_TYPES, metavar="TYPE", shown_default="float32")] = (
-        None
-    )
+    quantization: Annotated[str | None, Flag(_TYPES, shown_default="float32")] = None
     checkpoint: Checkpoint = "best"
     json: Json = False
 
@@ -50,13 +36,9 @@ class ImportOptions:
     source: Annotated[Path, Flag(_SOURCE, argument=True)]
     output: OutputFolder
     languages: Annotated[
-        str | None,
-        Flag("Language pair, as en-de.", short="l", metavar="PAIR", shown_default="in the files"),
+        str | None, Flag("Pair, as en-de.", short="l", metavar="PAIR", shown_default="in the files")
     ] = None
-    positions: Annotated[
-        str | None, Flag(_POSITIONS, metavar="NAME", shown_default="that of the system")
-    ] = None
-    check: Annotated[Path | None, Flag(_CHECK)] = None
+    positions: Annotated[str | None, Flag(_POSITIONS, shown_default="the system's")] = None
     json: Json = False
 
 
@@ -64,9 +46,7 @@ class ImportOptions:
 class PushOptions:
     """Which model folder to upload, and what its card says."""
 
-    folder: Annotated[
-        Path, Flag("Folder of `nmt export`, `nmt average` or `nmt import`.", argument=True)
-    ]
+    folder: Annotated[Path, Flag("Exported, averaged or imported model.", argument=True)]
     name: _HubName
     license: Annotated[str | None, Flag("License, as the hub calls it.", metavar="NAME")] = None
     scores: Annotated[tuple[Path, ...], Flag(_SCORES)] = ()

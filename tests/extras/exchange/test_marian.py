@@ -17,7 +17,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.import_model import ImportSummary, import_model
 from nmt.extras.exchange.marian import read_npz, read_vocabulary
 from nmt.extras.exchange.options import ImportOptions
@@ -92,28 +92,6 @@ def test_outputs_and_scores_of_words_are_those_of_marian(
     # narrower with each hypothesis that ends.
     assert equal >= (0.98 if beams == 1 else 0.96) * (len(lines) - 1)
     assert worst < 2e-3
-
-
-def test_check_tells_which_positions_a_model_was_trained_with(
-    marian_models: Path, tmp_path: Path
-) -> None:
-    """Its own translations of long lines are more probable with its own positions."""
-    lines = (marian_models / "input.en").read_text(encoding="utf-8").split("\n")[:200]
-    outputs = best_outputs(marian_models / "transformer" / "greedy.nbest")
-    long = sorted(range(EMPTY), key=lambda number: -len(lines[number]))[:30]
-    pairs = "".join(f"{lines[number]}\t{outputs[number].text}\n" for number in long)
-    (tmp_path / "pairs.tsv").write_text(pairs, encoding="utf-8")
-    summary = imported_as(
-        marian_models / "transformer", tmp_path / "ours", check=tmp_path / "pairs.tsv"
-    )
-    assert summary.positions == "sinusoidal-halves"
-    scores = summary.check
-    assert scores["sinusoidal-halves"] > scores["sinusoidal-concatenated"]
-    assert scores["sinusoidal-halves"] > -3
-
-    (tmp_path / "bad.tsv").write_text("one\ttwo\nthree\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"bad\.tsv:2 is not a source"):
-        imported_as(marian_models / "transformer", tmp_path / "b", check=tmp_path / "bad.tsv")
 
 
 def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path: Path) -> None:
