@@ -245,15 +245,6 @@ def test_the_page_is_written_at_validations_and_at_the_end(tmp_path: Path) -> No
     ]
 
 
-def test_lines_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
-    good = json.dumps(validation(10)).encode()
-    bad = b'\xff\n[1]\n7\n\n{"kind": "validation"}\n{"kind": "update", "step": 12, "lo'
-    (tmp_path / "metrics.jsonl").write_bytes(good + b"\n" + bad)
-    HtmlReport(tmp_path, "run").close()
-
-    assert table_steps(tmp_path / "report.html") == ["10"]
-
-
 def test_a_full_disk_leaves_the_page_before_and_stops_nothing(tmp_path: Path) -> None:
     """FAULT 8: reporting never stops a training that may go on."""
     (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(validation(10))}\n")

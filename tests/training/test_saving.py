@@ -15,7 +15,6 @@ from torch import Tensor
 
 from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
 from nmt.device.device import DeviceQueue
-from nmt.errors import CheckpointError
 from tests.training import test_trouble
 from tests.training.runs import Harm, Run, assert_equal
 from tests.training.test_faults import assert_whole
@@ -76,17 +75,6 @@ def test_updates_go_on_while_a_checkpoint_is_written(
     found = load_checkpoint(dict(list_checkpoints(folder))[step])
     assert found.state["progress"]["step"] == step
     assert any(torch.equal(weights, tensor) for tensor in found.model.values())
-
-
-def test_a_full_disk_is_told_at_the_next_update(run: Run) -> None:
-    """FAULT 8: the checkpoint before stays."""
-    result = run.train(harm=Harm(full_saves=(2,), ahead=True), max_steps=10_000)
-
-    assert result.code == CheckpointError.exit_code, result.stderr
-    assert "step-00000010 was not written" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert run.steps() == [5]
-    assert_whole(run)
 
 
 def test_kills_while_a_thread_writes_leave_the_last_whole_checkpoint(run: Run, whole: Run) -> None:

@@ -13,11 +13,7 @@ import torch
 
 from nmt.checkpoint.files import checkpoint_dir, load_checkpoint
 from nmt.commands.train import fit
-from nmt.commands.train_options import TrainOptions
-from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
-from nmt.device.compilation import Compilation
-from nmt.extras.planning.dry_run import dry_run
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
@@ -96,13 +92,3 @@ def test_sizes_are_few_where_kernels_are_made_for_each(
 
     assert any(sizes) == (precision == "float32")
     assert set(dtypes) == {torch.float32}
-
-
-def test_a_dry_run_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Compilation(is_on=True, remark="layers compiled in 1.0 s")
-    monkeypatch.setattr("nmt.commands.train_setup.compile_layers", lambda *_, **__: compiled)
-    Path("toy.yaml").write_text(dump_config(config_of(compile=True)))
-    report = dry_run(TrainOptions(config=Path("toy.yaml")))
-
-    assert report.as_dict()["compiled"] is True
-    assert ", layers compiled in " in report.as_text().splitlines()[0]

@@ -146,26 +146,6 @@ def test_one_loss_that_is_not_a_number_is_skipped_counted_and_told(
     assert all(tensor.isfinite().all() for tensor in last_weights(run_dir).values())
 
 
-def test_reports_leave_skipped_updates_out_and_stay_json(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_json(name: str) -> float:
-        raise AssertionError(f"{name} is not JSON")
-
-    values["training"] |= {"report_every": 2, "max_steps": 8}
-    poison(monkeypatch, 4, 6)
-    text = (run(values) / "metrics.jsonl").read_text()
-    lines = [json.loads(line, parse_constant=no_json) for line in text.splitlines()]
-    losses = {line["step"]: line["loss"] for line in lines if line["kind"] == "update"}
-
-    assert losses.pop(6) is None  # both updates were skipped
-    assert sorted(losses) == [2, 4, 8]
-    assert all(2 < loss < 6 for loss in losses.values())
-    norms = {line["step"]: line["gradient_norm"] for line in lines if line["kind"] == "update"}
-    assert norms[4] is None
-    assert norms[8] > 0
-
-
 def test_losses_that_stay_so_end_training_and_name_the_last_good_checkpoint_and_the_lines(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
