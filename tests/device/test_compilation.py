@@ -35,31 +35,26 @@ class Layers:
         return compile_layers(wanted, device, switch=self.told.append, warm_up=self.warm_up)
 
 
-@pytest.mark.parametrize(("wanted", "device"), [("auto", CPU), (False, CPU), (False, GPU)], ids=str)
-def test_layers_stay_as_they_are(wanted: Literal["auto"] | bool, device: torch.device) -> None:
-    layers = Layers()
-
-    assert layers.set_up(wanted, device) == Compilation(is_on=False)
-    assert layers.told == []
-
-
-@pytest.mark.parametrize(("wanted", "device"), [("auto", GPU), (True, CPU), (True, GPU)], ids=str)
-def test_layers_are_compiled_before_anything_depends_on_it(
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+@pytest.mark.parametrize("wanted", ["auto", False, True])
+def test_layers_are_compiled_before_anything_depends_on_it_or_stay_as_they_are(
     wanted: Literal["auto"] | bool, device: torch.device
 ) -> None:
     layers = Layers()
     found = layers.set_up(wanted, device)
-
-    assert found.is_on
-    assert found.remark.startswith("layers compiled in ")
-    assert layers.told == [compiled, "warm_up"]
+    if wanted is True or (wanted, device) == ("auto", GPU):
+        assert found.is_on
+        assert found.remark.startswith("layers compiled in ")
+        assert layers.told == [compiled, "warm_up"]
+    else:
+        assert found == Compilation(is_on=False)
+        assert layers.told == []
 
 
 def test_auto_leaves_layers_as_they_are_where_training_is_short() -> None:
     layers = Layers()
     options: Any = {"switch": layers.told.append, "warm_up": layers.warm_up, "is_worth_it": False}
     found = compile_layers("auto", GPU, **options)
-
     assert not found.is_on
     assert "too short" in found.remark
     assert layers.told == []
@@ -75,9 +70,13 @@ def test_compiled_code_is_kept_where_caches_are(
     if given is None:
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     keep_compiled_code()
-
     expected = given or str(tmp_path / "nmt" / "compiled")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
+
+
+@pytest.fixture
+def tidy() -> Iterator[Backend]:
+    yield from use_backend("eager")
 
 
 @pytest.mark.usefixtures("tidy")
@@ -92,33 +91,21 @@ def test_one_graph_too_many_is_a_note(
             assert torch.equal(forward(values), values * 2)
     finally:
         torch.compiler.set_stance("default")
-
     notes = [record.getMessage() for record in caplog.records if "more than 2" in record.message]
     assert len(notes) == 1
 
 
-def test_auto_goes_on_without_where_it_does_not_work_and_says_why() -> None:
+def test_what_does_not_work_is_an_error_unless_auto_wanted_it() -> None:
     layers = Layers(RuntimeError("\nNo C compiler\n\nSet THIS=1 for more"))
     found = layers.set_up("auto", GPU)
-
     assert found == Compilation(is_on=False, remark="layers not compiled (No C compiler)")
     assert layers.told == [compiled, "warm_up", None]
-
-
-def test_what_is_asked_for_and_does_not_work_is_an_error() -> None:
     with pytest.raises(DeviceError, match=r"on cpu: No C compiler\n.*compile to false"):
         Layers(RuntimeError("No C compiler\n\nmore")).set_up(True, CPU)
-
-
-def test_a_lack_of_memory_is_not_taken_for_a_lack_of_a_compiler() -> None:
+    # A lack of memory is not taken for a lack of a compiler.
     short = DeviceError("Memory does not hold a batch.", fix="Smaller ones.")
     with pytest.raises(DeviceError, match="Memory does not hold"):
         Layers(short).set_up("auto", GPU)
-
-
-@pytest.fixture
-def tidy() -> Iterator[Backend]:
-    yield from use_backend("eager")
 
 
 @pytest.mark.slow
@@ -129,13 +116,9 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
     inductor: Any = torch._inductor.config
     monkeypatch.setattr(compilation, "_BACKEND", BACKEND)
     forward = compiled(lambda values: values.sin() + values.cos())
-
-    def warm_up() -> None:
-        forward(torch.ones(99))
-
     missing = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
     with (
         inductor.patch(missing),
         pytest.raises(DeviceError, match=r"No working C\+\+ compiler .*no-such-compiler"),
     ):
-        compile_layers(True, CPU, switch=lambda _: None, warm_up=warm_up)
+        compile_layers(True, CPU, switch=lambda _: None, warm_up=lambda: forward(torch.ones(99)))

@@ -22,9 +22,7 @@ from nmt.device.device import (
     random_state,
     restore_random_state,
 )
-from nmt.device.precision import (
-    choose_precision,
-)
+from nmt.device.precision import choose_precision
 from nmt.errors import DeviceError
 
 CPU = torch.device("cpu")
@@ -32,7 +30,6 @@ CPU = torch.device("cpu")
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
     assert choose_device("auto") == CPU
     with pytest.raises(DeviceError, match="torch sees no GPU") as caught:
         choose_device("cuda")
@@ -57,9 +54,10 @@ def test_a_number_chooses_among_several_gpus(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # it plans anew for each shape
+    assert torch.backends.cuda.flash_sdp_enabled()
     assert choose_device("cuda:1") == torch.device("cuda", 1) == chosen[0]
-    assert choose_device("cuda:0") == choose_device("cuda") == gpu
+    assert choose_device("cuda:0") == choose_device("cuda") == gpu == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert choose_device("cuda") == torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -67,19 +65,12 @@ def test_a_number_chooses_among_several_gpus(
         choose_device("cuda:1")
 
 
-def test_attention_that_plans_for_each_shape_is_turned_off(gpu: torch.device) -> None:
-    assert gpu == torch.device("cuda", 0)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    assert torch.backends.cuda.flash_sdp_enabled()
-
-
 def test_sums_have_an_order_while_it_is_wanted(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "restored")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "restored")
-    monkeypatch.delenv("NCCL_NVLS_ENABLE")
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_NVLS_ENABLE"):
+        monkeypatch.setenv(name, "restored")
+        monkeypatch.delenv(name)
     is_on = torch.are_deterministic_algorithms_enabled
     settings: Any = torch.utils.deterministic
     for device, wanted in ((CPU, True), (gpu, False)):
@@ -110,8 +101,7 @@ def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
 @pytest.mark.parametrize(
     ("error", "is_it"),
     [
-        (MemoryError(), True),
-        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory."), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
@@ -119,20 +109,16 @@ def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
         (ValueError("can't allocate memory"), False),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_a_lack_of_memory_is(error: BaseException, is_it: bool) -> None:
     assert is_out_of_memory(error) is is_it
 
 
-def test_random_numbers_go_on_where_they_were() -> None:
+def test_random_numbers_go_on_where_they_were_and_threads_are_set() -> None:
     state = random_state(CPU)
     first = torch.rand(5)
     restore_random_state(state, CPU)
-
     assert torch.equal(torch.rand(5), first)
-
-
-def test_threads_are_set() -> None:
     before = torch.get_num_threads()
     try:
         prepare_process(1)
@@ -142,15 +128,10 @@ def test_threads_are_set() -> None:
 
 
 def test_a_cpu_is_not_run_ahead_of_and_a_gpu_is() -> None:
-    cpu, gpu = (
-        choose_device_queue(torch.device("cpu")),
-        choose_device_queue(torch.device("cuda", 1)),
-    )
+    cpu, gpu = (choose_device_queue(each) for each in (CPU, torch.device("cuda", 1)))
     items = iter([1])
-
     assert (cpu.max_inflight_updates, cpu.uses_threads) == (1, False)
-    assert gpu.max_inflight_updates > 1
-    assert gpu.uses_threads
+    assert (gpu.max_inflight_updates > 1, gpu.uses_threads) == (True, True)
     with cpu.stream(items) as stream:
         assert stream is items
     with gpu.stream(iter([1, 2, 3])) as stream:
@@ -190,17 +171,13 @@ def test_the_next_item_is_made_in_a_thread_while_the_last_is_used() -> None:
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
 
 
-def test_an_error_comes_when_its_item_is_asked_for() -> None:
+def test_an_error_comes_when_its_item_is_asked_for_and_one_of_the_caller_ends_the_thread() -> None:
     with prefetch(iter(Numbers(fails_at=2))) as stream:
         assert [next(stream), next(stream)] == [0, 1]
         with pytest.raises(ValueError, match="no more"):
             next(stream)
-
-
-def test_an_error_of_the_caller_ends_the_thread() -> None:
-    stream = prefetch(iter(Numbers()))
-    with suppress(KeyError), stream as numbers:
-        next(numbers)
+    with suppress(KeyError), prefetch(iter(Numbers())) as stream:
+        next(stream)
         raise KeyError
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
 

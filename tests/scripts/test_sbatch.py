@@ -45,7 +45,6 @@ def test_all_nodes_run_one_training_and_its_code_is_the_jobs(
 ) -> None:
     command = ["bash", str(SCRIPT), "configs/base.yaml", "--set", "name=two words"]
     done = subprocess.run(command, env=job | {"CODE": str(code)}, check=False, timeout=20)
-
     assert done.returncode == code
     asked, started = Path(job["LOG"]).read_text().splitlines()
     assert asked == "scontrol show hostnames node[1-2]"

@@ -69,13 +69,11 @@ def logits(model: Transformer) -> torch.Tensor:
 def test_the_logits_are_those_of_the_small_model(changes: dict[str, Any]) -> None:
     small = small_model(changes)
     wide = SCRIPT["widen"](small)
-
     torch.testing.assert_close(logits(wide), logits(small), rtol=0, atol=1e-4)
 
 
 def test_tiny_becomes_the_published_base_but_for_norms_and_positions() -> None:
     found = SCRIPT["doubled_config"](ModelConfig(preset="tiny"), 1024)
-
     assert found == ModelConfig(norm_position="pre", positions="learned", max_positions=1024)
 
 

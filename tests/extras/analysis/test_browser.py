@@ -21,6 +21,5 @@ RUBIES_SPLIT = (  # none may be broken over two lines
 def test_a_browser_shows_the_page(browser: str, width: int, tmp_path: Path) -> None:
     expressions = (WIDER, REQUESTS, RUBIES_SPLIT, RIGHT_TO_LEFT)
     found, logged = ask(browser, full_page(), tmp_path, width, *expressions)
-
     assert found == "0 0 0 true"
     assert "CONSOLE" not in logged

@@ -72,7 +72,6 @@ def test_clean_lines_have_no_ranges_and_score_better_than_exchanged_ones() -> No
     for row in bad:
         target[row], target[row - 7] = target[row - 7], target[row]
     found = looked_at(source, target)
-
     assert found.ranges == {"c": []}
     exchanged = np.zeros(1200, np.bool_)
     exchanged[bad] = exchanged[bad - 7] = True
@@ -93,7 +92,6 @@ def test_a_shifted_block_is_found_to_the_line(offset: int) -> None:
         target[400:480] = [*target[400 - offset : 480], *extra]
         start, end = 401 - offset, 480
     (found,) = (each for each in looked_at(source, target).ranges["c"] if each.offset)
-
     assert found.offset == offset
     assert abs(found.start - start) <= 3
     assert abs(found.end - end) <= 3
@@ -104,7 +102,6 @@ def test_what_is_missing_once_shifts_all_that_follows_and_strangers_are_unrelate
     target[900:960] = [target[i] for i in np.random.default_rng(5).integers(0, 1500, 60)]
     del target[300], source[-1]
     found = looked_at(source, target).ranges["c"]
-
     assert [each.offset for each in found] == [-1, None, -1]
     for each, (start, end) in zip(found, [(302, 900), (901, 960), (961, 1499)], strict=True):
         assert abs(each.start - start) <= 3

@@ -35,7 +35,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_scores_follow_the_formula_of_the_paper(runs: list[Path]) -> None:
     pairs = [*zip(*corpus(3), strict=True), ("eins", ""), (" ", "one"), ("eins " * 300, "one")]
     found = dual_scorer(runs[::-1], PAIR)(pairs)  # the order of the models does not matter
-
     forward, backward = (Scorer.load(run) for run in runs)
     for (source, target), value in zip(pairs[:3], found, strict=False):
         (one,), (other,) = forward.score([(source, target)]), backward.score([(target, source)])
@@ -62,9 +61,7 @@ def test_pairs_are_scored_on_demand_and_the_manifest_says_by_what(
 ) -> None:
     config = config_for(tmp_path, filters={"limits": {"dual_cross_entropy": 1.0}})
     assert prepare(config).reasons["dual_cross_entropy"]["count"] == 0
-
     report = prepare(config, score_with=runs)
-
     assert report.reasons["dual_cross_entropy"]["count"] == 120
     rows = gzip.decompress((tmp_path / "prepared" / "dual_cross_entropy.tsv.gz").read_bytes())
     assert len(rows.splitlines()) == 121

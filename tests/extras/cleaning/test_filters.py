@@ -74,7 +74,6 @@ def test_an_extra_that_is_missing_is_named_when_it_is_needed(
 ) -> None:
     for library in ("py3langid", "ftfy"):
         monkeypatch.setitem(sys.modules, library, None)
-
     training_filters(FilterConfig(), "de", "en")
     for reason in ("language", "mojibake"):
         with pytest.raises(ConfigError, match="not installed") as caught:
@@ -96,9 +95,7 @@ def test_languages_are_judged_where_py3langid_knows_them() -> None:
     pytest.importorskip("py3langid")
     german = "Der Zug nach München fährt heute leider nicht mehr."
     french = "Le train pour Paris ne part plus ce soir, malheureusement."
-
     filters = training_filters(FilterConfig(), "de", "xx")
-
     assert [each.value for each in filters.text_findings(french, german)] == ["fr"]
     assert filters.text_findings(german, french) == []
 
@@ -110,8 +107,6 @@ def test_markup_control_characters_and_numbers_are_counted() -> None:
         ("R&D", "<3"), ("Glo\xadcke", "bell"), ("a\x00b", "x"), ("tab\there", "nbsp\xa0here"),
         ("line\u2028separator", "zero\u200bwidth"), ("schön", "pretty"),
     ]  # fmt: skip
-
     filters = training_filters(FilterConfig())
     found = Counter(each.reason for pair in pairs for each in filters.text_findings(*pair))
-
     assert found == {"markup": 2, "control": 3, "numbers": 1}

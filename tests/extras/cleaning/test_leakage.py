@@ -27,7 +27,6 @@ def distance(left: Sequence[str], right: Sequence[str]) -> int:
 @given(left=SENTENCE, right=SENTENCE)
 def test_near_is_what_the_distance_says(left: list[str], right: list[str]) -> None:
     limit = max_edits(min(len(left), len(right)))
-
     assert are_near(left, right) == (distance(left, right) <= limit)
 
 
@@ -73,9 +72,7 @@ def test_changed_and_joined_sentences_are_found_in_other_case_and_scripts() -> N
 
 def test_text_without_spaces_is_compared_by_characters() -> None:
     held_out = ["彼は昨日の夜遅くに東京から帰ってきました。"]
-
     index = LeakageIndex(held_out)
-
     assert index.find(["彼は昨日の朝遅くに東京から帰ってきました。"]) == [(0, 0, "near")]
     assert index.find(["彼女は明日の朝に大阪へ行くつもりでした。"]) == []
 

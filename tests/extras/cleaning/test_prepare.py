@@ -121,10 +121,8 @@ def test_duplicates_go_on_request(tmp_path: Path) -> None:
     """FAULTS 40."""
     source, target = corpus(60)
     write_pairs(tmp_path, source + source, target + target)
-
     counted = prepare(config_for(tmp_path))
     dropped = prepare(config_for(tmp_path, filters={"deduplicate": True}))
-
     assert counted.counts["numbers"]["kept"] == 120
     assert counted.findings["numbers"]["duplicate"] == 60
     assert dropped.counts["numbers"] == {"read": 120, "kept": 60, "duplicate": 60}
@@ -139,7 +137,6 @@ def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Pat
     target[50] = "Non so perché se ne sia andato così presto stamattina."
     write_pairs(tmp_path, source, target)
     report = prepare(config_for(tmp_path), report_only=True, report=tmp_path / "report")
-
     sides = report.reasons["language"]["sides"]
     assert sides["de"]["fr"]["count"] == 3
     assert [each["line"] for each in sides["de"]["fr"]["first"]] == [8, 31, 32]

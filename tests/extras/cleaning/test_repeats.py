@@ -93,7 +93,6 @@ def test_pairs_without_a_sketch_are_compared_with_none(
 def test_hashes_are_the_same_in_every_process_and_block() -> None:
     pairs = [("Guten Tag, Welt", "Hello, world " * 6), ("", ""), ("a b", "c")]
     whole = pair_hashes(pairs, sketches=True)
-
     parts = np.concatenate([pair_hashes([pair], sketches=True) for pair in pairs])
     assert (whole == parts).all()
     assert normalized("Ｆｕｌｌ　width!") == "full width"  # noqa: RUF001

@@ -70,7 +70,6 @@ def test_a_share_of_the_run_is_the_warm_up_of_as_many_updates(shape: str) -> Non
         for each in ({"warmup": 0.06}, {"warmup_steps": 30})
     )
     rates = [share(step) for step in range(1, 501)]
-
     assert rates == [steps(step) for step in range(1, 501)]
     if shape != "constant":
         assert rates.index(max(rates)) == 29
@@ -107,7 +106,6 @@ def test_an_epoch_that_is_never_finished_is_named() -> None:
 def test_a_vocabulary_far_from_the_usual_is_named(size: int, pairs: int, text: str) -> None:
     plan = Plan(total_steps=None, updates_per_epoch=None, report=report(pairs, 90.0, 400))
     advice = found(config(vocab_size=size), plan)
-
     assert advice.startswith(text)
     assert bool(advice) == bool(text)
 
@@ -118,7 +116,6 @@ def test_a_batch_that_is_a_large_part_of_the_corpus_is_named(
     # 1,000 pairs of (18 + 1) x 2 tokens are 38,000: 19 batches of 2,000.
     monkeypatch.setattr(PrepareReport, "read", lambda _: report(1000))
     plan = Plan.estimate(config(max_epochs=3))
-
     assert (plan.updates_per_epoch, plan.total_steps) == (19.0, 57)
     assert "an epoch of 1,000 pairs has 19 updates" in found(config(max_epochs=3), plan)
     monkeypatch.setattr(PrepareReport, "read", lambda _: report(2000))
@@ -128,7 +125,6 @@ def test_a_batch_that_is_a_large_part_of_the_corpus_is_named(
 
 def test_what_is_not_prepared_is_not_guessed(tmp_path: Path) -> None:
     unprepared = config().model_copy(update={"prepared_dir": tmp_path})
-
     assert Plan.estimate(unprepared) == Plan(total_steps=1000, updates_per_epoch=None, report=None)
 
 
@@ -136,7 +132,6 @@ def test_what_is_not_prepared_is_not_guessed(tmp_path: Path) -> None:
 def test_what_goes_with_a_size_is_what_no_warning_speaks_against(num_pairs: int) -> None:
     scale = scale_of(72 * num_pairs)  # as long as those of Tatoeba
     sections = scale.sections()
-
     assert usual_vocab_size(num_pairs) == scale.vocab_size
     assert TrainingConfig.model_validate(sections["training"]).max_minutes == scale.minutes
     assert tuple(sorted(SCALES, key=lambda each: each.max_characters)) == SCALES

@@ -28,7 +28,6 @@ SHAPES: list[dict[str, Any]] = [
 
 def test_the_base_model_has_the_matrices_of_the_paper() -> None:
     sizes = matmul_parameters(BASE, 37_000)
-
     # A square is 512 x 512 = 262,144; the feed-forward's matrices are 2 x 512 x 2,048 = 2,097,152.
     # Encoder layer: queries, keys, values, output (4 squares) and feed-forward: 3,145,728.
     # Decoder layer: 8 squares and feed-forward: 4,194,304, of which 2 squares read the encoder.
@@ -46,7 +45,6 @@ def test_what_is_not_in_the_matrices_of_the_base_model_is_biases_and_norms() -> 
     with torch.device("meta"):
         parameters = count_parameters(build_model(BASE, 37_000, 37_000))
     sizes = matmul_parameters(BASE, 37_000)
-
     assert parameters == {
         "embeddings": 18_944_000,
         "encoder": 18_914_304,
@@ -79,7 +77,6 @@ def test_the_flops_of_the_base_model_by_hand() -> None:
 
 def test_long_sentences_do_not_overflow() -> None:
     lengths = np.full(100_000, 60_000, dtype=np.int32)
-
     assert LengthSums.of_pairs(lengths, lengths).products == 100_000 * 60_000**2
 
 
@@ -89,7 +86,6 @@ def test_the_matrices_of_every_preset_are_those_of_its_layers(preset: str) -> No
     with torch.device("meta"):
         model = build_model(config, 1000, 1000)
     sizes = matmul_parameters(config, 1000)
-
     matrices = {name: p.numel() for name, p in model.named_parameters() if p.ndim == 2}
     memory = {name for name in matrices if name.endswith("cross_attention.key_value.weight")}
     assert sizes.memory == sum(matrices[name] for name in memory)

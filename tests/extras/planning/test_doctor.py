@@ -26,7 +26,6 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
 def test_a_machine_that_is_well_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of whoever runs the tests
     result = CliRunner().invoke(app, ["doctor"])
-
     assert result.exit_code == 0, result.stdout
     lines = result.stdout.splitlines()
     names = [line.split()[1] for line in lines]
@@ -63,7 +62,6 @@ def test_what_is_wrong_has_the_line_that_mends_it(
 
 def missing(name: str) -> str:
     from importlib.metadata import PackageNotFoundError
-
     raise PackageNotFoundError(name)
 
 

@@ -119,7 +119,6 @@ def test_flops_are_those_of_the_epoch(folder: Path, report: DryRunReport) -> Non
     data = PreparedData.open(folder / "prepared")
     lengths = (data.train.source_lengths + 1, data.train.target_lengths + 1)
     flops = training_flops(config.model, 40, LengthSums.of_pairs(*lengths))
-
     assert report.flops["update"] * epoch["updates"] == pytest.approx(flops.total)
     assert report.flops["per_target_token"] == pytest.approx(flops.total / epoch["target_tokens"])
     assert report.flops["attention_share"] == pytest.approx(flops.attention / flops.total)
@@ -128,7 +127,6 @@ def test_flops_are_those_of_the_epoch(folder: Path, report: DryRunReport) -> Non
 
 def test_of_several_devices_each_reads_its_part(folder: Path, report: DryRunReport) -> None:
     two = estimate(config_in(folder), devices=2)
-
     assert two.devices == 2
     assert two.epoch["updates"] == pytest.approx(report.epoch["updates"] / 2, abs=1)
     assert two.epoch["pairs"] == pytest.approx(100, abs=20)
@@ -138,7 +136,6 @@ def test_of_several_devices_each_reads_its_part(folder: Path, report: DryRunRepo
 
 def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunReport) -> None:
     memory, number = report.memory_bytes, report.parameters["total"]
-
     assert (memory["weights"], memory["master_weights"]) == (4 * number, 0)
     assert memory["gradients"] == 4 * number + SUMS
     assert 1 <= len(memory["largest_batches"]) <= 2
@@ -164,7 +161,6 @@ def test_bytes_for_each_parameter(
     model = small_model()
     optimizer = build_optimizer(model, OptimizerConfig(), dtype, ema_decay=ema)
     number = sum(count_parameters(model).values())
-
     counter = 4  # of updates
     weights, master, gradients, moments = (size * number for size in held)
     expected = [weights, master, gradients + SUMS, moments + counter]
@@ -176,9 +172,7 @@ def test_weights_that_are_worked_out_when_needed_are_not_held() -> None:
     model = small_model()
     config = OptimizerConfig(kind="schedule-free")
     number = sum(count_parameters(model).values())
-
     held = resident_bytes(build_optimizer(model, config, torch.float32), model)
-
     assert (held["weights"], held["gradients"]) == (4 * number, 4 * number + SUMS)
     assert held["optimizer"] == pytest.approx(8 * number, abs=32)
 
@@ -188,9 +182,7 @@ def test_frozen_parts_have_no_gradient_and_no_moments() -> None:
     freeze(model, ["encoder"])
     sizes = count_parameters(model)
     trained = sizes["decoder"] + sizes["embeddings"]
-
     held = resident_bytes(build_optimizer(model, OptimizerConfig(), torch.float32), model)
-
     assert held["weights"] == 4 * (trained + sizes["encoder"])
     assert held["gradients"] == 4 * trained + SUMS
     assert held["optimizer"] == 8 * trained + 4
@@ -212,7 +204,6 @@ def test_the_limit_that_comes_first_ends_training(
     folder: Path, report: DryRunReport, training: dict[str, Any], limit: str
 ) -> None:
     found = estimate(config_in(folder, **training))
-
     updates = {"training.max_steps": 3, "training.max_minutes": 1}
     epochs_updates = 2 * report.epoch["updates"]
     assert found.budget["limit"] == limit
@@ -223,9 +214,7 @@ def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_e
     folder: Path, report: DryRunReport
 ) -> None:
     config = config_in(folder, max_steps=None, patience=3, r_drop=5.0)
-
     twice = estimate(config)
-
     assert twice.flops["update"] == pytest.approx(2 * report.flops["update"])
     assert "2 passes (training.r_drop)" in twice.as_text()
     assert twice.budget["updates"] is twice.budget["epochs"] is None
@@ -261,7 +250,6 @@ def test_a_run_in_progress_is_not_disturbed(folder: Path) -> None:
     with run_lock(config.run_dir):
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         estimate(config)
-
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
@@ -294,7 +282,6 @@ def test_it_shows_its_work_and_ends_within_its_seconds(
     monkeypatch.setattr("nmt.extras.planning.dry_run.MOST_SECONDS", 0.0)
     with terminal(monkeypatch) as frames:
         report = estimate(config_in(folder, max_steps=2))
-
     batches = 1 + len(report.memory_bytes["largest_batches"])
     assert frames.counts("measuring memory")[-1] == f"{batches - 1}/{batches}"
     assert frames.counts("timing")[-1] == "2/20"

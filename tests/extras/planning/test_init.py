@@ -116,7 +116,6 @@ def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:
     folders = {name: Path(name) for name in ("a", "b", "c")}
     for name, folder in folders.items():
         init(InitOptions(source=source, target=target, output=folder, seed=2 if name == "c" else 1))
-
     assert read(folders["a"], "test") == read(folders["b"], "test") != read(folders["c"], "test")
 
 
@@ -126,7 +125,6 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     written = load_config(start.config)
     bare = "\n".join(start.config.read_text("utf-8").partition("tokenizer:")[0].splitlines())
     (start.config.parent / "bare.yaml").write_text(bare + "\n", "utf-8")
-
     assert load_config(start.config.parent / "bare.yaml") == written
     assert "training" not in RunConfig.model_json_schema()["required"]
     assert written.training.max_minutes == SCALES[0].minutes
@@ -139,7 +137,6 @@ def test_what_is_given_stands_above_the_values_for_the_size() -> None:
     bare = start.config.parent / "bare.yaml"
     bare.write_text(text + "model: {preset: modern}\npreset: low-resource\n", "utf-8")
     config = load_config(bare, ["training.seed=7", "batch.max_tokens=1000"])
-
     assert (config.model.preset, config.model.norm) == ("modern", "rms")
     assert config.model.dropout == 0.3
     assert (config.training.seed, config.batch.max_tokens) == (7, 1000)
@@ -152,7 +149,6 @@ def test_what_is_given_stands_above_the_values_for_the_size() -> None:
 def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
     given = {"preset": "low-resource", "batch": {"noise": 0.2}, "model": {"dropout": 0.1}}
     values = with_scale(given, 12_000_000)
-
     assert values["tokenizer"] == {"vocab_size": 2000}
     assert values["batch"] == {"max_tokens": 2048, "noise": 0.2}
     assert values["training"]["r_drop"] == RUN_PRESETS["low-resource"]["training"]["r_drop"] > 0
@@ -163,7 +159,6 @@ def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
 @pytest.mark.parametrize("name", RUN_PRESETS)
 def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
     sections = SCALES[0].sections()
-
     for section, values in RUN_PRESETS[name].items():
         assert values.items() <= sections[section].items()
 
@@ -191,7 +186,6 @@ def test_a_rate_goes_with_its_optimizer(
     bare.write_text(start.config.read_text("utf-8").partition("tokenizer:")[0], "utf-8")
     training = load_config(bare, overrides).training
     schedule = training.schedule
-
     assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup) == expected
     assert schedule.shape == "linear"
 
@@ -219,9 +213,7 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
     files = CorpusConfig(source=source, target=target)
     some = files.model_copy(update={"max_pairs": 1, "weight": 3.0})
     columns = CorpusConfig(tsv=tmp_path / "x.tsv")
-
     sizes = [count_characters([each], ("de", "ar")) for each in (files, some, columns)]
-
     assert sizes == [13, round(3 * 13 / 2), 8]
     assert count_characters([CorpusConfig(demo="train")], ("en", "de")) > 10_000
 
@@ -272,7 +264,6 @@ def test_from_the_shell_it_ends_with_the_next_command() -> None:
     source, target = corpus()
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
     result = CliRunner().invoke(app, command)
-
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-4:] == [
         "next: nmt train new/config.yaml",

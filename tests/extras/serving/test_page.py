@@ -179,7 +179,6 @@ def page(driver: Chrome, server: Server) -> Iterator[Page]:
 def test_a_translation_appears_while_typing(page: Page) -> None:
     assert page.type(TEXT) == page.expected(TEXT)
     assert page.texts("#mirror .word") == TEXT.split()
-
     page["clear"].click()
     assert page.shown() == ""
 
@@ -255,7 +254,6 @@ def test_the_last_of_many_edits_wins(page: Page) -> None:
     page.fake_answers("""(found, {body}) => body.includes("dogs") &&
                          new Promise((then) => setTimeout(then, 400))""")
     texts = page.driver.execute_async_script(FAST_EDITS, last)
-
     assert page.shown() == texts[-1] == page.expected(last)
     assert "" not in texts
 
@@ -263,7 +261,6 @@ def test_the_last_of_many_edits_wins(page: Page) -> None:
 def test_terms_are_required_and_forbidden(page: Page) -> None:
     page.require("dog = Köter", forbid="Junge")
     first, *_, last = page.type(TEXT).splitlines()
-
     assert "Köter" in first
     assert "Junge" not in first
     assert "Köter" not in last
@@ -275,7 +272,6 @@ def test_the_command_line_gives_what_is_shown(page: Page) -> None:
     shown = page.type(TEXT)
     command = shlex.split(str(page["curl"].get_property("textContent")))
     answer = page.server.post("/v1/translate", json.loads(command[-1])).json()
-
     assert command[1] == f"http://127.0.0.1:{page.server.port}/v1/translate"
     assert [each["translation"] for each in answer["translations"]] == page.script(
         "return shown.sentences.map((sentence) => sentence.target.text)"
@@ -289,7 +285,6 @@ def test_languages_are_swapped_and_detected(page: Page) -> None:
     page.shown()
     assert page["source"].get_property("value") == german
     assert [page[name].get_property("value") for name in ("from", "to")] == ["de", "en"]
-
     page.pick("from", "auto")
     page.pick("to", "en")
     page.shown()
@@ -303,7 +298,6 @@ def test_a_language_is_written_from_the_right(page: Page) -> None:
     page.driver.execute_async_script("connect().then(arguments[0])")
     words = page.type("The boy plays.").split()
     page.all("#target .word")[0].send_keys(Keys.ARROW_LEFT)
-
     assert [page[name].get_property("dir") for name in ("source", "target")] == ["ltr", "rtl"]
     assert page.script("return document.activeElement.textContent") == words[1]
 
@@ -312,7 +306,6 @@ def test_warnings_and_confidence_stand_at_their_sentence(page: Page) -> None:
     page.fake_answers("""(body) => Object.assign(body.translations[0].sentences[1],
                          {alarms: ["loop"], confidence: 31.4})""")
     page.type("A dog. A cat. A boy.")
-
     assert page.texts("#target > :nth-child(2) .badge") == ["⚠ loop", "31"]
     assert len(page.all(".badge")) == 2
     assert "again and again" in page["notes"].text
@@ -326,7 +319,6 @@ def test_a_key_is_asked_for(page: Page) -> None:
     page.press("wrong", Keys.ENTER)
     page.wait(lambda: page.all("dialog[open]") and not page["key"].get_property("value"))
     page.press("right", Keys.ENTER)
-
     assert page.wait(page.shown) == page.expected("A dog.")
     assert "Bearer $NMT_API_KEY" in str(page["curl"].get_property("textContent"))
     page.script("sessionStorage.clear()")
@@ -339,7 +331,6 @@ def test_a_dropped_file_is_translated(page: Page) -> None:
     folder = Path(page.driver.capabilities["chrome"]["userDataDir"]).parent
     file = folder / "notes.de.txt"
     page.wait(file.exists)
-
     assert file.read_text(encoding="utf-8") == page.expected(text)
     assert page.texts("#files span") == ["2 texts translated"]
 
@@ -380,7 +371,6 @@ def test_a_phone_need_not_scroll_sideways(page: Page) -> None:
     page.wait(lambda: page.all("#menu b"))
     widths = page.script("return [document.documentElement.scrollWidth, innerWidth]")
     page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
     assert widths == [390, 390]
 
 
@@ -391,7 +381,6 @@ def test_the_page_finds_a_server_that_comes_back(page: Page, served: dict[str, P
     page.wait(lambda: "does not answer" in page["status"].text)
     assert page.all("#target.stale")
     assert page.texts("#target") == [first]
-
     back = Server({"en-de": served["en-de"]}, port=page.server.port)
     try:
         assert page.shown() == str(back.translate("A dog. A cat.", model="en-de")[0]["translation"])
