@@ -22,11 +22,6 @@ from nmt.extras.planning.options import InitOptions
 PARTS = ("train", "valid", "test")
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def corpus(count: int = 400, words: int = 90) -> tuple[Path, Path]:
     """A corpus with sentences that come again, with the same and with other translations."""
     sides = [[f"{letter} {i * step % words}" for i in range(count)] for letter, step in
@@ -48,21 +43,13 @@ def read(folder: Path, part: str) -> list[tuple[str, str]]:
 
 def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for() -> None:
     source, target = corpus()
-    start = init(InitOptions(source=source, target=target))
-    whole = list(
-        zip(
-            source.read_text("utf-8").splitlines(),
-            gzip.decompress(target.read_bytes()).decode().splitlines(),
-            strict=True,
-        )
-    )
+    start = started((source, target))
+    lines = source.read_text("utf-8"), gzip.decompress(target.read_bytes()).decode()
+    whole = list(zip(*(text.splitlines() for text in lines), strict=True))
     parts = {part: read(Path("de-en"), part) for part in PARTS}
-
     for side in range(2):
         sets = [{pair[side] for pair in parts[part]} for part in PARTS]
-        assert not sets[0] & sets[1]
-        assert not sets[0] & sets[2]
-        assert not sets[1] & sets[2]
+        assert len(set.union(*sets)) == sum(map(len, sets))
     for part in PARTS:
         assert set(parts[part]) <= set(whole)
         assert start.counts[part] == len(parts[part]) > 0
@@ -93,30 +80,25 @@ def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
     assert ("drawn with seed 1" in result.stdout) == (len(names) < 2)
 
     data = load_config("new/config.yaml").data
-    sets = {"train": data.train[0], "valid": data.valid, **data.test}
+    sets: dict[str, Any] = {"train": data.train[0], "valid": data.valid, **data.test}
     texts = {}
     for name, each in sets.items():
-        assert each.source is not None
-        assert each.target is not None
         assert each.source.is_absolute() == (name in names)
         assert ".." not in each.source.parts
         sides = [path.read_text("utf-8").splitlines() for path in (each.source, each.target)]
         texts[name] = list(zip(*sides, strict=True))
     assert all(texts[name] == [given[name]] for name in names)
     for side in range(2):
-        train, *held = ({pair[side] for pair in texts[name]} for name in PARTS)
-        assert train
-        assert not train & (held[0] | held[1])
-        assert not held[0] & held[1]
+        own = [{pair[side] for pair in texts[name]} for name in PARTS]
+        assert own[0]
+        assert len(set.union(*own)) == sum(map(len, own))
     assert {path.stem for path in Path("new").glob("*.de")} == {*PARTS} - {*names}
 
 
 def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:
-    source, target = corpus()
-    folders = {name: Path(name) for name in ("a", "b", "c")}
-    for name, folder in folders.items():
-        init(InitOptions(source=source, target=target, output=folder, seed=2 if name == "c" else 1))
-    assert read(folders["a"], "test") == read(folders["b"], "test") != read(folders["c"], "test")
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        started(corpus(), output=Path(name), seed=seed)
+    assert read(Path("a"), "test") == read(Path("b"), "test") != read(Path("c"), "test")
 
 
 def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
@@ -170,14 +152,12 @@ def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
         (["training.optimizer.kind=adamw"], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
         (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),
         (["training.schedule.peak_lr=2e-3"], ("muon", 2e-3, 0.06)),
-        (
-            ["training.optimizer.kind=adamw", "training.schedule.peak_lr=2e-3"],
-            ("adamw", 2e-3, 0.06),
-        ),
+        (["training.optimizer.kind=adamw", "training.schedule.peak_lr=2e-3"],
+         ("adamw", 2e-3, 0.06)),
         (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
         (["training.schedule=null"], ("muon", 4e-3, 0.06)),
     ],
-)
+)  # fmt: skip
 def test_a_rate_goes_with_its_optimizer(
     overrides: list[str], expected: tuple[str, float, float | None]
 ) -> None:
@@ -199,11 +179,6 @@ def test_the_size_of_a_hub_is_not_guessed() -> None:
         load_config("hub.yaml")
 
 
-@pytest.mark.parametrize(("size", "tokens"), [(1, 2048), (6_500_001, 4096), (10**9, 16_384)])
-def test_every_size_has_its_values(size: int, tokens: int) -> None:
-    assert scale_of(size).max_tokens == tokens
-
-
 def test_size_is_text_not_lines(tmp_path: Path) -> None:
     """Characters of both sides, however many bytes they have, and as often as an epoch reads."""
     source, target = tmp_path / "x.de", tmp_path / "x.ar.gz"
@@ -219,45 +194,37 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
 
 
 def test_what_cannot_begin_is_named() -> None:
-    source, target = corpus()
-    with pytest.raises(ConfigError, match=r"are the same file, c\.de"):
-        init(InitOptions(source=source, target=source))
-    with pytest.raises(ConfigError, match="do not end in the codes of two languages"):
-        init(InitOptions(source=source, target=Path("c")))
-    with pytest.raises(ConfigError, match="`languages` de is not a pair"):
-        init(InitOptions(source=source, target=target, languages="de"))
-    with pytest.raises(ConfigError, match="use letters, digits"):
-        init(InitOptions(source=source, target=target, output=Path("a b")))
+    source, target = files = corpus()
+    Path("there").mkdir()
+    for given, options, message in (
+        ((source, source), {}, r"are the same file, c\.de"),
+        ((source, Path("c")), {}, "do not end in the codes of two languages"),
+        (files, {"languages": "de"}, "`languages` de is not a pair"),
+        (files, {"output": Path("a b")}, "use letters, digits"),
+        (files, {"output": Path("there")}, "there is there already"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            started(given, **options)
     assert not Path("a b").exists()
-    Path("de-en").mkdir()
-    with pytest.raises(ConfigError, match="de-en is there already"):
-        init(InitOptions(source=source, target=target))
     with pytest.raises(DataError, match=r"Too few pairs .*: 19"):
         started(corpus(21), output=Path("x"))
 
 
 def test_sides_that_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
-    for code, text in zip(("en", "de"), sides, strict=True):
-        Path(f"s.{code}").write_text("".join(text.format(i) + "\n" for i in range(200)), "utf-8")
-    init(InitOptions(source=Path("s.de"), target=Path("s.en")))
-    assert caplog.messages == [
-        "the source looks like en and the target like de: are the sides swapped?",
-        "if so, remove de-en and type: nmt init s.en s.de --languages de-en --output de-en",
-    ]
-
-
-def test_given_sets_whose_sides_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """All, or those of a set that is given."""
     sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
     for code, text in zip(("de", "en"), sides, strict=True):
         for part, first in (("train", 0), ("valid", 200), ("test", 400)):
             lines = (text.format(i) + "\n" for i in range(first, first + 200))
             Path(f"{part}.{code}").write_text("".join(lines), "utf-8")
-    train, valid, test = ((Path(f"{x}.de"), Path(f"{x}.en")) for x in ("train", "valid", "test"))
+    train, valid, test = ((Path(f"{x}.de"), Path(f"{x}.en")) for x in PARTS)
+    swapped = "the source looks like en and the target like de: are the sides swapped?"
+    started(train[::-1], languages="de-en", output=Path("s"))
+    assert caplog.messages[0] == swapped
+    assert "nmt init train.de train.en --languages de-en --output s" in caplog.messages[1]
+    caplog.clear()
     started(train, valid=valid[::-1], test=test)
-    assert caplog.messages == [
-        "`valid`: the source looks like en and the target like de: are the sides swapped?"
-    ]
+    assert caplog.messages == [f"`valid`: {swapped}"]
 
 
 def test_from_the_shell_it_ends_with_the_next_command() -> None:
@@ -265,11 +232,6 @@ def test_from_the_shell_it_ends_with_the_next_command() -> None:
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[-4:] == [
-        "next: nmt train new/config.yaml",
-        f"      (about {SCALES[0].minutes} minutes: training.max_minutes)",
-        "then: nmt evaluate runs/new scores the model on the test set,",
-        "      nmt translate runs/new FILE translates the lines of a file",
-    ]
+    assert result.stdout.splitlines()[-4] == "next: nmt train new/config.yaml"
     flags = ["--set", "tokenizer.vocab_size=300", "--report-only", "--json"]
     assert CliRunner().invoke(app, ["prepare", "new/config.yaml", *flags]).exit_code == 0
