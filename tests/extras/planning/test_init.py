@@ -191,10 +191,13 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
     sizes = [count_characters([each], ("de", "ar")) for each in (files, some, columns)]
     assert sizes == [13, round(3 * 13 / 2), 8]
     assert count_characters([CorpusConfig(demo="train")], ("en", "de")) > 10_000
+    tokens = [scale_of(size).max_tokens for size in (1, 6_500_001, 10**9)]
+    assert tokens == [2048, 4096, 16_384]
 
 
 def test_what_cannot_begin_is_named() -> None:
-    source, target = files = corpus()
+    files = corpus()
+    source = files[0]
     Path("there").mkdir()
     for given, options, message in (
         ((source, source), {}, r"are the same file, c\.de"),
