@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_compiled_code_is_followed_as_it_was_written() -> None:
 
     compiled = torch.compile(work, backend="eager", fullgraph=True)
     values = torch.zeros(1000)
-    found = [measure_peak(lambda run=run: run(values), CPU) for run in (compiled, work)]
+    found = [measure_peak(partial(run, values), CPU) for run in (compiled, work)]
     assert [(total.item(), peak) for total, peak in found] == [(1000.0, 4_004)] * 2
 
 

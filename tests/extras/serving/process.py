@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,9 @@ class Server:
         raise AssertionError(f"the server ended: {self.log}")
 
     def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
-        """Send JSON, or bytes."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        sent = {"Content-Type": "application/json", **sent}
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"Content-Type": "application/json", **own}
         return self.client.post(path, content=content, headers=sent)
 
     def translate(self, *texts: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -64,7 +64,6 @@ class Server:
         return found
 
     def connect(self) -> socket.socket:
-        """Open a raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def gauge(self, name: str) -> float:
@@ -93,20 +92,16 @@ class Server:
 def read_all(connection: socket.socket) -> bytes:
     """Return what comes until the other side closes or resets."""
     found = b""
-    try:
+    with suppress(ConnectionResetError):
         while part := connection.recv(65536):
             found += part
-    except ConnectionResetError:
-        pass
     return found
 
 
 def head(body: bytes, path: str = "/v1/translate") -> bytes:
-    """Return the head of a POST with this body."""
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode()
 
 
 def status_of(answer: bytes) -> int:
-    """Return the status of a raw answer."""
     return int(answer.split(b" ", 2)[1])

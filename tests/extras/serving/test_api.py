@@ -18,10 +18,13 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.errors import ConfigError
+from nmt.extras.serving.answers import join_results
 from nmt.extras.serving.command import serve
 from nmt.extras.serving.languages import detect
 from nmt.extras.serving.options import ServeOptions
+from nmt.inference.result import Result
 from nmt.inference.translator import Translator
+from nmt.text.sentences import SplitText
 from tests.extras.serving.conftest import Inside
 from tests.extras.serving.process import Server
 from tests.inference.conftest import sentences
@@ -45,18 +48,15 @@ def is_same(one: Any, other: Any) -> bool:
 
 def test_a_line_gets_what_nmt_translate_writes(server: Server, translator: Translator) -> None:
     lines = ["der Hund schläft", "die Katze läuft und das Haus", ""]
-    found = server.translate(
-        *lines, want=["alignment", "attention", "tokens", "alternatives"], options={"n_best": 2}
-    )
-    detailed = translator.with_options(
-        outputs={"alignments", "attention", "token_scores"}, n_best=2
-    )
+    want = ["alignment", "attention", "tokens", "alternatives"]
+    found = server.translate(*lines, want=want, options={"n_best": 2})
+    outputs = {"alignments", "attention", "token_scores"}
+    detailed = translator.with_options(outputs=outputs, n_best=2)
     for line, own in zip(lines[:2], found[:2], strict=True):
         (expected,) = detailed.translate([line])
         values = expected.as_dict()
         assert is_same({name: own[name] for name in values}, values)
-        for side in ("source", "target"):
-            text = own["source" if side == "source" else "translation"]
+        for text, side in ((own["source"], "source"), (own["translation"], "target")):
             words = own["words"][side]
             assert [text[word["start"] : word["end"]] for word in words] == text.split()
             assert [word["text"] for word in words] == text.split()
@@ -68,13 +68,11 @@ def test_paragraphs_keep_their_shape(server: Server) -> None:
     text = "\n der Hund.  Die Katze!\r\n\r\n\tdas Haus\n"
     (own,) = server.translate(text, want=["alignment", "tokens"])
     sentences = own["sentences"]
-    assert [text[slice(*each["source"])] for each in sentences] == [
-        "der Hund.", "Die Katze!", "das Haus",
-    ]  # fmt: skip
+    found = [text[slice(*each["source"])] for each in sentences]
+    assert found == ["der Hund.", "Die Katze!", "das Haus"]
     targets = [own["translation"][slice(*each["target"])] for each in sentences]
     assert targets == [each["alternatives"][0]["translation"] for each in sentences]
-    expected = f"\n {targets[0]}  {targets[1]}\r\n\r\n\t{targets[2]}\n"
-    assert own["translation"] == expected
+    assert own["translation"] == f"\n {targets[0]}  {targets[1]}\r\n\r\n\t{targets[2]}\n"
     assert own["log_prob"] == pytest.approx(sum(each["log_prob"] for each in sentences))
     links = [link.split("-") for link in own["alignment"].split()]
     count = len(own["words"]["source"]), len(own["words"]["target"])
@@ -87,8 +85,7 @@ def test_a_prefix_is_continued_and_has_alternatives(server: Server) -> None:
         want=["alternatives"], options={"return_alternatives": True, "n_best": 3}, split=False,
     )  # fmt: skip
     texts = [each["translation"] for each in own["alternatives"]]
-    assert own["id"] == "7"
-    assert len(texts) == 3
+    assert (own["id"], len(texts)) == ("7", 3)
     assert len(set(texts)) > 1
     assert all(text.startswith("das Haus") for text in texts)
 
@@ -131,6 +128,14 @@ def test_attention_of_a_long_text_is_refused(inside: Inside) -> None:
     assert "2,000" in answer.json()["error"]
 
 
+def test_confidence_of_several_sentences_is_weighted_by_length() -> None:
+    """By hand: 9 characters at 80 and 1 at 20 are (9 * 80 + 1 * 20) / 10 = 74."""
+    split = SplitText(("", " ", ""), ("a" * 9, "b"))
+    results = [Result("a" * 9, "A", -1.0, confidence=80.0), Result("b", "B", -1.0, confidence=20.0)]
+    answer = join_results("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
+    assert answer["confidence"] == 74.0
+
+
 def test_scores_are_those_of_the_search(server: Server) -> None:
     (own,) = server.translate("der Hund", want=["tokens"])
     pairs = [{"source": "der Hund", "target": own["translation"]}, {"source": "x", "target": ""}]
@@ -144,16 +149,17 @@ def test_scores_are_those_of_the_search(server: Server) -> None:
 def test_models_say_what_they_are(server: Server) -> None:
     values = server.get("/v1/models").json()
     (model,) = values["models"]
-    assert (model["name"], model["source"], model["target"]) == ("de-en", "de", "en")
-    assert (model["dtype"], model["source_name"], model["rtl"]["target"]) == (
-        "float32", "German", False
-    )  # fmt: skip
-    assert model["engines"]["alignment"] == "torch"
+    expected = {"name": "de-en", "source": "de", "target": "en", "dtype": "float32",
+                "source_name": "German"}  # fmt: skip
+    assert model.items() >= expected.items()
+    assert (model["rtl"]["target"], model["engines"]["alignment"]) == (False, "torch")
     assert len(model["sha256"]) == 64
     assert values["limits"]["max_chars"] == 2000
 
 
-def test_the_description_names_every_path(server: Server) -> None:
+def test_the_description_names_every_path_and_nothing_loads_from_the_network(
+    server: Server,
+) -> None:
     document = server.get("/openapi.json").json()
     names = {"/v1/translate", "/v1/score", "/v1/documents", "/v1/models", "/translate", "/detect",
              "/languages", "/frontend/settings", "/health", "/health/live", "/health/ready",
@@ -163,9 +169,6 @@ def test_the_description_names_every_path(server: Server) -> None:
     for reference in ("TranslateBody", "Decoding", "Text", "Fault", "LibreBody"):
         assert f"#/components/schemas/{reference}" in text
     assert "HTTPValidationError" not in json.dumps(document["paths"]["/v1/translate"])
-
-
-def test_nothing_that_loads_from_the_network_is_served(server: Server) -> None:
     assert [server.get(path).status_code for path in ("/docs", "/redoc")] == [404, 404]
     page = server.get("/")
     assert "default-src 'none'; script-src 'sha256-" in page.headers["content-security-policy"]
@@ -175,8 +178,8 @@ def test_nothing_that_loads_from_the_network_is_served(server: Server) -> None:
 def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
     client = LibreTranslateAPI(f"http://127.0.0.1:{server.port}")
     (own,) = server.translate("der Hund schläft")
-    assert client.translate("der Hund schläft", "de", "en") == own["translation"]
-    assert client.translate("der Hund schläft", "auto", "en") == own["translation"]
+    for source in ("de", "auto"):
+        assert client.translate("der Hund schläft", source, "en") == own["translation"]
     assert client.detect("der Hund")[0]["language"] == "de"
     assert client.languages() == [
         {"code": "de", "name": "German", "targets": ["en"]},
@@ -196,26 +199,18 @@ def test_a_server_that_stops_says_so(server: Server, inside: Inside) -> None:
 
 
 @pytest.mark.parametrize("has_model", [True, False])
-@pytest.mark.parametrize(
-    ("text", "served", "most", "least"),
-    [
-        ("Der Hund ist nicht da.", ["en", "de"], 100, 90),
-        ("Der Hund ist nicht da.", ["de"], 100, 90),
-        ("The dog is not there.", ["ja"], 0, 0),
-        ("The dog is not there.", ["de"], 50, 0),
-        ("犬が走る", ["ja"], 100, 90),
-        ("犬が走る", ["en", "de"], 0, 0),
-        ("The dog is not there.", ["xx", "yy"], 0, 0),
-        ("", ["de"], 50, 0),
-    ],
-)
 def test_a_text_in_none_of_the_languages_gets_no_confidence(
-    monkeypatch: pytest.MonkeyPatch,
-    text: str, served: list[str], most: float, least: float, has_model: bool,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, has_model: bool
+) -> None:
     if not has_model:
         monkeypatch.setattr("nmt.extras.serving.languages.is_identifiable", lambda _: False)
-    assert least <= detect(text, served)[0][1] <= most
+    german, english, japanese = "Der Hund ist nicht da.", "The dog is not there.", "犬が走る"
+    for text, served, least, most in (
+        (german, "en de", 90, 100), (german, "de", 90, 100), (english, "ja", 0, 0),
+        (english, "de", 0, 50), (japanese, "ja", 90, 100), (japanese, "en de", 0, 0),
+        (english, "xx yy", 0, 0), ("", "de", 0, 50),
+    ):  # fmt: skip
+        assert least <= detect(text, served.split())[0][1] <= most, (text, served)
 
 
 def test_libretranslate_takes_lists_and_alternatives(server: Server) -> None:
@@ -246,8 +241,7 @@ def test_metrics_hold_no_text(server: Server) -> None:
     text = server.get("/metrics").text
     assert 'nmt_responses_total{path="other",status="404"}' in text
     assert 'nmt_responses_total{path="/v1/translate",status="200"}' in text
-    assert "Hund" not in text
-    assert "127.0.0.1" not in text
+    assert not re.search(r"Hund|127\.0\.0\.1", text)
 
 
 def test_a_model_is_checked_before_it_is_served(models: dict[str, Path]) -> None:
@@ -259,10 +253,10 @@ def test_a_model_is_checked_before_it_is_served(models: dict[str, Path]) -> None
     (found,) = json.loads(good.stdout)["models"]
     assert (found["name"], found["engines"]["alignment"]) == ("mine", "torch")
     assert check("nowhere").exit_code == 4
-    assert check(str(models["de-en"]), "--rate", "often").exit_code == 2
+    for flags in (("--rate", "often"), ("--host", "192.0.2.1", "--no-auth")):
+        assert check(str(models["de-en"]), *flags).exit_code == 2
     refused = check(str(models["de-en"]), "--host", "0.0.0.0")
     assert (refused.exit_code, "--api-keys" in refused.stderr) == (2, True)
-    assert check(str(models["de-en"]), "--host", "192.0.2.1", "--no-auth").exit_code == 2
 
 
 def test_an_address_that_cannot_be_had_is_told_in_words(models: dict[str, Path]) -> None:

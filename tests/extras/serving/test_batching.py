@@ -56,19 +56,29 @@ async def started(echo: Echo, batches: int = 1) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_an_idle_thread_starts_at_once_and_a_busy_one_gathers() -> None:
+def batches_while_busy(*sent: tuple[str, Sequence[str]], tokens: int = 1000) -> list[list[str]]:
+    """What is translated together of the texts that clients send while the one thread works."""
     echo = Echo()
 
     async def test(batcher: Batcher) -> None:
-        first = batcher.submit("a", lines(echo, "one"))
+        futures = batcher.submit("x", lines(echo, "block"))
         await started(echo)
-        rest = [batcher.submit(client, lines(echo, "x", "y")) for client in ("b", "c")]
+        for client, texts in sent:
+            futures += batcher.submit(client, lines(echo, *texts))
+        texts = [text for _, own in sent for text in own]
+        assert batcher.num_waiting == len(texts)
         echo.gate.set()
-        assert [await future for future in first] == ["eno"]
-        assert [await future for own in rest for future in own] == ["x", "y", "x", "y"]
+        assert await asyncio.gather(*futures) == [text[::-1] for text in ("block", *texts)]
+        assert batcher.num_waiting == 0
 
-    run(test)
-    assert echo.batches == [["one"], ["x", "y", "x", "y"]]
+    run(test, tokens=tokens)
+    assert echo.batches[0] == ["block"]
+    return echo.batches[1:]
+
+
+def test_an_idle_thread_starts_at_once_and_a_busy_one_gathers() -> None:
+    found = batches_while_busy(("b", ["x", "y"]), ("c", ["x", "y"]))
+    assert found == [["x", "y", "x", "y"]]
 
 
 def test_little_work_is_shared_out_among_free_threads() -> None:
@@ -86,23 +96,10 @@ def test_little_work_is_shared_out_among_free_threads() -> None:
 
 def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
     """One client has sent 300 texts in three requests; ten come later with one each."""
-    echo = Echo()
-
-    async def test(batcher: Batcher) -> None:
-        futures = batcher.submit("x", lines(echo, "block"))
-        await started(echo)
-        for request in range(3):
-            texts = [f"h{request}-{i:03}" for i in range(100)]
-            futures += batcher.submit("huge", lines(echo, *texts))
-        assert batcher.num_waiting == 300
-        for i in range(10):
-            futures += batcher.submit(f"c{i}", lines(echo, f"small{i}"))
-        echo.gate.set()
-        await asyncio.gather(*futures)
-        assert batcher.num_waiting == 0
-
-    run(test, tokens=20)  # the bound of a client: seven of these texts
-    order = [text for batch in echo.batches[1:] for text in batch]
+    huge = [("huge", [f"h{request}-{i:03}" for i in range(100)]) for request in range(3)]
+    small = [(f"c{i}", [f"small{i}"]) for i in range(10)]
+    batches = batches_while_busy(*huge, *small, tokens=20)  # of a client: seven of these texts
+    order = [text for batch in batches for text in batch]
     assert sorted(order) == sorted(set(order))
     assert max(order.index(f"small{i}") for i in range(10)) < 40
     # And the requests of one client take turns, too.
@@ -111,19 +108,9 @@ def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
 
 
 def test_texts_of_like_length_are_translated_together() -> None:
-    echo = Echo()
-
-    async def test(batcher: Batcher) -> None:
-        futures = batcher.submit("x", lines(echo, "block"))
-        await started(echo)
-        for number, size in enumerate((40, 400, 44, 360, 4)):
-            futures += batcher.submit(f"c{number}", lines(echo, "w" * size))
-        echo.gate.set()
-        await asyncio.gather(*futures)
-
-    run(test, tokens=40)  # 12 and 13 tokens, or 102; the share of one thread is all
-    sizes = [list(map(len, batch)) for batch in echo.batches[1:]]
-    assert sizes == [[4, 40, 44], [400], [360]]
+    sent = [(f"c{number}", ["w" * size]) for number, size in enumerate((40, 400, 44, 360, 4))]
+    batches = batches_while_busy(*sent, tokens=40)  # 12 and 13, or 102; one thread's share is all
+    assert [list(map(len, batch)) for batch in batches] == [[4, 40, 44], [400], [360]]
 
 
 def test_what_nobody_waits_for_is_not_translated() -> None:

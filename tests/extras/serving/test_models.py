@@ -48,8 +48,7 @@ def test_an_engine_that_fails_on_one_text_answers_the_others(
     answer = client.post("/v1/translate", json=body)
     found = answer.json()["translations"]
     assert answer.status_code == 200
-    texts = [each["translation"] for each in (found[0], found[2])]
-    assert texts == [good[0]["translation"], good[2]["translation"]]
+    assert [found[i]["translation"] for i in (0, 2)] == [good[i]["translation"] for i in (0, 2)]
     assert found[1].keys() == {"source", "error", "fix"}
     assert "RuntimeError" in caplog.text
     assert "Katze" not in caplog.text + found[1]["error"]
@@ -102,8 +101,7 @@ def test_a_gpu_searches_one_batch_at_a_time(
         running.pop()
         return search(self, *arguments)
 
-    client = inside()
-    texts = ["der Hund läuft " * 5] * 40
+    client, texts = inside(), ["der Hund läuft " * 5] * 40
     body = {"model": "de-en", "texts": texts, "options": {"beam_size": 1}}
     monkeypatch.setattr(TorchEngine, "search", counted)
     monkeypatch.setattr(loaded["de-en"].translator.engine, "on_gpu", True)

@@ -97,6 +97,11 @@ class Page:
         self["source"].send_keys(text[-1])
         return self.shown()
 
+    def menu(self, least: int = 2) -> list[str]:
+        """Return the words that may be chosen, when there are so many."""
+        self.wait(lambda: len(self.all("#menu b")) >= least)
+        return self.texts("#menu b")
+
     def press(self, *keys: str) -> None:
         ActionChains(self.driver).send_keys(*keys).perform()
 
@@ -127,15 +132,9 @@ class Page:
 @pytest.fixture(scope="module")
 def served(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One model under the names of two pairs."""
-    place = tmp_path_factory.mktemp("served")
+    place, source = tmp_path_factory.mktemp("served"), shared_data / "marian_models/transformer"
     for name in ("en-de", "de-en"):
-        import_model(
-            ImportOptions(
-                source=shared_data / "marian_models" / "transformer",
-                output=place / name,
-                languages=name,
-            )
-        )
+        import_model(ImportOptions(source=source, output=place / name, languages=name))
     return {folder.name: folder for folder in sorted(place.iterdir(), reverse=True)}
 
 
@@ -191,13 +190,9 @@ def test_aligned_words_light_up(page: Page) -> None:
     )
     links = [tuple(map(int, link.split("-"))) for link in answer["alignment"].split()]
     word = target.index("Junge")
-    linked = [source[i] for i, j in links if j == word]
     ActionChains(page.driver).move_to_element(page.all("#target .word")[word]).perform()
-
-    assert linked == ["boy"]
-    assert page.texts(".lit") == linked
+    assert page.texts(".lit") == [source[i] for i, j in links if j == word] == ["boy"]
     assert "probability" in page["about"].text
-
     page["source"].send_keys(Keys.CONTROL + Keys.HOME)  # the caret stands in the first word
     first = [target[j] for i, j in links if i == 0]
     page.wait(lambda: page.texts(".lit") == first)
@@ -206,21 +201,14 @@ def test_aligned_words_light_up(page: Page) -> None:
 def test_a_translation_continues_from_a_chosen_word(page: Page) -> None:
     first = page.type(TEXT)
     page.all("#target .word")[1].click()
-    page.wait(lambda: len(page.all("#menu b")) > 1)
-    chosen = page.texts("#menu b")[1]
+    prefix = f"{first.split()[0]} {page.menu()[1]}"
     page.all("#menu button")[1].click()
-    prefix = f"{first.split()[0]} {chosen}"
-    sentence = TEXT.split("\n")[0]
-    expected = page.expected({"text": sentence, "prefix": prefix}, split=False)
-
+    expected = page.expected({"text": TEXT.split("\n")[0], "prefix": prefix}, split=False)
     assert page.wait(lambda: page.shown() != first)
     assert expected.startswith(prefix)
     assert page.shown().splitlines() == [expected, *first.splitlines()[1:]]
-
     page.all("#target .word")[1].click()
-    undo = page.wait(lambda: page.all("#menu button:last-child b"))[0]
-    assert undo.text == "Undo the choice"
-    page.wait(lambda: len(page.all("#menu b")) > 2)
+    assert page.menu(3)[-1] == "Undo the choice"
     page.all("#menu button:last-child b")[0].click()
     assert page.wait(lambda: page.shown() == first)
 
@@ -341,20 +329,16 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     words = page.shown().split()
     page.press(*[Keys.TAB] * 3)
     assert page.script(focused) == words[0]
-
     page.press(Keys.ARROW_RIGHT)
     assert page.script(focused) == words[1]
     assert page.texts(".lit") == ["boy"]
-
     page.press(Keys.ENTER)
-    page.wait(lambda: len(page.all("#menu b")) > 1)
+    assert page.menu()
     page.press(Keys.ESCAPE)
     assert not page["menu"].is_displayed()
     assert page.script(focused) == words[1]
-
     page.press(Keys.ENTER)
-    page.wait(lambda: len(page.all("#menu b")) > 1)
-    chosen = page.texts("#menu b")[1]
+    chosen = page.menu()[1]
     page.press(Keys.ARROW_DOWN, Keys.ENTER)
     page.wait(lambda: page.shown().split()[1] == chosen)
     assert page.script(focused) == chosen
