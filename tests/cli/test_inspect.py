@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from shutil import copytree
 
@@ -47,13 +46,6 @@ def test_the_name_of_the_file_says_the_format(runs: dict[str, Path], tmp_path: P
     for name, start in {"a.svg": "<svg ", "a.json": '{"title"', "a.htm": "<!DOCTYPE html>"}.items():
         shown(runs["plain"], "flow", "--source", SENTENCE, "-o", tmp_path / name)
         assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
-
-
-def test_json_holds_the_numbers(runs: dict[str, Path]) -> None:
-    arguments = ("alignment", "--source", SENTENCE, "--format", "json")
-    data = json.loads(shown(runs["plain"], *arguments))
-
-    assert data["parts"]["alignment"]["figures"]
 
 
 def test_a_model_without_a_sentence_says_what_one_would_add(runs: dict[str, Path]) -> None:
@@ -103,10 +95,6 @@ def test_what_is_not_there_is_named(
     refused(inspect(runs["plain"], *arguments), exit_code, words)
 
 
-def test_a_configuration_has_no_attention() -> None:
-    refused(inspect(HELLO, "attention", "--source", "merci"), 2, "needs a trained model")
-
-
 def test_an_export_for_ctranslate2_shows_no_inside(runs: dict[str, Path], tmp_path: Path) -> None:
     export = tmp_path / "export"
     copytree(runs["plain"], export)
@@ -114,8 +102,3 @@ def test_an_export_for_ctranslate2_shows_no_inside(runs: dict[str, Path], tmp_pa
 
     refused(inspect(export, "attention", "--source", SENTENCE), 4, "exported for CTranslate2")
     assert "parameters" in shown(export, "parameters")
-
-
-def test_there_must_be_something_to_inspect(tmp_path: Path) -> None:
-    refused(inspect(), 2, "MODEL is missing")
-    refused(inspect(tmp_path, "parameters"), 4, "config.yaml")

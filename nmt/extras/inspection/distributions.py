@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.extras.inspection.figure import Cell, Figure, Heatmap, Step, Steps, Table, Text
@@ -17,14 +17,6 @@ from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 _NUM_LIKELY = 6
 _SMALL_VOCABULARY = 24  # Up to here all tokens are drawn.
 _DEFAULT = ("untrained", "best")
-
-
-class Loss(NamedTuple):
-    """What one position adds to the loss, in nats."""
-
-    cross_entropy: float  # Of the target's distribution and the model's.
-    divergence: float  # The part of it that training can lower.
-    log_prob: float  # Of the right token, as `nmt score` has it.
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
@@ -39,24 +31,25 @@ def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, fl
     return right, other, abs(right * math.log(right) + spread)
 
 
-def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> list[Loss]:
-    """Work out the loss of every position.
+def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
+    """Work out the loss of every position, in nats.
 
     Args:
         logits: (T, V), not normalised.
         gold: Right tokens, EOS the last. T ids.
         smoothing: Probability that is spread evenly over the vocabulary.
+
+    Returns:
+        The log probability of the right token, as `nmt score` has it; the cross-entropy of the
+        target's distribution and the model's; the part of it that training can lower. (T, 3).
     """
-    wanted = torch.tensor(gold).unsqueeze(1)
-    right, other, entropy = smoothed_target(logits.shape[1], smoothing)
-    log_probs = logits.log_softmax(-1)
-    own = log_probs.gather(1, wanted)
-    cross = -(right - other) * own - other * log_probs.sum(1, keepdim=True)
+    right = torch.tensor(gold)
+    cross = F.cross_entropy(logits, right, label_smoothing=smoothing, reduction="none")
     usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
-    usable = usable.scatter(1, wanted, logits.gather(1, wanted))
-    scores = usable.log_softmax(-1).gather(1, wanted)
-    rows = torch.cat((cross, cross - entropy, scores), 1).tolist()
-    return [Loss(*row) for row in rows]
+    usable = usable.scatter(1, right.unsqueeze(1), logits.gather(1, right.unsqueeze(1)))
+    log_probs = -F.cross_entropy(usable, right, reduction="none")
+    _, _, entropy = smoothed_target(logits.shape[1], smoothing)
+    return torch.stack((log_probs, cross, cross - entropy), 1)
 
 
 @torch.inference_mode()
@@ -83,12 +76,11 @@ def distributions(subject: Subject) -> Iterator[Figure]:
     for name, values in logits.items():
         parts = losses(values, gold, smoothing)
         rows: list[list[Cell]] = [
-            [label, math.exp(own.log_prob), own.log_prob, own.cross_entropy, own.divergence]
-            for label, own in zip(subject.target_labels, parts, strict=True)
+            [label, math.exp(numbers[0]), *numbers]
+            for label, numbers in zip(subject.target_labels, parts.tolist(), strict=True)
         ]
-        cross, divergence, log_prob = (math.fsum(column) for column in zip(*parts, strict=True))
-        rows.append(["sum", None, log_prob, cross, divergence])
-        note = f"Perplexity of the target: {math.exp(-log_prob / len(parts)):.2f}."
+        rows.append(["sum", None, *parts.sum(0).tolist()])
+        note = f"Perplexity of the target: {math.exp(-parts[:, 0].mean()):.2f}."
         yield Table(f"Checkpoint {name}", head, rows, total=True, note=note)
     vocab_size = subject.tokenizers.target.vocab_size
     right, other, entropy = smoothed_target(vocab_size, smoothing)

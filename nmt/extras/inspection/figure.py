@@ -98,6 +98,14 @@ class Tree(Figure):
 
     nodes: Sequence[Node]
 
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """Indices from the root to each node; sorted, they run through the tree depth first."""
+        paths: list[tuple[int, ...]] = []
+        for index, node in enumerate(self.nodes):
+            paths.append((*(() if node.parent is None else paths[node.parent]), index))
+        return paths
+
 
 @dataclass(frozen=True)
 class Box:

@@ -289,7 +289,7 @@ def _(figure: fig.Links) -> Drawing:
 
 @draw.register
 def _(figure: fig.Tree) -> Drawing:
-    on, (depths, rows) = Drawing(), layout(figure.nodes)
+    on, (depths, rows) = Drawing(), layout(figure)
     widths = [_box_width(node) + 14 for node in figure.nodes]
     starts, height = [0.0], 40
     for depth in range(max(depths, default=-1) + 1):
@@ -306,25 +306,19 @@ def _(figure: fig.Tree) -> Drawing:
     return on
 
 
-def layout(nodes: Sequence[fig.Node]) -> tuple[list[int], list[float]]:
+def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
     """Return the column and the row of each node: leaves in rows, parents amid their children."""
-    children: list[list[int]] = [[] for _ in nodes]
-    columns, rows, num_leaves = [0] * len(nodes), [0.0] * len(nodes), 0
-    for index, node in enumerate(nodes):
+    children: list[list[int]] = [[] for _ in tree.nodes]
+    for index, node in enumerate(tree.nodes):
         if node.parent is not None:
             children[node.parent].append(index)
-            columns[index] = columns[node.parent] + 1
-    pending = [index for index, node in enumerate(nodes) if node.parent is None][::-1]
-    while pending:  # depth first, so that the leaves of a node stand together
-        index = pending.pop()
-        pending += children[index][::-1]
-        if not children[index]:
-            rows[index] = num_leaves
-            num_leaves += 1
-    for index in reversed(range(len(nodes))):
-        if own := children[index]:
-            rows[index] = sum(rows[child] for child in own) / len(own)
-    return columns, rows
+    # Depth first, so that the leaves of a node stand together.
+    leaves = [path[-1] for path in sorted(tree.paths) if not children[path[-1]]]
+    rows = [0.0] * len(tree.nodes)
+    for index in reversed(range(len(rows))):  # children come after their parent
+        below = [rows[child] for child in children[index]]
+        rows[index] = sum(below) / len(below) if below else float(leaves.index(index))
+    return [len(path) - 1 for path in tree.paths], rows
 
 
 @draw.register

@@ -81,10 +81,8 @@ def _table(figure: Table) -> list[str]:
 
 def _tree(figure: Tree) -> list[str]:
     """Return a line for each node, below its parent and further right."""
-    lines, paths = dict[tuple[int, ...], str](), list[tuple[int, ...]]()
-    for index, node in enumerate(figure.nodes):
-        paths.append((*(() if node.parent is None else paths[node.parent]), index))
-        indent = "  " * (len(paths[-1]) - 1)
-        label = f"{visible(node.label)}  {visible(node.detail)}"
-        lines[paths[-1]] = f"{_MARKS[node.kind]} {indent}{label}"
-    return [*(lines[path] for path in sorted(paths)), "* returned, + finished, x dead end"]
+    lines = []
+    for path in sorted(figure.paths):
+        node, indent = figure.nodes[path[-1]], "  " * (len(path) - 1)
+        lines.append(f"{_MARKS[node.kind]} {indent}{visible(node.label)}  {visible(node.detail)}")
+    return [*lines, "* returned, + finished, x dead end"]

@@ -32,11 +32,11 @@ VIEWS: dict[str, View] = {
     "shapes": View(
         "structure", "sentence", "tensors of one pass: shape, mean, spread", (*_PAIR, "layer")
     ),
-    "vocabulary": View("vocabulary", "vocabulary", "pieces and ids, vectors, neighbours"),
+    "vocabulary": View("words", "vocabulary", "pieces and ids, vectors, neighbours"),
     "positions": View(
         "positions", "configuration", "the position encoding, and its distances", ("checkpoint",)
     ),
-    "shift": View("shift", "vocabulary", "decoder input, output and masks of a small batch"),
+    "shift": View("words", "vocabulary", "decoder input, output and masks of a small batch"),
     "attention": View(
         "attention", "sentence", "who looks where: layers, heads, arcs", (*_PAIR, "layer", "head")
     ),
@@ -54,7 +54,7 @@ VIEWS: dict[str, View] = {
         "distributions", "sentence", "target and model distribution, per checkpoint", in_page=False
     ),
     "heads": View(
-        "heads", "model", "what each head does on a test set",
+        "attention", "model", "what each head does on a test set",
         ("tag", "checkpoint", "test", "limit"), in_page=False,
     ),
 }  # fmt: skip

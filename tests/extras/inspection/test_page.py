@@ -26,7 +26,6 @@ from nmt.extras.inspection.figure import (
     Table,
     Text,
     Tree,
-    as_dict,
 )
 from nmt.extras.inspection.page import render_page
 from nmt.extras.inspection.svg import document, layout
@@ -89,12 +88,6 @@ def test_the_only_script_is_the_one_whose_hash_is_allowed() -> None:
     assert not set(script) & set("<&")  # as XML has it, and as HTML has it
 
 
-def test_all_steps_are_on_the_page_without_its_script() -> None:
-    made = page(Steps("t", [Step(f"moment {n}", [Text("", [f"line {n}"])]) for n in range(9)]))
-
-    assert [f"line {n}" in made for n in range(9)] == [True] * 9
-
-
 def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
     drawn = document([Heatmap("", [[0.0, 0.5, 1.0]], ["r"], ["a", "b", "c"], low=0, high=1)])
     cells = re.findall(r'class="heat" d="M(\d),0h1v1h-1z" fill-opacity="([\d.]+)"', drawn)
@@ -111,7 +104,7 @@ def test_equal_neighbours_are_one_shape() -> None:
 def test_parents_of_a_tree_stand_amid_their_children() -> None:
     nodes = [Node("a", "", None), Node("b", "", 0), Node("c", "", 0), Node("d", "", 1)]
 
-    assert layout(nodes) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
+    assert layout(Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
 
 
 def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
@@ -119,11 +112,3 @@ def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
 
     assert "\x1b" not in part_text(part)
     assert "1,050,624" in part_text(part)
-
-
-def test_data_hold_every_number_unrounded() -> None:
-    data = as_dict(Part("p", "P", "", [Table("", ["a"], [[1 / 3]])]))
-
-    assert data["figures"][0] == {
-        "kind": "table", "title": "", "note": "", "head": ["a"], "rows": [[1 / 3]], "total": False,
-    }  # fmt: skip

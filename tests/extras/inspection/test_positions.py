@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from nmt.extras.inspection.figure import Figure, Heatmap, Table, Text
 from nmt.extras.inspection.positions import (
     LAYOUTS,
-    encoding_heatmap,
-    pair_columns,
     positions,
     rates,
     shift_matrix,
@@ -86,15 +84,6 @@ def test_the_shift_matrix_takes_every_position_to_the_one_further(
     assert moved.tolist() == pytest.approx(formula(position + shift, dim, layout), abs=1e-9)
 
 
-@given(dim=WIDTHS, layout=LAYOUT)
-def test_rates_and_pairs_say_where_each_wave_stands(dim: int, layout: str) -> None:
-    row = sinusoids(2, dim, layout)[1].double()
-    sines, cosines = pair_columns(dim, layout)
-    torch.testing.assert_close(row[sines], rates(dim, layout).sin(), atol=1e-7, rtol=0)
-    torch.testing.assert_close(row[cosines], rates(dim, layout).cos(), atol=1e-7, rtol=0)
-    assert sorted([*sines.tolist(), *cosines.tolist()]) == list(range(dim))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_similarity_depends_on_the_distance_alone(layout: str) -> None:
     # sin a sin b + cos a cos b = cos(a - b): the mean over the pairs of cos(k x rate).
@@ -121,15 +110,6 @@ def test_a_vector_written_out_has_its_numbers_behind_their_formulas(layout: str,
             assert eval(each, functions) == pytest.approx(float(value), abs=2e-5)
 
 
-def test_position_one_of_width_four_is_the_one_that_lectures_print() -> None:
-    assert written_out(4, "sinusoidal", 1) == [
-        "PE(1, 0) = sin(1 / 10000^(0/4)) = sin(1 / 1) = 0.841471",
-        "PE(1, 1) = cos(1 / 10000^(0/4)) = cos(1 / 1) = 0.540302",
-        "PE(1, 2) = sin(1 / 10000^(2/4)) = sin(1 / 100) = 0.010000",
-        "PE(1, 3) = cos(1 / 10000^(2/4)) = cos(1 / 100) = 0.999950",
-    ]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_map_in_numbers_multiplies_out(layout: str) -> None:
     _, table = sinusoid_figures(layout, 6)
@@ -143,12 +123,6 @@ def test_the_map_in_numbers_multiplies_out(layout: str) -> None:
         product = sum(a * b for a, b in zip(row[:4], before, strict=True))
         assert product == pytest.approx(expected, abs=1e-6)
     assert float(table.note.split("at most ")[1].split()[0]) < 1e-6
-
-
-def test_a_wide_table_is_cut_and_says_so() -> None:
-    found = encoding_heatmap(torch.zeros(2, 600), "", note="Random.")
-    assert len(found.columns) == len(found.values[0]) == 512
-    assert found.note == "Random. The first 512 of 600 features."
 
 
 def test_rotary_angles_are_position_times_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +158,3 @@ def test_a_model_without_positions_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     found = figure_of(subject_of(monkeypatch, positions="relative"), "Positions")
     assert isinstance(found, Text)
     assert found.lines == ["relative adds no vectors and turns none."]
-
-
-def test_a_decoder_of_another_width_has_a_figure_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    options: dict[str, Any] = {"decoder_model_dim": 48, "embeddings": "separate"}
-    subject = subject_of(monkeypatch, **options)
-    for side, width in (("source", 32), ("target", 48)):
-        assert len(heatmap_of(subject, f"Position vectors, {side}").columns) == width

@@ -29,31 +29,6 @@ def diagram_of(**options: Any) -> tuple[Stack, Stack]:
     return encoder, decoder
 
 
-def boxes_of(stack: Stack) -> list[str]:
-    """Labels, with the layers written out."""
-    assert stack.repeated
-    first, last, number = stack.repeated
-    labels = [box.label for box in stack.boxes]
-    return labels[:first] + labels[first : last + 1] * number + labels[last + 1 :]
-
-
-def test_the_paper_has_its_norms_after_the_sums_and_pre_norm_before_the_sublayers() -> None:
-    encoder, decoder = diagram_of(encoder_layers=1, decoder_layers=1)
-    inputs = ["embedding", "add positions"]
-    assert boxes_of(encoder) == [
-        *inputs, "self-attention", "add", "norm", "feed-forward", "add", "norm",
-    ]  # fmt: skip
-    assert boxes_of(decoder) == [
-        *inputs, "self-attention", "add", "norm", "cross-attention", "add", "norm",
-        "feed-forward", "add", "norm", "output projection", "softmax",
-    ]  # fmt: skip
-    encoder, _ = diagram_of(encoder_layers=1, norm_position="pre", positions="rotary")
-    assert boxes_of(encoder) == [
-        "embedding", "norm", "self-attention", "add", "norm", "feed-forward", "add", "norm",
-    ]  # fmt: skip
-    assert "rotary" in encoder.boxes[2].detail
-
-
 def walk(model: Transformer, stack: Stack, source: Packed, target: Packed | None) -> Tensor:
     """Follow a stack's boxes upwards, each by the module of the model that it stands for."""
     ids = target or source
@@ -213,12 +188,6 @@ def test_the_base_model_with_37_000_words_has_the_published_numbers() -> None:
     assert parts["decoder layer"].arithmetic == "1,050,624 + 3 x 1,024 + 1,050,624 + 2,099,712"
     assert parts["encoder"].arithmetic == "6 x 3,152,384"
     assert parts["total"].arithmetic == "18,944,000 + 18,914,304 + 25,224,192"
-
-
-def test_an_output_bias_adds_one_number_a_word() -> None:
-    parts = by_name(meta_model(37_000, output_bias=True))
-    assert parts["output bias"].count == 37_000
-    assert parts["total"].count == 63_119_496
 
 
 def check_sums(model: Transformer) -> None:

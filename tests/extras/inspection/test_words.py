@@ -20,9 +20,8 @@ from nmt.errors import ConfigError
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Heatmap, Table, Text
 from nmt.extras.inspection.options import InspectOptions
-from nmt.extras.inspection.shift import collate_pairs, decoder_mask, pairs_of
 from nmt.extras.inspection.subject import Subject
-from nmt.extras.inspection.vocabulary import neighbours, one_hot
+from nmt.extras.inspection.words import collate_pairs, decoder_mask, neighbours, pairs_of
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.model.attention import attention
 from nmt.model.transformer import build_model
@@ -87,12 +86,6 @@ def test_a_one_hot_vector_times_the_table_is_what_the_model_reads(hello: dict[st
     )
 
 
-@given(ids=st.lists(st.integers(0, 6), min_size=1))
-def test_one_hot_vectors_times_any_table_look_its_rows_up(ids: list[int]) -> None:
-    table = torch.arange(21.0).view(7, 3)
-    assert torch.equal(one_hot(ids, 7) @ table, table[ids])
-
-
 def test_neighbours_have_the_largest_cosines_and_are_no_special_tokens() -> None:
     # Angles from row 3: 90, 45, 180 and 0 degrees; before it PAD, UNK and BOS with cosines of 1.
     table = torch.tensor([[2.0, 0.0]] * 4 + [[0.0, 1.0], [3.0, 3.0], [-1.0, 0.0], [5.0, 0.0]])
@@ -100,13 +93,6 @@ def test_neighbours_have_the_largest_cosines_and_are_no_special_tokens() -> None
     assert [index for index, _ in found] == [7, 5, 4]
     assert [cosine for _, cosine in found] == pytest.approx([1, math.sqrt(0.5), 0], abs=1e-6)
     assert [index for index, _ in neighbours(table, 3, 50)] == [7, 5, 4, 6]
-
-
-def test_a_configuration_without_weights_shows_pieces_alone(hello: dict[str, Path]) -> None:
-    part = make_part("vocabulary", configured(hello, source="merci"))
-    assert [figure.title for figure in part.figures] == [
-        "Pieces, source", "One-hot vectors, source",
-    ]  # fmt: skip
 
 
 def test_a_model_with_a_large_vocabulary_names_neighbours(tmp_path: Path) -> None:
@@ -223,16 +209,3 @@ def test_the_worked_examples_are_the_published_numbers() -> None:
     assert parameters.rows[-1][2] == 63_082_496
     assert "63,119,496" in parameters.note
     assert "1,048,576" in parameters.note
-
-
-def test_tensors_of_a_sentence_are_those_of_the_chosen_layer(hello: dict[str, Path]) -> None:
-    subject = Subject(hello["run"], InspectOptions(source="je suis", target="i am", layer=2))
-    (table,) = make_part("shapes", subject).figures
-    assert isinstance(table, Table)
-    names = [row[0] for row in table.rows]
-    assert [name for name in names if "layer" in str(name) and "layer 2" not in str(name)] == []
-    # Two words and EOS are read, BOS and two words; width 4, 9 entries.
-    shapes = {row[0]: row[1] for row in table.rows}
-    assert shapes["source embedding"] == "(3, 4)"
-    assert shapes["decoder layer 2: cross attention, key value"] == "(3, 8)"
-    assert shapes["logits"] == "(3, 9)"
