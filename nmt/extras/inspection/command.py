@@ -20,7 +20,7 @@ from nmt.extras.inspection.page import render_page
 from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.svg import document
 from nmt.extras.inspection.text import part_text
-from nmt.extras.inspection.view import VIEWS
+from nmt.extras.inspection.view import NOT_IN_PAGE, VIEWS
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.files.atomic import check_output, open_output
 from nmt.registry import chosen, load_attribute
@@ -144,7 +144,7 @@ def _style(options: InspectOptions) -> Style:
 def _page_views(subject: Subject) -> Iterator[str]:
     for name, view in VIEWS.items():
         several = name == "distributions" and len(subject.choice.checkpoint) > 1
-        if (view.in_page or several) and not subject.missing(view.needs, name):
+        if (several or name not in NOT_IN_PAGE) and not subject.missing(view.needs, name):
             yield name
 
 

@@ -33,7 +33,6 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer
 # Source ids and options -> hypotheses, best first.
 Search = Callable[[list[int], DecodingConfig], Sequence[Hypothesis]]
 MAX_TOKENS = 100  # Of a sentence; a longer one is refused: its page would be many megabytes.
-MAX_HEADS = 64  # Heads that one grid draws; of more, `layer` chooses.
 _SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
 # The weights of a folder that was exported for CTranslate2, which shows nothing of its inside.
 _CONVERTED = "model.bin"

@@ -44,9 +44,13 @@ def model_of(variant: str = "paper") -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("changes", OPTIONS)
-def test_a_trace_is_the_search_itself(changes: dict[str, Any]) -> None:
-    model, options = model_of(), options_of(**changes)
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [("paper", x) for x in OPTIONS]
+    + [(x, {"beam_size": 3}) for x in ("tiny-like", "modern", "grouped", "relative")],
+)
+def test_a_trace_is_the_search_itself(variant: str, changes: dict[str, Any]) -> None:
+    model, options = model_of(variant), options_of(**changes)
     expected = TorchEngine(model).search(LINES, options)
     num_finished = 0
     for ids, hypotheses in zip(LINES, expected, strict=True):
@@ -58,14 +62,6 @@ def test_a_trace_is_the_search_itself(changes: dict[str, Any]) -> None:
         assert ended[: len(found)] == list(found)
         num_finished += len(ended)
     assert num_finished >= sum(map(len, expected))
-
-
-@pytest.mark.parametrize("variant", ["tiny-like", "modern", "grouped", "relative", "from-scratch"])
-def test_other_models_replay(variant: str) -> None:
-    model, options = model_of(variant), options_of(beam_size=3)
-    expected = TorchEngine(model).search(LINES[3:5], options)
-    found = [trace_search(model, ids, options)[1] for ids in LINES[3:5]]
-    assert [each[0].ids for each in found] == [own[0].ids for own in expected]
 
 
 @torch.no_grad()

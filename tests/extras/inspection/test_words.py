@@ -95,12 +95,17 @@ def test_neighbours_have_the_largest_cosines_and_are_no_special_tokens() -> None
     assert [index for index, _ in neighbours(table, 3, 50)] == [7, 5, 4, 6]
 
 
-def test_a_model_with_a_large_vocabulary_names_neighbours(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(tmp_path / "tokenizer")
-    config = run_config()
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder whose vocabulary is too large to be drawn, without its data."""
+    place, config = tmp_path_factory.mktemp("large"), run_config()
+    tokenizer = train_tokenizer(place / "tokenizer")
     model = build_model(config.model, *load_tokenizers(tokenizer).vocab_sizes)
-    folder = save_run(tmp_path / "run", model, tokenizer, config)
-    subject = Subject(folder, InspectOptions(source="Hund Hund", target="Katze"))
+    return save_run(place / "run", model, tokenizer, config)
+
+
+def test_a_model_with_a_large_vocabulary_names_neighbours(large: Path) -> None:
+    subject = Subject(large, InspectOptions(source="Hund Hund", target="Katze"))
     assert subject.prepared is None
     titles = [figure.title for figure in make_part("vocabulary", subject).figures]
     assert titles == [
@@ -168,17 +173,13 @@ def test_the_decoder_mask_is_what_attention_reads(lengths: list[int]) -> None:
     assert torch.equal(seen, mask)
 
 
-def test_one_pair_alone_gets_a_shorter_one_beside_it(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(tmp_path / "tokenizer")
-    config = run_config()
-    model = build_model(config.model, *load_tokenizers(tokenizer).vocab_sizes)
-    folder = save_run(tmp_path / "run", model, tokenizer, config)
-    subject = Subject(folder, InspectOptions(source="Hund und Katze", target="Katze läuft"))
+def test_one_pair_alone_gets_a_shorter_one_beside_it(large: Path) -> None:
+    subject = Subject(large, InspectOptions(source="Hund und Katze", target="Katze läuft"))
     (source, target), second = pairs_of(subject)
     assert subject.tokenizers.source.decode(source) == "Hund und Katze"
     assert subject.tokenizers.target.decode(target) == "Katze läuft"
     assert second == (source[:1], target[:1])
-    exported = Subject(folder, InspectOptions(source="Hund"))
+    exported = Subject(large, InspectOptions(source="Hund"))
     exported.has_weights = False
     with pytest.raises(ConfigError, match="`target`"):
         pairs_of(exported)
