@@ -39,7 +39,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, collate
-from nmt.data.loader import epoch_random, plan_batches
+from nmt.data.plan import epoch_random, plan_batches
 from nmt.device import compilation
 from nmt.device.compilation import compile_layers
 from nmt.device.compilation import compiled as compile_function

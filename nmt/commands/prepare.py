@@ -39,9 +39,7 @@ from nmt.commands.prepare_options import PreparationOptions, PrepareOptions
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
-from nmt.data.augment import noisy_texts
 from nmt.data.block_map import map_blocks, work_folder
-from nmt.data.blocks import Decide, Encode, Look, kept_pairs
 from nmt.data.corpus import check_files, check_sources
 from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
 from nmt.data.filters import FilterChain, held_out_filters, training_filters
@@ -60,7 +58,8 @@ from nmt.data.prepared import (
     Verified,
     verify_prepared,
 )
-from nmt.data.reading import Encoded, Reading
+from nmt.data.reading import Decide, Encode, Encoded, Look, Reading, kept_pairs
+from nmt.data.resegment import noisy_texts
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
 from nmt.data.workers import open_workers

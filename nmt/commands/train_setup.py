@@ -14,13 +14,12 @@ from nmt.checkpoint.model_folder import CONFIG, load_folder_config, load_model
 from nmt.checkpoint.run import identity, machine, reshared
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
-from nmt.data.augment import Augmenter
 from nmt.data.corpus import corpus_names
 from nmt.data.findings import KEPT, READ
 from nmt.data.loader import Loader
 from nmt.data.mixing import build_stages, tempered_weights
 from nmt.data.prepared import PreparedData
-from nmt.data.resegment import InTurn, Resegment, Resegmenter
+from nmt.data.resegment import Augmenter, InTurn, Resegment, Resegmenter
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays
 from nmt.device.device import choose_device, seed_rank

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmt.data.resegment import IntArray, Resegment
-from nmt.data.store import ParallelStore
+from nmt.data.resegment import Resegment
+from nmt.data.store import ParallelStore, Rows
 from nmt.packed import Packed, move, round_up
 from nmt.text import BOS_ID, EOS_ID
 
@@ -24,7 +24,7 @@ class Batch:
     target: Packed  # What the decoder reads: BOS, then the target.
     # What the decoder must predict: the target, then EOS. (num_target_tokens,), int64.
     gold: Tensor
-    rows: IntArray  # Where the pairs stand in the store, for error messages. (B,)
+    rows: Rows  # Where the pairs stand in the store, for error messages. (B,)
 
     @property
     def num_source_tokens(self) -> int:
@@ -61,7 +61,7 @@ class Batch:
 
 def collate(
     store: ParallelStore,
-    rows: IntArray,
+    rows: Rows,
     resegment: Resegment | None = None,
     epoch: int = 0,
     *,
@@ -93,7 +93,7 @@ def collate(
     return Batch(source=packed, target=read, gold=gold.ids, rows=rows)
 
 
-def _packed(ids: npt.NDArray[np.integer], offsets: IntArray, special: int, *, last: bool) -> Packed:
+def _packed(ids: npt.NDArray[np.integer], offsets: Rows, special: int, *, last: bool) -> Packed:
     """Pack sentences with a special token as the last or the first of each."""
     ends = offsets + np.arange(len(offsets))
     where = ends[1:] - 1 if last else ends[:-1]

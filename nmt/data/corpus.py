@@ -12,17 +12,20 @@ from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.demo import demo_pairs
-from nmt.data.formats import (
+from nmt.data.hubs import huggingface_pairs, published_test_set
+from nmt.data.pairs import (
     LINE_PER_SIDE,
+    BadPair,
+    ReadOptions,
+    SentencePair,
     aligned_pairs,
     csv_pairs,
     json_texts,
+    pair_of,
     raw_lines,
     records,
     tsv_texts,
 )
-from nmt.data.hubs import huggingface_pairs, published_test_set
-from nmt.data.pairs import BadPair, ReadOptions, SentencePair, pair_of
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import is_standard, near_file, open_binary
 

@@ -15,119 +15,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.data import BatchConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.mixing import Stage
-from nmt.data.order import TokenCounts, chunks, length_order
-from nmt.data.resegment import IntArray, Resegment, install, resegment_installed
-from nmt.data.store import Lengths, ParallelStore
+from nmt.data.plan import TokenCounts, epoch_random, epoch_rows, plan_batches
+from nmt.data.resegment import Resegment, install, resegment_installed
+from nmt.data.store import ParallelStore, Rows
 from nmt.data.workers import map_ahead, process_pool
 from nmt.errors import DataError
 
 _LINES_NAMED = 8
-
-
-def epoch_rows(
-    corpus: npt.NDArray[np.integer], weights: Sequence[float], *, seed: int, epoch: int
-) -> IntArray | None:
-    """Return the rows that one epoch reads, each as often as its corpus' weight says.
-
-    A weight of 2.5 reads every row twice and a random half of the rows, another one each epoch,
-    a third time.
-
-    Args:
-        corpus: Corpus of each row, an index into ``weights``. (n,)
-        weights: How often an epoch reads each corpus.
-        seed: Seed of the run.
-        epoch: Number of the epoch, from 0.
-
-    Returns:
-        Rows; None where it is every row once.
-    """
-    if all(weight == 1 for weight in weights):
-        return None
-    random = np.random.Generator(np.random.PCG64([seed, epoch, 1]))
-    parts = []
-    for index, weight in enumerate(weights):
-        rows = np.flatnonzero(corpus == index)
-        extra = round((weight - int(weight)) * len(rows))
-        parts += [rows] * int(weight) + [np.sort(random.permutation(rows)[:extra])]
-    return np.concatenate(parts).astype(np.int64, copy=False)
-
-
-def epoch_random(seed: int, epoch: int) -> np.random.Generator:
-    """Return what draws the order of an epoch, from 0."""
-    return np.random.Generator(np.random.PCG64([seed, epoch, 0]))
-
-
-def plan_batches(
-    source_lengths: Lengths,
-    target_lengths: Lengths,
-    *,
-    max_tokens: int | None,
-    max_sentences: int | None = None,
-    noise: float,
-    random: np.random.Generator,
-) -> list[IntArray]:
-    """Group pairs of like length under a budget of real tokens; shuffle the groups.
-
-    Pairs are sorted by the longer side, with noise so that epochs differ, then by the target, and
-    cut where the budget is full: neither side is padded far. (Multi30k, 4096 tokens: 7% padding.)
-
-    Args:
-        source_lengths: Tokens of each source, EOS included. (n,)
-        target_lengths: Tokens of each target, EOS included. (n,)
-        max_tokens: Most source and target tokens in a batch, together, without padding; None: any.
-        max_sentences: Most pairs in a batch; None: any.
-        noise: Spread of the sort key, as a share of the length.
-        random: Draws the noise and the order of the batches.
-
-    Returns:
-        Rows of each batch, in the order of training. Each row is in one batch.
-
-    Raises:
-        DataError: A pair is longer than a batch.
-    """
-    count = len(source_lengths)
-    if count == 0:
-        return []
-    most = _total_and_check(source_lengths, target_lengths, max_tokens)
-    order = length_order(source_lengths, target_lengths, noise=noise, random=random)
-    ends = np.empty(count, dtype=np.int64)
-    total = 0
-    for part in chunks(count):
-        rows = order[part]
-        sizes = source_lengths[rows].astype(np.int64) + target_lengths[rows]
-        np.cumsum(sizes, out=ends[part])
-        ends[part] += total
-        total = int(ends[part.stop - 1])
-    borders, done = [0], 0
-    while borders[-1] < count:
-        stop = int(np.searchsorted(ends, done + most, side="right"))
-        if max_sentences is not None:
-            stop = min(stop, borders[-1] + max_sentences)
-        borders.append(stop)
-        done = int(ends[stop - 1])
-    shuffled = random.permutation(len(borders) - 1)
-    return [order[borders[i] : borders[i + 1]] for i in shuffled]
-
-
-def _total_and_check(source: Lengths, target: Lengths, max_tokens: int | None) -> int:
-    """Return the most tokens of a batch; check that every pair fits."""
-    total = 0
-    for part in chunks(len(source)):
-        sizes = source[part].astype(np.int64) + target[part]
-        total += int(sizes.sum())
-        if max_tokens is not None and int(sizes.max()) > max_tokens:
-            row = int(sizes.argmax())
-            raise DataError(
-                f"Pair {part.start + row} has {sizes[row]:,} tokens, but a batch holds "
-                f"{max_tokens:,}.",
-                fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
-            )
-    return total if max_tokens is None else max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +64,12 @@ class Loader:
     # Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`.
     longest: int | None = None
 
-    def lengths(self, rows: IntArray | slice) -> tuple[IntArray, IntArray]:
+    def lengths(self, rows: Rows | slice) -> tuple[Rows, Rows]:
         """Return source and target tokens of rows of the store, special ones included."""
         source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
         return source.astype(np.int64) + (1 + self.source_bos), target.astype(np.int64) + 1
 
-    def plan(self, epoch: int, stage: int = 0) -> list[IntArray]:
+    def plan(self, epoch: int, stage: int = 0) -> list[Rows]:
         """Return the store's rows of each batch of an epoch, in order.
 
         Args:
@@ -225,14 +123,14 @@ class Loader:
             ahead = 2 * self.num_workers  # no process waits for its next task
             yield from map_ahead(loader._made, planned, threads, ahead)
 
-    def _planned(self, start: Position) -> Iterator[tuple[list[IntArray], int, Position]]:
+    def _planned(self, start: Position) -> Iterator[tuple[list[Rows], int, Position]]:
         """Yield the rows of the batches of each update, their epoch, and the position after."""
         position = start
         while True:
             epochs, stage = itertools.count(position.epoch), position.stage
             make = partial(self.plan, stage=stage)
             with ExitStack() as stack:
-                plans: Iterator[list[IntArray]] = map(make, epochs)
+                plans: Iterator[list[Rows]] = map(make, epochs)
                 if self.num_workers:  # a thread plans the next epoch while this one is read
                     thread = stack.enter_context(ThreadPoolExecutor(1, "ahead"))
                     plans = map_ahead(make, epochs, thread, ahead=1)
@@ -275,11 +173,11 @@ class Loader:
                 yield count
                 count = 0
 
-    def _made(self, planned: tuple[list[IntArray], int, Position]) -> tuple[list[Batch], Position]:
+    def _made(self, planned: tuple[list[Rows], int, Position]) -> tuple[list[Batch], Position]:
         batches, epoch, after = planned
         return [self.batch(rows, epoch) for rows in batches], after
 
-    def batch(self, rows: IntArray, epoch: int = 0) -> Batch:
+    def batch(self, rows: Rows, epoch: int = 0) -> Batch:
         """Return the batch of some rows of the store, as it is in an epoch."""
         bos, longest = self.source_bos, self.longest
         return collate(self.store, rows, self.resegment, epoch, source_bos=bos, longest=longest)

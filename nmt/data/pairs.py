@@ -1,4 +1,4 @@
-"""Sentence pairs, and how they are read.
+"""Sentence pairs, and how they are read: aligned files, TSV, CSV and JSON lines.
 
 Both sides of a pair always move together: a blank line, bad bytes or an over-long line on one
 side makes the pair blank, bad or over-long, and never shifts the other side.
@@ -6,11 +6,20 @@ side makes the pair blank, bad or over-long, and never shifts the other side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from nmt.errors import DataError
+from nmt.files.lines import decode_line, open_binary, split_lines
 from nmt.text import without_surrogates
+
+_MOST_BYTES_PER_CHARACTER = 4
+# A line of TSV or JSON holds both sides, other fields, and characters written as \uXXXX.
+LINE_PER_SIDE = 8
 
 
 class SentencePair(NamedTuple):
@@ -58,3 +67,143 @@ def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[
         for language in languages
     )
     return source, target
+
+
+def raw_lines(path: Path, max_characters: int) -> Iterator[bytes | None]:
+    """Yield the lines of a file; None for one that has too many bytes."""
+    with open_binary(path) as stream:
+        yield from split_lines(
+            stream, str(path), max_bytes=max_characters * _MOST_BYTES_PER_CHARACTER
+        )
+
+
+def _decoded(
+    lines: Iterable[bytes | None], name: str, first: int, options: ReadOptions, max_characters: int
+) -> Iterator[str | BadPair]:
+    for number, line in enumerate(lines, first):
+        try:
+            text = None if line is None else decode_line(line, name, number)
+        except DataError:
+            if options.on_bad_utf8 == "error":
+                raise
+            yield BadPair("bad_utf8", number)
+            continue
+        if text is None or len(text) > max_characters:
+            yield BadPair("characters", number)
+        else:
+            yield text
+
+
+def aligned_pairs(
+    names: Sequence[str],
+    options: ReadOptions,
+    sources: Sequence[bytes | None],
+    targets: Sequence[bytes | None],
+    first: int,
+) -> Iterator[SentencePair | BadPair]:
+    """Yield the pairs of lines of two files."""
+    lefts, rights = (
+        _decoded(lines, name, first, options, options.max_characters)
+        for lines, name in zip((sources, targets), names, strict=True)
+    )
+    for number, (left, right) in enumerate(zip(lefts, rights, strict=True), first):
+        if isinstance(left, BadPair):
+            yield left
+        elif isinstance(right, BadPair):
+            yield right
+        else:
+            yield SentencePair(left, right, number)
+
+
+def records(
+    path: str,
+    options: ReadOptions,
+    texts_of: Callable[[str], tuple[str, str]],
+    wanted: str,
+    lines: Sequence[bytes | None],
+    first: int,
+) -> Iterator[SentencePair | BadPair]:
+    """Yield the pairs of lines of a file that holds both sides on each."""
+    most = options.max_characters * LINE_PER_SIDE
+    for number, line in enumerate(_decoded(lines, path, first, options, most), first):
+        if isinstance(line, BadPair):
+            yield line
+        elif not line.strip():
+            yield SentencePair("", "", number)
+        else:
+            try:
+                texts = texts_of(line)
+            except (LookupError, ValueError, TypeError, RecursionError) as error:
+                if isinstance(error, IndexError) and "," in line and "\t" not in line:
+                    raise DataError(
+                        f"{path}, line {number:,} has commas and no tab.",
+                        fix=f"Name a comma-separated file as csv: {path}, not as tsv.",
+                    ) from error
+                raise DataError(
+                    f"{path}, line {number:,}: no {wanted} ({type(error).__name__}: {error}).",
+                    fix="Repair the line, or correct the languages and the columns of the corpus.",
+                ) from error
+            yield pair_of(*texts, number, options)
+
+
+def tsv_texts(columns: tuple[int, int], line: str) -> tuple[str, str]:
+    """Return the texts of a line with tabs."""
+    cells = line.split("\t")
+    return cells[columns[0]], cells[columns[1]]
+
+
+def csv_pairs(
+    path: Path, columns: tuple[int, int], options: ReadOptions
+) -> Iterator[SentencePair | BadPair]:
+    """Yield the pairs of comma-separated values.
+
+    Raises:
+        DataError: It is no such file, or lacks the columns.
+    """
+    bad: list[BadPair] = []
+    most = options.max_characters * LINE_PER_SIDE
+
+    def lines() -> Iterator[str]:
+        for line in _decoded(raw_lines(path, most), str(path), 1, options, most):
+            if isinstance(line, BadPair):
+                bad.append(line)
+            else:
+                yield f"{line}\n"
+
+    rows = csv.reader(lines(), strict=True)
+    languages = (options.source_language, options.target_language)
+    try:
+        for number, row in enumerate(rows):
+            yield from bad
+            bad.clear()
+            if number == 0 and (named := _named_columns(row, languages)):
+                columns = named
+            elif row:
+                yield pair_of(row[columns[0]], row[columns[1]], rows.line_num, options)
+            else:
+                yield SentencePair("", "", rows.line_num)
+    except (csv.Error, IndexError) as error:
+        raise DataError(
+            f"{path}, line {rows.line_num:,}: no columns {columns[0]} and {columns[1]} (counted "
+            f"from 0) of comma-separated values ({error}).",
+            fix="Quote fields that hold commas, quotes or line ends, or correct the columns.",
+        ) from error
+    yield from bad
+
+
+def _named_columns(row: Sequence[str], languages: tuple[str, str]) -> tuple[int, int] | None:
+    """Return where the first row of a table names both sides; None if it does not."""
+    cells = [cell.strip() for cell in row]
+    for names in (languages, ("source", "target")):
+        if set(names) <= set(cells):
+            return cells.index(names[0]), cells.index(names[1])
+    return None
+
+
+def json_texts(languages: tuple[str, str], line: str) -> tuple[str, str]:
+    """Return the texts of a line of JSON; a missing one is empty."""
+    source, target = in_languages(json.loads(line)["translation"], languages)
+    for text in (source, target):
+        if not isinstance(text, str | None):
+            raise TypeError(f"{text!r:.40} is not text")
+    return source or "", target or ""

@@ -1,22 +1,47 @@
-"""Other subwords of the stored text for each epoch: BPE-dropout. Loads no torch."""
+"""Other subwords of the stored text for each epoch: BPE-dropout, and noise. Loads no torch.
+
+Noise is of case, punctuation, typos and spacing. Models that have seen only clean text lose much on
+noisy input (Belinkov and Bisk 2018, Synthetic and Natural Noise Both Break Neural Machine
+Translation).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from random import Random
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from nmt.data.store import Rows
+from nmt.text import UNK_ID
+from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, without_punctuation
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
+from nmt.text.tokenizer import Tokenizers
 
-IntArray = npt.NDArray[np.int64]
 # Ids of several sentences, and the offset of each with the end.
-Flat: TypeAlias = tuple[npt.NDArray[np.integer], IntArray]
+Flat: TypeAlias = tuple[npt.NDArray[np.integer], Rows]
 Sides: TypeAlias = tuple[Flat, Flat]  # Of source and target.
 # (epoch, rows, stored ids) -> other ids of these rows of the store for the epoch.
-Resegment: TypeAlias = Callable[[int, IntArray, Sides], Sides]
+Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
+
+# Share of the words of a pair with typos that get one: more than real text has, so that pairs
+# without noise can stay many.
+_TYPO_RATE = 0.2
+# The kinds of `nmt.config.data.AugmentConfig`, in the order in which a pair gets those that are
+# drawn for it, and whether its target gets them, too.
+_NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
+    "no_final_punctuation": (without_punctuation, True),
+    "typos": (partial(typos, rate=_TYPO_RATE), False),
+    "spacing": (spacing, False),
+    "title_case": (title_case, True),
+    "upper_case": (upper_case, True),
+})  # fmt: skip
 
 
 def rows_of(flat: Flat) -> list[list[int]]:
@@ -47,7 +72,7 @@ class Resegmenter:
     ) -> None:
         self._sides, self._seed, self._longest = sides, seed, longest
 
-    def __call__(self, epoch: int, rows: IntArray, stored: Sides) -> Sides:
+    def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
         """Return other ids of ``rows`` for the epoch, in the form of the stored ones.
 
         Args:
@@ -58,7 +83,7 @@ class Resegmenter:
         source, target = stored
         return self._drawn(0, epoch, rows, source), self._drawn(1, epoch, rows, target)
 
-    def _drawn(self, side: int, epoch: int, rows: IntArray, stored: Flat) -> Flat:
+    def _drawn(self, side: int, epoch: int, rows: Rows, stored: Flat) -> Flat:
         drawn = []
         for row, ids in zip(rows.tolist(), rows_of(stored), strict=True):
             generator = sentence_generator(self._seed, epoch, row, side)
@@ -67,13 +92,112 @@ class Resegmenter:
         return flat_of(drawn)
 
 
+class Augmenter:
+    """Gives some pairs noise, each time they are read in another epoch other noise.
+
+    What a pair gets depends on seed, epoch and row only. A pair that would be too long or blank, or
+    that has unknown characters, stays as it is stored.
+
+    Args:
+        tokenizers: Decode what is stored and encode what came of it.
+        ends: Row where each corpus of the store ends.
+        rates: Of each corpus, the shares of its pairs by kind of noise.
+        seed: Seed of the run.
+        longest: Most subwords of a side.
+    """
+
+    def __init__(
+        self,
+        tokenizers: Tokenizers,
+        ends: Rows,
+        rates: Sequence[Mapping[str, float]],
+        *,
+        seed: int,
+        longest: int,
+    ) -> None:
+        self._tokenizers, self._ends = tokenizers, ends
+        self._rates = {
+            kind: np.array([of_corpus.get(kind, 0.0) for of_corpus in rates])
+            for kind in _NOISES
+            if any(of_corpus.get(kind) for of_corpus in rates)
+        }
+        self._seed, self._longest = seed, longest
+        self._tags = set(tokenizers.source.tags.values())
+
+    def drawn(self, epoch: int, rows: Rows) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return, by kind of noise, which of the rows get it in an epoch. (len(rows),) each."""
+        corpus = np.searchsorted(self._ends, rows, side="right")
+        return {
+            kind: _uniform(f"{self._seed} {epoch} {kind}", rows) < rate[corpus]
+            for kind, rate in self._rates.items()
+        }
+
+    def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
+        """Return the ids of ``rows`` for the epoch, in the form of the stored ones."""
+        drawn = self.drawn(epoch, rows)
+        if not (chosen := np.flatnonzero(np.any([*drawn.values()], axis=0)).tolist()):
+            return stored
+        source, target = map(rows_of, stored)
+        for at in chosen:
+            kinds = [kind for kind, own in drawn.items() if own[at]]
+            random = Random(f"{self._seed} {epoch} {rows[at]}")
+            source[at], target[at] = self._noisy(source[at], target[at], kinds, random)
+        return flat_of(source), flat_of(target)
+
+    def _noisy(
+        self, source: list[int], target: list[int], kinds: Sequence[str], random: Random
+    ) -> tuple[list[int], list[int]]:
+        if UNK_ID in source or UNK_ID in target:
+            return source, target
+        tag = [index for index in source[:1] if index in self._tags]
+        texts = (
+            self._tokenizers.source.decode(source[len(tag) :]),
+            self._tokenizers.target.decode(target),
+        )
+        texts = _with_noise(texts, kinds, random)
+        words = self._tokenizers.source.encode(texts[0])
+        new = tag + words, self._tokenizers.target.encode(texts[1])
+        fits = words and all(0 < len(side) <= self._longest for side in new)
+        return new if fits else (source, target)
+
+
+def noisy_texts(
+    texts: tuple[str, str], rates: Mapping[str, float], random: Random
+) -> tuple[str, str]:
+    """Return a pair as training may read it: with the kinds of noise that are drawn for it.
+
+    For text that a vocabulary is learned from: without it, capitals are spelled letter by letter.
+
+    >>> noisy_texts(("Ein Hund.", "A dog."), {"upper_case": 1.0}, Random(1))
+    ('EIN HUND.', 'A DOG.')
+    """
+    drawn = [kind for kind in _NOISES if kind in rates and random.random() < rates[kind]]
+    return _with_noise(texts, drawn, random)
+
+
+def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) -> tuple[str, str]:
+    for kind in kinds:
+        noise, is_of_both = _NOISES[kind]
+        texts = noise(texts[0], random), noise(texts[1], random) if is_of_both else texts[1]
+    return texts
+
+
+def _uniform(stream: str, rows: Rows) -> npt.NDArray[np.float64]:
+    """Return a number in [0, 1) for each row: SplitMix64 (Steele et al. 2014) at its position."""
+    start = hashlib.sha256(stream.encode()).digest()[:8]
+    z = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(start, "<u8")
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 class InTurn:
     """Several changes of the stored ids, one after the other."""
 
     def __init__(self, *changes: Resegment) -> None:
         self._changes = changes
 
-    def __call__(self, epoch: int, rows: IntArray, stored: Sides) -> Sides:
+    def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
         """Return what the last one makes of what those before it made."""
         for change in self._changes:
             stored = change(epoch, rows, stored)
@@ -88,6 +212,6 @@ def install(resegment: Resegment) -> None:
     _installed[:] = [resegment]
 
 
-def resegment_installed(epoch: int, rows: IntArray, stored: Sides) -> Sides:
+def resegment_installed(epoch: int, rows: Rows, stored: Sides) -> Sides:
     """Call what was installed."""
     return _installed[0](epoch, rows, stored)

@@ -14,7 +14,8 @@ import torch
 
 from nmt.config.decoding import DecodingConfig
 from nmt.data.batch import Batch
-from nmt.data.loader import Loader, epoch_random, plan_batches
+from nmt.data.loader import Loader
+from nmt.data.plan import epoch_random, plan_batches
 from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar
 from nmt.inference.options import TranslationOptions

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import AugmentConfig, TokenizerConfig
-from nmt.data.augment import Augmenter
-from nmt.data.resegment import Sides
+from nmt.data.resegment import Augmenter, Sides
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS

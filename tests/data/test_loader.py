@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig
-from nmt.data import order
-from nmt.data.loader import Loader, Position, epoch_random, plan_batches
+from nmt.data import plan
+from nmt.data.loader import Loader, Position
+from nmt.data.plan import epoch_random, plan_batches
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError
 from nmt.files.lines import read_lines
@@ -231,8 +232,8 @@ def test_the_order_by_length_is_that_of_a_sort_by_four_keys(
 ) -> None:
     source, target = arrays([*pairs, (longest, longest)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order, "_CHUNK_ROWS", 7)
-        found = order.length_order(source, target, noise=noise, random=np.random.default_rng(seed))
+        patch.setattr(plan, "_CHUNK_ROWS", 7)
+        found = plan.length_order(source, target, noise=noise, random=np.random.default_rng(seed))
 
     random = np.random.default_rng(seed)
     spread = random.random(len(source), dtype=np.float32) - 0.5

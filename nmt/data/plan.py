@@ -1,0 +1,170 @@
+"""The plan of an epoch: which rows it reads, which share a batch, and which batch comes when.
+
+In memory that 100 million pairs fit: one packed number a pair is sorted instead of its four keys,
+and keys are made a chunk at a time. Beside the lengths there are two numbers of 64 bits for each
+pair, and never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.data.store import Lengths, Rows
+from nmt.errors import DataError
+
+_CHUNK_ROWS = 1 << 20
+_DOUBLE_BITS = 53  # random bits of a number in [0, 1)
+
+
+def epoch_rows(
+    corpus: npt.NDArray[np.integer], weights: Sequence[float], *, seed: int, epoch: int
+) -> Rows | None:
+    """Return the rows that one epoch reads, each as often as its corpus' weight says.
+
+    A weight of 2.5 reads every row twice and a random half of the rows, another one each epoch,
+    a third time.
+
+    Args:
+        corpus: Corpus of each row, an index into ``weights``. (n,)
+        weights: How often an epoch reads each corpus.
+        seed: Seed of the run.
+        epoch: Number of the epoch, from 0.
+
+    Returns:
+        Rows; None where it is every row once.
+    """
+    if all(weight == 1 for weight in weights):
+        return None
+    random = np.random.Generator(np.random.PCG64([seed, epoch, 1]))
+    parts = []
+    for index, weight in enumerate(weights):
+        rows = np.flatnonzero(corpus == index)
+        extra = round((weight - int(weight)) * len(rows))
+        parts += [rows] * int(weight) + [np.sort(random.permutation(rows)[:extra])]
+    return np.concatenate(parts).astype(np.int64, copy=False)
+
+
+def epoch_random(seed: int, epoch: int) -> np.random.Generator:
+    """Return what draws the order of an epoch, from 0."""
+    return np.random.Generator(np.random.PCG64([seed, epoch, 0]))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Stored lengths with special tokens, of all rows or of those that an epoch reads."""
+
+    stored: npt.NDArray[np.integer]  # tokens of every row of the store
+    special: int  # BOS and EOS of this side
+    rows: Rows | None = None  # of the epoch; None: every row once
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.stored if self.rows is None else self.rows)
+
+    def __getitem__(self, rows: slice | Rows, /) -> Rows:
+        """Return the tokens of some pairs of the epoch."""
+        own = rows if self.rows is None else self.rows[rows]
+        return self.stored[own].astype(np.int64) + self.special
+
+
+def plan_batches(
+    source_lengths: Lengths,
+    target_lengths: Lengths,
+    *,
+    max_tokens: int | None,
+    max_sentences: int | None = None,
+    noise: float,
+    random: np.random.Generator,
+) -> list[Rows]:
+    """Group pairs of like length under a budget of real tokens; shuffle the groups.
+
+    Pairs are sorted by the longer side, with noise so that epochs differ, then by the target, and
+    cut where the budget is full: neither side is padded far. (Multi30k, 4096 tokens: 7% padding.)
+
+    Args:
+        source_lengths: Tokens of each source, EOS included. (n,)
+        target_lengths: Tokens of each target, EOS included. (n,)
+        max_tokens: Most source and target tokens in a batch, together, without padding; None: any.
+        max_sentences: Most pairs in a batch; None: any.
+        noise: Spread of the sort key, as a share of the length.
+        random: Draws the noise and the order of the batches.
+
+    Returns:
+        Rows of each batch, in the order of training. Each row is in one batch.
+
+    Raises:
+        DataError: A pair is longer than a batch.
+    """
+    count, total = len(source_lengths), 0
+    if count == 0:
+        return []
+    order = length_order(source_lengths, target_lengths, noise=noise, random=random)
+    ends = np.empty(count, dtype=np.int64)
+    for part in _chunks(count):
+        rows = order[part]
+        sizes = source_lengths[rows].astype(np.int64) + target_lengths[rows]
+        if max_tokens is not None and int(sizes.max()) > max_tokens:
+            longest = int(sizes.argmax())
+            raise DataError(
+                f"Pair {rows[longest]} has {sizes[longest]:,} tokens, but a batch holds "
+                f"{max_tokens:,}.",
+                fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
+            )
+        ends[part] = total + np.cumsum(sizes)
+        total = int(ends[part.stop - 1])
+    borders, done = [0], 0
+    while borders[-1] < count:
+        stop = int(np.searchsorted(ends, done + (max_tokens or total), side="right"))
+        if max_sentences is not None:
+            stop = min(stop, borders[-1] + max_sentences)
+        borders.append(stop)
+        done = int(ends[stop - 1])
+    shuffled = random.permutation(len(borders) - 1)
+    return [order[borders[i] : borders[i + 1]] for i in shuffled]
+
+
+def length_order(
+    source: Lengths, target: Lengths, *, noise: float, random: np.random.Generator
+) -> Rows:
+    """Return all rows by the longer side with noise, then source, then target, then at random.
+
+    Draws ``n`` float32 and ``n`` float64 from ``random``, in this order. Equal to
+    ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``
+    as long as 64 bits hold the lengths and enough of the chance: two pairs of the same lengths may
+    change places where the bits of chance that have room are the same.
+
+    Args:
+        source: Tokens of each source. (n,)
+        target: Tokens of each target. (n,)
+        noise: Spread of the first key, as a share of the length.
+        random: Where noise and chance come from.
+
+    Returns:
+        Rows. (n,), int64.
+    """
+    count = len(source)
+    longest = [max((int(side[part].max()) for part in _chunks(count)), default=0)
+               for side in (source, target)]  # fmt: skip
+    source_bits, target_bits = (most.bit_length() for most in longest)
+    key_bits = int(max(longest) * (1 + noise) + 1).bit_length()
+    spare = min(64 - key_bits - source_bits - target_bits, _DOUBLE_BITS)
+    packed = np.empty(count, dtype=np.uint64)
+    for part in _chunks(count):
+        left, right = (side[part].astype(np.int64) for side in (source, target))
+        spread = random.random(len(left), dtype=np.float32) - 0.5
+        key = np.rint(np.maximum(left, right) * (1 + noise * spread)).astype(np.int64)
+        packed[part] = ((key << source_bits | left) << target_bits | right) << spare
+    for part in _chunks(count):
+        chance = random.random(part.stop - part.start) * 2.0**spare
+        packed[part] |= chance.astype(np.uint64)
+    return np.argsort(packed)
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    """Yield slices that cover ``count`` rows in order."""
+    for start in range(0, count, _CHUNK_ROWS):
+        yield slice(start, min(start + _CHUNK_ROWS, count))
