@@ -21,7 +21,6 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_ordinary_documents_are_read_as_by_the_standard_library(value: object) -> None:
     text = json.dumps(value)
-
     assert json.dumps(parse_json(text)) == json.dumps(json.loads(text))
 
 
@@ -48,7 +47,6 @@ def test_numbers_that_are_not_finite_are_refused_where_that_is_asked_for(text: s
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1, 2, 3]")
-
     assert read_json(tmp_path / "a.json", max_bytes=9) == [1, 2, 3]
     with pytest.raises(ValueError, match="larger than 8 bytes"):
         read_json(tmp_path / "a.json", max_bytes=8)

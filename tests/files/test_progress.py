@@ -23,10 +23,7 @@ def test_a_bar_follows_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training reports every few hundred updates."""
     monkeypatch.setattr(progress, "_FOLLOW_SECONDS", 0.01)
     number = 0
-    with (
-        terminal(monkeypatch) as frames,
-        progress_bar("training", unit="updates", total=7) as bar,
-    ):
+    with terminal(monkeypatch) as frames, progress_bar("training", unit="updates", total=7) as bar:
         follow(bar, lambda: number)
         end = time.monotonic() + PATIENCE_SECONDS
         for number in (3, 5):
@@ -35,27 +32,19 @@ def test_a_bar_follows_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frames.counts("training") == ["0/7", "3/7", "5/7"]
 
 
-def test_a_bar_of_a_file_has_its_number_of_lines(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_bar_of_a_file_counts_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "in.gz"
-    path.write_bytes(gzip.compress(b"a\n\nb"))
+    for content, count in ((b"", 0), (b"a", 1), (b"a\n", 1), (b"\r\n\nx", 3), (b"a\n\nb", 3)):
+        path.write_bytes(gzip.compress(content))
+        assert count_lines(path) == count
     with terminal(monkeypatch) as frames, file_bar("scoring", path, unit="lines") as bar:
         bar.update(2)
         bar.update(1)
     assert frames.counts("scoring") == ["0/3", "2/3", "3/3"]
 
 
-@pytest.mark.parametrize(("content", "count"), [(b"", 0), (b"a", 1), (b"a\n", 1), (b"\r\n\nx", 3)])
-def test_lines_are_counted_as_they_are_read(tmp_path: Path, content: bytes, count: int) -> None:
-    (tmp_path / "in").write_bytes(content)
-    assert count_lines(tmp_path / "in") == count
-
-
 @pytest.mark.parametrize("case", ["no terminal", "quiet", "standard input"])
-def test_nobody_who_does_not_watch_gets_a_bar(
-    case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_bars_need_a_watcher(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_text("a\n")
     with terminal(monkeypatch) as frames:

@@ -48,7 +48,6 @@ def test_a_score_that_is_linear_in_what_is_read_is_predicted() -> None:
     scores = [90 + 40 * each.score + x for each, x in zip(results, noise, strict=True)]
     fitted = fit_confidence(results[:500], scores[:500])
     found = np.array([fitted.estimate(each) for each in results[500:]])
-
     errors = found - np.array([90 + 40 * each.score for each in results[500:]])
     assert fitted.num_lines == 500
     assert np.sqrt((errors**2).mean()) < 2
@@ -67,7 +66,6 @@ LINEAR = ConfidenceModel(
 def test_the_estimate_is_the_sum_of_its_terms() -> None:
     """10 - 20 * 0.5 + 50 * exp(-0.5) + 3 * ln 8 - 5 * ln(40 / 20)."""
     expected = 10 - 10 + 50 * math.exp(-0.5) + 3 * math.log(8) - 5 * math.log(2)
-
     assert LINEAR.estimate(result(-0.5, 8, source=10, text=30)) == round(expected, 2)
     assert LINEAR.estimate(Result("", "", 0.0)) is None
     # Nothing beyond what it was fitted on: a mean of -9 counts as -2, a ratio of 25 as e.
@@ -153,7 +151,6 @@ def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: P
     known = sorted(line["confidence"] for line in lines if line["source"])
     assert "low_confidence" not in lines[0]
     limit = (known[0] + known[1]) / 2
-
     marked = [json.loads(x)["low_confidence"] for x in written(format="json", min_confidence=limit)]
     assert marked == [line.get("confidence", 100) < limit for line in lines]
     assert written(min_confidence=limit) == [
@@ -185,5 +182,4 @@ def test_lines_of_the_training_data_are_counted_exactly(run: RunConfig) -> None:
     others = ["x" * number + " yy zz vv" for number in range(1, 21)]
     changed = [" ".join(["new", *line.split()[1:]]) for line in whole[15:20]]
     lines = [*whole[:15], *changed, *others]
-
     assert rows_in_training(run.run_dir, lines) == {*range(15)}

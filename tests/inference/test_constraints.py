@@ -86,9 +86,7 @@ def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers)
     assert found.forbidden[2] != after_space
 
 
-def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden(
-    tokenizers: Tokenizers,
-) -> None:
+def test_only_the_first_segment_of_a_line_gets_phrases(tokenizers: Tokenizers) -> None:
     line = Request("der Hund läuft. die Katze schläft.", "das", ("Haus",), ("Hund",))
     first, *others = constraints_of(tokenizers, line)
     assert (len(first.prefix), len(first.required)) == (1, 1)
@@ -108,7 +106,7 @@ def test_only_the_first_segment_of_a_line_gets_more_than_what_is_forbidden(
          "its prefix and required phrases have 99 subwords, and a translation has at most 34."),
     ],
 )  # fmt: skip
-def test_constraints_that_contradict_fail_their_line(
+def test_contradictions_fail_their_line(
     translator: Translator, request_: Request, options: dict[str, Any], problem: str
 ) -> None:
     translator = translator.with_options(**options)

@@ -92,9 +92,7 @@ def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     flags = ("--input-format", "json", "--format", "json", "--n-best", 2)
     expected = alone(run, *flags, text=text)
     assert expected.exit_code == 3
-
     found = together(run, *flags, text=text)
-
     assert found.returncode != 0
     assert rounded(found.stdout) == rounded(expected.stdout_bytes)
     assert messages(found.stderr.decode()) == messages(expected.stderr)
@@ -107,9 +105,7 @@ def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_pa
     source, output = tmp_path / "in.de.gz", tmp_path / "out.en"
     content = gzip.compress(os.urandom(1 << 10).hex().encode())
     source.write_bytes(content[: len(content) // 2])
-
     found = together(run_dir, "-i", source, "-o", output)
-
     assert found.returncode != 0
     problem, fix = messages(found.stderr.decode())[::-1]
     assert "cut off" in problem + fix
@@ -125,19 +121,6 @@ def test_the_parts_of_a_chunk_are_the_chunk(lines: list[bytes], size: int) -> No
         parts.append(part)
     assert [line for part in parts for line in part] == lines
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_damaged_input_is_told_after_the_lines_before_it() -> None:
-    found = list[str]()
-
-    def chunks() -> Iterator[str]:
-        yield "a"
-        yield "b"
-        raise DataError("cut off", fix="")
-
-    with pytest.raises(DataError, match="cut off"):
-        found.extend(ahead(chunks(), lambda text: text * 2, lambda: True))
-    assert found == ["aa", "bb"]
 
 
 def test_one_chunk_is_prepared_ahead_and_no_more() -> None:
@@ -172,8 +155,16 @@ def test_what_is_not_ready_is_waited_for_only_when_all_else_is_answered() -> Non
     assert before == [[1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4]]
 
 
-def test_an_error_in_preparing_comes_in_its_turn_and_leaves_no_thread() -> None:
-    before, found = threading.active_count(), list[int]()
-    with pytest.raises(ZeroDivisionError):
-        found.extend(ahead(iter([2, 1, 0, 3]), lambda n: 1 // n, lambda: True))
-    assert (found, threading.active_count()) == ([0, 1], before)
+def test_an_error_comes_after_the_lines_before_it_and_leaves_no_thread() -> None:
+    """Be it in preparing, or that the input is damaged."""
+
+    def damaged() -> Iterator[int]:
+        yield from (2, 1)
+        raise DataError("cut off", fix="")
+
+    before = threading.active_count()
+    for chunks, error in ((iter([2, 1, 0, 3]), ZeroDivisionError), (damaged(), DataError)):
+        found = list[int]()
+        with pytest.raises(error):
+            found.extend(ahead(chunks, lambda n: 1 // n, lambda: True))
+        assert (found, threading.active_count()) == ([0, 1], before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[st
     return engine.name, engine.dtype
 
 
-def test_only_positions_without_end_take_lines_of_any_length(
+def test_only_positions_without_end_take_any_line(
     run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a model of its own, or of one beside it."""
@@ -60,8 +61,7 @@ def test_only_positions_without_end_take_lines_of_any_length(
 def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an engine of one's own is named as the others are."""
     gone: Registry[EngineLoader] = Registry(
-        "toy engine",
-        {"ctranslate2": "nmt.extras.gone.engine:load"},
+        "toy engine", {"ctranslate2": "nmt.extras.gone.engine:load"}
     )
     gone.register("torch", load_torch)
     gone.register("mine", load_torch)
@@ -72,20 +72,38 @@ def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.M
         load_engine(run_dir, device="cpu", engine="ctranslate2")
 
 
-def test_names_are_checked(run_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"onnx is not a known engine.\n.*ctranslate2, torch"):
-        load_engine(run_dir, engine="onnx")
-    with pytest.raises(ConfigError, match=r"int4 is not a known dtype.*\n.*auto, float32"):
-        parse_dtype("int4")
+@pytest.mark.parametrize(
+    ("choice", "problem"),
+    [
+        ({"engine": "onnx"}, r"onnx is not a known engine.\n.*ctranslate2, torch"),
+        ({"device": "tpu"}, "tpu is not a known device"),
+        ({"dtype": "int4"}, r"int4 is not a known dtype.*\n.*auto, float32"),
+        ({"threads": 0}, "`threads` is 0"),
+        ({"beam_sice": 3}, "beam_sice"),
+    ],
+)
+def test_choices_that_there_are_not_are_refused(run_dir: Path, choice: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Translator.load(run_dir, **choice)
     assert parse_dtype("fp16") == "float16"
 
 
 def test_with_16_bits_most_lines_score_nearly_the_same(run_dir: Path) -> None:
-    """A line may take another turn at a near tie."""
-    loaded = [
-        Translator.load(run_dir, device="cpu", dtype=dtype, engine="torch", guard=False)
+    """A line may take another turn at a near tie. Token scores are those of these weights."""
+    short, exact = (
+        Translator.load(
+            run_dir,
+            device="cpu",
+            dtype=dtype,
+            engine="torch",
+            guard=False,
+            outputs={"token_scores"},
+        ).translate(LINES)
         for dtype in ("bf16", "float32")
-    ]
-    pairs = zip(*(translator.translate(LINES) for translator in loaded), strict=True)
+    )
+    pairs = zip(short, exact, strict=True)
     differences = sorted(abs(x.score - y.score) / abs(y.score) for x, y in pairs)
     assert 0 < differences[len(LINES) // 2] < 0.05
+    for result in short:
+        mean = fmean(token.log_prob for token in result.tokens or ())
+        assert mean == pytest.approx(result.score, abs=2e-1)

@@ -23,9 +23,9 @@ from nmt.text import BOS_ID, EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
-from tests.search.toys import ids_of
 
-MEANS: tuple[Literal["arithmetic", "geometric"], ...] = ("arithmetic", "geometric")
+Mean = Literal["arithmetic", "geometric"]
+MEANS: tuple[Mean, ...] = ("arithmetic", "geometric")
 LINES = sentences(10, seed=9)
 
 
@@ -37,9 +37,8 @@ def translated(
 
 
 def are_equal(found: list[Result], expected: list[Result]) -> bool:
-    assert [result.score for result in found] == pytest.approx(
-        [result.score for result in expected], abs=1e-5
-    )
+    scores = [[result.score for result in side] for side in (found, expected)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     return [result.text for result in found] == [result.text for result in expected]
 
 
@@ -49,28 +48,12 @@ def are_equal(found: list[Result], expected: list[Result]) -> bool:
      ("wide", 1, "geometric")],
 )  # fmt: skip
 def test_a_model_with_itself_is_the_model(
-    tokenizers: Tokenizers, shape: str, beam_size: int, mean: Literal["arithmetic", "geometric"]
+    tokenizers: Tokenizers, shape: str, beam_size: int, mean: Mean
 ) -> None:
     model = small_model(tokenizers, shape)
     expected = translated(tokenizers, [model], Mixture(), beam_size)
     found = translated(tokenizers, [model] * 3, Mixture((0.7, 0.2, 0.1), mean), beam_size)
     assert are_equal(found, expected)
-
-
-@pytest.mark.parametrize("mean", MEANS)
-def test_order_does_not_matter(
-    tokenizers: Tokenizers, mean: Literal["arithmetic", "geometric"]
-) -> None:
-    models = [small_model(tokenizers, shape) for shape in ("plain", "modern", "wide")]
-    shares = (0.05, 0.5, 0.45)
-    expected = translated(tokenizers, models, Mixture(shares, mean))
-    assert any(
-        x.text != y.text
-        for x, y in zip(expected, translated(tokenizers, models[:1], Mixture()), strict=True)
-    )
-    for order in ((1, 2, 0), (2, 1, 0)):
-        mixture = Mixture(tuple(shares[i] for i in order), mean)
-        assert are_equal(translated(tokenizers, [models[i] for i in order], mixture), expected)
 
 
 def test_means_are_those_of_the_definition() -> None:
@@ -84,9 +67,7 @@ def test_means_are_those_of_the_definition() -> None:
 
 
 @pytest.mark.parametrize("mean", MEANS)
-def test_what_one_model_cannot_say_the_ensemble_does_not_say(
-    mean: Literal["arithmetic", "geometric"],
-) -> None:
+def test_what_one_model_cannot_say_the_ensemble_does_not_say(mean: Mean) -> None:
     ended = torch.full((1, 1, 6), -torch.inf)
     ended[..., EOS_ID] = -2.0
     others = [torch.randn(1, 1, 6).log_softmax(-1) for _ in range(2)]
@@ -123,22 +104,6 @@ def test_what_the_models_read_of_the_source_is_averaged(tokenizers: Tokenizers) 
     torch.testing.assert_close(found, (first + second) / 2)
 
 
-def test_ensembles_have_a_coverage_penalty_in_any_order(tokenizers: Tokenizers) -> None:
-    models = [small_model(tokenizers, shape) for shape in ("plain", "wide")]
-    options = OPTIONS.model_copy(update={"coverage_penalty": 1.0})
-    ids = tokenizers.source.encode_batch(LINES)
-    found, other = (
-        TorchEngine(*order, mixture=Mixture((0.5, 0.5))).search(ids, options)
-        for order in (models, models[::-1])
-    )
-    assert ids_of(found) == ids_of(other)
-    scores = [best.score for (best,) in found]
-    assert scores == pytest.approx([best.score for (best,) in other], abs=1e-4)
-    plain = [best.log_prob / (len(best.ids) + 1) for (best,) in found]
-    assert scores != plain
-    assert all(score <= more for score, more in zip(scores, plain, strict=True))
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Run folders: two shapes over one vocabulary, another vocabulary, another direction."""
@@ -154,10 +119,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }  # fmt: skip
     found: dict[str, Path] = {}
     for name, (shape, tokenizer, settings) in made.items():
-        model = small_model(
-            load_tokenizers(place / "tokenizers" / tokenizer), shape, seed=len(found)
-        )
-        found[name] = save_run(place / name, model, place / "tokenizers" / tokenizer, settings)
+        words = place / "tokenizers" / tokenizer
+        model = small_model(load_tokenizers(words), shape, seed=len(found))
+        found[name] = save_run(place / name, model, words, settings)
     return found
 
 
@@ -177,18 +141,12 @@ def test_folders_are_loaded_together(folders: dict[str, Path]) -> None:
 
 
 def test_the_models_are_read_as_far_as_all_of_them_can(folders: dict[str, Path]) -> None:
-    def longest(*weights: float) -> int:
-        ensemble = Ensemble((folders["b"],), weights)
-        options = EngineOptions(device="cpu", ensemble=ensemble)
-        return load_torch(folders["a"], options, Needs()).max_length
-
-    assert longest() == 16
-    assert longest(1, 0) == 32
+    for weights, longest in (((), 16), ((1, 0), 32)):
+        options = EngineOptions(device="cpu", ensemble=Ensemble((folders["b"],), weights))
+        assert load_torch(folders["a"], options, Needs()).max_length == longest
 
 
-def test_models_that_do_not_go_together_are_refused_with_one_message(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_wrong_models_are_refused_together(folders: dict[str, Path], tmp_path: Path) -> None:
     wrong = (folders["b"], folders["other"], folders["turned"])
     with pytest.raises(CheckpointError, match="other languages or another vocabulary") as found:
         load(folders["a"], Ensemble(wrong))
@@ -202,7 +160,6 @@ def test_models_that_do_not_go_together_are_refused_with_one_message(
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ((1.0,), "1 weights \\(1\\) for 2 models"),
         ((1.0, 2.0, 3.0), "3 weights \\(1,2,3\\) for 2 models"),
         ((0.0, 0.0), "are no weights"),
         ((-1.0, 2.0), "are no weights"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +15,12 @@ from nmt.config.decoding import DecodingConfig
 from nmt.inference.alignment import align_words, join_alignments
 from nmt.inference.engine import Engine, EngineLacksError
 from nmt.inference.mbr import Mbr
-from nmt.inference.result import Result
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
-from nmt.text import EOS_ID
-from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, sentences, translator_of
-from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 Ids = Sequence[Sequence[int]]
 
@@ -40,7 +37,6 @@ def test_every_target_word_has_a_source_word(
     row = st.lists(share, min_size=len(source), max_size=len(source))
     weights = data.draw(st.lists(row, min_size=len(target), max_size=len(target)))
     part = align_words(weights, source, target)
-
     assert {t for _, t in part.links} == set(range(len(part.weights)))
     assert {s for s, _ in part.links} <= set(range(part.source_words))
     assert join_alignments([part]) == (part.links, part.weights)
@@ -54,18 +50,10 @@ def test_words_see_what_their_subwords_see() -> None:
     """By hand: the source words are a and bc, the target words x and yz."""
     weights = [[0.5, 0.1, 0.2], [0.0, 0.4, 0.2], [0.2, 0.1, 0.1]]
     part = align_words(weights, ["\u2581a", "\u2581b", "c"], ["\u2581x", "\u2581y", "z"])
-    found = part.weights
-
-    assert found[0] == pytest.approx((0.5, 0.3))
-    assert found[1] == pytest.approx((0.1, 0.4))
-    assert len(found) == 2
-
-
-def test_no_output_has_no_links() -> None:
+    assert list(part.weights) == [pytest.approx((0.5, 0.3)), pytest.approx((0.1, 0.4))]
+    # No output has no links.
     nothing, something = align_words([], ["\u2581a"], []), align_words([[0.5]], ["a"], ["b"])
-
-    assert tuple(nothing) == ((), (), 1)
-    assert tuple(align_words([], [], [])) == ((), (), 0)
+    assert [tuple(nothing), tuple(align_words([], [], []))] == [((), (), 1), ((), (), 0)]
     assert join_alignments([nothing, something]) == (((1, 0),), ((0.0, 0.5),))
     assert join_alignments([]) == ((), ())
 
@@ -95,12 +83,10 @@ def test_words_are_counted_through_the_parts_of_a_line_that_was_cut(tokenizers: 
     line = "der Hund läuft. die Katze schläft. das Haus"
     (result, blank, short) = translator.translate([line, "", "Hund"])
     size = len(line.split())
-
     assert result.text == line
     assert result.alignment == tuple((word, word) for word in range(size))
     assert (blank.alignment, short.as_dict()["alignment"]) == ((), "0-0")
     assert result.attention is None
-
     (result, blank) = translator.with_options(outputs={"attention"}).translate([line, ""])
     assert (result.alignment, blank.attention) == (None, ())
     assert result.attention is not None
@@ -110,38 +96,22 @@ def test_words_are_counted_through_the_parts_of_a_line_that_was_cut(tokenizers: 
 
 
 LINES = [*sentences(8, seed=3), ""]
+EYE = Mbr("chrf", 8, compare=lambda texts: np.eye(len(texts))[::-1])
 
 
-def assert_they_make_up_the_score(result: Result, tolerance: float = 1e-4) -> None:
-    assert result.tokens is not None
-    values = [token.log_prob for token in result.tokens]
-    assert all(value <= 0 for value in values)
-    assert np.mean(values or [0]) == pytest.approx(result.score, abs=tolerance)
+@pytest.mark.parametrize("options", [{"beam_size": 4}, {"mbr": EYE}], ids=str)
+def test_token_scores_make_up_the_score(translator: Translator, options: dict[str, Any]) -> None:
+    """Also of a candidate that is chosen among samples."""
+    for result in translator.with_options(outputs={"token_scores"}, **options).translate(LINES):
+        assert result.tokens is not None
+        values = [token.log_prob for token in result.tokens]
+        assert all(value <= 0 for value in values)
+        assert np.mean(values or [0]) == pytest.approx(result.score, abs=1e-4)
 
 
-def test_token_scores_make_up_the_score(translator: Translator) -> None:
-    scored = translator.with_options(outputs={"token_scores"}, beam_size=4)
-    for result in scored.translate(LINES):
-        assert_they_make_up_the_score(result)
-
-
-def test_token_scores_in_16_bits_are_those_of_these_weights(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(tmp_path / "tokenizer")
-    model = small_model(load_tokenizers(tokenizer), "modern")
-    folder = save_run(tmp_path / "run", model, tokenizer, run_config(max_length=64))
-    translator = Translator.load(
-        folder, device="cpu", dtype="bf16", guard=False, outputs={"token_scores"}
-    )
-    for result in translator.translate(LINES):
-        assert_they_make_up_the_score(result, 2e-1)
-
-
-def test_tokens_spell_the_translation_with_an_end_of_every_segment(
-    model: Transformer, tokenizers: Tokenizers
-) -> None:
-    translator = translator_of(
-        TorchEngine(model), tokenizers, max_length=6, outputs={"token_scores"}
-    )
+def test_tokens_spell_the_translation(model: Transformer, tokenizers: Tokenizers) -> None:
+    short: dict[str, Any] = {"max_length": 6, "outputs": {"token_scores"}}
+    translator = translator_of(TorchEngine(model), tokenizers, **short)
     *results, blank = translator.translate(LINES)
     assert blank.num_tokens == 0
     for result in results:
@@ -157,35 +127,22 @@ def test_tokens_spell_the_translation_with_an_end_of_every_segment(
     assert blank.as_dict()["tokens"] == []
 
 
-def test_token_scores_are_those_of_the_chosen_candidate(translator: Translator) -> None:
-    mbr = Mbr("chrf", 8, compare=lambda texts: np.eye(len(texts))[::-1])
-    chosen = translator.with_options(mbr=mbr, outputs={"token_scores"})
-    for result in chosen.translate(LINES[:4]):
-        assert_they_make_up_the_score(result)
-
-
 def test_rules_of_the_search_do_not_change_token_scores(translator: Translator) -> None:
     scored = translator.with_options(outputs={"token_scores"}, beam_size=1)
     (plain,) = scored.translate(["Hund"])
     (ruled,) = scored.with_options(repetition_penalty=1.0001).translate(["Hund"])
-
     assert ruled.tokens == plain.tokens
     assert ruled.score != plain.score
 
 
-def test_a_model_in_training_reads_without_dropout(model: Transformer) -> None:
+def test_no_output_has_the_probability_of_its_end(model: Transformer) -> None:
     engine = TorchEngine(model)
-    expected = engine.token_log_probs([[5, 6]], [[7]])
-    model.train()
-    assert engine.token_log_probs([[5, 6]], [[7]]) == expected
+    ((value,),) = engine.token_log_probs([[5, 6]], [[]])
+    model.train()  # it is read without dropout all the same
+    assert engine.token_log_probs([[5, 6]], [[]]) == [[value]]
     assert model.training
     model.eval()
-
-
-def test_no_output_has_the_probability_of_its_end(model: Transformer) -> None:
-    ((value,),) = TorchEngine(model).token_log_probs([[5, 6]], [[]])
-    (found,) = TorchEngine(model).search([[5, 6]], OPTIONS.model_copy(update={"beam_size": 64}))
-    assert EOS_ID == 3
+    (found,) = engine.search([[5, 6]], OPTIONS.model_copy(update={"beam_size": 64}))
     assert value < 0
     assert all(value >= h.log_prob for h in found if not h.ids)
 
@@ -200,7 +157,6 @@ def test_details_change_nothing_else_and_come_only_when_asked_for(translator: Tr
     plain = translator.translate(LINES)
     every = {"token_scores", "alignments", "attention"}
     detailed = translator.with_options(outputs=every).translate(LINES)
-
     assert [(r.text, r.score) for r in plain] == [(r.text, r.score) for r in detailed]
     assert not any({"alignment", "attention", "tokens"} & set(r.as_dict()) for r in plain)
     for line, result in zip(LINES, detailed, strict=True):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
 
-from nmt.config.decoding import DecodingConfig
 from nmt.errors import CheckpointError
 from nmt.inference import torch_engine
 from nmt.inference.scorer import Scorer
@@ -18,8 +18,8 @@ from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizers
-from tests.inference.conftest import OPTIONS, sentences, translator_of
-from tests.inference.models import loaded, run_config, small_model, speak_whole_words
+from tests.inference.conftest import OPTIONS, sentences
+from tests.inference.models import loaded, run_config, small_model
 
 PAIRS = list(zip(sentences(20, seed=5), sentences(20, seed=6), strict=True))
 
@@ -29,13 +29,24 @@ def scorer(model: Transformer, tokenizers: Tokenizers) -> Scorer:
     return Scorer(loaded(model, tokenizers=tokenizers))
 
 
-def agrees_with_the_search(
-    models: list[Transformer],
-    tokenizers: Tokenizers,
-    options: DecodingConfig,
-    mixture: Mixture | None = None,
+@pytest.mark.parametrize(
+    ("shapes", "mean", "changes"),
+    [
+        ("plain", "arithmetic", {"beam_size": 1}),
+        ("wide", "arithmetic", {"beam_size": 4, "n_best": 2, "length_penalty": 0.6,
+                                "length_penalty_form": "gnmt"}),
+        ("learned", "arithmetic", {"beam_size": 2, "length_penalty": 0.0, "max_length_offset": 30}),
+        ("plain modern wide", "arithmetic", {"beam_size": 3, "n_best": 3}),
+        ("plain modern wide", "geometric", {"beam_size": 3, "n_best": 3}),
+    ],
+)  # fmt: skip
+def test_what_the_search_found_gets_the_searchs_score(
+    tokenizers: Tokenizers, shapes: str, mean: Any, changes: dict[str, object]
 ) -> None:
-    """Every hypothesis that a search finds has the same score when it is given."""
+    """Every hypothesis, also that of an ensemble, has the same score when it is given."""
+    options = OPTIONS.model_copy(update=changes)
+    models = [small_model(tokenizers, shape, seed=7) for shape in shapes.split()]
+    mixture = Mixture((0.5, 0.3, 0.2), mean) if len(models) > 1 else None
     sources = [tokenizers.source.encode(line) for line in sentences(12, seed=2)]
     results = TorchEngine(*models, mixture=mixture).search(sources, options)
     pairs = [(ids, h.ids) for ids, found in zip(sources, results, strict=True) for h in found]
@@ -49,47 +60,7 @@ def agrees_with_the_search(
         assert score == pytest.approx(hypothesis.score, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("shape", "changes"),
-    [
-        ("plain", {"beam_size": 1}),
-        ("modern", {"beam_size": 4, "n_best": 4}),
-        ("wide", {"beam_size": 4, "n_best": 2, "length_penalty": 0.6,
-                  "length_penalty_form": "gnmt"}),
-        ("learned", {"beam_size": 2, "length_penalty": 0.0, "max_length_offset": 30}),
-    ],
-)  # fmt: skip
-def test_what_the_search_found_gets_the_searchs_score(
-    tokenizers: Tokenizers, shape: str, changes: dict[str, object]
-) -> None:
-    options = OPTIONS.model_copy(update=changes)
-    agrees_with_the_search([small_model(tokenizers, shape)], tokenizers, options)
-
-
-@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
-def test_what_an_ensemble_found_gets_the_ensembles_score(tokenizers: Tokenizers, mean: str) -> None:
-    models = [small_model(tokenizers, shape, seed=7) for shape in ("plain", "modern", "wide")]
-    mixture = Mixture((0.5, 0.3, 0.2), "geometric" if mean == "geometric" else "arithmetic")
-    options = OPTIONS.model_copy(update={"beam_size": 3, "n_best": 3})
-    agrees_with_the_search(models, tokenizers, options, mixture)
-
-
-def test_text_of_the_usual_subwords_gets_the_translators_score(tokenizers: Tokenizers) -> None:
-    """Other subwords of the same text are another path of the search: here whole words only."""
-    model = small_model(tokenizers, "learned")
-    speak_whole_words(model, tokenizers)
-    lines = sentences(30, seed=8, longest=6)
-    translator = translator_of(TorchEngine(model), tokenizers, n_best=3)
-    scorer = Scorer(loaded(model, tokenizers=tokenizers))
-    for result in translator.translate(lines):
-        given = [(result.source, alternative.text) for alternative in result.alternatives]
-        for alternative, found in zip(result.alternatives, scorer.score(given), strict=True):
-            assert found.score == pytest.approx(alternative.score, abs=1e-4)
-
-
-def test_scores_do_not_depend_on_batches_or_order(
-    scorer: Scorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_those_of_any_batch(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = scorer.score(PAIRS)
     order = random.Random(1).sample(range(len(PAIRS)), len(PAIRS))
     for batch_tokens, cells in ((1, 1 << 23), (30, 1), (100_000, 3000)):
@@ -121,9 +92,7 @@ def test_the_tokens_make_up_the_score(scorer: Scorer) -> None:
         assert text.replace("\u2581", " ").strip() == result.target
 
 
-def test_blank_lines_have_a_rule_and_unknown_characters_a_probability(
-    scorer: Scorer, translator: Translator
-) -> None:
+def test_blank_lines_have_a_rule(scorer: Scorer, translator: Translator) -> None:
     pairs = [("", ""), (" \u3000", "\u200b"), ("Hund", " "), ("", "dog"), ("Hund", "\t")]
     found = scorer.score(pairs)
     assert [found[0].score, found[1].score] == [0.0, 0.0]
@@ -164,9 +133,10 @@ def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
 
 
 def test_a_learned_table_of_positions_ends_where_it_ends(tokenizers: Tokenizers) -> None:
-    model = small_model(tokenizers, "learned")
     config = run_config(max_length=32, max_length_offset=200)
-    scorer = Scorer(loaded(model, tokenizers=tokenizers, config=config))
+    scorer = Scorer(
+        loaded(small_model(tokenizers, "learned"), tokenizers=tokenizers, config=config)
+    )
     found = scorer.score([("und", "und " * 39), ("und", "und " * 40)])
     assert [math.isinf(result.score) for result in found] == [False, True]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ def segments_of(lines: list[str], tokenizers: Tokenizers, first_line: int = 1) -
     return list(found.segments)
 
 
-def test_of_many_long_lines_a_few_are_named(
+def test_a_few_long_lines_are_named(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert {part.line for part in segments_of(["🐕" * 99] * 9, tokenizers)} == {*range(9)}
@@ -30,7 +31,7 @@ def test_of_many_long_lines_a_few_are_named(
     assert caplog.messages[-1] == "4 more lines are cut likewise"
 
 
-def test_nothing_of_a_long_line_is_dropped(
+def test_nothing_of_a_line_is_dropped(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fault 45: also where a few characters are many subwords."""
@@ -55,7 +56,6 @@ def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
     """Fault 37: the time for one line is bounded, whatever it holds."""
     monkeypatch.setattr(module, "LONGEST_LINE", 10)
     lines = ["a" * 10, " " * 30 + "b" * 5, "c" * 11]
-
     segments = segments_of(lines, tokenizers, 7)
     texts = [tokenizers.source.decode(segment.ids) for segment in segments]
     assert texts == ["a" * 10, "b" * 5, "c" * 10]
@@ -77,25 +77,27 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def test_sentences_come_before_clauses_and_clauses_before_words() -> None:
-    text = "One two. Three four, five six seven. Eight nine ten."
-    expected = ["One two. Three four,", "five six seven.", "Eight nine ten."]
-    assert split_text(text, words, 4) == expected
-    assert split_text("a b c d e f g h i", words, 4) == ["a b c d", "e f g h", "i"]
+WEATHER, WALK = "今天天气很好\u3002", "我们去公园\u3002"
 
 
-def test_texts_without_spaces_are_cut_at_their_own_marks_and_gain_no_spaces() -> None:
-    weather, walk = "今天天气很好\u3002", "我们去公园\u3002"
-    assert split_text(weather + walk, len, 8) == [weather, walk]
-    assert split_text(f"今天\uff0c{weather}好\u3002{walk}", len, 8) == [
-        "今天\uff0c", weather, f"好\u3002{walk}",
-    ]  # fmt: skip
-
-
-def test_a_word_that_does_not_fit_is_cut_in_halves_and_a_text_that_fits_is_left_alone() -> None:
-    assert split_text("x" * 40, len, 10) == ["x" * 10] * 4
-    assert split_text("  One.  Two. ", len, 20) == ["One.  Two."]
-    assert split_text(" \t ", len, 5) == []
+@pytest.mark.parametrize(
+    ("text", "size", "limit", "expected"),
+    [
+        ("One two. Three four, five six seven. Eight nine ten.", words, 4,
+         ["One two. Three four,", "five six seven.", "Eight nine ten."]),
+        ("a b c d e f g h i", words, 4, ["a b c d", "e f g h", "i"]),
+        (WEATHER + WALK, len, 8, [WEATHER, WALK]),  # without spaces: at their own marks
+        (f"今天\uff0c{WEATHER}好\u3002{WALK}", len, 8,
+         ["今天\uff0c", WEATHER, f"好\u3002{WALK}"]),
+        ("x" * 40, len, 10, ["x" * 10] * 4),
+        ("  One.  Two. ", len, 20, ["One.  Two."]),  # what fits is left alone
+        (" \t ", len, 5, []),
+    ],
+)  # fmt: skip
+def test_sentences_come_before_clauses_and_clauses_before_words(
+    text: str, size: Callable[[str], int], limit: int, expected: list[str]
+) -> None:
+    assert split_text(text, size, limit) == expected
 
 
 @given(st.text("ab c.,。\n\u00a0", max_size=200), st.integers(8, 40))

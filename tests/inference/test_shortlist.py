@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.checkpoint.model_folder import SHORTLIST as NAME
 from nmt.config.decoding import DecodingConfig
@@ -35,7 +36,6 @@ CPU = torch.device("cpu")
 SPECIAL = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
 FIRST_PIECE = 4 + 256  # those before are special tokens and bytes
 LINES = sentences(6, seed=5, longest=6)
-FEW_SHAPES = ("modern", "learned")
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
     "beam": {"beam_size": 4, "n_best": 3},
@@ -89,10 +89,6 @@ def ids_and_constraints(
     return sources, [kinds[i % 5]() for i in range(len(sources))]
 
 
-def without_required(constraints: Constraints) -> Constraints:
-    return Constraints(prefix=constraints.prefix, forbidden=constraints.forbidden)
-
-
 def assert_same(
     found: Sequence[Sequence[Hypothesis]], expected: Sequence[Sequence[Hypothesis]]
 ) -> None:
@@ -115,7 +111,6 @@ def test_a_sentence_may_use_its_own_tokens_only() -> None:
     alone = shortlist.pick(Packed.from_rows([[4, EOS_ID]]))
     assert alone.tokens.tolist() == [*sorted(SPECIAL), 7, 8, 9]
     assert alone.allowed is None  # all are its own
-
     source = Packed.from_rows([[4, EOS_ID], [5, 6, EOS_ID]])
     picked = shortlist.pick(source, [NONE, Constraints(required=((10, 6),), prefix=(4, UNK_ID))])
     assert picked.tokens.tolist() == list(range(12))
@@ -156,7 +151,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
     found = Shortlist.load(tmp_path, (7, 12), CPU)
     source = Packed.from_rows([[4, EOS_ID], [5, EOS_ID]])
-
     expected = Shortlist(*PARTS, 12).pick(source)
     assert torch.equal(found.pick(source).tokens, expected.tokens)
 
@@ -181,7 +175,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
-
     with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
         Shortlist.load(tmp_path, (7, 12), CPU)
 
@@ -196,54 +189,12 @@ def _model(vocabulary: Tokenizers, shape: str, seed: int) -> Transformer:
 
 @functools.cache
 def engine(
-    tokenizers: Tokenizers,
-    shortlist: Shortlist,
-    shapes: tuple[str, ...] = ("plain",),
+    tokenizers: Tokenizers, shortlist: Shortlist, shapes: tuple[str, ...] = ("plain",)
 ) -> TorchEngine:
     """An engine of one model, or of several."""
     models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes)]
     mixture = Mixture((1 / len(models),) * len(models))
     return TorchEngine(*models, mixture=mixture, is_final=True, shortlist=shortlist)
-
-
-class MaskedState(NamedTuple):
-    """The states of models, and which sentences are left."""
-
-    own: tuple[Any, ...]
-    sentences: Tensor
-
-
-class MaskedStepper:
-    """Scores all tokens, removes those that a sentence may not use, and normalises again."""
-
-    tokens: Tensor | None = None
-
-    def __init__(
-        self, models: Sequence[Transformer], tokens: Tensor, *, with_coverage: bool
-    ) -> None:
-        self._steppers = [ModelStepper(x, with_coverage=with_coverage) for x in models]
-        self._mixture = Mixture((1 / len(models),) * len(models))
-        self._tokens = tokens  # (B, V), bool
-        self.max_positions = ModelStepper(*models).max_positions
-
-    def start(self, source: Packed) -> MaskedState:
-        own = tuple(stepper.start(source) for stepper in self._steppers)
-        return MaskedState(own, torch.arange(len(source)))
-
-    def step(self, state: MaskedState, tokens: Tensor) -> tuple[Tensor, MaskedState]:
-        hidden = ~self._tokens[state.sentences].unsqueeze(1)
-        steps = [x.step(own, tokens) for x, own in zip(self._steppers, state.own, strict=True)]
-        values = [x.masked_fill(hidden, -torch.inf).log_softmax(-1) for x, _ in steps]
-        return self._mixture.combine(values), state._replace(own=tuple(own for _, own in steps))
-
-    def select(self, state: MaskedState, sentences: Tensor, beams: Tensor) -> MaskedState:
-        parts = zip(self._steppers, state.own, strict=True)
-        own = tuple(x.select(each, sentences, beams) for x, each in parts)
-        return MaskedState(own, state.sentences[sentences])
-
-    def coverage(self, state: MaskedState) -> Tensor:
-        parts = zip(self._steppers, state.own, strict=True)
-        return torch.stack([x.coverage(own) for x, own in parts]).mean(0)
 
 
 def masked_search(
@@ -253,14 +204,18 @@ def masked_search(
     config: DecodingConfig,
     constraints: Sequence[Constraints],
 ) -> list[list[Hypothesis]]:
-    """One sentence after the other, with all tokens."""
-    found = []
+    """One sentence after the other, with all tokens, of which those that it may not use are
+    impossible: their bias is minus infinity, before probabilities are normalised."""
+    found, mixture = [], Mixture((1 / len(models),) * len(models))
     for ids, own in zip(sources, constraints, strict=True):
-        source = Packed.from_rows([[*ids, EOS_ID]])
-        allowed = torch.zeros(1, len(models[0].output_weight), dtype=torch.bool)
-        allowed[0, shortlist.pick(source, [own]).tokens] = True
+        source, masked = Packed.from_rows([[*ids, EOS_ID]]), copy.deepcopy(models)
+        allowed = shortlist.pick(source, [own]).tokens
+        for model in masked:
+            bias = torch.full((len(model.output_weight),), -torch.inf)
+            bias[allowed] = 0.0 if model.output_bias is None else model.output_bias.data[allowed]
+            model.output_bias = nn.Parameter(bias)
         with_coverage = config.coverage_penalty > 0
-        stepper = MaskedStepper(models, allowed, with_coverage=with_coverage)
+        stepper = ModelStepper(*masked, mixture=mixture, with_coverage=with_coverage)
         found += search(stepper, source, config, [own])
     return found
 
@@ -272,11 +227,10 @@ def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
 ) -> None:
     sources, constraints = ids_and_constraints(tokenizers, seed=2)
     if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
-        constraints = [without_required(each) for each in constraints]
+        constraints = [Constraints(own.prefix, (), own.forbidden) for own in constraints]
     shortlist = random_shortlist(tokenizers.target.vocab_size)
     models = [_model(tokenizers, shape, 3 + i) for i, shape in enumerate(shapes)]
     found = engine(tokenizers, shortlist, shapes).search(sources, options(way), constraints)
-
     assert_same(found, masked_search(models, shortlist, sources, options(way), constraints))
     for hypotheses, ids, own in zip(found, sources, constraints, strict=True):
         allowed = shortlist.pick(Packed.from_rows([[*ids, EOS_ID]]), [own]).tokens.tolist()
@@ -290,28 +244,24 @@ def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
 
 @pytest.mark.parametrize("way", ["greedy", "beam", "sampling", "diverse", "alternatives"])
 def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str) -> None:
-    shortlist = random_shortlist(tokenizers.target.vocab_size)
-    for shape in FEW_SHAPES if way == "beam" else ("learned",):
-        decoding = options(way, n_best=WAYS[way].get("n_best", 1)).model_dump()
-        translator = translator_of(engine(tokenizers, shortlist, (shape,)), tokenizers, **decoding)
-        expected = translator.with_options(batch_tokens=1).translate(LINES)
-        plain = translator.with_options(shortlist=False).translate(LINES)
-        assert all(ours.text != theirs.text for ours, theirs in zip(plain, expected, strict=True))
-        for batch_tokens in (25, 100_000):
-            found = translator.with_options(batch_tokens=batch_tokens).translate(LINES)
-            assert [r.text for r in found] == [r.text for r in expected]
-            assert [[a.text for a in r.alternatives] for r in found] == [
-                [a.text for a in r.alternatives] for r in expected
-            ]
-            assert [r.score for r in found] == pytest.approx([r.score for r in expected], rel=1e-4)
+    own = engine(tokenizers, random_shortlist(tokenizers.target.vocab_size), ("learned",))
+    decoding = options(way, n_best=WAYS[way].get("n_best", 1)).model_dump()
+    translator = translator_of(own, tokenizers, **decoding)
+    expected = translator.with_options(batch_tokens=1).translate(LINES)
+    plain = translator.with_options(shortlist=False).translate(LINES)
+    assert all(ours.text != theirs.text for ours, theirs in zip(plain, expected, strict=True))
+    for batch_tokens in (25, 100_000):
+        found = translator.with_options(batch_tokens=batch_tokens).translate(LINES)
+        for result, other in zip(found, expected, strict=True):
+            texts = [[a.text for a in each.alternatives] for each in (result, other)]
+            assert (result.text, texts[0]) == (other.text, texts[1])
+            assert result.score == pytest.approx(other.score, rel=1e-4)
 
 
 # Where there is none
 
 
-def test_a_finished_model_without_the_file_refuses_and_says_where_it_comes_from(
-    tokenizers: Tokenizers, tmp_path: Path
-) -> None:
+def test_a_model_without_the_file_says_what_to_do(tokenizers: Tokenizers, tmp_path: Path) -> None:
     message = rf"has no {NAME}\.\n.*fix: Start `nmt train CONFIG` again"
     with pytest.raises(ConfigError, match=message):
         Shortlist.load(tmp_path, tokenizers.vocab_sizes, CPU)
@@ -324,5 +274,4 @@ def test_a_model_that_trains_scores_all(tokenizers: Tokenizers) -> None:
     training = TorchEngine(_model(tokenizers, "plain", 3))
     sources = tokenizers.source.encode_batch(LINES)
     found = training.search(sources, options("beam"))
-
     assert found == training.search(sources, options("beam", shortlist=False))

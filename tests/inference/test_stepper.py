@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,6 +22,12 @@ SHAPE = {
     "embeddings": "separate",
 }  # fmt: skip
 VOCAB_SIZE = 40
+
+
+def made(seed: int = 7, **changes: Any) -> Transformer:
+    torch.manual_seed(seed)
+    config = ModelConfig.model_validate({**SHAPE, **changes})
+    return build_model(config, VOCAB_SIZE, VOCAB_SIZE).eval()
 
 
 def batch(lengths: list[int]) -> Packed:
@@ -52,12 +60,8 @@ def again_from_the_beginning(
     ],
 )
 @torch.no_grad()
-def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
-    changes: dict[str, object],
-) -> None:
-    torch.manual_seed(7)
-    model = build_model(ModelConfig.model_validate({**SHAPE, **changes}), VOCAB_SIZE, VOCAB_SIZE)
-    model.eval()
+def test_cached_decoding_equals_decoding_from_the_beginning(changes: dict[str, Any]) -> None:
+    model = made(**changes)
     source = batch([9, 4, 1, 6, 9])
     config = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=6)
     results = greedy_search(ModelStepper(model), source, config)
@@ -69,8 +73,7 @@ def test_cached_decoding_gives_the_same_output_as_decoding_from_the_beginning(
 
 @torch.no_grad()
 def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
-    torch.manual_seed(7)
-    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    model = made()
     source = batch([5])
     stepper = ModelStepper(model)
     log_probs, _ = stepper.step(stepper.start(source), torch.tensor([[BOS_ID]]))
@@ -81,8 +84,7 @@ def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
 
 @torch.no_grad()
 def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
-    torch.manual_seed(7)
-    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
+    model = made()
     source = batch([9, 4, 1, 6])
     options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
     stepper = ModelStepper(model, with_coverage=True)
@@ -95,22 +97,10 @@ def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
             assert hypothesis.score == pytest.approx(normalized + 0.4 * float(lost), abs=1e-4)
 
 
-def test_a_stepper_made_without_coverage_refuses_to_report_it() -> None:
-    model = build_model(ModelConfig.model_validate(SHAPE), VOCAB_SIZE, VOCAB_SIZE).eval()
-    stepper = ModelStepper(model)
-    with pytest.raises(ValueError, match="made without coverage"):
-        stepper.coverage(stepper.start(batch([5, 3])))
-
-
 @pytest.mark.parametrize(("min_length_factor", "first"), [(0.0, 0), (4.0, 0), (4.0, 1)])
-def test_an_output_ends_where_the_learned_positions_end(
-    min_length_factor: float, first: int
-) -> None:
+def test_an_output_ends_with_the_positions(min_length_factor: float, first: int) -> None:
     """Even if it should be longer."""
-    torch.manual_seed(7)
-    table = {"positions": "learned", "max_positions": 8 + first, "first_position": first}
-    values = {**SHAPE, **table}
-    model = build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
+    model = made(positions="learned", max_positions=8 + first, first_position=first)
     for beam_size, find in ((1, greedy_search), (3, beam_search)):
         config = DecodingConfig(
             beam_size=beam_size, max_length_offset=30, min_length_factor=min_length_factor
@@ -123,11 +113,7 @@ def test_an_output_ends_where_the_learned_positions_end(
 @torch.no_grad()
 def test_bos_before_the_source_is_read_and_nothing_else_is_changed_by_it() -> None:
     """The same weights, told BOS by the key or by hand."""
-    torch.manual_seed(3)
-    plain, marked = (
-        build_model(ModelConfig.model_validate(values), VOCAB_SIZE, VOCAB_SIZE).eval()
-        for values in (SHAPE, {**SHAPE, "source_bos": True})
-    )
+    plain, marked = made(3), made(3, source_bos=True)
     marked.load_state_dict(plain.state_dict())
     sources, targets = ([ids[:-1] for ids in batch([9, 4, 2]).rows()] for _ in range(2))
     by_hand = [[BOS_ID, *ids] for ids in sources]
@@ -138,7 +124,6 @@ def test_bos_before_the_source_is_read_and_nothing_else_is_changed_by_it() -> No
     assert scores == one.token_log_probs(by_hand, targets)
     rows = zip(other.attention(sources, targets), one.attention(by_hand, targets), strict=True)
     assert all(found == [row[1:] for row in expected] for found, expected in rows)
-
     both = TorchEngine(plain, marked, mixture=Mixture((0.5, 0.5), "geometric"))
     assert len(both.search(sources, options)) == len(sources)
     limited = DecodingConfig(beam_size=1, max_length_factor=2, max_length_offset=1)

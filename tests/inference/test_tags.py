@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 
 import pytest
 
 from nmt.config.data import TokenizerConfig
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError
 from nmt.inference.request import Request
 from nmt.inference.scorer import Scorer
 from nmt.inference.torch_engine import TorchEngine
@@ -48,57 +49,35 @@ def test_each_line_is_translated_by_its_own_tag(translator: Translator) -> None:
     requests = [Request(line, tag=tag) for line, tag in zip(LINES, tags, strict=True)]
     together = translator.translate(requests)
     alone = [translator.translate([request])[0] for request in requests]
-
     assert [result.text for result in together] == [result.text for result in alone]
     of_all = translator.with_options(tag="de").translate(LINES)
     assert [result.text for result in of_all[::3]] == [result.text for result in together[::3]]
     assert [result.text for result in of_all] != [r.text for r in translator.translate(LINES)]
     assert [result.source for result in together] == LINES
+    with pytest.raises(ConfigError, match="no tag 'fr'"):  # of all lines, so of the command
+        translator.with_options(tag="fr")
 
 
 def test_the_model_reads_the_tag_first_and_alignments_have_no_column_for_it(
     translator: Translator, tagged: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    attention = TorchEngine.attention
-
-    def spied(engine: TorchEngine, sources: list[list[int]], targets: list[list[int]]) -> object:
-        asked.extend(sources)
-        return attention(engine, sources, targets)
-
-    monkeypatch.setattr(TorchEngine, "attention", spied)
+    spy = Mock(side_effect=translator.engine.attention)
+    monkeypatch.setattr(translator.engine, "attention", spy)
     chosen = translator.with_options(tag="<2en>", outputs={"attention"})
     (result,) = chosen.translate([LINES[0]])
-
-    assert asked == [[5, *tagged.source.encode(LINES[0])]]
+    assert spy.call_args.args[0] == [[5, *tagged.source.encode(LINES[0])]]
     assert result.attention is not None
     assert {len(row) for row in result.attention} == {len(LINES[0].split())}
 
 
-def test_a_tag_takes_room_in_a_segment(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    search = TorchEngine.search_all
-
-    def spied(engine: TorchEngine, tasks: list, *others: object) -> object:  # type: ignore[type-arg]
-        lengths.extend(len(source) for task in tasks for source in task.sources)
-        return search(engine, tasks, *others)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TorchEngine, "search_all", spied)
+def test_a_tag_takes_room(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Mock(side_effect=translator.engine.search_all)
+    monkeypatch.setattr(translator.engine, "search_all", spy)
     translator.with_options(tag="de").translate([" ".join(LINES)])
-
+    tasks = [task for call in spy.call_args_list for task in call.args[0]]
+    lengths = [len(source) for task in tasks for source in task.sources]
     assert max(lengths) <= 12
     assert len(lengths) > 1
-
-
-def test_an_unknown_tag_of_all_lines_is_of_the_command_and_one_of_a_line_of_the_line(
-    translator: Translator,
-) -> None:
-    with pytest.raises(ConfigError, match="no tag 'fr'"):
-        translator.with_options(tag="fr")
-    with pytest.raises(DataError, match="Line 8: The vocabulary has no tag 'fr'"):
-        translator.translate(["a", Request("b", tag="fr")], first_line=7)
 
 
 def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
@@ -106,9 +85,6 @@ def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
     pairs = [(LINES[0], LINES[1]), ("", "")]
     ids = tagged.source.encode(LINES[0]), tagged.target.encode(LINES[1])
     (expected,) = scorer.score_ids([([4, *ids[0]], ids[1])])
-
-    assert [score.log_prob for score in scorer.score(pairs, tag="de")] == [
-        pytest.approx(math.fsum(expected)),
-        0.0,
-    ]
+    scores = [score.log_prob for score in scorer.score(pairs, tag="de")]
+    assert scores == [pytest.approx(math.fsum(expected)), 0.0]
     assert scorer.score(pairs)[0].log_prob != pytest.approx(math.fsum(expected))

@@ -30,7 +30,6 @@ def attention(model: Transformer, rows: slice = slice(None)) -> Tensor:
 )
 def test_weights_are_shares_of_the_real_source(options: dict[str, Any]) -> None:
     weights = attention(model_of(**options))
-
     assert weights.shape == (2, 4, 5)
     assert torch.all(weights >= 0)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4))
@@ -56,7 +55,6 @@ def test_one_layer_by_hand() -> None:
         for t in range(3):
             scores = torch.stack([queries[t, part] @ keys[s, part] / 2 for s in range(5)])
             expected[t] += scores.softmax(0) / 4
-
     torch.testing.assert_close(found[:3], expected)
 
 
@@ -73,7 +71,6 @@ def test_the_upper_layers_count_alike() -> None:
             run=lambda layer, *inputs: layer(*inputs, weights=seen),
         )
     found = attention(model)
-
     torch.testing.assert_close(found, (seen[1] + seen[2]) / 2)
 
 
@@ -96,7 +93,6 @@ def test_what_is_read_step_by_step_adds_up_to_the_same(options: dict[str, Any]) 
         tokens, twice = after, torch.tensor([[0, 1], [0, 1]])
     _, state = model.decode_step(state, tokens)
     state = state.select(both[1:], swap)
-
     assert plain.coverage is None
     assert state.coverage is not None
     for row, target in enumerate(([2, 24, 25], [2, 22, 23])):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from nmt.device.compilation import compile_layers, compiled
 from nmt.device.precision import Precision
 from nmt.model.padding import Rectangle
 from nmt.model.transformer import Transformer
-from tests.compiling import Backend, use_backend
+from tests.compiling import Backend
 from tests.model.small import VARIANTS, packed, random_parameters, small_model
 from tests.training.small import batch_of, updater_of
 from tests.training.small import small_model as model_to_train
@@ -36,14 +35,8 @@ SHAPES: list[Shape] = [
 ]
 
 
-@pytest.fixture
-def counting() -> Iterator[Backend]:
-    yield from use_backend("eager")
-
-
-@pytest.fixture
-def differentiating() -> Iterator[Backend]:
-    yield from use_backend("aot_eager")
+AOT = pytest.mark.parametrize("counting", ["aot_eager"], indirect=True)
+"""Graphs are differentiated as a whole."""
 
 
 def two_models(**options: Any) -> tuple[Transformer, Transformer]:
@@ -79,30 +72,21 @@ def assert_alike(models: tuple[Transformer, Transformer], shape: Shape) -> None:
         )
 
 
-@pytest.mark.parametrize("variant", ["relative", "modern", "two-widths"])
-def test_loss_and_gradients_are_those_of_the_layers_as_they_are(
-    variant: str, counting: Backend
-) -> None:
-    models = two_models(**{**VARIANTS[variant], "decoder_layers": 1, "dropout": 0.0})
-
+@pytest.mark.parametrize(
+    ("variant", "counting"),
+    [("relative", "eager"), ("modern", "eager"), ("two-widths", "eager"), ("paper", "aot_eager")],
+    indirect=["counting"],
+)
+def test_loss_and_gradients_are_those_of_plain_layers(variant: str, counting: Backend) -> None:
+    layers = {"encoder_layers": 1 + (variant != "paper"), "decoder_layers": 1}
+    models = two_models(**{**VARIANTS[variant], **layers, "dropout": 0.0})
     for shape in SHAPES:
         assert_alike(models, shape)
     assert counting.num_graphs == 2
 
 
-def test_a_graph_may_be_differentiated_as_a_whole(differentiating: Backend) -> None:
-    models = two_models(encoder_layers=1, decoder_layers=1, dropout=0.0)
-
-    for shape in SHAPES[:5]:
-        assert_alike(models, shape)
-    assert differentiating.num_graphs == 2
-
-
-def test_a_graph_for_each_kind_of_layer_serves_all_layers_and_all_batches(
-    counting: Backend,
-) -> None:
+def test_a_graph_serves_all_layers_of_a_kind_and_all_batches(counting: Backend) -> None:
     plain, model = two_models(encoder_layers=3, dropout=0.1)
-
     for shape in SHAPES:
         loss_of(model.train(), shape).backward()
     assert counting.num_graphs == 2
@@ -119,23 +103,22 @@ def test_a_graph_for_each_kind_of_layer_serves_all_layers_and_all_batches(
 def test_weights_of_a_mixed_precision_share_their_graphs(counting: Backend) -> None:
     """All layers see the same dtypes, so that none is compiled for the first one alone."""
     _, model = two_models(norm_position="pre", norm="rms")
-
     with torch.autocast("cpu", torch.bfloat16):
         for shape in SHAPES[:4]:
             loss_of(model.train(), shape).backward()
     assert counting.num_graphs == 2
 
 
-def test_recomputing_layers_draws_the_same_dropout(differentiating: Backend) -> None:
+@AOT
+def test_recomputing_layers_draws_the_same_dropout(counting: Backend) -> None:
     found = []
     _, model = two_models(encoder_layers=1, decoder_layers=1, dropout=0.3)
     for recompute in (False, True):
         model.recompute = recompute
         torch.manual_seed(7)
         found.append({**results(model, SHAPES[2]), "random": torch.get_rng_state()})
-
     torch.testing.assert_close(*found, rtol=0, atol=0)
-    assert differentiating.num_graphs == 2
+    assert counting.num_graphs == 2
     assert not torch.equal(loss_of(model, SHAPES[2]), loss_of(model, SHAPES[2]))  # it was drawn
 
 
@@ -145,7 +128,6 @@ def test_a_rectangle_gives_tokens_and_gradients_back(lengths: list[int]) -> None
     batch_size, width = cells.token.shape
     values = torch.randn(sum(lengths), 3, requires_grad=True)
     rectangle = cells.pad(values)
-
     assert (batch_size, width) == (max(len(lengths), 2), -(-max(lengths) // 8) * 8)
     for row, sentence in enumerate(values.split(lengths)):
         assert torch.equal(rectangle[row, : lengths[row]], sentence)
@@ -178,6 +160,5 @@ def test_on_a_gpu_training_is_as_without(precision: Any) -> None:
         assert found.is_on == wanted
         batches = [batch_of([5 + step, 4, 3], step) for step in range(12)]
         losses.append([updater([batch], 1e-3).loss_sum for batch in batches])
-
     tolerance = 1e-4 if precision == "float32" else 2e-2
     assert losses[1] == pytest.approx(losses[0], rel=tolerance)

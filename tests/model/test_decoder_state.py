@@ -56,12 +56,8 @@ def test_caches_hold_keys_and_values_with_their_true_number_of_heads(groups: int
     assert [grouped * 4 for grouped in sizes[0]] == [whole * groups for whole in sizes[1]]
 
 
-@given(
-    seed=st.integers(0, 1000),
-    num_beams=st.integers(1, 6),
-    with_coverage=st.booleans(),
-)
-def test_moving_few_caches_is_the_same_as_copying_all(
+@given(seed=st.integers(0, 1000), num_beams=st.integers(1, 6), with_coverage=st.booleans())
+def test_moving_few_caches_is_copying_all(
     model: Transformer, seed: int, num_beams: int, with_coverage: bool
 ) -> None:
     results = []
@@ -77,7 +73,6 @@ def test_the_first_beam_that_continues_another_keeps_its_slot_and_only_others_mo
     past = torch.arange(8.0).view(1, 1, 8, 1, 1, 1)
     beams = torch.tensor([[2, 2, 0, 2], [3, 2, 1, 0]])  # two move; none does
     slots = decoder_state.reorder_cache(past, None, beams)
-
     assert slots.tolist() == [[2, 1, 0, 3], [3, 2, 1, 0]]
     assert past.flatten().tolist() == [0, 2, 2, 2, 4, 5, 6, 7]
     again = decoder_state.reorder_cache(past, slots, torch.tensor([[2, 2, 2, 2], [0, 1, 2, 3]]))

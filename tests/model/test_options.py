@@ -63,7 +63,6 @@ def test_logits_and_gradients_equal_the_formula(name: str) -> None:
     expected = torch.cat([formula.logits(*pair) for pair in zip(SOURCES, TARGETS, strict=True)])
     found = model.logits(model(Packed.from_rows(SOURCES), Packed.from_rows(TARGETS)))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
     draw = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
     (found * draw).sum().backward()
     (expected * draw).sum().backward()
@@ -86,7 +85,7 @@ def test_a_single_sentence_gives_the_gradients_of_relative_positions_of_that_sen
 
 @pytest.mark.parametrize(("of_encoder", "of_decoder"), [(0.5, 0.0), (0.0, 0.5)])
 @torch.no_grad()
-def test_attention_weights_are_dropped_in_the_encoder_or_the_decoder_alone(
+def test_attention_weights_are_dropped_on_one_side_alone(
     of_encoder: float, of_decoder: float
 ) -> None:
     model = small_model(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from nmt.model.attention import Segments, bmm_attention, cached_attention, sdpa_attention
 from nmt.model.dropout import dropout, dropped_share
 from nmt.model.padding import to_rectangle
-from nmt.model.positions import LearnedPositions, RotaryPositions, sinusoids
+from nmt.model.positions import LearnedPositions, RotaryPositions
 from nmt.packed import Packed
 
 LENGTHS = st.lists(st.integers(1, 8), min_size=1, max_size=5)
@@ -28,7 +28,6 @@ def packed_of(lengths: list[int]) -> Packed:
 def test_tokens_survive_the_way_to_the_rectangle_and_back(lengths: list[int], heads: int) -> None:
     packed = packed_of(lengths)
     values = torch.randn(sum(lengths), heads, 2)
-
     assert packed.positions.tolist() == [place for length in lengths for place in range(length)]
     assert torch.equal(packed.pad(values)[packed.mask()], values)
     assert packed.mask().sum(1).tolist() == lengths
@@ -40,16 +39,9 @@ def test_tokens_survive_the_way_to_the_rectangle_and_back(lengths: list[int], he
 
 
 def reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    segments: Segments,
-    causal: bool,
-    dropout: float,
+    query: Tensor, key: Tensor, value: Tensor, bias: Any, segments: Segments, causal: bool, _: float
 ) -> Tensor:
     """Sentence by sentence and head by head, by the formula."""
-    assert not dropout
     rows, share = [], query.shape[1] // key.shape[1]
     ends = [packed.cu_seqlens.tolist() for packed in segments]
     for (q0, q1), (k0, k1) in zip(*map(pairwise, ends), strict=True):
@@ -92,7 +84,6 @@ def test_attention_equals_the_formula_forwards_and_backwards(
         mixed = backend(query, key, value, bias, (of_queries, of_keys), kind == "causal", 0.0)
         (mixed * torch.arange(mixed.numel()).view_as(mixed)).sum().backward()
         results.append((mixed.detach(), *[leaf.grad for leaf in leaves]))
-
     for found in results[1:]:
         for ours, expected in zip(found, results[0], strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
@@ -141,10 +132,8 @@ def test_a_cached_step_equals_reading_all_keys(groups: int, length: int, beams: 
 def test_dropout_drops_the_share_it_says_and_keeps_the_sum(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     values = torch.ones(1000, 1001, requires_grad=True, dtype=dtype)
-
     dropped = dropout(values, 0.1, training=True)
     dropped.sum().backward()
-
     assert dropped_share(0.1) == 26 / 256
     # What is kept is scaled by the share that was applied: 256 / 230, not 1 / 0.9.
     scale = torch.tensor(256 / 230, dtype=dtype).item()
@@ -158,29 +147,7 @@ def test_dropout_drops_the_share_it_says_and_keeps_the_sum(dtype: torch.dtype) -
     assert by_byte.max() - by_byte.min() < 0.006
 
 
-@pytest.mark.parametrize("dim", [8, 12])
-@pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal-halves"])
-def test_sinusoids_follow_the_formulas_of_the_paper_and_of_tensor2tensor(
-    dim: int, layout: str
-) -> None:
-    table, half = sinusoids(30, dim, layout), dim // 2
-
-    for position in range(30):
-        for i in range(half):
-            angle, places = position / 10_000 ** (2 * i / dim), (2 * i, 2 * i + 1)
-            if layout == "sinusoidal-halves":
-                angle = position * math.exp(-i * math.log(10_000) / (half - 1))
-                places = (i, half + i)
-            found = table[position, list(places)].tolist()
-            assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-6)
-
-
-def test_a_learned_table_refuses_positions_it_lacks() -> None:
-    with pytest.raises(ValueError, match="9 positions, but the table holds 8"):
-        LearnedPositions(8, 4).table(9)
-
-
-def test_rotation_makes_scores_depend_on_the_distance_only() -> None:
+def test_rotation_makes_scores_depend_on_the_distance_and_a_table_has_an_end() -> None:
     query, key, rotate = torch.randn(1, 2, 8), torch.randn(1, 2, 8), RotaryPositions().rotate
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
@@ -190,3 +157,5 @@ def test_rotation_makes_scores_depend_on_the_distance_only() -> None:
     torch.testing.assert_close(score(3, 1), score(13, 11), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(score(3, 1), score(3, 2))
     torch.testing.assert_close(rotate(query, torch.tensor([0])), query)
+    with pytest.raises(ValueError, match="9 positions, but the table holds 8"):
+        LearnedPositions(8, 4).table(9)

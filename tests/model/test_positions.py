@@ -33,9 +33,7 @@ TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @torch.inference_mode()
-def test_a_registered_scheme_serves_training_and_decoding(
-    num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registered_scheme_serves_all(num_kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model(positions="alibi", num_kv_heads=num_kv_heads)
     whole = model(SOURCE, TARGET)
     state, steps, ids = model.start(SOURCE), [], TARGET.pad(TARGET.ids)

@@ -47,22 +47,7 @@ def test_loss_and_gradients_are_the_same_to_the_bit(variant: str) -> None:
     plain, saving = (
         model_of(recompute=recompute, **VARIANTS[variant]) for recompute in (False, True)
     )
-
     assert_same(results(saving), results(plain))
-
-
-@pytest.mark.parametrize(("recompute", "training"), [(False, True), (True, True), (True, False)])
-def test_layers_run_again_in_the_backward_pass_of_training(recompute: bool, training: bool) -> None:
-    model = model_of(recompute=recompute).train(training)
-    runs = []
-    for layer in (*model.encoder, *model.decoder):
-        layer.register_forward_pre_hook(lambda own, _inputs: runs.append(id(own)))
-    loss = loss_of(model)
-    assert len(runs) == 4
-    loss.backward()
-
-    assert len(runs) == (8 if recompute and training else 4)
-    assert len(set(runs)) == 4
 
 
 def test_less_is_kept_for_the_backward_pass() -> None:

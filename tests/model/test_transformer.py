@@ -22,7 +22,6 @@ def test_decoding_step_by_step_equals_reading_the_whole_target(variant: str) -> 
         for position in range(6):
             hidden, state = model.decode_step(state, ids[:, position : position + 1])
             steps.append(model.logits(hidden)[:, 0])
-
     one_by_one = torch.stack(steps, dim=1)[target.mask()]
     torch.testing.assert_close(one_by_one, whole, rtol=1e-4, atol=1e-5)
 
@@ -40,7 +39,6 @@ def test_selecting_beams_and_stepping_commute(variant: str) -> None:
         chosen = state.select(sentences, beams)
         after, _ = model.decode_step(chosen, torch.full((2, 3), 11))
         full, _ = model.decode_step(state, torch.full((3, 2), 11))
-
     expected = full[sentences].gather(1, beams.unsqueeze(-1).expand(-1, -1, full.shape[-1]))
     torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-5)
 
@@ -52,7 +50,6 @@ def test_a_token_changes_nothing_before_it(variant: str) -> None:
     changed.ids[4] = 49 if target.ids[4] != 49 else 48
     with torch.no_grad():
         before, after = model(source, target), model(source, changed)
-
     torch.testing.assert_close(before[:4], after[:4], rtol=0, atol=0)
     assert not torch.allclose(before[4:], after[4:])
 
@@ -62,13 +59,10 @@ def test_a_token_changes_nothing_before_it(variant: str) -> None:
     variant=st.sampled_from(sorted(VARIANTS)),
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=5),
 )
-def test_neither_padding_nor_batch_mates_change_a_sentence(
-    variant: str, lengths: list[tuple[int, int]]
-) -> None:
+def test_batch_mates_change_nothing(variant: str, lengths: list[tuple[int, int]]) -> None:
     model = small_model(**VARIANTS[variant])
     source, target = packed([s for s, _ in lengths]), packed([t for _, t in lengths])
     with torch.no_grad():
         together = model(source, target)
         alone = model(source.part(0, 1), target.part(0, 1))
-
     torch.testing.assert_close(together[: len(alone)], alone, rtol=1e-4, atol=1e-5)

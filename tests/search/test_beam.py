@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from nmt.search.beam import expand
@@ -52,11 +51,7 @@ def test_of_equal_continuations_the_better_beam_and_the_lower_id_come_first() ->
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 @pytest.mark.parametrize("kind", BEAMS[1:])
 def test_stopping_early_changes_no_result(
-    kind: dict[str, Any],
-    weight: float,
-    form: str,
-    exponent: float,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Any, weight: float, form: str, exponent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer steps, the same n best as with a search that waits for K finished hypotheses."""
     config = options_of(
@@ -131,7 +126,7 @@ def diverse_by_hand(naive: Naive) -> list[Ids]:
     strength=st.sampled_from([0.0, 0.5, 3.0]),
     n_best=st.integers(1, 4),
 )
-def test_diverse_groups_choose_one_after_the_other(
+def test_groups_choose_in_turn(
     seed: int, groups: int, size: int, strength: float, n_best: int
 ) -> None:
     vocab_size = FIRST_WORD + 4
@@ -167,8 +162,8 @@ def test_the_coverage_penalty_by_hand() -> None:
     kind=st.sampled_from(BEAMS),
     phrase=st.booleans(),
 )
-def test_every_score_has_the_coverage_penalty_by_its_definition(
-    seed: int, weight: float, kind: dict[str, Any], phrase: bool
+def test_scores_have_the_coverage_penalty(
+    seed: int, weight: float, kind: Any, phrase: bool
 ) -> None:
     has_phrase = phrase and "diverse_beam_groups" not in kind
     own = Constraints(required=((5,),) if has_phrase else ())
@@ -181,9 +176,3 @@ def test_every_score_has_the_coverage_penalty_by_its_definition(
         scores = [hypothesis.score for hypothesis in found]
         assert scores == sorted(scores, reverse=True)
         assert scores == pytest.approx([naive.score(h.ids, h.log_prob) for h in found])
-
-
-@pytest.mark.parametrize("way", ["sampling", "return_alternatives"])
-def test_what_is_no_beam_search_refuses_a_coverage_penalty(way: str) -> None:
-    with pytest.raises(ValidationError, match=f"coverage_penalty .0.2. is an option.*{way}"):
-        options_of(coverage_penalty=0.2, **{way: True})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -34,36 +36,24 @@ def run(stepper: TableStepper, source: Packed, options: DecodingConfig) -> list[
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=7),
     grain=st.sampled_from([0.0, 2.0]),
     steps=st.integers(1, 9),
-    offset=st.integers(1, 9),
-    penalty=st.sampled_from([0.0, 1.0]),
-    least=st.sampled_from([0.0, 1.0]),
+    limits=st.fixed_dictionaries(
+        {
+            "max_length_offset": st.integers(1, 9),
+            "length_penalty": st.sampled_from([0.0, 1.0]),
+            "min_length_factor": st.sampled_from([0.0, 1.0]),
+        }
+    ),
 )
-def test_it_finds_what_greedy_search_finds(
-    seed: int,
-    lengths: list[int],
-    grain: float,
-    steps: int,
-    offset: int,
-    penalty: float,
-    least: float,
+def test_both_find_the_same(
+    seed: int, lengths: list[int], grain: float, steps: int, limits: dict[str, Any]
 ) -> None:
-    table, options = (
-        random_table(seed, 9, grain=grain),
-        DecodingConfig(
-            beam_size=1,
-            max_length_factor=1,
-            max_length_offset=offset,
-            length_penalty=penalty,
-            min_length_factor=least,
-        ),
-    )
+    table = random_table(seed, 9, grain=grain)
+    options = DecodingConfig(beam_size=1, max_length_factor=1, **limits)
     source = Packed.from_rows([[*range(4, 3 + length), EOS_ID] for length in lengths])
     expected = search(TableStepper(table), source, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(greedy, "_STEPS_BETWEEN_LOOKS", steps)
-        found = run(TableStepper(table), source, options)
-
-    assert found == expected
+        assert run(TableStepper(table), source, options) == expected
 
 
 def test_what_cannot_end_has_no_output() -> None:
@@ -93,7 +83,7 @@ def test_what_cannot_end_has_no_output() -> None:
         ({}, [Constraints(forbidden=((5,),))], False),
     ],
 )
-def test_other_rules_are_left_to_the_other_search(
+def test_other_rules_are_left_alone(
     options: dict[str, float], constraints: list[Constraints], expected: bool
 ) -> None:
     rules = Rules(torch.tensor([3]), DecodingConfig.model_validate(options), constraints)

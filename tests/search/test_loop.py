@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -41,6 +41,8 @@ from tests.search.toys import (
 VOCAB_SIZE = FIRST_WORD + 3
 WORDS = range(FIRST_WORD, VOCAB_SIZE)
 
+Options: TypeAlias = dict[str, Any]
+Free: TypeAlias = list[Constraints]
 seeds = st.integers(0, 10**6)
 grains = st.sampled_from([0.0, 2.0])  # with a grain many tokens are equally probable
 phrases = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(tuple)
@@ -69,9 +71,7 @@ required = st.builds(
     weight=st.sampled_from([0.0, 0.0, 0.2, 5.0]),
     own=st.lists(st.one_of(enumerable, required), min_size=1, max_size=2),
 )
-def test_a_beam_wide_enough_finds_the_best_outputs_and_no_narrower_one_beats_it(
-    seed: int, options: dict[str, Any], weight: float, own: list[Constraints]
-) -> None:
+def test_a_wide_beam_finds_the_best(seed: int, options: Options, weight: float, own: Free) -> None:
     table = random_table(seed, VOCAB_SIZE, sharpness=3.0)
     source = sources([3, 2][: len(own)], seed)
     config = options_of(beam_size=256, n_best=3, coverage_penalty=weight, **options)
@@ -94,9 +94,7 @@ def test_a_beam_wide_enough_finds_the_best_outputs_and_no_narrower_one_beats_it(
 
 
 @given(seed=seeds, options=rules, own=st.lists(free, min_size=1, max_size=3), grain=grains)
-def test_greedy_search_is_a_beam_of_one_and_takes_the_most_probable_token(
-    seed: int, options: dict[str, Any], own: list[Constraints], grain: float
-) -> None:
+def test_greedy_search_is_a_beam_of_1(seed: int, options: Options, own: Free, grain: float) -> None:
     table = random_table(seed, VOCAB_SIZE, grain=grain)
     source = sources([3, 6, 1][: len(own)], seed)
     config = options_of(beam_size=1, **options)
@@ -110,8 +108,8 @@ def test_greedy_search_is_a_beam_of_one_and_takes_the_most_probable_token(
 
 
 @given(seed=seeds, own=free, options=rules)
-def test_alternatives_are_the_best_next_tokens_completed_greedily(
-    seed: int, own: Constraints, options: dict[str, Any]
+def test_alternatives_are_the_best_next_tokens(
+    seed: int, own: Constraints, options: Options
 ) -> None:
     options = {**options, "prefix_bias_beta": 0.0}
     config = options_of(return_alternatives=True, n_best=5, **options)
@@ -135,12 +133,7 @@ def test_alternatives_are_the_best_next_tokens_completed_greedily(
     grain=grains,
 )
 def test_results_do_not_depend_on_the_other_sentences_of_the_batch(
-    seed: int,
-    kind: dict[str, Any],
-    options: dict[str, Any],
-    own: list[Constraints],
-    phrase: Constraints | None,
-    grain: float,
+    seed: int, kind: Options, options: Options, own: Free, phrase: Constraints | None, grain: float
 ) -> None:
     """Nor on whether these have required phrases."""
     table = random_table(seed, VOCAB_SIZE, grain=grain)
@@ -162,7 +155,7 @@ def test_results_do_not_depend_on_the_other_sentences_of_the_batch(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_finished_sentences_and_hypotheses_leave_the_batch(kind: dict[str, Any]) -> None:
+def test_finished_sentences_and_hypotheses_leave_the_batch(kind: Options) -> None:
     stepper = TableStepper(random_table(4, 9))
     config = options_of(**kind, max_length_offset=3)
     source = sources([2, 5, 12, 20])
@@ -179,19 +172,15 @@ def test_finished_sentences_and_hypotheses_leave_the_batch(kind: dict[str, Any])
         assert stepper.widths[-1] == 1
 
 
-@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_possible_output_gives_no_hypothesis(kind: dict[str, Any], value: float) -> None:
-    def table(_: tuple[int, ...]) -> Tensor:
-        return torch.full((8,), value)
-
-    assert search(TableStepper(table), sources([3, 1]), options_of(**kind)) == [[], []]
+def test_no_possible_output_gives_no_hypothesis(kind: Options) -> None:
+    for value in (-torch.inf, torch.nan):
+        stepper = TableStepper(lambda _, value=value: torch.full((8,), value))  # type: ignore[misc]
+        assert search(stepper, sources([3, 1]), options_of(**kind)) == [[], []]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_output_ends_where_the_positions_end_even_if_it_should_be_longer(
-    kind: dict[str, Any],
-) -> None:
+def test_an_output_ends_where_the_positions_end_whatever_is_asked(kind: Options) -> None:
     stepper = TableStepper(random_table(3, 9))
     stepper.max_positions = 5
     config = options_of(**kind, max_length_factor=2.0, min_length_factor=1.0)
@@ -202,24 +191,13 @@ def test_an_output_ends_where_the_positions_end_even_if_it_should_be_longer(
 
 
 @pytest.mark.parametrize(("size", "expected"), [(4, 1), (5, 0), (7, 0)])
-@pytest.mark.parametrize("beta", [0.0, 0.9])
-def test_a_prefix_that_does_not_fit_the_positions_has_no_output(
-    size: int, expected: int, beta: float
-) -> None:
-    stepper = TableStepper(random_table(3, 9))
-    stepper.max_positions = 5
+def test_a_prefix_that_does_not_fit_the_positions_has_no_output(size: int, expected: int) -> None:
     prefix = Constraints(prefix=(5, 6, 7, 5, 6, 7, 5)[:size])
-    config = options_of(prefix_bias_beta=beta)
-    (found,) = search(stepper, sources([3]), config, [prefix])
-    assert len(found) == (1 if beta else expected)
-    assert len(stepper.rows) <= 5
-
-
-@pytest.mark.parametrize("kind", KINDS[4:])
-def test_a_search_that_cannot_meet_required_phrases_says_so(kind: dict[str, Any]) -> None:
-    own = [Constraints(required=((5,),))]
-    with pytest.raises(ConfigError, match="does not go with required phrases"):
-        search(TableStepper(random_table(1, 8)), sources([3]), options_of(**kind), own)
+    for beta, number in ((0.0, expected), (0.9, 1)):
+        stepper = TableStepper(random_table(3, 9))
+        stepper.max_positions = 5
+        (found,) = search(stepper, sources([3]), options_of(prefix_bias_beta=beta), [prefix])
+        assert (len(found), len(stepper.rows) <= 5) == (number, True)
 
 
 class Shortest(Selector):
@@ -248,5 +226,6 @@ def test_a_registered_selector_is_chosen_by_its_name() -> None:
     with pytest.raises(ConfigError, match="shortst is not a known search"):
         search(stepper, inputs, DecodingConfig.model_construct(search="shortst"))
     own = [Constraints(required=((5,),)), NONE]
-    with pytest.raises(ConfigError, match="shortest search does not go with required phrases"):
-        search(stepper, inputs, DecodingConfig(search="shortest"), own)
+    for kind in ({"search": "shortest"}, *KINDS[4:]):
+        with pytest.raises(ConfigError, match="does not go with required phrases"):
+            search(stepper, inputs, options_of(**kind), own)

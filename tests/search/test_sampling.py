@@ -64,9 +64,7 @@ def test_tokens_are_drawn_by_their_truncated_probabilities(options: dict[str, An
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99])
-def test_a_wide_nucleus_is_found_beyond_the_first_look(
-    top_p: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wide_nucleus_is_found(top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     probs = torch.stack([random_table(seed, 3000, 0.5)(()).exp() for seed in range(3)])
     whole = nucleus(probs, top_p)
     monkeypatch.setattr(sampling, "_FIRST_LOOK", 3000)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
 from nmt.packed import Packed
-from nmt.search.hypothesis import Constraints, Hypothesis
+from nmt.search.hypothesis import Hypothesis
 from nmt.search.loop import search
 from nmt.search.stepper import Stepper
 from nmt.text import EOS_ID
@@ -61,12 +61,8 @@ class TableStepper:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self.rows: list[int] = []
-        """Sentences."""
-        self.widths: list[int] = []
-        """Beams of each."""
-        self.num_looks = 0
-        """How often the search asked for the coverage."""
+        self.rows: list[int] = []  # sentences
+        self.widths: list[int] = []  # beams of each
 
     def start(self, source: Packed) -> ToyState:
         return ToyState([tuple(ids) for ids in source.rows()], [[()]] * len(source))
@@ -97,7 +93,6 @@ class TableStepper:
         )
 
     def coverage(self, state: ToyState) -> Tensor:
-        self.num_looks += 1
         width = max(len(source) for source in state.sources)
         found = torch.zeros(len(state.sources), len(state.prefixes[0]), width)
         for row, (source, prefixes) in enumerate(zip(state.sources, state.prefixes, strict=True)):
@@ -139,19 +134,12 @@ def options_of(**changes: Any) -> DecodingConfig:
     return DecodingConfig.model_validate(values)
 
 
-def search_by(name: str) -> Callable[..., list[list[Hypothesis]]]:
-    """Return the search with this selector, whatever the other options ask for."""
-
-    def find(
-        stepper: Stepper[Any],
-        source: Packed,
-        config: DecodingConfig,
-        constraints: Sequence[Constraints] | None = None,
-    ) -> list[list[Hypothesis]]:
-        options = config.model_copy(update={"search": name})
-        return search(stepper, source, options, constraints)
-
-    return find
+def beam_search(stepper: Stepper[Any], source: Packed, config: DecodingConfig, *others: Any) -> Any:
+    """The beam search, whatever the other options ask for."""
+    return search(stepper, source, config.model_copy(update={"search": "beam"}), *others)
 
 
-beam_search, greedy_search = search_by("beam"), search_by("greedy")
+def greedy_search(
+    stepper: Stepper[Any], source: Packed, config: DecodingConfig, *others: Any
+) -> Any:
+    return search(stepper, source, config.model_copy(update={"search": "greedy"}), *others)

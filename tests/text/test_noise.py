@@ -16,9 +16,7 @@ LINE = "Zwei Männer laufen schnell über die Straße, und ein Hund sieht ihnen 
 
 
 @given(st.sampled_from(sorted(NOISES)), st.text(), st.integers(0, 1 << 32))
-def test_equal_text_and_seed_give_equal_noise_and_never_a_new_line(
-    kind: str, text: str, seed: int
-) -> None:
+def test_a_seed_gives_equal_noise_and_no_new_line(kind: str, text: str, seed: int) -> None:
     first, second = (NOISES[kind](text, Random(seed)) for _ in range(2))
     assert first == second
     assert bool(first.strip()) == bool(text.strip())

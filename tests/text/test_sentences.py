@@ -21,9 +21,7 @@ def test_sentences_joined_are_the_text(text: str, language: str) -> None:
 
 
 @given(TEXTS, LANGUAGES, st.booleans())
-def test_sentences_and_the_gaps_between_them_are_the_text(
-    text: str, language: str, into_sentences: bool
-) -> None:
+def test_sentences_and_gaps_are_the_text(text: str, language: str, into_sentences: bool) -> None:
     split = split_text(text, language, into_sentences=into_sentences)
     assert "".join(map("".join, zip(split.gaps, (*split.sentences, ""), strict=True))) == text
     assert not any(each != each.strip() or "\n" in each for each in split.sentences)
