@@ -48,13 +48,10 @@ nmt translate FOLDER < in.{source} > out.{target}
 
 ```python
 import nmt
-
-translator = nmt.Translator.load("FOLDER")
-print(translator.translate(["..."])[0].text)
+print(nmt.Translator.load("FOLDER").translate(["..."])[0].text)
 ```
 
-FOLDER is the folder of this file. It is complete: weights, configuration, tokenizer and a manifest
-with the sha256 of every file, which is compared when the model is loaded.
+FOLDER is the folder of this file; its manifest has the sha256 of every file, which is compared.
 {sections}"""
 
 
@@ -143,22 +140,14 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
         report = read_json(path)
         for part in report.get("evaluations", [report]):
             test_set = str(part.get("test_set") or path.stem)
-            metrics = [
-                {
-                    "type": score["metric"],
-                    "value": float(score["value"]),
-                    "name": score["metric"],
-                    "args": {"signature": score["signature"]},
-                }
-                for score in part["systems"][0]["scores"]
-            ]
-            yield {
-                "task": {"type": "translation"},
-                "dataset": {"name": test_set, "type": test_set},
-                "metrics": metrics,
-            }
+            metrics = []
+            for score in part["systems"][0]["scores"]:
+                name, value = score["metric"], float(score["value"])
+                args = {"signature": score["signature"]}
+                metrics.append({"type": name, "value": value, "name": name, "args": args})
+            dataset = {"name": test_set, "type": test_set}
+            yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} holds no scores that `nmt evaluate` printed as JSON.",
-            fix=f"Write them again: {shell_command('evaluate', 'MODEL', json=True)} > {path}",
-        ) from error
+        problem = f"{path} holds no scores that `nmt evaluate` printed as JSON."
+        fix = f"Write them again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
+        raise DataError(problem, fix=fix) from error

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.exchange.targets import ExportTarget
 from nmt.inference.shortlist_file import ShortlistParts
 from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -67,9 +69,8 @@ def import_ctranslate2(name: str = "ctranslate2") -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "CTranslate2 is not installed.", fix="Install it: pip install 'nmt[ctranslate2]'."
-        ) from error
+        fix = "Install it: pip install 'nmt[ctranslate2]'."
+        raise ConfigError("CTranslate2 is not installed.", fix=fix) from error
 
 
 def not_expressed(config: ModelConfig) -> list[str]:
@@ -101,15 +102,12 @@ def num_positions(config: RunConfig) -> int | None:
     if config.model.positions == "learned":
         return config.model.position_limit
     longest = config.filters.max_length
-    return max(
-        _LEAST_POSITIONS,
-        longest + 1 + config.model.source_bos,
-        limits_of(longest, config.decoding).longest,
-    )
+    most_written = limits_of(longest, config.decoding).longest
+    return max(_LEAST_POSITIONS, longest + 1 + config.model.source_bos, most_written)
 
 
-class CTranslate2Target:
-    """Exports for CTranslate2. See `nmt.extras.exchange.targets.ExportTarget`."""
+class CTranslate2Target(ExportTarget):
+    """Exports for CTranslate2."""
 
     weights_name = MODEL
     dtypes: Sequence[str] = (
@@ -117,40 +115,23 @@ class CTranslate2Target:
         "int8_bfloat16",
     )  # fmt: skip
 
+    @override
     def check(self, config: RunConfig) -> None:
-        """Refuse what CTranslate2 has no counterpart for.
-
-        Raises:
-            ConfigError: It is not installed, or cannot express the model.
-        """
         import_ctranslate2()
         if faults := not_expressed(config.model):
-            raise ConfigError(
-                f"CTranslate2 cannot express {', '.join(faults)}.",
-                fix="Export with `to` safetensors, or train a model without.",
-            )
+            fix = "Export with `to` safetensors, or train a model without."
+            raise ConfigError(f"CTranslate2 cannot express {', '.join(faults)}.", fix=fix)
 
+    @override
     def decoding(self, options: DecodingConfig) -> DecodingConfig:
-        """Return ``options`` without those of `not_followed`."""
         single = options.sampling or options.return_alternatives  # n_best may then be any number
         kept = set(_FOLLOWED - {"n_best"} if single else _FOLLOWED)
         return DecodingConfig(**options.model_dump(include=kept))
 
+    @override
     def write(
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
-        """Write the model, its vocabularies, its vocabulary map and `RECORD`.
-
-        Args:
-            folder: Where to write; it is there.
-            bundle: The model.
-            dtype: Type of the weights, by CTranslate2's name.
-            shortlist: Becomes the vocabulary map, if given.
-
-        Raises:
-            ConfigError: CTranslate2 is not installed, or cannot express the model.
-            CheckpointError: A token is twice in a vocabulary.
-        """
         self.check(bundle.config)
         source, target = map(_tokens, (bundle.tokenizers.source, bundle.tokenizers.target))
         positions = num_positions(bundle.config)
@@ -169,14 +150,12 @@ class CTranslate2Target:
         if shortlist is not None:
             text = vocabulary_map(source, target, shortlist)
             (folder / VOCABULARY_MAP).write_text(text, encoding="utf-8", newline="\n")
-        record = {
+        versions = {
             "package_version": __version__,
             "ctranslate2_version": import_ctranslate2().__version__,
-            "quantization": dtype,
-            "num_positions": positions,
-            "step": bundle.step,
-            "sha256": bundle.sha256,
         }
+        made_of = {"num_positions": positions, "step": bundle.step, "sha256": bundle.sha256}
+        record = {**versions, "quantization": dtype, **made_of}
         text = json.dumps(record, indent=2) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8", newline="\n")
 
@@ -204,28 +183,20 @@ def _tokens(tokenizer: Tokenizer) -> list[str]:
     tokens = [text for text, _, _ in tokenizer.pieces()]
     if len(set(tokens)) < len(tokens):
         twice = next(token for token in tokens if tokens.count(token) > 1)
-        raise CheckpointError(
-            f"The vocabulary holds {twice!r} more than once, which CTranslate2 cannot tell apart.",
-            fix="Export with `to` safetensors.",
-        )
+        problem = f"The vocabulary holds {twice!r} twice, which CTranslate2 cannot tell apart."
+        raise CheckpointError(problem, fix="Export with `to` safetensors.")
     return tokens
 
 
 def _specification(bundle: ModelBundle, num_positions: int) -> Any:
-    """Put the weights of a model into CTranslate2's specification.
-
-    Args:
-        bundle: The model.
-        num_positions: Rows P of the table of positions.
-    """
+    """Put a model into CTranslate2's specification, with so many rows in a table of positions."""
     specs = import_ctranslate2("ctranslate2.specs")
     config, state = bundle.config.model, bundle.model.state_dict()
     weights = {name: tensor.float().contiguous().numpy() for name, tensor in state.items()}
     if config.activation == "swiglu":  # the gate comes first
         for name in [name for name in weights if ".inner." in name]:
-            weights[name], weights[name.replace(".inner.", ".ungated.")] = np.split(
-                weights[name], 2
-            )
+            ungated = name.replace(".inner.", ".ungated.")
+            weights[name], weights[ungated] = np.split(weights[name], 2)
     target = "source_vectors" if config.shares_inputs else "target_vectors"
     sides = (
         (specs.TransformerEncoderSpec, "encoder", "source", "source_vectors"),

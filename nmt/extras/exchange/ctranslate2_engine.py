@@ -100,9 +100,8 @@ class CTranslate2Engine(Engine):
         num_gpus = package.get_cuda_device_count()
         has_gpu = num_gpus > 0
         if device.startswith("cuda") and not has_gpu:
-            raise DeviceError(
-                "CTranslate2 finds no CUDA device.", fix="Use `device` cpu, or `device` auto."
-            )
+            fix = "Use `device` cpu, or `device` auto."
+            raise DeviceError("CTranslate2 finds no CUDA device.", fix=fix)
         place = "cuda" if has_gpu and device != "cpu" else "cpu"
         try:
             record = read_json(folder / RECORD)
@@ -123,11 +122,9 @@ class CTranslate2Engine(Engine):
                 field(read_json(shared if shared.is_file() else path), kind=list) for path in paths
             )
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
-            raise CheckpointError(
-                f"{folder} cannot be loaded by CTranslate2: {error}.",
-                fix="Export it again: "
-                + shell_command("export", "RUN", to="ctranslate2", output="FOLDER"),
-            ) from error
+            problem = f"{folder} cannot be loaded by CTranslate2: {error}."
+            again = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
+            raise CheckpointError(problem, fix=f"Export it again: {again}") from error
         self.on_gpu = place == "cuda"
         self._has_map = (folder / VOCABULARY_MAP).is_file()
         self._ids = {token: index for index, token in enumerate(self._target_tokens)}
@@ -276,16 +273,13 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
 
 def _load_export(folder: Path, options: EngineOptions) -> LoadedModel:
     if options.checkpoint != "best":
-        logger.warning(
-            "%s holds one model: `checkpoint` %s changes nothing there.", folder, options.checkpoint
-        )
+        message = "%s holds one model: `checkpoint` %s changes nothing there."
+        logger.warning(message, folder, options.checkpoint)
     Manifest.read(folder).verify(folder)
     engine = CTranslate2Engine(folder, device=options.device, threads=options.threads)
     if (dtype := parse_dtype(options.dtype)) not in (None, engine.dtype):
-        raise ConfigError(
-            f"{folder} was exported in {engine.dtype}.",
-            fix=f"Leave `dtype` out, or export again with quantization {dtype}.",
-        )
+        fix = f"Leave `dtype` out, or export again with quantization {dtype}."
+        raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
     return _loaded(engine, load_tokenizers(folder / TOKENIZER), load_folder_config(folder))
 
 

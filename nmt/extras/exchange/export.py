@@ -7,18 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.model_folder import (
-    CARD,
-    CONFIG,
-    ModelBundle,
-    find_model,
-    is_ctranslate2,
-    read_weights,
-)
+from nmt.checkpoint import model_folder
+from nmt.checkpoint.model_folder import CARD, CONFIG, ModelBundle
 from nmt.checkpoint.new_model_folder import check_new_folder, write_model_folder
 from nmt.commands.result import log_next_commands
 from nmt.config.loader import dump_config
-from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.card import model_card, training_sections
 from nmt.extras.exchange.options import ExportOptions
@@ -30,7 +23,7 @@ from nmt.model.transformer import count_parameters
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ExportSummary:
     """What was written."""
 
@@ -59,19 +52,15 @@ def export(options: ExportOptions) -> ExportSummary:
     """
     source, output, target = options.model, options.output, options.to
     check_new_folder(output, source)
-    if is_ctranslate2(source):
-        raise ConfigError(
-            f"{source} is an export already, which cannot be exported again.",
-            fix="Name the run that it was exported from.",
-        )
+    if model_folder.is_ctranslate2(source):
+        problem = f"{source} is an export already, which cannot be exported again."
+        raise ConfigError(problem, fix="Name the run that it was exported from.")
     writer = EXPORT_TARGETS[target]()
     dtype = options.quantization or writer.dtypes[0]
     if dtype not in writer.dtypes:
-        raise ConfigError(
-            f"`to` {target} writes no {dtype}.",
-            fix=f"Leave `quantization` out, or use one of {', '.join(writer.dtypes)}.",
-        )
-    files = find_model(source, options.checkpoint)
+        fix = f"Leave `quantization` out, or use one of {', '.join(writer.dtypes)}."
+        raise ConfigError(f"`to` {target} writes no {dtype}.", fix=fix)
+    files = model_folder.find_model(source, options.checkpoint)
     writer.check(files.config)
     config = files.config.model_copy(update={"decoding": writer.decoding(files.config.decoding)})
 
@@ -87,25 +76,18 @@ def export(options: ExportOptions) -> ExportSummary:
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
     with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
-        bundle = read_weights(files)
+        bundle = model_folder.read_weights(files)
         shortlist = _shortlist(source, bundle.tokenizers.vocab_sizes)
         bar.update()
         write_model_folder(output, source, bundle.step, write)
         bar.update()
-    _log_lost(target, files.config, config)
-    log_next_commands(output)
-    size = (output / writer.weights_name).stat().st_size
-    return ExportSummary(
-        output=output, to=target, quantization=dtype, step=bundle.step, size_bytes=size
-    )
-
-
-def _log_lost(target: str, before: RunConfig, after: RunConfig) -> None:
-    """Name the decoding options that an export leaves out."""
-    kept = after.decoding.model_dump()
-    options = before.decoding.model_dump().items()
+    kept = config.decoding.model_dump()
+    options = files.config.decoding.model_dump().items()
     if lost := [f"{name} {value}" for name, value in options if value != kept[name]]:
         logger.info("%s cannot search with %s: the export leaves that out", target, ", ".join(lost))
+    log_next_commands(output)
+    size = (output / writer.weights_name).stat().st_size
+    return ExportSummary(output, target, dtype, bundle.step, size)
 
 
 def _shortlist(folder: Path, sizes: tuple[int, int]) -> ShortlistParts | None:
@@ -120,9 +102,9 @@ def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
     """Return the shape of a model for its card."""
     model, config, sizes = bundle.config.model, bundle.config, bundle.tokenizers.vocab_sizes
     layers = f"{model.encoder_layers} + {model.decoder_layers} layers"
-    vocabulary = f"{sizes[0]:,} and {sizes[1]:,} entries ({config.tokenizer.kind})"
-    if config.tokenizer.joint:
-        vocabulary = f"{sizes[0]:,} entries ({config.tokenizer.kind}, joint)"
+    kind, both = config.tokenizer.kind, f"{sizes[0]:,} and {sizes[1]:,}"
+    joint = f"{sizes[0]:,} entries ({kind}, joint)"
+    vocabulary = joint if config.tokenizer.joint else f"{both} entries ({kind})"
     return {
         "parameters": f"{sum(count_parameters(bundle.model).values()):,}",
         "shape": f"{layers}, width {model.model_dim}, {model.num_heads} heads",

@@ -30,7 +30,7 @@ _NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 _ALLOWED = (".safetensors", ".json", ".yaml", ".model", ".md")  # none of them can hold code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PushResult:
     """What was or would be uploaded."""
 
@@ -102,7 +102,7 @@ def push(options: PushOptions) -> PushResult:
                     repo_id=repository, folder_path=copy, commit_message=title, delete_patterns=old
                 )
                 address = str(commit.commit_url)
-    return PushResult(repository=repository, files=sizes, card=card, address=address)
+    return PushResult(repository, sizes, card, address)
 
 
 def pull(options: PullOptions) -> PullResult:
@@ -137,17 +137,15 @@ def parse_name(text: str) -> tuple[str, str | None]:
 
 def check_names(repository: str, names: set[str]) -> None:
     """Refuse a repository with files that are not those of a model folder."""
-    others = [name for name in sorted(names) if not _is_safe(PurePosixPath(name))]
+    others = [str(path) for path in map(PurePosixPath, sorted(names)) if not _is_safe(path)]
     if others:
-        raise CheckpointError(
-            f"{repository} holds {', '.join(others[:5])}, which no model folder does.",
-            fix=f"Only {', '.join(_ALLOWED)} are pulled; is it a model of another system?",
-        )
+        problem = f"{repository} holds {', '.join(others[:5])}, which no model folder does."
+        fix = f"Only {', '.join(_ALLOWED)} are pulled; is it a model of another system?"
+        raise CheckpointError(problem, fix=fix)
     if MANIFEST not in names:
-        raise CheckpointError(
-            f"{repository} is not a model folder of nmt: {MANIFEST} is missing.",
-            fix="Models of Hugging Face: download the folder, then `nmt import`.",
-        )
+        problem = f"{repository} is not a model folder of nmt: {MANIFEST} is missing."
+        fix = "Models of Hugging Face: download the folder, then `nmt import`."
+        raise CheckpointError(problem, fix=fix)
 
 
 def _is_safe(path: PurePosixPath) -> bool:
@@ -158,10 +156,8 @@ def _is_safe(path: PurePosixPath) -> bool:
 def _hub(repository: str, what: str) -> Iterator[Any]:
     """Give the library's interface, and turn its errors into one of ours."""
     if not reaches(hub_address()):
-        raise CheckpointError(
-            f"{repository} was not {what}: there is no connection to {hub_address()}.",
-            fix="Check the network, and HF_ENDPOINT if it is set.",
-        )
+        problem = f"{repository} was not {what}: there is no connection to {hub_address()}."
+        raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")
     from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
 
     try:
@@ -170,7 +166,5 @@ def _hub(repository: str, what: str) -> Iterator[Any]:
         raise
     except Exception as error:  # the library raises what its own libraries raise
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise CheckpointError(
-            f"{repository} was not {what}: {reason[:300]}.",
-            fix="Check the name, the connection, and that HF_TOKEN holds a token that may do this.",
-        ) from error
+        fix = "Check the name, the connection, and that HF_TOKEN holds a token that may do this."
+        raise CheckpointError(f"{repository} was not {what}: {reason[:300]}.", fix=fix) from error

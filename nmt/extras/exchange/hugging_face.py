@@ -18,6 +18,7 @@ from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.imported import (
+    EMBEDDINGS,
     FloatArray,
     Imported,
     Vocabulary,
@@ -116,10 +117,6 @@ def _model_config(settings: Mapping[str, Any], *, shares: bool, ties: bool) -> M
     heads = settings.get("encoder_attention_heads"), settings.get("decoder_attention_heads")
     if heads[0] != heads[1]:
         raise refused(f"{heads[0]} heads in the encoder and {heads[1]} in the decoder")
-    if shares:
-        embeddings = "tied" if ties else "inputs-shared"
-    else:
-        embeddings = "decoder-tied" if ties else "separate"
     values = {
         "encoder_layers": settings["encoder_layers"],
         "decoder_layers": settings["decoder_layers"],
@@ -130,7 +127,7 @@ def _model_config(settings: Mapping[str, Any], *, shares: bool, ties: bool) -> M
         "norm_epsilon": 1e-5,
         "positions": "sinusoidal-concatenated",
         "activation": _ACTIVATIONS[settings["activation_function"]],
-        "embeddings": embeddings,
+        "embeddings": EMBEDDINGS[shares, ties],
         "scale_embeddings": settings.get("scale_embedding", False),
         "output_bias": True,
     }

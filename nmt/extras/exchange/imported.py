@@ -34,6 +34,13 @@ from nmt.text.tokenizer import JOINT, SOURCE, TARGET, is_tag
 FloatArray = npt.NDArray[np.floating[Any]]
 ReadPart = Callable[[str, int, str], tuple[FloatArray, FloatArray]]
 _PAD, _UNK, _BOS, _EOS = SPECIAL
+# Whether both sides' inputs are one table, and whether the output is the target's table.
+EMBEDDINGS = {
+    (True, True): "tied",
+    (True, False): "inputs-shared",
+    (False, True): "decoder-tied",
+    (False, False): "separate",
+}
 _NO_ROW = -1
 # Logit of entries that their model does not have: far below any other, and finite in 16 bits.
 _NEVER = -30.0

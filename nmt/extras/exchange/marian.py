@@ -20,6 +20,7 @@ from nmt.config.document import parse_document
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.extras.exchange.imported import (
+    EMBEDDINGS,
     FloatArray,
     Imported,
     Vocabulary,
@@ -170,13 +171,10 @@ def _model_config(options: Mapping[str, Any]) -> ModelConfig:
     if places not in _PLACES:
         raise refused(f"transformer-{', '.join(_NORMS)}: {places}")
     has_positions = not options.get("transformer-disable-position-embeddings", False)
-    ties_inputs, ties_output = options.get("tied-embeddings-src"), options.get("tied-embeddings")
-    if options.get("tied-embeddings-all") or (ties_inputs and ties_output):
-        embeddings = "tied"
-    elif ties_inputs:
-        embeddings = "inputs-shared"
-    else:
-        embeddings = "decoder-tied" if ties_output else "separate"
+    shares, ties = (
+        bool(options.get("tied-embeddings-all") or options.get(name))
+        for name in ("tied-embeddings-src", "tied-embeddings")
+    )
     try:
         values = {
             "encoder_layers": options["enc-depth"],
@@ -189,7 +187,7 @@ def _model_config(options: Mapping[str, Any]) -> ModelConfig:
             "norm_epsilon": 1e-6,
             "positions": "sinusoidal-halves" if has_positions else "none",
             "activation": _ACTIVATIONS[options["transformer-ffn-activation"]],
-            "embeddings": embeddings,
+            "embeddings": EMBEDDINGS[shares, ties],
             "output_bias": True,
             "decoder_start": "zero",
         }

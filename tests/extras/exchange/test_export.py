@@ -27,7 +27,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange import export as export_module
 from nmt.extras.exchange.export import ExportSummary, export
 from nmt.extras.exchange.options import ExportOptions
-from nmt.extras.exchange.targets import EXPORT_TARGETS, SafetensorsTarget
+from nmt.extras.exchange.targets import EXPORT_TARGETS, ExportTarget
 from nmt.files.manifest import Manifest
 from nmt.inference.options import Ensemble
 from nmt.inference.translator import Translator
@@ -272,7 +272,7 @@ def test_what_ctranslate2_cannot_express_is_named(tokenizer: Path, tmp_path: Pat
 def test_a_target_is_added_by_registering_it(run_dir: Path, tmp_path: Path) -> None:
     """One class and one entry; nothing else knows of it."""
 
-    class Toy(SafetensorsTarget):
+    class Toy(ExportTarget):
         weights_name = "toy.txt"
         dtypes: Sequence[str] = ("digits", "letters")
 
