@@ -39,10 +39,8 @@ def gpu_number(device: str, num_gpus: int) -> int:
     """
     named = device.partition(":")[2]
     if named and local_size() > 1:
-        raise DeviceError(
-            f"{local_size()} processes cannot share {device}.",
-            fix="Use device cuda, which gives each a GPU, or one process.",
-        )
+        fix = "Use device cuda, which gives each a GPU, or one process."
+        raise DeviceError(f"{local_size()} processes cannot share {device}.", fix=fix)
     number = int(named or local_rank())
     if number >= num_gpus:
         who = f"There is no {device}" if named else f"Process {number} of this machine has no GPU"

@@ -136,11 +136,9 @@ def compile_layers(
     except Exception as error:
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
         if wanted != "auto":
-            raise DeviceError(
-                f"The layers cannot be compiled on {device}: {reason}",
-                fix="Set training.compile to false, or install what is missing: a C++ compiler "
-                "such as g++, and triton for a GPU.",
-            ) from error
+            fix = "Set training.compile to false, or install g++ (and triton for a GPU) if missing."
+            problem = f"The layers cannot be compiled on {device}: {reason}"
+            raise DeviceError(problem, fix=fix) from error
         switch(None)
         return Compilation(False, f"layers not compiled ({reason})")
     return Compilation(True, f"layers compiled in {time.perf_counter() - begin:.0f} s")

@@ -20,11 +20,7 @@ from nmt.errors import DeviceError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _ONE_GIB = 1 << 30
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
+_OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _BETWEEN_RANKS = 1_000_003
 _MAX_INFLIGHT_UPDATES = 64
 T = TypeVar("T")
@@ -44,16 +40,12 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "mps":
         if torch.backends.mps.is_available():
             return torch.device("mps")
-        raise DeviceError(
-            "No mps device: torch sees no GPU of an Apple processor.",
-            fix="Use device auto or cpu, or torch on macOS 14 or later with an Apple processor.",
-        )
+        fix = "Use device auto or cpu, or torch on macOS 14 or later with an Apple processor."
+        raise DeviceError("No mps device: torch sees no GPU of an Apple processor.", fix=fix)
     has_cuda = torch.cuda.is_available()
     if wanted.startswith("cuda") and not has_cuda:
-        raise DeviceError(
-            "No CUDA device: torch sees no GPU.",
-            fix="Use device auto or cpu, or install a CUDA build of torch.",
-        )
+        fix = "Use device auto or cpu, or install a CUDA build of torch."
+        raise DeviceError("No CUDA device: torch sees no GPU.", fix=fix)
     if not has_cuda or wanted == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", gpu_number(wanted, torch.cuda.device_count()))
@@ -88,10 +80,9 @@ def deterministic(device: torch.device, *, wanted: bool) -> Iterator[None]:
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in str(error):
             raise
-        raise DeviceError(
-            f"Sums on the GPU have no fixed order: {str(error).splitlines()[0]}",
-            fix="Set training.deterministic to false; then resuming is not bit-exact.",
-        ) from error
+        fix = "Set training.deterministic to false; then resuming is not bit-exact."
+        problem = f"Sums on the GPU have no fixed order: {str(error).splitlines()[0]}"
+        raise DeviceError(problem, fix=fix) from error
     finally:
         torch.use_deterministic_algorithms(was_on)
         settings.fill_uninitialized_memory = was_filling
@@ -127,10 +118,8 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
     Those of all processes: the first has the plain names, the others add their rank.
     """
     state = {"random/cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["random/cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        state["random/mps"] = torch.mps.get_rng_state()
+    if device.type != "cpu":
+        state[f"random/{device.type}"] = torch.get_device_module(device).get_rng_state()
     gathered = (processes or Processes()).gather(state)
     return {_name(name, rank): t for rank, own in enumerate(gathered) for name, t in own.items()}
 
@@ -143,10 +132,8 @@ def restore_random_state(
     if (name := _name("random/cpu", rank)) not in state:
         return  # of fewer processes: this one draws what `seed_rank` has given it
     torch.set_rng_state(state[name].cpu())
-    if device.type == "cuda" and (name := _name("random/cuda", rank)) in state:
-        torch.cuda.set_rng_state(state[name].cpu(), device)
-    if device.type == "mps" and (name := _name("random/mps", rank)) in state:
-        torch.mps.set_rng_state(state[name].cpu())
+    if device.type != "cpu" and (name := _name(f"random/{device.type}", rank)) in state:
+        torch.get_device_module(device).set_rng_state(state[name].cpu())
 
 
 def seed_rank(seed: int, rank: int) -> None:
@@ -175,10 +162,8 @@ class DeviceQueue:
 
     def wait(self) -> None:
         """Wait until the device has done all that it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
     def release_memory(self) -> None:
         """Give freed memory back to the device, against fragmentation."""
@@ -188,9 +173,8 @@ class DeviceQueue:
 
 def choose_device_queue(device: torch.device) -> DeviceQueue:
     """Return the queue for ``device``: a CPU does its work at once, so nothing can run ahead."""
-    if device.type in ("cpu", "mps"):
-        return DeviceQueue(device, max_inflight_updates=1, uses_threads=False)
-    return DeviceQueue(device, max_inflight_updates=_MAX_INFLIGHT_UPDATES, uses_threads=True)
+    runs_ahead = device.type == "cuda"
+    return DeviceQueue(device, _MAX_INFLIGHT_UPDATES if runs_ahead else 1, runs_ahead)
 
 
 @contextmanager

@@ -33,11 +33,8 @@ class PeerLostError(NmtError):
     exit_code = PEER_LOST
 
     def __init__(self, cause: str) -> None:
-        super().__init__(
-            f"Another process has ended or does not answer ({cause}).",
-            fix="See what ended it, then start all again: a training resumes from its last "
-            "checkpoint.",
-        )
+        fix = "See what ended it, then start all again: training resumes from its last checkpoint."
+        super().__init__(f"Another process has ended or does not answer ({cause}).", fix=fix)
         self.cause = cause
 
 
@@ -92,9 +89,8 @@ class Processes:
         # A store beside the one that the groups use: it answers when they do not any more.
         # Its class is documented, but torch.distributed does not list it among its names.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, is_master=False, timeout=_STORE_TIMEOUT
-        )
+        options: Any = {"is_master": False, "timeout": _STORE_TIMEOUT}
+        store = dist.TCPStore(address, port, **options)  # type: ignore[attr-defined]
         # A launcher that restarts all keeps its store, with the values of the last attempt.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
@@ -156,10 +152,9 @@ def join() -> Processes:
     try:
         return Processes(launched=True)
     except (RuntimeError, ValueError) as error:
-        raise DeviceError(
-            f"The {os.environ['WORLD_SIZE']} processes do not find each other: {error}",
-            fix="Start them with torchrun, or set `devices`, or unset WORLD_SIZE.",
-        ) from error
+        problem = f"The {os.environ['WORLD_SIZE']} processes do not find each other: {error}"
+        fix = "Start them with torchrun, or set `devices`, or unset WORLD_SIZE."
+        raise DeviceError(problem, fix=fix) from error
 
 
 def interleave(parts: Sequence[Sequence[T]]) -> list[T]:

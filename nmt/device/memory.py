@@ -9,7 +9,7 @@ import re
 import resource
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,10 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-_MEMINFO = Path("/proc/meminfo")
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUP = Path("/proc/self/cgroup")
-_OWN_SIZES = Path("/proc/self/statm")
+_MEMINFO, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+_OWN_GROUP, _OWN_SIZES = Path("/proc/self/cgroup"), Path("/proc/self/statm")
 _MADV_HUGEPAGE, _HUGE_PAGE = 14, 1 << 21
 _BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # two are below the size at which glibc gives memory back
 T = TypeVar("T")
@@ -124,18 +122,11 @@ class _LiveBytes(TorchDispatchMode):
         self._followed: set[int] = set()
 
     @override
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {storage.data_ptr() for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            address = storage.data_ptr()
-            size = storage.nbytes()
+            address, size = storage.data_ptr(), storage.nbytes()
             if size and address not in given and address not in self._followed:
                 self._followed.add(address)
                 self._now += size
@@ -152,8 +143,6 @@ def _storages(values: object) -> Iterator[torch.UntypedStorage]:
     """Yield the storages of the tensors in nested lists, tuples and dicts."""
     if isinstance(values, Tensor):
         yield values.untyped_storage()
-    elif isinstance(values, dict):
-        yield from _storages(list(values.values()))
-    elif isinstance(values, list | tuple):
-        for value in values:
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
             yield from _storages(value)

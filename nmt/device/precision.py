@@ -63,10 +63,8 @@ def choose_precision(wanted: Literal["auto"] | PrecisionName, device: torch.devi
         DeviceError: It is a 16-bit type on Apple's GPU.
     """
     if device.type == "mps" and wanted in ("bfloat16", "float16"):
-        raise DeviceError(
-            f"Training on mps is in float32, not in {wanted}.",
-            fix="Set training.precision to auto or float32.",
-        )
+        fix = "Set training.precision to auto or float32."
+        raise DeviceError(f"Training on mps is in float32, not in {wanted}.", fix=fix)
     return Precision(fastest_dtype(device) if wanted == "auto" else wanted, device.type)
 
 

@@ -22,8 +22,7 @@ WORDS: Mapping[str, str] = {
     "pl": "nie się jest na że to jak po tym był",
     "pt": "os que não uma é com em do da um",
     "sv": "och det är en att inte jag som på av",
-}
-"""The commonest words of a language."""
+}  # the commonest of each language
 _RANGES = {
     "Latn": "A-Za-zª-ʯᴀ-ᶿḀ-ỿⱠ-ⱿꜢ-ꟿﬀ-ﬆ\uff21-\uff3a\uff41-\uff5a",
     "Arab": "\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdff\ufe70-\ufeff",
@@ -48,11 +47,11 @@ _SCRIPTS = {
     " it jv ku la lb lg ln lt lv mg ms mt nb nl nn no oc om pl pt qu ro rw se sk sl sn so sq st sv"
     " sw tl tr uz vi wa xh yo zu",
 }  # fmt: skip
+# Scripts that are written together, and names that ISO 15924 has for such writing.
 _ALSO = {"Kana": "Hani", "Hang": "Hani", "Jpan": "Kana", "Kore": "Hang", "Hans": "Hani",
          "Hant": "Hani"}  # fmt: skip
-"""Scripts that are written together, and names that ISO 15924 has for such writing."""
+# Languages that single sentences often do not tell apart.
 _ALIKE = ("ar ary arz", "no nb nn da", "bs hr sr", "id ms", "zh yue wuu", "cs sk", "gl pt")
-"""Languages that single sentences often do not tell apart."""
 _SURE_SHARE = 0.2
 _MIN_LETTERS = 12
 _WORD = re.compile(r"\w+")
@@ -65,8 +64,7 @@ def primary_code(language: str) -> str:
 
 def script_of(language: str) -> str | None:
     """Return the ISO 15924 name of the script of a language code; None if it is not known."""
-    for part in re.split("[-_]", language)[1:]:
-        name = part.title()
+    for name in re.split("[-_]", language.title())[1:]:
         if name in _RANGES or name in _ALSO:
             return name if name in _RANGES else _ALSO[name]
     code = primary_code(language)
@@ -108,15 +106,11 @@ def are_swapped(source: str, target: str, source_language: str, target_language:
         return True
     if own or target_own or min(len(source), len(target)) < _MIN_LETTERS:
         return False
-    return all(
-        is_identifiable(code) and _classified(text) in _alike(primary_code(code))
+    model = identifier()
+    return model is not None and all(
+        is_identifiable(code) and model.classify(text)[0] in _alike(primary_code(code))
         for text, code in ((source, target_language), (target, source_language))
     )
-
-
-def _classified(text: str) -> str | None:
-    model = identifier()
-    return model.classify(text)[0] if model else None
 
 
 def looks_like(text: str, language: str, *, share: float = _SURE_SHARE) -> bool:
@@ -158,17 +152,13 @@ def wrong_language(text: str, language: str, min_odds: float) -> str | None:
         language: Code; of one that py3langid does not know nothing is found.
         min_odds: How many times as likely the other language must be.
     """
-    model, code = identifier(), primary_code(language)
-    if model is None or code not in model.labels:
+    model, own = identifier(), _alike(primary_code(language))
+    if model is None or not is_identifiable(language):
         return None
     if len(text) < _MIN_LETTERS or looks_like(text, language):
         return None
     likeliest, probability = model.classify(text)
-    own = _alike(code)
     if likeliest in own or likeliest == "zxx":
         return None
-    ranked = model.rank(text)
-    expected = max(value for name, value in ranked if name in own)
-    if probability < min_odds * expected:
-        return None
-    return likeliest
+    expected = max(value for name, value in model.rank(text) if name in own)
+    return likeliest if probability >= min_odds * expected else None

@@ -6,8 +6,7 @@ import re
 
 _NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
 _SEPARATORS = re.compile(r"\D")
-_MOST_DIGITS = 30
-"""That count: Python reads very long ones slowly."""
+_MOST_DIGITS = 30  # that count: Python reads very long ones slowly
 
 
 def numbers_of(text: str) -> set[str]:

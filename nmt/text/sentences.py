@@ -18,10 +18,9 @@ try:
 except ImportError:  # pragma: no cover - depends on the installation
     segment = None
 
+# Characters; a longer one is cut between words. Also what the library sees at once: its time grows
+# with the square of a text full of quotation marks.
 LONGEST_SENTENCE = 5_000
-"""Characters; a longer one is cut between words. Also what the library sees at once: its time grows
-with the square of a text full of quotation marks."""
-"""Halves of characters, which JSON may escape; no UTF-8 has them."""
 # sentencex 1.0.32 panics at a capital letter, a space of several bytes and a full stop, as in
 # "plan B\u00a0.". A panic is not an Exception, so it would end a server's thread.
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
@@ -43,10 +42,8 @@ def split_sentences(text: str, language: str) -> list[str]:
     ['Dr. Smith came. ', 'He sat down.']
     """
     if segment is None:
-        raise ConfigError(
-            "Documents are cut into sentences by the package sentencex, which is not installed.",
-            fix="pip install -e '.[serve]'",
-        )
+        problem = "Text is cut into sentences by the package sentencex, which is not installed."
+        raise ConfigError(problem, fix="pip install -e '.[serve]'")
     code = re.split("[-_]", language)[0].lower()
     readable = _WIDE_SPACE.sub(" ", without_surrogates(text))
     cuts = [0]
@@ -77,10 +74,9 @@ def _starts(text: str, sentences: Sequence[str]) -> list[int]:
 class SplitText(NamedTuple):
     """A text as its sentences and what stands around them."""
 
+    # White space before each sentence, and after the last one: one more than sentences.
     gaps: tuple[str, ...]
-    """White space before each sentence, and after the last one: one more than sentences."""
-    sentences: tuple[str, ...]
-    """Not blank, without white space at their ends, and without line breaks."""
+    sentences: tuple[str, ...]  # not blank, without white space at their ends or line breaks
 
     def gaps_for(self, joiner: str) -> list[str]:
         """Return what stands around the translations.

@@ -81,7 +81,7 @@ class SubwordDropout:
         """
         if self._rate == 1:
             return [character for index in ids for character in self._characters[index]]
-        left = self._num_kept(generator) if self._rate else _FOREVER
+        left = _num_in_a_row(self._log_keep, generator) if self._rate else _FOREVER
         segmented: list[int] = []
         for pieces in self._split(tuple(ids)):
             word = self._words.get(pieces) or self._analyse(pieces)
@@ -106,14 +106,12 @@ class SubwordDropout:
     def _analyse(self, pieces: tuple[int, ...]) -> _Word:
         """Return what is the same each time these pieces are segmented, and remember it."""
         characters = tuple(part for index in pieces for part in self._characters[index])
-        ranks = [self._ranks.get(pair, inf) for pair in pairwise(characters)]
-        ranks.append(inf)
+        ranks = [*(self._ranks.get(pair, inf) for pair in pairwise(characters)), inf]
         symbols, changing = list(characters), list(ranks)
         while (best := min(changing)) < inf:
             self._merge(symbols, changing, changing.index(best))
-        undropped = tuple(symbols)
-        num_merges = len(characters) - len(undropped)
-        word = _Word(characters, tuple(ranks), undropped, num_merges)
+        num_merges = len(characters) - len(symbols)
+        word = _Word(characters, tuple(ranks), tuple(symbols), num_merges)
         if len(self._words) < _MAX_WORDS:
             self._words[pieces] = word
         return word
@@ -130,8 +128,8 @@ class SubwordDropout:
                 left -= 1
                 place = ranks.index(best)
             else:
-                num_dropped = 1 + self._num_dropped(generator)
-                left = self._num_kept(generator)
+                num_dropped = 1 + _num_in_a_row(self._log_drop, generator)
+                left = _num_in_a_row(self._log_keep, generator)
                 candidates = [place for place, rank in enumerate(ranks) if rank < inf]
                 if num_dropped >= len(candidates):
                     break
@@ -149,13 +147,10 @@ class SubwordDropout:
         if place + 1 < len(symbols):
             ranks[place] = self._ranks.get((merged, symbols[place + 1]), inf)
 
-    def _num_kept(self, generator: Random) -> int:
-        """Draw how many merges in a row are kept."""
-        return int(min(log(1 - generator.random()) / self._log_keep, _FOREVER))
 
-    def _num_dropped(self, generator: Random) -> int:
-        """Draw how many merges in a row are dropped."""
-        return int(min(log(1 - generator.random()) / self._log_drop, _FOREVER))
+def _num_in_a_row(log_probability: float, generator: Random) -> int:
+    """Draw how many merges in a row are kept, or dropped, each with this probability."""
+    return int(min(log(1 - generator.random()) / log_probability, _FOREVER))
 
 
 def sentence_generator(seed: int, epoch: int, row: int, side: int) -> Random:

@@ -21,6 +21,12 @@ from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID, without_surrog
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
+_IDS: dict[str, Any] = {
+    "pad_id": PAD_ID,
+    "unk_id": UNK_ID,
+    "bos_id": BOS_ID,
+    "eos_id": EOS_ID,
+}
 _SPACE = "\u2581"
 
 
@@ -52,10 +58,9 @@ def load_tokenizers(folder: Path) -> Tokenizers:
         return Tokenizers(joint, joint)
     missing = [name for name in (SOURCE, TARGET) if not (folder / name).is_file()]
     if missing:
-        raise TokenizerError(
-            f"{folder} has neither {JOINT} nor {' nor '.join(missing)}.",
-            fix="Prepare the data again, or copy the tokenizer folder of the run here.",
-        )
+        problem = f"{folder} has neither {JOINT} nor {' nor '.join(missing)}."
+        fix = "Prepare the data again, or copy the tokenizer folder of the run here."
+        raise TokenizerError(problem, fix=fix)
     return Tokenizers(Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET))
 
 
@@ -87,17 +92,14 @@ class Tokenizer:
                 raise RuntimeError("empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
-            raise TokenizerError(
-                f"{path} is not a readable SentencePiece model.",
-                fix="Restore the file from the prepared folder, or prepare the data again.",
-            ) from error
-        found = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-        wanted = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
+            problem = f"{path} is not a readable SentencePiece model."
+            fix = "Restore the file from the prepared folder, or prepare the data again."
+            raise TokenizerError(problem, fix=fix) from error
+        found = tuple(getattr(processor, name)() for name in _IDS)
+        wanted = tuple(_IDS.values())
         if found != wanted:
-            raise TokenizerError(
-                f"{path} has pad, unk, bos, eos at {found}, not at {wanted}.",
-                fix="Use a model made by `nmt prepare`.",
-            )
+            problem = f"{path} has pad, unk, bos, eos at {found}, not at {wanted}."
+            raise TokenizerError(problem, fix="Use a model made by `nmt prepare`.")
         return cls(processor)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -154,15 +156,10 @@ class Tokenizer:
 
     def pieces(self) -> list[tuple[str, float, bool]]:
         """Return text, score and whether it is an ordinary piece, for each id."""
-        model = self._processor
-        special = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
-        is_tag = set(self.tags.values()).__contains__
+        model, tags = self._processor, set(self.tags.values())
+        kinds = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
         return [
-            (
-                str(model.id_to_piece(i)),
-                float(model.get_score(i)),
-                not (is_tag(i) or any(f(i) for f in special)),
-            )
+            (self.piece(i), float(model.get_score(i)), not (i in tags or any(f(i) for f in kinds)))
             for i in range(self.vocab_size)
         ]
 
@@ -189,10 +186,9 @@ class Tokenizer:
         symbol = tag_symbol(tag, self.tags)
         if symbol is None:
             known = ", ".join(self.tags)
-            raise ConfigError(
-                f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}",
-                fix=f"Use one of {known}." if known else "Leave it out: it was made without tags.",
-            )
+            fix = f"Use one of {known}." if known else "Leave it out: it was made without tags."
+            problem = f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}"
+            raise ConfigError(problem, fix=fix)
         return self.tags[symbol]
 
     def piece(self, index: int) -> str:
@@ -244,11 +240,8 @@ def train_sentencepiece(
                 normalization_rule_name=config.normalization,
                 max_sentence_length=_MAX_SENTENCE_BYTES,
                 num_threads=threads,
-                pad_id=PAD_ID,
-                unk_id=UNK_ID,
-                bos_id=BOS_ID,
-                eos_id=EOS_ID,
                 minloglevel=2,
+                **_IDS,
             )
     except RuntimeError as error:
         path.unlink(missing_ok=True)
@@ -272,10 +265,7 @@ def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> T
         problem = f"A {what} does not hold the text's characters: {int(found[1]):,} are needed."
         fix = f"Set {key} to {found[1]} or more, or lower character_coverage."
         return VocabularySizeError(problem, fix=fix)
+    problem = f"SentencePiece could not learn from the training text: {message.strip()}"
     if "sentences_.empty()" in message or "all_chars_count" in message:
         problem = "There is no text to learn a vocabulary from."
-        fix = "Check the training corpora."
-    else:
-        problem = f"SentencePiece could not learn from the training text: {message.strip()}"
-        fix = "Check that the corpora have text, and lower tokenizer.vocab_size."
-    return TokenizerError(problem, fix=fix)
+    return TokenizerError(problem, fix="Check that the corpora have text, or lower vocab_size.")

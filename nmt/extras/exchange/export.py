@@ -82,8 +82,8 @@ def export(options: ExportOptions) -> ExportSummary:
         write_model_folder(output, source, bundle.step, write)
         bar.update()
     kept = config.decoding.model_dump()
-    options = files.config.decoding.model_dump().items()
-    if lost := [f"{name} {value}" for name, value in options if value != kept[name]]:
+    before = files.config.decoding.model_dump().items()
+    if lost := [f"{name} {value}" for name, value in before if value != kept[name]]:
         logger.info("%s cannot search with %s: the export leaves that out", target, ", ".join(lost))
     log_next_commands(output)
     size = (output / writer.weights_name).stat().st_size

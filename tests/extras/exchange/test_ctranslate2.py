@@ -262,5 +262,5 @@ def test_a_vocabulary_with_a_token_twice_is_refused(
     pieces = tokenizer.pieces()
     monkeypatch.setattr(type(tokenizer), "pieces", lambda _: [*pieces[:-1], pieces[9]])
 
-    with pytest.raises(CheckpointError, match="more than once"):
+    with pytest.raises(CheckpointError, match="twice, which CTranslate2 cannot tell"):
         ctranslate2._tokens(tokenizer)
