@@ -139,7 +139,8 @@ def _absolute(subject: Subject) -> Iterator[Figure]:
     first, num_positions = config.first_position, config.position_limit or NUM_POSITIONS
     end = first + min(NUM_POSITIONS, num_positions)
     dims = {"source": config.model_dim, "target": config.decoder_dim}
-    tables, note, is_learned = dict[str, Tensor](), "", False
+    tables, is_learned = dict[str, Tensor](), False
+    note = f"model.positions is {config.positions}; the first token stands at {first}."
     for side, dim in dims.items():
         module = make(config, dim)
         is_learned = next(module.parameters(), None) is not None

@@ -81,7 +81,7 @@ class Sublayer:
             if module.heads:
                 query, key = module.heads["query_norm"](query), module.heads["key_norm"](key)
             if (scheme := module.positions) is not None:
-                order = torch.arange(len(self.inputs), device=self.inputs.device)
+                order = torch.arange(len(self.inputs))
                 query, key = scheme.rotate(query, order), scheme.rotate(key, order)
                 bias, vectors = scheme.bias(order, order), scheme.vectors(order, order)
         else:
@@ -93,9 +93,8 @@ class Sublayer:
         key, value = (x.repeat_interleave(share, 1).transpose(0, 1) for x in (key, value))
         query = query.transpose(0, 1)
         products = query @ key.mT
-        if (
-            vectors is not None
-        ):  # Shaw et al. (2018): keys and values that depend on the distance, too
+        # Shaw et al. (2018): keys and values that depend on the distance, too.
+        if vectors is not None:
             products = products + torch.einsum("hte,tse->hts", query, vectors[0])
         scores = products * width**-0.5
         scores = scores if bias is None else scores + bias
