@@ -35,7 +35,6 @@ from nmt.checkpoint.files import (
     write_best,
 )
 from nmt.errors import CheckpointError
-from nmt.files.atomic import remove_folder
 from nmt.files.manifest import FORMAT_VERSION, Manifest
 from tests.checkpoint.faults import contents, fail_writes, flip_bit
 
@@ -294,18 +293,6 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     folder = save(tmp_path, 10)
     assert isinstance(load_checkpoint(folder), Checkpoint)
     assert [*(tmp_path / "checkpoints").iterdir()] == [folder]
-
-
-def test_a_removal_that_is_cut_short_leaves_nothing_that_looks_like_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, removed = save(tmp_path, 10), save(tmp_path, 20)
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
-    remove_folder(removed)
-    monkeypatch.undo()
-    assert list_checkpoints(tmp_path) == [(10, kept)]
-    clean_partial(tmp_path)
-    assert [*(tmp_path / "checkpoints").iterdir()] == [kept]
 
 
 def test_the_pointer_names_a_checkpoint_that_is_there_or_nothing(tmp_path: Path) -> None:

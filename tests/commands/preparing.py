@@ -29,11 +29,10 @@ def corpus(count: int) -> tuple[list[str], list[str]]:
 
 
 def write(folder: Path, name: str, lines: list[str] | bytes) -> str:
-    path = folder / name
-    path.write_bytes(
-        lines if isinstance(lines, bytes) else "".join(f"{x}\n" for x in lines).encode()
-    )
-    return str(path)
+    """The path of a new file."""
+    content = lines if isinstance(lines, bytes) else "".join(f"{x}\n" for x in lines).encode()
+    (folder / name).write_bytes(content)
+    return str(folder / name)
 
 
 def write_pairs(folder: Path, source: Any, target: Any, part: str = "train") -> dict[str, str]:
@@ -63,14 +62,14 @@ def config_for(folder: Path, **changes: Any) -> RunConfig:
 
 def decoded(folder: Path) -> list[tuple[str, str]]:
     data = PreparedData.open(folder)
-    tokenizers = load_tokenizers(data.tokenizer_dir)
-    pairs = []
-    for row in np.arange(len(data.train))[:, None]:
-        source, target = data.train.source_ids(row)[0], data.train.target_ids(row)[0]
-        pairs.append(
-            (tokenizers.source.decode(source.tolist()), tokenizers.target.decode(target.tolist()))
+    source, target = load_tokenizers(data.tokenizer_dir)
+    return [
+        (
+            source.decode(data.train.source_ids(row)[0].tolist()),
+            target.decode(data.train.target_ids(row)[0].tolist()),
         )
-    return pairs
+        for row in np.arange(len(data.train))[:, None]
+    ]
 
 
 def prepare(

@@ -17,6 +17,7 @@ from nmt.checkpoint.run import identity, write_run_files
 from nmt.cli.app import app
 from nmt.model.transformer import build_model
 from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
+from tests.checkpoint.faults import flip_bit
 from tests.extras.exchange.exported import run_config, train_tokenizers
 from tests.inference.conftest import sentences
 
@@ -55,16 +56,17 @@ def averaged(*arguments: object) -> dict[str, Any]:
     """The JSON result of a call that succeeds."""
     result = average(*arguments, "--json")
     assert result.exit_code == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return json.loads(result.stdout)
 
 
-def refused(code: int, message: str, *arguments: object) -> None:
+def refused(code: int, message: str, run: Path, output: Path, *flags: object) -> None:
     """The command fails with ``code`` and a message, prints no data and writes nothing."""
-    result = average(*arguments)
+    before = sorted(output.parent.glob("*"))
+    result = average(run, "-o", output, *flags)
     assert (result.exit_code, result.stdout) == (code, ""), result.stderr
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+    assert sorted(output.parent.glob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,6 @@ def test_the_flags_choose_the_checkpoints(
     original: Path, tmp_path: Path, flags: list[object], steps: list[int]
 ) -> None:
     output = tmp_path / "mean"
-
     assert averaged(original, "-o", output, *flags) == {"output": str(output), "steps": steps}
     assert json.loads((output / "average.json").read_text("utf-8"))["steps"] == steps
     bundle = load_model(output)
@@ -94,50 +95,29 @@ def test_the_flags_choose_the_checkpoints(
         torch.testing.assert_close(parameter, mean, rtol=2**-23, atol=0)
 
 
-def test_the_folder_goes_to_standard_output_and_talk_to_standard_error(
-    original: Path, tmp_path: Path
-) -> None:
+def test_the_folder_goes_to_standard_output_and_translates(original: Path, tmp_path: Path) -> None:
     output = tmp_path / "a b"
     result = average(original, "--last", 3, "--output", output)
-
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
-    assert result.stderr.splitlines() == [
-        "nmt: averaging 3 checkpoints: step 20, 30, 40",
-        f"nmt: next: nmt translate '{output}' --input FILE --output FILE",
-    ]
-    assert f"nmt: {original} has 4 checkpoints, not 10; training.keep_last" in (
-        average(original, "-o", tmp_path / "a").stderr
-    )
-    assert f"{original} has 4 checkpoints with a validation score, not 5; training.keep_best" in (
-        average(original, "-o", tmp_path / "b", "--best", 5).stderr
-    )
-
-
-def test_the_folder_translates_and_is_evaluated(original: Path, tmp_path: Path) -> None:
-    output = averaged(original, "-o", tmp_path / "mean")["output"]
+    assert "averaging 3 checkpoints: step 20, 30, 40" in result.stderr
+    for flags, told in (
+        ([], "4 checkpoints, not 10; training.keep_last"),
+        (["--best", 5], "4 checkpoints with a validation score, not 5; training.keep_best"),
+    ):
+        said = average(original, "-o", tmp_path / str(len(flags)), *flags).stderr
+        assert f"nmt: {original} has {told}" in said
+    translate = ["translate", str(output), "--device", "cpu", "--threads", "1"]
     lines = "".join(f"{line}\n" for line in sentences(4, seed=4, longest=8))
-    source = tmp_path / "in.de"
-    source.write_text(lines, "utf-8")
-    runner = CliRunner()
-    flags = ("--device", "cpu", "--threads", "1")
-
-    translated = runner.invoke(app, ["translate", output, *flags], input=lines)
-    assert translated.exit_code == 0, translated.stderr
-    assert translated.stdout.count("\n") == 4
-    files = ("--source", str(source), "--reference", str(source))
-    evaluated = runner.invoke(app, ["evaluate", output, *files, *flags, "--json"])
-    assert evaluated.exit_code == 0, evaluated.stderr
+    translated = CliRunner().invoke(app, translate, input=lines)
+    assert (translated.exit_code, translated.stdout.count("\n")) == (0, 4)
 
 
 @pytest.mark.parametrize(
     ("code", "flags", "message"),
     [
         (2, "--last 2 --best 2", "--last and --best choose checkpoints in different ways"),
-        (2, "--best 2 --step 10", "--best and --step choose"),
         (2, "--last 2 --step 10", "--last and --step choose"),
         (2, "--step 10 --step 10", "--step 10 is given more than once"),
-        (2, "--last 0", "--last"),
-        (2, "--best -1", "--best"),
         (2, "--step best", "--step"),
         (4, "--step 10 --step 15 --step 99", "no checkpoint of step 15, 99; it has 10, 20, 30, 40"),
     ],
@@ -145,8 +125,7 @@ def test_the_folder_translates_and_is_evaluated(original: Path, tmp_path: Path) 
 def test_a_choice_that_means_nothing_is_refused(
     original: Path, tmp_path: Path, code: int, flags: str, message: str
 ) -> None:
-    refused(code, message, original, "-o", tmp_path / "mean", *flags.split())
-    assert not (tmp_path / "mean").exists()
+    refused(code, message, original, tmp_path / "mean", *flags.split())
 
 
 def test_what_cannot_be_written_is_named_and_nothing_is_overwritten(
@@ -155,44 +134,39 @@ def test_what_cannot_be_written_is_named_and_nothing_is_overwritten(
     kept = tmp_path / "mean" / "notes.txt"
     kept.parent.mkdir()
     kept.write_text("mine", "utf-8")
-
-    refused(2, f"{kept.parent} is there already", original, "-o", kept.parent)
-    refused(2, f"{kept} is there already", original, "-o", kept)
-    refused(4, "mean was not written", original, "-o", kept / "mean")
-    refused(2, "cannot be written: File name too long", original, "-o", tmp_path / ("x" * 300))
+    refused(2, f"{kept.parent} is there already", original, kept.parent)
+    refused(2, f"{kept} is there already", original, kept)
+    refused(4, "mean was not written", original, kept / "mean")
+    refused(2, "cannot be written: File name too long", original, tmp_path / ("x" * 300))
     assert [path.name for path in tmp_path.rglob("*")] == ["mean", "notes.txt"]
     assert kept.read_text("utf-8") == "mine"
 
 
 def test_the_checkpoints_of_a_run_are_not_mixed_with_its_mean(run_dir: Path) -> None:
-    refused(2, "among the checkpoints", run_dir, "-o", run_dir / "checkpoints" / "step-00000099")
+    refused(2, "among the checkpoints", run_dir, run_dir / "checkpoints" / "step-00000099")
     assert averaged(run_dir, "-o", run_dir / "mean")["steps"] == list(STEPS)
     assert load_model(run_dir).step == 40
-    refused(4, "has no checkpoints", run_dir / "mean", "-o", run_dir / "again")
-    refused(4, "has no checkpoints", run_dir / "nowhere", "-o", run_dir / "again")
+    refused(4, "has no checkpoints", run_dir / "mean", run_dir / "again")
+    refused(4, "has no checkpoints", run_dir / "nowhere", run_dir / "again")
 
 
 def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
     weights = checkpoint_dir(run_dir, 20) / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    refused(4, f"{weights} has sha256", run_dir, "-o", tmp_path / "mean")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    flip_bit(weights, -1)
+    refused(4, f"{weights} has sha256", run_dir, tmp_path / "mean")
     assert averaged(run_dir, "-o", tmp_path / "mean", "--last", 2)["steps"] == [30, 40]
-
-    scores = checkpoint_dir(run_dir, 40) / "state.json"
+    scores, other = checkpoint_dir(run_dir, 40) / "state.json", tmp_path / "other"
     scores.write_text(scores.read_text("utf-8").replace("99.0", "11.0"), "utf-8")
-    refused(4, f"{scores} has sha256", run_dir, "-o", tmp_path / "other", "--best", 2)
+    refused(4, f"{scores} has sha256", run_dir, other, "--best", 2)
     (run_dir / "tokenizer" / "joint.model").write_bytes(b"crafted")
-    refused(4, "not the tokenizer this model", run_dir, "-o", tmp_path / "other", "--step", 10)
-    assert not (tmp_path / "other").exists()
+    refused(4, "not the tokenizer this model", run_dir, other, "--step", 10)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "mean"}
 
 
 def test_a_renamed_checkpoint_and_a_run_without_scores_are_refused(
     run_dir: Path, tmp_path: Path
 ) -> None:
     checkpoint_dir(run_dir, 20).rename(checkpoint_dir(run_dir, 35))
-    refused(4, "step-00000035 holds step 20", run_dir, "-o", tmp_path / "mean")
+    refused(4, "step-00000035 holds step 20", run_dir, tmp_path / "mean")
     save_checkpoint(run_dir, 50, model={}, optimizer={}, state={})
-    refused(4, "records no validation score", run_dir, "-o", tmp_path / "mean", "--best", 2)
+    refused(4, "records no validation score", run_dir, tmp_path / "mean", "--best", 2)

@@ -9,7 +9,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,21 +19,20 @@ from typer.testing import CliRunner, Result
 
 from nmt import EvaluateOptions, evaluate
 from nmt.cli.app import app
-from nmt.commands.evaluate import ANALYSES
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
-from nmt.errors import ConfigError
+from nmt.inference.result import Result as Translation
 from nmt.metrics.result import EvaluationReport
 
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+def invoke(*arguments: object, text: str = "") -> Result:
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)], input=text)
 
 
-def scores_of(*arguments: object) -> dict[str, Any]:
-    result = invoke(*arguments, "--json")
+def scores_of(*arguments: object, text: str = "") -> dict[str, Any]:
+    result = invoke(*arguments, "--json", text=text)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("\n") == 1
     return json.loads(result.stdout)
@@ -65,12 +63,10 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_the_table_shows_scores_intervals_and_signatures(files: tuple[Path, Path]) -> None:
-    result = invoke(*files)
-    title, _, header, row, _, meaning, _, bleu, chrf = result.stdout.splitlines()
+    title, _, header, row, *_, bleu, chrf = invoke(*files).stdout.splitlines()
     assert title == "reference.en: 10 sentences, 1 reference"
     assert header.split() == ["system", "bleu", "chrf"]
     assert (row.split()[0], row.count("±")) == ("hypothesis.en", 2)
-    assert meaning == "±: the 95% interval, by bootstrap resampling."
     assert ("tok:13a" in bleu, "nc:6" in chrf) == (True, True)
 
 
@@ -93,30 +89,28 @@ def test_several_systems_are_compared_with_each_other_or_with_a_baseline(
     lines = hypothesis.read_text("utf-8").splitlines()
     third = write(hypothesis.with_name("third.en"), [lines[0], *reversed(lines[1:])])
     paths = (hypothesis, third, reference)
-    flags: list[object] = [flag for path in paths for flag in ("--hypothesis", path)]
-    flags += ["--reference", reference]
-    found = scores_of(*flags)
-    assert [(pair["first"], pair["second"], pair["metric"]) for pair in found["pairs"]] == [
+    flags = [flag for path in paths for flag in ("--hypothesis", path)]
+    pairs = scores_of(*flags, "--reference", reference)["pairs"]
+    assert [(pair["first"], pair["second"], pair["metric"]) for pair in pairs] == [
         (first.name, second.name, metric)
         for first, second in combinations(paths, 2)
         for metric in ("bleu", "chrf")
     ]
-    with_base = ("--hypothesis", third, "--reference", reference, "--baseline", hypothesis)
+    with_base = (third, reference, "--baseline", hypothesis)
     compared = scores_of(*with_base)
     assert compared["baseline"]["name"] == "hypothesis.en"
-    for pair, score in zip(found["pairs"], compared["systems"][0]["scores"], strict=False):
+    base = {score["metric"]: score["value"] for score in compared["baseline"]["scores"]}
+    for pair, score in zip(pairs, compared["systems"][0]["scores"], strict=False):
         comparison = score["comparison"]
         assert (pair["delta"], pair["p_value"]) == (comparison["delta"], comparison["p_value"])
-        base = next(x for x in compared["baseline"]["scores"] if x["metric"] == score["metric"])
-        assert comparison["delta"] == score["value"] - base["value"]
+        assert comparison["delta"] == score["value"] - base[score["metric"]]
     table = invoke(*with_base).stdout
-    assert "hypothesis.en (baseline)" in table
-    assert ", p = " in table
-    result = invoke(*flags)
+    assert ("hypothesis.en (baseline)" in table, ", p = " in table) == (True, True)
+    result = invoke(*flags, "--reference", reference)
     row = next(line for line in result.stdout.splitlines() if line.startswith("third.en - "))
-    assert f"{found['pairs'][0]['delta']:+.2f} (p = {found['pairs'][0]['p_value']:.3f})" in row
+    assert f"{pairs[0]['delta']:+.2f} (p = {pairs[0]['p_value']:.3f})" in row
     assert "--baseline FILE compares every system with" in result.stderr
-    assert "pairs" not in scores_of(*flags, "--resamples", 0)
+    assert "pairs" not in scores_of(*flags, "--reference", reference, "--resamples", 0)
 
 
 def test_sentence_level_is_a_line_of_json_for_each(files: tuple[Path, Path]) -> None:
@@ -173,21 +167,18 @@ def test_odd_line_ends_and_compression_keep_lines_aligned(tmp_path: Path) -> Non
 def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path, Path]) -> None:
     flags = ("--hypothesis", "-", "--hypothesis", files[0], "--reference", files[1], "--limit", 4)
     text = "".join(f"{line}\n" for line in SENTENCES[:4])
-    arguments = ["evaluate", *map(str, flags), "--json"]
-    found = json.loads(CliRunner().invoke(app, arguments, input=text).stdout)
+    found = scores_of(*flags, text=text)
     assert found["num_sentences"] == 4
-    assert found["systems"][0]["name"] == "standard input"
-    assert found["systems"][0]["scores"][0]["value"] == pytest.approx(100)
-    assert found["systems"][1]["scores"][0]["value"] < 100
+    piped, whole = found["systems"]
+    assert (piped["name"], round(piped["scores"][0]["value"], 6)) == ("standard input", 100)
+    assert whole["scores"][0]["value"] < 100
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--metric", "rouge"], "rouge is not a known metric"),
         (["--metric", "BLEU"], "Did you mean bleu?"),
         (["--tokenize", "13b"], "Did you mean 13a?"),
-        (["--limit", "0"], "--limit"),
         (["--alpha", "2"], "--alpha"),
         (["-l", "german"], "not a pair of languages"),
         (["-l", "en-jp"], "the code of Japanese is ja"),
@@ -234,27 +225,17 @@ def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
     cut, missing = hypothesis.with_name("cut.gz"), hypothesis.with_name("missing.en")
     cut.write_bytes(gzip.compress(b"a line\n" * 10_000)[:-20])
     empty = write(hypothesis.with_name("empty.en"), [])
-    for flags, bad in (
-        (("--hypothesis", missing, "--reference", reference), missing),
-        (("--hypothesis", hypothesis, "--reference", cut), cut),
-        (("--hypothesis", empty, "--reference", reference), empty),
-        (("--hypothesis", hypothesis, "--reference", reference, "--baseline", missing), missing),
+    for bad, *pair in (
+        (missing, missing, reference),
+        (cut, hypothesis, cut),
+        (empty, empty, reference),
+        (missing, hypothesis, reference, "--baseline", missing),
     ):
-        said = refused(*flags, code=3)
-        assert str(bad) in said
-        assert "fix:" in said
+        said = refused(*pair, code=3)
+        assert (str(bad) in said, "fix:" in said) == (True, True)
 
 
 # --- From a model ------------------------------------------------------------------------------
-
-
-@dataclass
-class Translation:
-    text: str
-    alarms: tuple[str, ...] = ()
-    retried: tuple[str, ...] = ()
-    confidence: float | None = None
-    retry_seconds: float = 0.0
 
 
 class UpperCaser:
@@ -273,7 +254,7 @@ class UpperCaser:
         return self
 
     def translate(self, lines: Sequence[str]) -> list[Translation]:
-        return [Translation(line.upper()) for line in lines]
+        return [Translation(line, line.upper(), 0.0) for line in lines]
 
 
 def make_model(folder: Path, names: Sequence[str]) -> Path:
@@ -301,18 +282,16 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None:
     saved = model / "hypotheses.txt"
-    found = scores_of(
+    flags = (
         model, "-t", "one", "-b", 3, "--length-penalty", 0.5, "--batch-tokens", 99,
-        "--checkpoint", "step-7", "--device", "cpu", "--threads", 1, "--save-hypotheses", saved,
-        "--set", "decoding.max_length_offset=7", "--no-guard",
+        "--checkpoint", "step-7", "--device", "cpu", "--threads", 1, "--no-guard",
+        "--set", "decoding.max_length_offset=7", "--save-hypotheses", saved,
     )  # fmt: skip
-    assert found["test"] == "one"
+    found = scores_of(*flags)
     (system,) = found["systems"]
-    assert system["scores"][0]["value"] == pytest.approx(100)
-    assert system.items() >= {
-        "name": str(model), "engine": "torch", "dtype": "float32", "beam_size": 3,
-        "length_penalty": 0.5,
-    }.items()  # fmt: skip
+    assert (found["test"], round(system["scores"][0]["value"], 6)) == ("one", 100)
+    shown = {"engine": "torch", "dtype": "float32", "beam_size": 3, "length_penalty": 0.5}
+    assert system.items() >= {"name": str(model), **shown}.items()
     assert saved.read_bytes().decode() == "".join(f"{line.upper()}\n" for line in SENTENCES)
     expected = {
         "folder": model, "checkpoint": "step-7", "device": "cpu", "threads": 1, "beam_size": 3,
@@ -368,8 +347,9 @@ def test_the_table_says_how_a_model_translated(model: Path) -> None:
 def test_lines_of_the_training_data_and_alarms_are_counted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Translation("A", alarms=("loop",)), Translation("B", retried=("long",))]
-    results += [Translation("C")] * (len(SENTENCES) - 2)
+    results = [Translation(line, "A", 0.0) for line in SENTENCES]
+    results[1] = Translation("a", "A", 0.0, alarms=("loop",))
+    results[2] = Translation("a", "A", 0.0, retried=("long",))
     monkeypatch.setattr(UpperCaser, "translate", lambda *_, **__: results)
     monkeypatch.setattr("nmt.commands.evaluate.rows_in_training", lambda *_: {2, 5})
     assert scores_of(model, "-t", "one")["systems"][0]["in_training_data"] == 2
@@ -407,10 +387,8 @@ def test_a_model_translates_files_beside_other_systems(
     model: Path, files: tuple[Path, Path]
 ) -> None:
     hypothesis, reference = files
-    found = scores_of(
-        model, "--source", reference, "--reference", reference, "--hypothesis", hypothesis,
-        "--baseline", hypothesis, "--lowercase", "--limit", 5,
-    )  # fmt: skip
+    flags = (model, "--source", reference, "--reference", reference, "--hypothesis", hypothesis)
+    found = scores_of(*flags, "--baseline", hypothesis, "--lowercase", "--limit", 5)
     assert found["num_sentences"] == 5
     values = [system["scores"][0]["value"] for system in found["systems"]]
     assert (round(values[0]), values[1] < 100) == (100, True)
@@ -426,7 +404,7 @@ def test_a_model_as_the_baseline_is_the_best_checkpoint_of_one_model(
 
     def translate(self: UpperCaser, lines: Sequence[str], **_: object) -> list[Translation]:
         calls.append(tuple(self.calls[name] for name in ("folder", "checkpoint", "beam_size")))
-        return [Translation(line) for line in lines]
+        return [Translation(line, line, 0.0) for line in lines]
 
     monkeypatch.setattr(UpperCaser, "translate", translate)
     base = make_model(model.parent / "base", ())
@@ -492,8 +470,7 @@ def test_files_are_scored_without_torch(files: tuple[Path, Path]) -> None:
 
 
 def test_the_python_function_takes_the_options_of_the_command(files: tuple[Path, Path]) -> None:
-    hypothesis, reference = files
-    options = EvaluateOptions(hypothesis=(hypothesis,), reference=(reference,), metric=("ter",))
+    options = EvaluateOptions(hypothesis=files[:1], reference=files[1:], metric=("ter",))
     report = evaluate(options)
     assert isinstance(report, EvaluationReport)
     (score,) = report.evaluations[0].systems[0].scores
@@ -504,14 +481,3 @@ def test_test_sets_are_listed(model: Path) -> None:
     result = invoke(model, "--list")
     assert result.stdout.splitlines()[:3] == ["one", "two", "valid"]
     assert any(re.match("wmt14: .*en-de", line) for line in result.stdout.splitlines())
-
-
-def test_an_analysis_whose_extra_is_missing_is_refused(
-    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nmt.registry.find_spec", lambda _: None)
-    monkeypatch.setattr(ANALYSES, "_entries", {})
-    assert "nmt/extras/analysis, which is missing" in refused(*files, "--fail-under", "bleu=1")
-    assert invoke(*files).exit_code == 0
-    with pytest.raises(ConfigError, match="missing"):
-        ANALYSES["slices"]

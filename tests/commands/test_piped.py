@@ -14,9 +14,7 @@ from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError, DataError
 from tests.commands.preparing import config_for, corpus, prepare
 
-TEXT = "".join(
-    f"{source}\t{target}\n" for source, target in zip(*corpus(120), strict=True)
-).encode()
+TEXT = "".join(f"{one}\t{other}\n" for one, other in zip(*corpus(120), strict=True)).encode()
 
 
 class Pipe(io.BytesIO):
@@ -27,35 +25,34 @@ class Pipe(io.BytesIO):
 
 
 def piped_config(folder: Path, **data: Any) -> RunConfig:
-    config = config_for(folder)
-    values = config.model_dump(mode="json")
+    values = config_for(folder).model_dump(mode="json")
     values["data"] |= {"train": [{"tsv": "-"}]} | data
     return RunConfig.model_validate(values)
 
 
 def test_it_is_prepared_like_a_file_and_recognized_by_its_hash(tmp_path: Path) -> None:
-    (tmp_path / "pairs.tsv").write_bytes(TEXT)
-    prepare(piped_config(tmp_path, train=[{"tsv": str(tmp_path / "pairs.tsv")}]))
-    expected = PreparedData.open(tmp_path / "prepared").manifest
-
+    path, prepared = tmp_path / "pairs.tsv", tmp_path / "prepared"
+    path.write_bytes(TEXT)
+    prepare(piped_config(tmp_path, train=[{"tsv": str(path)}]))
+    expected = PreparedData.open(prepared).manifest
     config = piped_config(tmp_path)
     assert not prepare(config, piped=Pipe(TEXT)).up_to_date
-    manifest = PreparedData.open(tmp_path / "prepared").manifest
+    manifest = PreparedData.open(prepared).manifest
     assert manifest.data_hash == expected.data_hash
-    assert (
-        manifest.sources["-"]["sha256"] == expected.sources[str(tmp_path / "pairs.tsv")]["sha256"]
-    )
+    assert manifest.sources["-"]["sha256"] == expected.sources[str(path)]["sha256"]
     assert [path.name for path in tmp_path.glob(".prepared*")] == []
-
     assert prepare(config, piped=Pipe(TEXT)).up_to_date
     assert prepare(config).up_to_date  # as training asks
     assert not prepare(config, piped=Pipe(TEXT + TEXT[: TEXT.index(b"\n") + 1])).up_to_date
 
 
-def test_it_can_be_reported_on(tmp_path: Path) -> None:
-    report = prepare(piped_config(tmp_path), report_only=True, piped=Pipe(TEXT))
+def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path) -> None:
+    config = piped_config(tmp_path)
+    report = prepare(config, report_only=True, piped=Pipe(TEXT))
     assert report.counts["standard input"]["kept"] == 120
     assert not (tmp_path / "prepared").exists()
+    with pytest.raises(ConfigError, match="nobody knows the size of standard input"):
+        count_characters(config.data.train, ("de", "en"))
 
 
 @pytest.mark.parametrize(
@@ -83,9 +80,3 @@ def test_nothing_in_it_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no pair in .*standard-input\.tsv"):
         prepare(piped_config(tmp_path), piped=Pipe(b""))
     assert [path.name for path in tmp_path.glob(".prepared*")] == []
-
-
-def test_its_size_is_unknown(tmp_path: Path) -> None:
-    corpora = piped_config(tmp_path).data.train
-    with pytest.raises(ConfigError, match="nobody knows the size of standard input"):
-        count_characters(corpora, ("de", "en"))

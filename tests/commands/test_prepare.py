@@ -24,25 +24,38 @@ from tests.commands.preparing import config_for, corpus, decoded, prepare, write
 from tests.terminal import terminal
 
 
+def refused(config: RunConfig, match: str, **options: Any) -> DataError:
+    """Nothing is written."""
+    with pytest.raises(DataError, match=match) as caught:
+        prepare(config, **options)
+    assert caught.value.exit_code == 3
+    assert not [*config.prepared_dir.parent.glob("*prepared*")]
+    return caught.value
+
+
+def without(dropped: set[int], source: list[str], target: list[str]) -> list[tuple[str, str]]:
+    pairs = enumerate(zip(source, target, strict=True))
+    return [pair for number, pair in pairs if number not in dropped]
+
+
+def in_python(program: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, **options)
+
+
 def test_blank_lines_drop_the_pair_and_shift_nothing(tmp_path: Path) -> None:
     """FAULTS 36."""
     source, target = corpus(120)
     source[10], target[20], source[30], target[30] = "", "  ", "", ""
     write_pairs(tmp_path, source, target)
-
-    report = prepare(config_for(tmp_path))
-
-    counts = report.counts["numbers"]
-    assert counts["read"] == 120
-    assert counts["kept"] == 117
-    assert counts["blank"] == 3
+    counts = prepare(config_for(tmp_path)).counts["numbers"]
+    assert counts == {"read": 120, "kept": 117, "blank": 3}
     drops = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
     assert drops == (
         "corpus\tline\treason\tvalue\tlimit\nnumbers\t11\tblank\tsource\t\n"
         "numbers\t21\tblank\ttarget\t\nnumbers\t31\tblank\tboth\t\n"
     )
-    expected = [p for i, p in enumerate(zip(source, target, strict=True)) if i not in (10, 20, 30)]
-    assert decoded(tmp_path / "prepared") == expected
+    assert decoded(tmp_path / "prepared") == without({10, 20, 30}, source, target)
     lines = PreparedData.open(tmp_path / "prepared").train.lines
     assert lines[9:12].tolist() == [10, 12, 13]
 
@@ -51,49 +64,32 @@ def test_unequal_line_counts_are_refused_and_nothing_is_written(tmp_path: Path) 
     """FAULTS 32."""
     source, target = corpus(120)
     write_pairs(tmp_path, source, target[:-3])
-
-    with pytest.raises(DataError, match=r"120 lines but .*117") as caught:
-        prepare(config_for(tmp_path))
-
-    assert caught.value.exit_code == 3
-    assert not list(tmp_path.glob("*prepared*"))
+    refused(config_for(tmp_path), r"120 lines but .*117")
 
 
-@pytest.mark.parametrize("kind", ["empty", "missing", "folder", "pipe"])
+@pytest.mark.parametrize("kind", ["empty", "folder", "pipe"])
 def test_files_without_text_are_named(tmp_path: Path, kind: str) -> None:
     """FAULTS 33."""
     config = config_for(tmp_path)
     path = tmp_path / "train.de"
     path.unlink()
     if kind == "empty":
-        path.touch()
-        (tmp_path / "train.en").write_bytes(b"")
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":  # corpora are read twice
-        os.mkfifo(path)
-
-    message = r"train\.de is a pipe" if kind == "pipe" else r"train\.de"
-    with pytest.raises(DataError, match=message) as caught:
-        prepare(config)
-
-    assert caught.value.exit_code == 3
+        write_pairs(tmp_path, b"", b"")
+    else:
+        path.mkdir() if kind == "folder" else os.mkfifo(path)  # corpora are read twice
+    refused(config, r"train\.de is a pipe" if kind == "pipe" else r"train\.de")
 
 
 def test_bad_utf_8_stops_or_drops_both_sides(tmp_path: Path) -> None:
     """FAULTS 34."""
     source, target = corpus(120)
-    raw = "".join(f"{x}\n" for x in source).encode().split(b"\n")
+    raw = [line.encode() for line in source]
     raw[4] = b"zwei \xff drei"
     write_pairs(tmp_path, b"\n".join(raw), target)
-
-    with pytest.raises(DataError, match=r"train\.de, line 5, byte 6: 0xff"):
-        prepare(config_for(tmp_path))
+    refused(config_for(tmp_path), r"train\.de, line 5, byte 6: 0xff")
     report = prepare(config_for(tmp_path, filters={"on_bad_utf8": "skip"}))
-
     assert report.counts["numbers"]["bad_utf8"] == 1
-    expected = [p for i, p in enumerate(zip(source, target, strict=True)) if i != 4]
-    assert decoded(tmp_path / "prepared") == expected
+    assert decoded(tmp_path / "prepared") == without({4}, source, target)
 
 
 def test_test_sets_in_the_cache_of_sacrebleu_are_looked_for(tmp_path: Path) -> None:
@@ -120,9 +116,8 @@ def test_test_sets_in_the_cache_of_sacrebleu_are_looked_for(tmp_path: Path) -> N
         "prepare(config_for(here, data=data), report_only=True, report=here / 'report')\n"
     )
     places = {"SACREBLEU": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, **places}
-    )
+    with in_python(code, tmp_path, env={**os.environ, **places}) as run:
+        assert run.wait() == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
 
     found = {name: each["sources_in_train"] for name, each in report["overlap"].items()}
@@ -135,19 +130,14 @@ def test_what_is_dropped_or_overlaps_is_counted_and_listed(tmp_path: Path) -> No
     source, target = corpus(120)
     source[3], source[7] = "", "eins " * 200_000  # a megabyte
     write_pairs(tmp_path, source, target)
-
     report = prepare(config_for(tmp_path))
-
-    text = report.as_text()
     for side in report.sides:
         assert 0 < side.num_for_most <= side.num_used <= side.vocab_size
     assert report.counts["numbers"] == {"read": 120, "kept": 118, "blank": 1, "characters": 1}
+    found = {"pairs": 5, "sources_in_train": 4, "targets_in_train": 4, "pairs_in_train": 4}
+    assert report.overlap["valid"].items() >= found.items()
+    text = report.as_text()
     assert text.startswith("numbers: 120 pairs read, 118 kept\n  dropped 1: blank\n")
-    overlap = {**report.overlap["valid"], "near_sources_in_train": None}
-    assert overlap == {
-        "pairs": 5, "sources_in_train": 4, "near_sources_in_train": None, "targets_in_train": 4,
-        "pairs_in_train": 4,
-    }  # fmt: skip
     assert "overlap: 4 of 5 source sentences of valid are in the training data" in text
     assert "vocabulary: 60 entries, joint" in text
     assert report.as_dict() == json.loads((tmp_path / "prepared" / "report.json").read_text())
@@ -165,29 +155,23 @@ def test_report_only_writes_nothing_and_tells_what_was_compared(tmp_path: Path) 
     tests = {"far": {"source": strange, "target": strange}, "wmt": {"sacrebleu": "wmt14"}}
     data = config_for(tmp_path).data.model_dump(mode="json") | {"test": tests}
     config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / "new" / "prepared"))
-
     report = prepare(config, report_only=True)
-
     lines = report.as_text().splitlines()
     assert "overlap: no source sentence of far (2 pairs) is in the training data" in lines
     assert "overlap: not compared with wmt, which might have to be downloaded" in lines
     assert report.as_dict()["unchecked"] == ["wmt"]
     assert report.counts["numbers"]["kept"] == 120
-    assert "nothing written" in report.as_text()
     assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    refused(config, "file", report_only=True, report=tmp_path / "file")
 
 
 def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:
     """FAULTS 33."""
-    config = config_for(tmp_path)
-    tests = {"bad": {"source": str(tmp_path / "valid.de"), "target": "nope.en"}}
-    data = config.data.model_dump(mode="json") | {"test": tests}
+    data = config_for(tmp_path).data.model_dump(mode="json")
     data["train"].append({"tsv": "nope.tsv"})
-
-    with pytest.raises(DataError) as caught:
-        prepare(config_for(tmp_path, data=data))
-
-    assert caught.value.problem.split("\n  ") == [
+    data["test"] = {"bad": {"source": str(tmp_path / "valid.de"), "target": "nope.en"}}
+    assert refused(config_for(tmp_path, data=data), "nope").problem.split("\n  ") == [
         "data.train.1.tsv: nope.tsv does not exist.",
         "data.test.bad.target: nope.en does not exist.",
     ]
@@ -199,7 +183,6 @@ def test_a_vocabulary_the_text_does_not_allow_names_the_largest(tmp_path: Path, 
     big = {"kind": kind, "vocab_size": 5000, "byte_fallback": False}
     with pytest.raises(TokenizerError, match=r"Set tokenizer\.vocab_size to \d+") as caught:
         prepare(config_for(tmp_path, tokenizer=big))
-
     largest = int("".join(filter(str.isdigit, caught.value.fix)))
     report = prepare(config_for(tmp_path, tokenizer={**big, "vocab_size": largest}))
     assert report.sides[0].vocab_size == largest
@@ -235,19 +218,15 @@ def test_unchanged_input_is_left_alone_and_changed_input_is_not(
 
 def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
     config = config_for(tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(config.model_dump_json(), encoding="utf-8")
     program = (
-        "import os, signal, sys, pathlib\n"
+        "import os, signal, sys\n"
         "from nmt.config.run import RunConfig\n"
-        "from nmt.data import prepared\n"
         "import nmt.commands.prepare as p\n"
         "p.PreparedManifest.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "p.prepare_data(RunConfig.model_validate_json(pathlib.Path(sys.argv[1]).read_text()))\n"
+        "p.prepare_data(RunConfig.model_validate_json(sys.argv[1]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False)
-
-    assert done.returncode == -9
+    with in_python(program, config.model_dump_json()) as run:
+        assert run.wait() == -9
     assert list(tmp_path.glob(".prepared.tmp-*"))
     with pytest.raises(NmtError, match="no prepared data"):
         PreparedData.open(tmp_path / "prepared")
@@ -270,14 +249,12 @@ def test_an_error_midway_leaves_the_older_folder_whole(
         patch.setattr("nmt.commands.prepare.PreparedManifest.write", fail)
         with pytest.raises(RuntimeError, match="midway"):
             prepare(config, force=True)
-
     assert PreparedData.open(tmp_path / "prepared").manifest == before
     assert not list(tmp_path.glob(".prepared*"))
 
 
 def test_separate_vocabularies_and_tsv_and_json_lines(tmp_path: Path) -> None:
-    source, target = corpus(120)
-    pairs = list(zip(source, target, strict=True))
+    pairs = list(zip(*corpus(120), strict=True))
     tsv = write(tmp_path, "train.tsv", [f"{t}\t{s}" for s, t in pairs])
     rows = [json.dumps({"translation": {"de": s, "en": t}}, ensure_ascii=False) for s, t in pairs]
     jsonl = write(tmp_path, "train.jsonl", rows)
@@ -297,7 +274,6 @@ def test_each_side_has_a_vocabulary_of_its_own_size(tmp_path: Path, kind: str) -
     tokenizer = {"kind": kind, "joint": False, "vocab_size": sizes, "byte_fallback": False}
     config = config_for(tmp_path, tokenizer=tokenizer, model={"embeddings": "separate"})
     report = prepare(config)
-
     found = {"source": report.sides[0].vocab_size, "target": report.sides[1].vocab_size}
     assert all(found[side] <= sizes[side] for side in sizes)
     assert kind == "char" or found == sizes
@@ -306,22 +282,17 @@ def test_each_side_has_a_vocabulary_of_its_own_size(tmp_path: Path, kind: str) -
 
 def test_filters_that_leave_nothing_are_named(tmp_path: Path) -> None:
     """FAULTS 36."""
-    with pytest.raises(DataError, match=r"No training pair is left .* length 120"):
-        prepare(config_for(tmp_path, filters={"max_length": 1}))
+    short = config_for(tmp_path, filters={"max_length": 1})
+    refused(short, r"No training pair is left .* length 120")
     config = config_for(tmp_path)
     write_pairs(tmp_path, ["", ""], ["one", ""], "valid")
-    with pytest.raises(DataError, match=r"No validation pair is left.* blank 2"):
-        prepare(config)
-
-    assert not list(tmp_path.glob("*prepared*"))
+    refused(config, r"No validation pair is left.* blank 2")
 
 
 def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_path: Path) -> None:
     config = config_for(tmp_path, filters={"min_length": 8, "max_length_ratio": 1.0})
     write_pairs(tmp_path, ["eins", "eins zwei drei vier"], ["one", "one"], "valid")
-
     report = prepare(config)
-
     assert report.counts["valid"] == {"read": 2, "kept": 2}
     assert report.counts["numbers"]["length"] > 0
 
@@ -329,29 +300,21 @@ def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_pa
 def test_a_corpus_that_changes_meanwhile_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_for(tmp_path)
-
     def learn(*args: Any, **options: Any) -> None:
         train_sentencepiece(*args, **options)
-        source, target = corpus(119)
-        write_pairs(tmp_path, source, target)
+        write_pairs(tmp_path, *corpus(119))
 
     monkeypatch.setattr("nmt.data.vocabulary.train_sentencepiece", learn)
-    with pytest.raises(DataError, match="changed while it was read"):
-        prepare(config)
-
-    assert not list(tmp_path.glob("*prepared*"))
+    refused(config_for(tmp_path), "changed while it was read")
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     (tmp_path / "prepared").mkdir()
-    write(tmp_path / "prepared", "thesis.tex", ["important"])
-
+    path = write(tmp_path / "prepared", "thesis.tex", ["important"])
     with pytest.raises(DataError, match="was not made by"):
         prepare(config, force=True)
-
-    assert (tmp_path / "prepared" / "thesis.tex").exists()
+    assert Path(path).exists()
 
 
 def test_damage_is_repaired_by_preparing_again(tmp_path: Path) -> None:
@@ -361,29 +324,21 @@ def test_damage_is_repaired_by_preparing_again(tmp_path: Path) -> None:
         path = tmp_path / "prepared" / damage
         whole = path.read_bytes()
         path.write_bytes(whole[:-2])
-
         assert not prepare(config, force=damage == "manifest.json").up_to_date
         if damage != "manifest.json":  # it holds times
             assert path.read_bytes() == whole
 
 
 def test_two_at_once_make_it_once(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(config_for(tmp_path).model_dump_json(), encoding="utf-8")
+    config = config_for(tmp_path).model_dump_json()
     program = (
-        "import sys, pathlib\n"
+        "import sys\n"
         "from nmt.config.run import RunConfig\n"
         "from nmt.commands.prepare import prepare_data as prepare\n"
-        "text = pathlib.Path(sys.argv[1]).read_text()\n"
-        "print(prepare(RunConfig.model_validate_json(text)).up_to_date)\n"
+        "print(prepare(RunConfig.model_validate_json(sys.argv[1])).up_to_date)\n"
     )
-    runs = [
-        subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    outputs = sorted(run.communicate()[0] for run in runs)
-
-    assert outputs == [b"False\n", b"True\n"]
+    runs = [in_python(program, config) for _ in range(2)]
+    assert sorted(run.communicate()[0] for run in runs) == [b"False\n", b"True\n"]
     assert not list(tmp_path.glob(".prepared*"))
 
 
@@ -393,13 +348,10 @@ def test_pairs_of_several_corpora_know_where_they_are_from(
     values = config_for(tmp_path).model_dump(mode="json")
     tiny = {"source": str(tiny_corpus / "train.de"), "target": str(tiny_corpus / "train.en")}
     values["data"]["train"].append({"name": "tiny", **tiny})
-
-    report = prepare(RunConfig.model_validate(values))
-
+    counts = prepare(RunConfig.model_validate(values)).counts
+    kept = {name: each["kept"] for name, each in counts.items()}
+    assert kept == {"numbers": 120, "tiny": 20, "valid": 5}
     store = PreparedData.open(tmp_path / "prepared").train
-    assert {name: counts["kept"] for name, counts in report.counts.items()} == {
-        "numbers": 120, "tiny": 20, "valid": 5,
-    }  # fmt: skip
     assert store.corpus.tolist() == [0] * 120 + [1] * 20
     assert store.lines[118:122].tolist() == [119, 120, 1, 2]
 
@@ -409,9 +361,7 @@ def test_validation_text_is_kept_as_it_was_read(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     source = ["eins\u2028zwei", "", "drei\x85vier\r"]
     write_pairs(tmp_path, source, ["one two", "", "three four"], "valid")
-
     prepare(config)
-
     data = PreparedData.open(tmp_path / "prepared")
     assert data.valid_source == ["eins\u2028zwei", "drei\x85vier"]
     assert data.valid_target == ["one two", "three four"]
@@ -428,7 +378,6 @@ def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
     prepared = PreparedData.open(tagged.prepared_dir)
     tags = load_tokenizers(prepared.tokenizer_dir).source.tags
     rows = [np.array([0]), np.array([len(prepared.train) - 1])]
-
     assert [*tags] == ["<2en>", "<bt>"]
     assert [int(prepared.train.source_ids(row)[0][0]) for row in rows] == [*tags.values()]
     assert int(prepared.valid.source_ids(rows[0])[0][0]) == tags["<2en>"]
@@ -448,19 +397,11 @@ def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) 
     assert is_unknown == [True, False]
 
 
-def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with pytest.raises(DataError, match="file"):
-        prepare(config_for(tmp_path), report_only=True, report=tmp_path / "file")
-
-
 def test_somebody_who_watches_sees_every_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with terminal(monkeypatch) as frames:
         prepare(config_for(tmp_path))
-
     shown = [frame.split(":")[0].strip() for frame in re.split(r"[\r\n]+", frames.text)]
     stages = [
         "reading numbers", "learning subwords", "encoding numbers", "encoding valid",

@@ -24,12 +24,16 @@ def files_of(config: RunConfig) -> list[Path]:
     return [path for path in found if path.name != "manifest.json"]
 
 
-def test_a_whole_folder_is_whole(config: RunConfig) -> None:
+def test_a_whole_folder_is_whole_until_its_manifest_changes(config: RunConfig) -> None:
     files = files_of(config)
     assert {"train", "valid", "tokenizer"} <= {path.parent.name for path in files}
     found = verify_prepared(config.prepared_dir)
     assert found.files == len(files)
     assert found.bytes == sum(path.stat().st_size for path in files)
+    path = config.prepared_dir / "manifest.json"
+    path.write_text(path.read_text().replace('"kept": 120', '"kept": 121'), encoding="utf-8")
+    with pytest.raises(DataError, match=r"manifest\.json is damaged: its content has changed"):
+        verify_prepared(config.prepared_dir)
 
 
 @pytest.mark.parametrize("damage", ["changed", "longer", "missing"])
@@ -46,10 +50,3 @@ def test_every_damaged_file_is_named(config: RunConfig, damage: str) -> None:
     said = str(caught.value)
     assert [path for path in files if f"{path} " not in said] == []
     assert said.count("\n") == len(files)  # one a line, and the fix
-
-
-def test_a_changed_manifest_is_damaged(config: RunConfig) -> None:
-    path = config.prepared_dir / "manifest.json"
-    path.write_text(path.read_text().replace('"kept": 120', '"kept": 121'), encoding="utf-8")
-    with pytest.raises(DataError, match=r"manifest\.json is damaged: its content has changed"):
-        verify_prepared(config.prepared_dir)
