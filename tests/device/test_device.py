@@ -101,7 +101,8 @@ def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
 @pytest.mark.parametrize(
     ("error", "is_it"),
     [
-        (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
@@ -109,7 +110,7 @@ def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
         (ValueError("can't allocate memory"), False),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_a_lack_of_memory_is(error: BaseException, is_it: bool) -> None:
     assert is_out_of_memory(error) is is_it
 

@@ -20,8 +20,8 @@ def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
         assert has_fast_bf16(CPU) is bool(has_it)
         assert choose_precision("auto", CPU).name == name
-    for capability, name in (((6, 1), "float32"), ((7, 0), "float16"), ((7, 5), "float16"),
-                             ((8, 0), "bfloat16")):  # fmt: skip
+    names = {(6, 1): "float32", (7, 0): "float16", (7, 5): "float16", (8, 0): "bfloat16"}
+    for capability, name in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, at=capability: at)
         assert choose_precision("auto", torch.device("cuda")).name == name
 

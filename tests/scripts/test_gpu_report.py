@@ -45,13 +45,12 @@ def test_a_failed_gate_stops_only_what_depends_on_it(tmp_path: Path) -> None:
     assert "| fails | error | 0.5 | < 1 |  | FAILED |" in report.table()
 
 
-def test_a_stage_that_crashes_or_hangs_counts_as_failed(tmp_path: Path) -> None:
+def test_a_stage_that_crashes_or_hangs_counts_as_failed_and_no_other_is_taken(
+    tmp_path: Path,
+) -> None:
     report, found = run_fakes(tmp_path, Stage("crashes", 30), Stage("hangs", 1))
     assert report.failed == {"crashes", "hangs"}
     assert found == {"crashes": [0.5, "code 1"], "hangs": ["ended by its limit of 1 s"]}
-
-
-def test_unknown_stages_are_refused() -> None:
     with pytest.raises(SystemExit, match="no stage speed; there are machine, gradients"):
         REPORT["chosen_stages"]("speed,machine")
 

@@ -72,12 +72,9 @@ def test_the_logits_are_those_of_the_small_model(changes: dict[str, Any]) -> Non
     torch.testing.assert_close(logits(wide), logits(small), rtol=0, atol=1e-4)
 
 
-def test_tiny_becomes_the_published_base_but_for_norms_and_positions() -> None:
+def test_tiny_becomes_the_published_base_and_a_layer_after_the_norm_is_refused() -> None:
     found = SCRIPT["doubled_config"](ModelConfig(preset="tiny"), 1024)
     assert found == ModelConfig(norm_position="pre", positions="learned", max_positions=1024)
-
-
-def test_a_layer_after_the_norm_is_refused() -> None:
     with pytest.raises(ConfigError, match="post-norm"):
         SCRIPT["widen"](small_model({"norm_position": "post"}))
 

@@ -69,9 +69,6 @@ def test_junit_has_a_case_for_each_gate_and_a_failure_for_each_missed_one(
     assert all(str(case.get("name")).startswith("<&\ufffd\u00e4.en: ") for case in cases)
 
 
-# --- Reports as baselines ----------------------------------------------------------------------
-
-
 def report(files: dict[str, Path], *more: object) -> Path:
     path = files["same"].with_name("report.json")
     base = ("--hypothesis", files["same"], "--reference", files["reference"], "--resamples", 0)
@@ -129,9 +126,6 @@ def test_a_report_of_something_else_is_refused(files: dict[str, Path], tmp_path:
         said(*flags(files, "bad", path))
     two = report(files, "--hypothesis", files["bad"])
     assert "holds 2 systems" in said(*flags(files, "bad", two))
-
-
-# --- Labels of the user, and external metrics --------------------------------------------------
 
 
 def test_slices_by_labels_of_the_user_are_counted_and_scored(files: dict[str, Path]) -> None:

@@ -61,9 +61,8 @@ def test_a_copying_system_loses_what_the_noise_changes() -> None:
     assert ter["loss"] == pytest.approx(ter["noisy"] - ter["clean"])
     head, *rows = section.rows
     assert head == ["system", "noise", "chrf", "ter"]
-    row = next(row for row in rows if row[1] == "upper-case")
-    shown = f"100.00 -> {chrf['noisy']:.2f}, loss {chrf['loss']:.2f} ± "
-    assert row[2].startswith(shown)
+    (shown,) = (row[2] for row in rows if row[1] == "upper-case")
+    assert shown.startswith(f"100.00 -> {chrf['noisy']:.2f}, loss {chrf['loss']:.2f} ± ")
     assert "confidence" not in robustness(resamples=0).values[0]
     assert robustness() == robustness()
 

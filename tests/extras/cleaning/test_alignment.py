@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,7 @@ class Text:
             np.array([len(line) for line in side], np.int32) for side in (source, target)
         )
 
-    def source_ids(self, rows: Rows) -> tuple[Rows, Rows]:
-        return self._ids(0, rows)
-
-    def target_ids(self, rows: Rows) -> tuple[Rows, Rows]:
-        return self._ids(1, rows)
+        self.source_ids, self.target_ids = partial(self._ids, 0), partial(self._ids, 1)
 
     def _ids(self, side: int, rows: Rows) -> tuple[Rows, Rows]:
         lines = [self._sides[side][row] for row in rows]
@@ -66,6 +63,14 @@ def looked_at(source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) 
         return replace(found, scores=scores, z_scores=z_scores)
 
 
+def assert_near(found: Sequence[Range], *expected: Range) -> None:
+    """Ranges are those expected, but for three lines at each end."""
+    assert [each.offset for each in found] == [each.offset for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert abs(one.start - other.start) <= 3
+        assert abs(one.end - other.end) <= 3
+
+
 def test_clean_lines_have_no_ranges_and_score_better_than_exchanged_ones() -> None:
     source, target = language(1200)
     bad = np.arange(100, 1200, 50)
@@ -91,10 +96,8 @@ def test_a_shifted_block_is_found_to_the_line(offset: int) -> None:
     else:
         target[400:480] = [*target[400 - offset : 480], *extra]
         start, end = 401 - offset, 480
-    (found,) = (each for each in looked_at(source, target).ranges["c"] if each.offset)
-    assert found.offset == offset
-    assert abs(found.start - start) <= 3
-    assert abs(found.end - end) <= 3
+    found = [each for each in looked_at(source, target).ranges["c"] if each.offset]
+    assert_near(found, Range(start, end, offset))
 
 
 def test_what_is_missing_once_shifts_all_that_follows_and_strangers_are_unrelated() -> None:
@@ -102,10 +105,11 @@ def test_what_is_missing_once_shifts_all_that_follows_and_strangers_are_unrelate
     target[900:960] = [target[i] for i in np.random.default_rng(5).integers(0, 1500, 60)]
     del target[300], source[-1]
     found = looked_at(source, target).ranges["c"]
-    assert [each.offset for each in found] == [-1, None, -1]
-    for each, (start, end) in zip(found, [(302, 900), (901, 960), (961, 1499)], strict=True):
-        assert abs(each.start - start) <= 3
-        assert abs(each.end - end) <= 3
+    assert_near(found, Range(302, 900, -1), Range(901, 960, None), Range(961, 1499, -1))
+    # And what follows a large missing block is unrelated.
+    source, target = language(1500)
+    del target[500:800]
+    assert looked_at(source[:1200], target).ranges["c"] == [Range(501, 1200, None)]
 
 
 def test_lines_at_random_are_unrelated_as_a_whole() -> None:
@@ -162,59 +166,38 @@ def test_likeness_tells_the_offset_of_lines_that_are_all_of_one_length(offset: i
     source, target = language(400)
     source, target = ([line[:4] for line in side] for side in (source, target))
     text = Text(source[max(-offset, 0) :], target[max(offset, 0) :])
-    num = 400 - abs(offset)
-    assert alike_offset(text, 0, num) == -offset
+    assert alike_offset(text, 0, 400 - abs(offset)) == -offset
 
 
 def test_a_whole_corpus_of_lines_of_one_length_is_found_shifted() -> None:
     source, target = ([line[:4] for line in side] for side in language(1000))
-    found = looked_at(source[:-1], target[1:]).ranges["c"]
-    assert [each.offset for each in found] == [-1]
-    assert found[0].start <= 3
-    assert found[0].end >= 997
-
-
-def test_what_follows_a_large_missing_block_is_unrelated() -> None:
-    source, target = language(1500)
-    del target[500:800]
-    assert looked_at(source[:1200], target).ranges["c"] == [Range(501, 1200, None)]
+    assert_near(looked_at(source[:-1], target[1:]).ranges["c"], Range(0, 1000, -1))
 
 
 def test_small_corpora_have_shifts_and_no_false_alarms() -> None:
     source, target = language(150)
     assert looked_at(source, target).ranges["c"] == []
     del target[60], source[-1]
-    found = looked_at(source, target).ranges["c"]
-    assert [each.offset for each in found] == [-1]
-    assert abs(found[0].start - 62) <= 3
+    assert_near(looked_at(source, target).ranges["c"], Range(62, 149, -1))
 
 
-def test_lines_at_random_do_not_teach_the_lexicon_that_judges_them() -> None:
+@pytest.mark.parametrize(("num_random", "start", "end"), [(800, 0, 0), (500, 1000, 1600)])
+def test_lines_at_random_do_not_teach_the_lexicon_and_no_shifted_block_hides_them(
+    num_random: int, start: int, end: int
+) -> None:
     source, target = language(2400)
     random = np.random.default_rng(4)
-    bad = random.permutation(2400) < 800
-    for row in np.flatnonzero(bad):
-        target[row] = target[random.integers(2400)]
-    z_scores = looked_at(source, target).z_scores["c"][:]
-    assert (z_scores[bad] < -3.5).mean() > 0.9
-    assert (z_scores[~bad] < -3.5).mean() < 0.02
-
-
-def test_a_shifted_block_does_not_hide_lines_at_random() -> None:
-    source, target = language(2400)
-    random = np.random.default_rng(4)
-    is_random, is_moved = random.permutation(2400) < 500, np.zeros(2400, np.bool_)
-    is_moved[1000:1600] = True
-    target[1000:1600] = target[1001:1601]
+    is_random, is_moved = random.permutation(2400) < num_random, np.zeros(2400, np.bool_)
+    is_moved[start:end] = True
+    target[start:end] = target[start + 1 : end + 1]
     for row in np.flatnonzero(is_random):
         target[row] = target[random.integers(2400)]
     is_low = looked_at(source, target).z_scores["c"][:] < -3.5
-    assert is_low[is_random].mean() > 0.9
-    assert is_low[is_moved].mean() > 0.9
+    assert all(is_low[each].mean() > 0.9 for each in (is_random, is_moved) if each.any())
     assert is_low[~is_random & ~is_moved].mean() < 0.02
 
 
-def test_the_best_path_pays_for_changes() -> None:
+def test_the_best_path_pays_for_changes_and_its_parts_are_joined() -> None:
     evidence = np.full((40, 3), -1.0, np.float32)
     evidence[:, 1] = 2.0
     assert (best_path(evidence) == 1).all()
@@ -224,10 +207,7 @@ def test_the_best_path_pays_for_changes() -> None:
     assert (best_path(evidence) == 1).all()
     evidence[:] = -4.0
     assert (best_path(evidence) == 3).all()
-
-
-def test_ranges_of_parts_are_joined() -> None:
-    ranges = [Range(1, 5, 2), Range(6, 9, 2), Range(10, 12, None)]
+    ranges = [Range(1, 5, 2), Range(6, 9, 2), Range(10, 12, None)]  # of parts
     assert joined(ranges) == [Range(1, 9, 2), Range(10, 12, None)]
 
 

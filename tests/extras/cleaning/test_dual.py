@@ -25,9 +25,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     tokenizer = train_tokenizer(folder / "tokenizer")
     made = []
     for seed, (source, target) in enumerate((PAIR, PAIR[::-1])):
-        languages = {"source_language": source, "target_language": target}
-        config = run_config(256).model_copy(update=languages)
+        update = {"source_language": source, "target_language": target}
         model = small_model(load_tokenizers(tokenizer), seed=seed)
+        config = run_config(256).model_copy(update=update)
         made.append(save_run(folder / source, model, tokenizer, config))
     return made
 

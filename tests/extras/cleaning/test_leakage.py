@@ -70,17 +70,12 @@ def test_changed_and_joined_sentences_are_found_in_other_case_and_scripts() -> N
     assert [*find_leakage(held_out, [training[:25], training[25:]])] == found
 
 
-def test_text_without_spaces_is_compared_by_characters() -> None:
+def test_characters_of_text_without_spaces_and_ends_of_longer_lines_are_compared() -> None:
     held_out = ["彼は昨日の夜遅くに東京から帰ってきました。"]
     index = LeakageIndex(held_out)
     assert index.find(["彼は昨日の朝遅くに東京から帰ってきました。"]) == [(0, 0, "near")]
     assert index.find(["彼女は明日の朝に大阪へ行くつもりでした。"]) == []
-
-
-def test_a_held_out_line_at_an_end_of_a_longer_line_counts_as_near() -> None:
-    held_out = "the old man and his dog walk along the river every single day"  # 13 words
+    line = "the old man and his dog walk along the river every single day"  # 13 words
     more = "and nobody in the village knows why"
-    lines = [f"{held_out} {more}", f"{more} {held_out}", f"{more} {held_out} {more}"]
-    assert [(leak.row, leak.kind) for leak in LeakageIndex([held_out]).find(lines)] == [
-        (0, "near"), (1, "near")
-    ]  # fmt: skip
+    found = LeakageIndex([line]).find([f"{line} {more}", f"{more} {line}", f"{more} {line} {more}"])
+    assert [(leak.row, leak.kind) for leak in found] == [(0, "near"), (1, "near")]

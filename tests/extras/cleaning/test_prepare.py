@@ -14,6 +14,14 @@ import pytest
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 
+SIZES = {"vocab_size": 60, "byte_fallback": False}
+
+
+def rows_of(folder: Path, name: str) -> list[list[str]]:
+    """Return the rows of a list of pairs, without its head."""
+    lines = gzip.decompress((folder / f"{name}.tsv.gz").read_bytes()).decode().splitlines()
+    return [line.split("\t") for line in lines[1:]]
+
 
 def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_about(
     tmp_path: Path,
@@ -21,21 +29,17 @@ def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_ab
     """FAULTS 38."""
     source, target = corpus(400)
     write_pairs(tmp_path, source, target[1:] + target[:1])
-    small = {"vocab_size": 60, "byte_fallback": False}
-
-    shifted = prepare(config_for(tmp_path, tokenizer=small))
+    shifted = prepare(config_for(tmp_path, tokenizer=SIZES))
     write(tmp_path, "train.en", source)
-    identical = prepare(config_for(tmp_path, tokenizer=small))
-
+    identical = prepare(config_for(tmp_path, tokenizer=SIZES))
     (found,) = shifted.shifts
     assert (found["corpus"], found["offset"]) == ("numbers", -1)
     assert found["start"] <= 3
     assert found["end"] >= 398
     assert "have their targets 1 further up" in shifted.as_text()
-    with gzip.open(tmp_path / "prepared" / "lexical.tsv.gz", "rt") as file:
-        rows = [line.split("\t") for line in file.read().splitlines()]
-    assert [row[:2] for row in rows[:2]] == [["corpus", "line"], ["numbers", "1"]]
-    assert len(rows) == 1 + 400 + 5  # validation too
+    rows = rows_of(tmp_path / "prepared", "lexical")
+    assert rows[0][:2] == ["numbers", "1"]
+    assert len(rows) == 400 + 5  # validation too
     assert any("identical" in warning for warning in identical.warnings)
 
 
@@ -45,21 +49,17 @@ def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_of
 ) -> None:
     source, target = corpus(400)
     write_pairs(tmp_path, source, target[:200] + target[201:] + ["end"])
-    sizes = {"vocab_size": 60, "byte_fallback": False}
-    dropping = config_for(tmp_path, tokenizer=sizes, filters={"misaligned": "drop"})
+    dropping = config_for(tmp_path, tokenizer=SIZES, filters={"misaligned": "drop"})
     report = prepare(dropping, report_only=report_only)
     (shift,) = report.shifts
     assert shift["offset"] == -1
     assert abs(shift["start"] - 202) <= 3
     assert report.counts["numbers"]["misaligned"] == shift["end"] - shift["start"] + 1
     assert report.reasons["misaligned"]["examples"][0]["value"] == -1
-
     for lexical in ("report", "off"):
         filters = {"misaligned": "off", "lexical": lexical}
-        off = prepare(
-            config_for(tmp_path, tokenizer=sizes, filters=filters), report_only=report_only,
-            report=tmp_path / lexical,
-        )  # fmt: skip
+        config = config_for(tmp_path, tokenizer=SIZES, filters=filters)
+        off = prepare(config, report_only=report_only, report=tmp_path / lexical)
         assert off.shifts == off.unrelated == []
         assert ("lexicon" in off.stages) == ("lexical" in off.reasons) == (lexical == "report")
         assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
@@ -74,15 +74,10 @@ def test_pairs_whose_words_do_not_translate_each_other_are_reported_or_dropped(
         target[row], target[row - 5] = target[row - 5], target[row]
     write_pairs(tmp_path, source, target)
     exchanged = {row + 1 for row in bad} | {row - 4 for row in bad}
-    sizes = {"vocab_size": 60, "byte_fallback": False}
-
-    found = prepare(config_for(tmp_path, tokenizer=sizes)).findings["numbers"]["lexical"]
-    dropping = config_for(tmp_path, tokenizer=sizes, filters={"lexical": "drop"})
-    report = prepare(dropping)
-
+    found = prepare(config_for(tmp_path, tokenizer=SIZES)).findings["numbers"]["lexical"]
+    report = prepare(config_for(tmp_path, tokenizer=SIZES, filters={"lexical": "drop"}))
     assert report.counts["numbers"]["lexical"] == found
-    rows = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
-    dropped = {int(row.split("\t")[1]) for row in rows.splitlines()[1:]}
+    dropped = {int(row[1]) for row in rows_of(tmp_path / "prepared", "dropped")}
     # Some lines of ten words have those of the other line.
     assert len(dropped & exchanged) >= 0.8 * len(exchanged)
     assert len(dropped - exchanged) <= 0.01 * 600
@@ -151,22 +146,20 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
     write_pairs(tmp_path, source + source[:9], target + target[:9])
     config = config_for(tmp_path, filters={"markup": "drop", "duplicate": "drop", "numbers": "off"})
     folders = [tmp_path / name for name in ("first", "again", "made", "kept")]
-
     for folder in folders[:2]:
         prepare(config, report_only=True, report=folder)
         assert not (tmp_path / "prepared").exists()
     for folder in folders[2:]:
         prepare(config, report=folder)
-
     lists = {"dropped.tsv.gz", "lexical.tsv.gz", "reported.tsv.gz"}
     names = {*lists, "report.html", "report.json"}
     assert all({path.name for path in folder.iterdir()} == names for folder in folders)
     for name in lists:
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
-    rows = gzip.decompress((folders[0] / "dropped.tsv.gz").read_bytes()).decode().splitlines()
-    assert rows[1] == "numbers\t6\tmarkup\t<script>\t"
-    assert rows[3:] == [
-        f"numbers\t{line}\tduplicate\t\t" for line in (*range(121, 126), *range(127, 130))
+    rows = rows_of(folders[0], "dropped")
+    assert rows[0] == ["numbers", "6", "markup", "<script>", ""]
+    assert [row[1:3] for row in rows[2:]] == [
+        [str(line), "duplicate"] for line in (*range(121, 126), *range(127, 130))
     ]
     report = json.loads((folders[0] / "report.json").read_text())
     assert report["reasons"]["markup"]["action"] == "drop"

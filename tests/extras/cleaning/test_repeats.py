@@ -59,13 +59,8 @@ def test_pairs_that_differ_in_one_of_many_words_are_near_and_others_are_not(tmp_
         changed = source.split()
         changed[rng.randrange(16)] = "other"
         near.append((" ".join(changed), target))
-    far = [
-        (" ".join(["u", "v", "w", "x", "y", "z", *source.split()[6:]]), target)
-        for source, target in pairs[:100]
-    ]
-
+    far = [(" ".join([*"uvwxyz", *one.split()[6:]]), other) for one, other in pairs[:100]]
     found = reasons(tmp_path, pairs + near + far, 64)
-
     assert all(found.get(row) is None for row in range(300))
     assert sum(found.get(row) == {"near_duplicate"} for row in range(300, 400)) >= 85
     assert sum(row in found for row in range(400, 500)) == 0  # 26/38 = 0.68

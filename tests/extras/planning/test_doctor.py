@@ -76,10 +76,13 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("bash", ".bash_completions/nmt.sh", {"COMP_WORDS": "nmt tra", "COMP_CWORD": "1"}),
         ("zsh", ".zfunc/_nmt", {"_TYPER_COMPLETE_ARGS": "nmt tra"}),
-        ("fish", ".config/fish/completions/nmt.fish",
-         {"_TYPER_COMPLETE_ARGS": "nmt tra", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+        (
+            "fish",
+            ".config/fish/completions/nmt.fish",
+            {"_TYPER_COMPLETE_ARGS": "nmt tra", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_completion_is_installed_for_the_shell_it_is_asked_from(
     shell: str, script: str, asked: dict[str, str], tmp_path: Path
 ) -> None:

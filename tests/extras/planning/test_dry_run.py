@@ -30,16 +30,17 @@ from nmt.training.optimizer import build_optimizer, freeze
 from nmt.training.update import Updater
 from tests.terminal import terminal
 
+SHAPE = {"model_dim": 16, "ff_dim": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
 VALUES: dict[str, Any] = {
-    "name": "toy", "source_language": "de", "target_language": "en",
+    "name": "toy",
+    "source_language": "de",
+    "target_language": "en",
     "tokenizer": {"vocab_size": 40, "byte_fallback": False},
     "filters": {"max_length": 30},
     "batch": {"max_tokens": 150, "accumulate": 2},
-    "model": {
-        "model_dim": 16, "ff_dim": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1
-    },
+    "model": SHAPE,
     "training": {"max_steps": 45, "device": "cpu", "precision": "float32", "threads": 1},
-}  # fmt: skip
+}
 """All but data and folders."""
 SUMS = 8
 """Bytes of the two numbers at the gradient's end."""
@@ -58,7 +59,7 @@ def values_in(folder: Path, **training: Any) -> dict[str, Any]:
 
 
 def small_model() -> Transformer:
-    return build_model(ModelConfig.model_validate(VALUES["model"]), 40, 40)
+    return build_model(ModelConfig.model_validate(SHAPE), 40, 40)
 
 
 def config_in(folder: Path, **training: Any) -> RunConfig:
@@ -102,12 +103,15 @@ def test_the_epoch_is_the_one_that_training_reads(folder: Path, report: DryRunRe
     )
     assert len(updates) < len(batches)
     expected = {
-        "updates": len(updates), "batches": len(batches), "pairs": 200,
-        "source_tokens": source, "target_tokens": target,
+        "updates": len(updates),
+        "batches": len(batches),
+        "pairs": 200,
+        "source_tokens": source,
+        "target_tokens": target,
         "padding_waste": pytest.approx(1 - (source + target) / padded),
         "tokens_per_batch": pytest.approx((source + target) / len(batches)),
         "tokens_per_update": pytest.approx((source + target) / len(updates)),
-    }  # fmt: skip
+    }
     assert {name: report.epoch[name] for name in expected} == expected
 
 

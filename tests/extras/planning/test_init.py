@@ -152,12 +152,14 @@ def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
         (["training.optimizer.kind=adamw"], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
         (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),
         (["training.schedule.peak_lr=2e-3"], ("muon", 2e-3, 0.06)),
-        (["training.optimizer.kind=adamw", "training.schedule.peak_lr=2e-3"],
-         ("adamw", 2e-3, 0.06)),
+        (
+            ["training.optimizer.kind=adamw", "training.schedule.peak_lr=2e-3"],
+            ("adamw", 2e-3, 0.06),
+        ),
         (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
         (["training.schedule=null"], ("muon", 4e-3, 0.06)),
     ],
-)  # fmt: skip
+)
 def test_a_rate_goes_with_its_optimizer(
     overrides: list[str], expected: tuple[str, float, float | None]
 ) -> None:

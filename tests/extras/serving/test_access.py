@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,9 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from nmt.errors import ConfigError
+from nmt.extras.serving import options
 from nmt.extras.serving.access import RateLimiter, digest, read_keys
-from nmt.extras.serving.options import (
-    Rate,
-    ServeOptions,
-    parse_host,
-    parse_network,
-    parse_origin,
-    parse_path,
-    parse_rate,
-)  # fmt: skip
+from nmt.extras.serving.options import Rate, ServeOptions
 from tests.extras.serving.conftest import Inside
 
 KEY, OTHER = "k" * 24, "o" * 24
@@ -28,26 +20,25 @@ BODY = {"texts": [""]}
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("name", "values", "status"),
     [
-        ({"Host": "localhost:8080"}, 200), ({"Host": "127.0.0.1:9"}, 200),
-        ({"Host": "[::1]:9"}, 200), ({"Host": "MT.example.org"}, 200), ({"Host": "a b"}, 400),
-        ({"Host": "evil.example"}, 403),  # its name leads here: DNS rebinding
-        ({"Origin": "http://localhost"}, 200), ({"Origin": "https://friend.example"}, 200),
-        ({"Origin": "http://localhost:9"}, 403), ({"Origin": "null"}, 403),
-        ({"Origin": "https://evil.example"}, 403),
+        ("Host", "localhost:8080, 127.0.0.1:9, [::1]:9, MT.example.org", 200),
+        ("Host", "evil.example", 403),  # its name leads here: DNS rebinding
+        ("Host", "a b", 400),
+        ("Origin", "http://localhost, https://friend.example", 200),
+        ("Origin", "http://localhost:9, null, https://evil.example", 403),
     ],
-)  # fmt: skip
-def test_sites(inside: Inside, headers: dict[str, str], status: int) -> None:
+)
+def test_sites(inside: Inside, name: str, values: str, status: int) -> None:
     """FAULTS 51."""
-    headers = {"Host": "localhost", **headers}
     client = inside(allow_host=("mt.example.org",), allow_origin=("https://friend.example",))
-    answer = client.post("/v1/translate", json=BODY | {"model": "de-en"}, headers=headers)
-    assert answer.status_code == status
-    allowed = headers.get("Origin") == "https://friend.example"
-    assert ("access-control-allow-origin" in answer.headers) == allowed
-    if status != 200:
-        assert answer.json().keys() == {"error", "fix"}
+    for value in values.split(", "):
+        headers = {"Host": "localhost", name: value}
+        answer = client.post("/v1/translate", json=BODY | {"model": "de-en"}, headers=headers)
+        assert answer.status_code == status
+        allowed = value == "https://friend.example"
+        assert ("access-control-allow-origin" in answer.headers) == allowed
+        assert status == 200 or answer.json().keys() == {"error", "fix"}
 
 
 def test_a_site_that_is_allowed_may_ask_beforehand(inside: Inside) -> None:
@@ -133,21 +124,24 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "text"),
+    ("name", "texts"),
     [
-        (parse_rate, "often"), (parse_rate, "0/min"), (parse_network, "10.0.0.0/99"),
-        (parse_origin, "example.org"), (parse_host, "https://mt.example.org"),
-        (parse_host, "mt.example.org:80"), (parse_path, "/a b"),
+        ("rate", ["often", "0/min"]),
+        ("network", ["10.0.0.0/99"]),
+        ("origin", ["example.org"]),
+        ("host", ["https://mt.example.org", "mt.example.org:80"]),
+        ("path", ["/a b"]),
     ],
-)  # fmt: skip
-def test_wrong_options_are_refused(read: Callable[[str], object], text: str) -> None:
-    with pytest.raises(ValueError, match=r"[a-z]"):
-        read(text)
+)
+def test_wrong_options_are_refused(name: str, texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match=r"[a-z]"):
+            getattr(options, f"parse_{name}")(text)
 
 
 def test_this_machine_needs_no_key_and_others_are_let_in_on_purpose(tmp_path: Path) -> None:
-    for options in ({}, {"host": "::1"}, {"host": "0.0.0.0", "no_auth": True}):
-        ServeOptions(models=("m",), **options)
+    for allowed in ({}, {"host": "::1"}, {"host": "0.0.0.0", "no_auth": True}):
+        ServeOptions(models=("m",), **allowed)
     ServeOptions(models=("m",), host="0.0.0.0", api_keys=tmp_path)
     with pytest.raises(ConfigError, match="without a key"):
         ServeOptions(models=("m",), host="0.0.0.0")
