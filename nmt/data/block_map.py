@@ -1,24 +1,24 @@
 """A function of blocks -> its results in order, stored so that a kill costs little.
 
 A result is stored under a hash of all that it was made from: the function's settings and the
-block's content. Its file appears whole and holds its own hash. The last, smaller block of a corpus
+block's content. Its file appears whole and holds checksums. The last, smaller block of a corpus
 is made again: a small corpus leaves no files behind.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import os
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -69,18 +69,12 @@ def map_blocks(
     Raises:
         DataError: There are more or fewer lines than ``total``.
     """
-    stored, waiting, done = _Stored(function, shards), deque[Block](), 0
-
-    def sent() -> Iterator[Block]:
-        for block in blocks:
-            waiting.append(block)
-            yield block
-
+    stored, done = _Stored(function, shards), 0
+    sent, blocks = tee(blocks)  # holds those that are sent and have not come back
     with progress_bar(name, unit="pairs", total=total, leave=False) as progress:
-        for result, damaged in workers.map(stored, sent()):
+        for block, (result, damaged) in zip(blocks, workers.map(stored, sent), strict=True):
             if damaged is not None:
                 logger.warning("%s was damaged, and has been made again", damaged)
-            block = waiting.popleft()
             yield block, result
             done += len(block)
             progress.update(len(block))
@@ -110,15 +104,26 @@ class _Stored:
         if shards is None or len(block) < shards.least or not shards.folder.is_dir():
             return self.function(block), None
         digest = hashlib.sha256(f"{shards.key} {block.content}".encode()).hexdigest()
+        arrays: dict[str, Any]
         path, damaged = shards.folder / f"{block.first:010}-{digest[:32]}.shard", None
         try:
-            return _read(path), None
+            with path.open("rb") as file, np.load(file) as stored:
+                if stored.zip.testzip() is not None:
+                    raise BadZipFile("its content has changed")
+                arrays = dict(stored)
+            return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes())), None
         except FileNotFoundError:
             pass
-        except (OSError, ValueError):
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             damaged = str(path)
         result = self.function(block)
-        _write(path, result)
+        values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)
+        arrays = {**result.arrays, _VALUES: values}
+        # It appears whole. A power cut may damage it, which its checksums show.
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        with temporary.open("wb") as new:
+            np.savez(new, **arrays)
+        temporary.replace(path)
         return result, damaged
 
 
@@ -140,26 +145,3 @@ def work_folder(beside: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read(path: Path) -> Result:
-    digest, _, content = path.read_bytes().partition(b"\n")
-    if hashlib.sha256(content).hexdigest().encode() != digest:
-        raise ValueError("its content has changed")
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        arrays = dict(stored)
-    return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
-
-
-def _write(path: Path, result: Result) -> None:
-    """Write a file that appears whole. A power cut may damage it, which its hash shows."""
-    buffer = io.BytesIO()
-    values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)
-    arrays: dict[str, Any] = {**result.arrays, _VALUES: values}
-    np.savez(buffer, **arrays)
-    content = buffer.getbuffer()
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(hashlib.sha256(content).hexdigest().encode() + b"\n")
-        file.write(content)
-    temporary.replace(path)

@@ -78,9 +78,8 @@ class Blank(Filter):
         has_source, has_target = bool(source.strip()), bool(target.strip())
         if has_source and has_target:
             return None
-        if not has_source and not has_target:
-            return Finding("blank", "both")
-        return Finding("blank", "target" if has_source else "source")
+        one = "target" if has_source else "source"
+        return Finding("blank", one if has_source or has_target else "both")
 
 
 class Length(Filter):

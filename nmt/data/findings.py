@@ -19,6 +19,7 @@ DROPPED, REPORTED = "dropped.tsv.gz", "reported.tsv.gz"
 # Keys of a corpus's counts that are not reasons.
 READ, KEPT = "read", "kept"
 _COLUMNS = "corpus", "line", "reason", "value", "limit"
+_EXAMPLE = "corpus", "line", "source", "target", "value"
 _NUM_EXAMPLES = 5
 
 
@@ -129,7 +130,10 @@ class Findings:
                 name: {
                     "count": self._reasons.get(name, Counter()).total(),
                     "action": actions.get(name, "drop"),
-                    "examples": [_as_example(each) for each in self._examples.get(name, ())],
+                    "examples": [
+                        {field: getattr(each, field) for field in _EXAMPLE}
+                        for each in self._examples.get(name, ())
+                    ],
                 }
                 for name in names
             },
@@ -140,8 +144,3 @@ class Findings:
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
-
-
-def _as_example(found: Found) -> dict[str, Any]:
-    names = ("corpus", "line", "source", "target", "value")
-    return {name: getattr(found, name) for name in names}

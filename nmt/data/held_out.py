@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, starmap
+
+import numpy as np
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.hubs import cached_test_sets
 
 VALID = "valid"
+_Key = tuple[str, str]
 
 
 def held_out_sets(
@@ -45,21 +49,13 @@ class Overlap:
     """
 
     def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
-        self._sets = {
-            name: [(_plain(source), _plain(target)) for source, target, _ in pairs]
-            for name, pairs in sets.items()
-        }
-        self._pairs = {pair for each in self._sets.values() for pair in each}
-        self._sources, self._targets = {x for x, _ in self._pairs}, {y for _, y in self._pairs}
-        self._seen_pairs = set[tuple[str, str]]()
-        self._seen_sources, self._seen_targets = set[str](), set[str]()
+        self._sets = {name: [_keys(*pair) for pair in pairs] for name, pairs in sets.items()}
+        self._wanted = {key for pairs in self._sets.values() for keys in pairs for key in keys}
+        self._seen = set[_Key]()
 
     def see(self, pairs: Sequence[tuple[str, str, int]]) -> None:
         """Look at training pairs."""
-        plain = [(_plain(source), _plain(target)) for source, target, _ in pairs]
-        self._seen_pairs |= self._pairs.intersection(plain)
-        self._seen_sources |= self._sources.intersection(source for source, _ in plain)
-        self._seen_targets |= self._targets.intersection(target for _, target in plain)
+        self._seen |= self._wanted.intersection(chain.from_iterable(starmap(_keys, pairs)))
 
     def counts(self, near: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Return, for each set, its size and how many of its sentences training has.
@@ -67,17 +63,21 @@ class Overlap:
         Args:
             near: Sentences of each set that training has with small changes.
         """
-        return {
-            name: {
+        counts = {}
+        for name, pairs in self._sets.items():
+            seen = np.array([[key in self._seen for key in keys] for keys in pairs], np.bool_)
+            sources, targets, both = seen.reshape(-1, 3).sum(0).tolist()
+            counts[name] = {
                 "pairs": len(pairs),
-                "sources_in_train": sum(source in self._seen_sources for source, _ in pairs),
+                "sources_in_train": sources,
                 "near_sources_in_train": near.get(name, 0),
-                "targets_in_train": sum(target in self._seen_targets for _, target in pairs),
-                "pairs_in_train": sum(pair in self._seen_pairs for pair in pairs),
+                "targets_in_train": targets,
+                "pairs_in_train": both,
             }
-            for name, pairs in self._sets.items()
-        }
+        return counts
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.split())
+def _keys(source: str, target: str, _line: int) -> tuple[_Key, _Key, _Key]:
+    """Return what a pair is recognised by: its source, its target and both; no side is blank."""
+    source, target = " ".join(source.split()), " ".join(target.split())
+    return (source, ""), ("", target), (source, target)

@@ -11,9 +11,8 @@ one pair, s and t source and target tokens of all pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -96,12 +95,7 @@ class _Table:
 
 
 def _table_of(path: Path, totals: tuple[Values, Values]) -> _Table:
-    return _Table(_cells_in(path), totals, path)
-
-
-@lru_cache(maxsize=2)
-def _cells_in(path: Path) -> npt.NDArray[np.float32]:
-    return np.memmap(path, np.float32, "r")
+    return _Table(np.memmap(path, np.float32, "r"), totals, path)
 
 
 class _Links(NamedTuple):
@@ -162,14 +156,10 @@ def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
 
 def sample_step(lines: Lines, num: int) -> int:
     """Return of how many of ``num`` lines one is enough to learn from: 1 for all of them."""
+    parts = (slice(start, start + _PAIRS_AT_ONCE) for start in range(0, num, _PAIRS_AT_ONCE))
     meetings = sum(
-        int(
-            (
-                lines.source_lengths[start : start + _PAIRS_AT_ONCE].astype(np.int64)
-                * lines.target_lengths[start : start + _PAIRS_AT_ONCE]
-            ).sum()
-        )
-        for start in range(0, num, _PAIRS_AT_ONCE)
+        int(lines.source_lengths[part].astype(np.int64) @ lines.target_lengths[part])
+        for part in parts
     )
     return max(1, -(-meetings // _MOST_MEETINGS))
 
@@ -196,8 +186,7 @@ def learn_lexicon(
         iterations: Of expectation maximisation.
     """
     counts = np.full(vocab_sizes[0], 0.5), np.full(vocab_sizes[1], 0.5)
-    for start in range(0, len(pairs.sources), _PAIRS_AT_ONCE):
-        sources, targets = (rows[start : start + _PAIRS_AT_ONCE] for rows in pairs)
+    for sources, targets in batches(lines, pairs):
         for count, (ids, _) in zip(
             counts, (lines.source_ids(sources), lines.target_ids(targets)), strict=True
         ):
@@ -253,24 +242,15 @@ def likely_translations(
     lexicon = replace(lexicon, lines=lines, before=None)
     num_targets = vocab_sizes[1]
     waiting = [(np.empty(0, np.int64), np.empty(0))]
-
-    def merge() -> tuple[Rows, Rows]:
-        keys, counts = _summed(*map(np.concatenate, zip(*waiting, strict=True)))
-        ranks = _ranks(keys // num_targets, counts)
-        kept = ranks < 4 * most
-        waiting[:] = [(keys[kept], counts[kept])]
-        return keys[kept], ranks[kept]
-
     # A cell may be of several pairs of words, so links are counted by the words themselves.
     for links in workers.map(lexicon.links, batches(lines, pairs)):
         waiting.append(_summed(links.keys, links.values))
         if sum(len(keys) for keys, _ in waiting[1:]) > _MERGED_AT_ONCE:
-            merge()
-    keys, ranks = merge()
+            waiting = [_likeliest(waiting, num_targets, 4 * most)[:2]]
+    keys, _, ranks = _likeliest(waiting, num_targets, most)
     table = np.full((vocab_sizes[0], most), -1, np.int32)
-    kept = ranks < most
-    sources, targets = np.divmod(keys[kept], num_targets)
-    table[sources, ranks[kept]] = targets
+    sources, targets = np.divmod(keys, num_targets)
+    table[sources, ranks] = targets
     return table
 
 
@@ -294,12 +274,19 @@ def _summed(keys: Rows, values: npt.NDArray[np.floating]) -> tuple[Rows, Values]
     return known, np.bincount(which, values).astype(np.float64)
 
 
-def _ranks(sources: Rows, counts: Values) -> Rows:
-    """Rank the entries of each source token by count, from 0; of equals the first goes first.
+def _likeliest(
+    parts: Sequence[tuple[Rows, Values]], num_targets: int, most: int
+) -> tuple[Rows, Values, Rows]:
+    """Add up the parts of a count of links; return the ``most`` frequent of each source token.
 
-    ``sources`` ascend.
+    Returns:
+        Keys, rising; their counts; and their ranks among those of the source token, from 0. Of
+        equals the first goes first.
     """
+    keys, counts = _summed(*map(np.concatenate, zip(*parts, strict=True)))
+    sources = keys // num_targets
     order = np.lexsort((-counts, sources))
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - np.searchsorted(sources, sources)
-    return ranks
+    kept = ranks < most
+    return keys[kept], counts[kept], ranks[kept]

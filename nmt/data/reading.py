@@ -166,7 +166,7 @@ class Reading:
     stages: dict[str, float] = field(default_factory=dict)  # seconds of each stage
     # By the names of corpora and held-out sets in reports:
     num_lines: dict[str, int] = field(default_factory=dict)
-    is_kept: dict[str, list[npt.NDArray[np.uint8]]] = field(default_factory=dict)  # bits of blocks
+    is_kept: dict[str, list[Mask]] = field(default_factory=dict)  # of each block
     checks: dict[str, CorpusCheck] = field(default_factory=dict)
 
     @contextmanager
@@ -210,7 +210,7 @@ class Reading:
         is_kept = result.arrays["is_kept"]
         kept = kept_pairs(block, is_kept)
         self.num_lines[name] = self.num_lines.get(name, 0) + len(block)
-        self.is_kept.setdefault(name, []).append(np.packbits(is_kept))
+        self.is_kept.setdefault(name, []).append(is_kept)
         check = self.checks.setdefault(name, CorpusCheck(*self.recipe.languages))
         check.update([pair[:2] for pair in kept], result.arrays["lengths"])
         return kept
@@ -225,7 +225,6 @@ class Reading:
                 raise has_changed(name)
             source = encoded.lines.source_lengths[rows] + (corpus.tag is not None)
             lengths = np.array([source, encoded.lines.target_lengths[rows]])
-            bits = np.unpackbits(self.is_kept[name][number], count=len(block))
-            is_kept = bits.astype(np.bool_)
+            is_kept = self.is_kept[name][number]
             known = Known(lengths, is_kept, diagnosis.of_block(name, start, is_kept))
             yield replace(block, known=known)

@@ -131,10 +131,9 @@ class ParallelStore:
     def block(self, start: int, stop: int) -> tuple[FlatIds, FlatIds]:
         """Return both sides of the rows from ``start`` to before ``stop``."""
         rows = np.arange(start, stop)
-        (source, _), (target, _) = self.source_ids(rows), self.target_ids(rows)
-        lengths = self.source_lengths[start:stop], self.target_lengths[start:stop]
-        left, right = (each.astype(np.int64) for each in lengths)
-        return FlatIds(source, left), FlatIds(target, right)
+        sides = self.source_ids(rows), self.target_ids(rows)
+        source, target = (FlatIds(ids, np.diff(offsets)) for ids, offsets in sides)
+        return source, target
 
     def _gather(self, side: int, all_lengths: IntArray, rows: IntArray) -> tuple[Ids, Rows]:
         lengths = all_lengths[rows].astype(np.int64)
