@@ -27,6 +27,7 @@ from typing import IO, Any, cast
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files.lines import is_standard
 
+_FIX = "Choose a place you can write to, on a disk with room."
 _TEMPORARY = ".tmp-"
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] = {
     # Without the temporary name and the time: equal text, equal bytes.
@@ -108,21 +109,20 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     with _unwound_by_signals():
         temporary = _temporary(place)
         temporary.mkdir()
-        descriptor = os.open(temporary, os.O_RDONLY)
-        _lock(descriptor)
         try:
-            yield temporary
-            for written in (*temporary.rglob("*"), temporary):
-                sync(written)
-            aside = replaced_folder(place)
-            if replace and place.exists():
+            with _opened(temporary) as descriptor:
+                _lock(descriptor)
+                yield temporary
+                for written in (*temporary.rglob("*"), temporary):
+                    sync(written)
+                aside = replaced_folder(place)
+                if replace and place.exists():
+                    shutil.rmtree(aside, ignore_errors=True)
+                    place.rename(aside)
+                temporary.rename(place)
+                sync(place.parent)
                 shutil.rmtree(aside, ignore_errors=True)
-                place.rename(aside)
-            temporary.rename(place)
-            sync(place.parent)
-            shutil.rmtree(aside, ignore_errors=True)
         finally:
-            os.close(descriptor)
             shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -153,34 +153,32 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
         for found in list(folder.iterdir()):
             if not found.name.startswith(start) or _TEMPORARY not in found.name:
                 continue
-            with suppress(OSError):  # BlockingIOError: it is being written
-                descriptor = os.open(found, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if found.is_dir():
-                        shutil.rmtree(found, ignore_errors=True)
-                    else:
-                        found.unlink()
-                finally:
-                    os.close(descriptor)
+            # BlockingIOError: it is being written
+            with suppress(OSError), _opened(found, os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if found.is_dir():
+                    shutil.rmtree(found, ignore_errors=True)
+                else:
+                    found.unlink()
 
 
 def sync(path: Path) -> None:
     """Return when a file, or the names in a folder, would survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with _opened(path) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def write_errors(
-    shown: Path | str,
-    error: type[NmtError],
-    *,
-    fix: str = "Choose a place you can write to, on a disk with room.",
-) -> Iterator[None]:
+def write_errors(shown: Path | str, error: type[NmtError], *, fix: str = _FIX) -> Iterator[None]:
     """Turn what the operating system says about writing ``shown`` into one ``error``."""
     try:
         yield
@@ -207,10 +205,8 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
     if output is None or is_standard(output):
         return
     if output.suffix in _UNKNOWN_COMPRESSIONS:
-        raise ConfigError(
-            f"{output}: there is no way to write {output.suffix}.",
-            fix=f"Name it {', '.join(_COMPRESSORS)}, or leave {output.suffix} out for plain text.",
-        )
+        fix = f"Name it {', '.join(_COMPRESSORS)}, or leave {output.suffix} out for plain text."
+        raise ConfigError(f"{output}: there is no way to write {output.suffix}.", fix=fix)
     if not output.parent.is_dir():
         raise ConfigError(f"The folder of {output} does not exist.", fix="Create it first.")
     for path in inputs:
@@ -239,14 +235,8 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
     Raises:
         DataError: It cannot be written: also when that shows late, as with a full disk.
     """
-    if path is not None and is_standard(path):
-        path = None
-    with write_errors(
-        path or "standard output",
-        DataError,
-        fix="Choose an output file in a folder you can write to, on a disk with room.",
-    ):
-        if path is None:
+    with write_errors("standard output" if is_standard(path) else str(path), DataError):
+        if path is None or is_standard(path):
             if sys.stdout is None:
                 raise DataError("Standard output is closed.", fix="Pass a file: `output`.")
             yield sys.stdout.buffer

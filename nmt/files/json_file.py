@@ -19,15 +19,8 @@ MAX_DIGITS = 40  # Of a whole number: as many as a random state of 128 bits has.
 # A text, or what is neither text nor bracket.
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^\[{\]}"]+|"', re.DOTALL)
 
-_NAMES: dict[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
+_NAMES |= {float: "a number", bool: "true or false", type(None): "null"}
 
 _Kind = TypeVar("_Kind")
 
@@ -84,11 +77,9 @@ def field(document: Any, *path: str, kind: type[_Kind]) -> _Kind:
         if wanted is float and type(value) is int:
             value = float(value)
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            found = _NAMES.get(type(value), type(value).__name__)
+            found = _NAMES[type(value)]
             shown = ".".join(path[:depth]) or "the document"
-            raise ValueError(
-                f"{shown} should be {_NAMES.get(wanted, wanted.__name__)}, not {found}"
-            )
+            raise ValueError(f"{shown} should be {_NAMES[wanted]}, not {found}")
         if depth < len(path):
             if path[depth] not in value:
                 raise ValueError(f"{'.'.join(path[: depth + 1])} is missing")

@@ -18,20 +18,16 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from nmt.errors import DataError, nearest_word
 
 _BOM = b"\xef\xbb\xbf"
-# Byte order marks of other encodings than UTF-8.
-_WIDE_MARKS = {
-    b"\xff\xfe\0\0": "UTF-32",  # before UTF-16, whose mark it begins with
-    b"\0\0\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
+# How texts of other encodings than UTF-8 begin.
+_WIDE_MARKS = re.compile(rb"(?P<UTF_32>\xff\xfe\0\0|\0\0\xfe\xff)|(?P<UTF_16>\xff\xfe|\xfe\xff)")
 _BINARY_BYTES = 500  # Fewer do not tell a binary file, which has more than one NUL in so many.
 _CHUNK_BYTES = 1 << 20
 _READ_BYTES = 1 << 16  # Of a filter's input: most that is read at once.
@@ -49,15 +45,11 @@ logger = logging.getLogger(__name__)
 def _open_zstandard(file: Path | IO[bytes]) -> Any:
     # Not `zstandard`: it takes a file that is cut off for a whole one.
     for name in ("compression.zstd", "backports.zstd"):
-        try:
+        with suppress(ImportError):
             return importlib.import_module(name).open(file)
-        except ImportError:
-            continue
     shown = file if isinstance(file, Path) else "The input"
-    raise DataError(
-        f"{shown} is compressed with Zstandard, and no library for it is installed.",
-        fix="Run `pip install backports.zstd`, or decompress the file.",
-    )
+    problem = f"{shown} is compressed with Zstandard, and no library for it is installed."
+    raise DataError(problem, fix="Run `pip install backports.zstd`, or decompress the file.")
 
 
 # By suffix: how the file starts, and how to open it.
@@ -97,18 +89,15 @@ def open_binary(path: Path) -> IO[bytes]:
                 start = file.read(_LONGEST_MARK)
         opener = _opener(start)
         if opener is None and start and path.suffix in _COMPRESSIONS:
-            raise DataError(
-                f"{path} is named {path.suffix}, but its contents are not.",
-                fix="Download it again, or rename it if it is plain text.",
-            )
+            fix = "Download it again, or rename it if it is plain text."
+            raise DataError(f"{path} is named {path.suffix}, but its contents are not.", fix=fix)
         opened: IO[bytes] = path.open("rb") if opener is None else opener(path)
         return opened
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist.{near_file(path)}", fix=CHECK_PATH) from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror or error}.", fix="Check its permissions."
-        ) from error
+        problem = f"{path} cannot be read: {error.strerror or error}."
+        raise DataError(problem, fix="Check its permissions.") from error
 
 
 def near_file(path: Path) -> str:
@@ -142,14 +131,12 @@ def open_input(path: Path | None) -> Iterator[IO[bytes]]:
     if sys.stdin is None:  # closed by whoever started the process
         raise DataError("Standard input is closed.", fix="Pass a file: `input`.")
     stream = sys.stdin.buffer
-    peek = getattr(stream, "peek", None)  # a buffer in a test may have none
+    peek = getattr(stream, "peek", bytes)  # a buffer in a test may have none
     try:
-        opener = _opener(peek(_LONGEST_MARK)) if peek else None
+        opener = _opener(peek(_LONGEST_MARK))
     except OSError as error:
-        raise DataError(
-            f"standard input cannot be read: {error.strerror or error}.",
-            fix="Pass a file: `input`.",
-        ) from error
+        problem = f"standard input cannot be read: {error.strerror or error}."
+        raise DataError(problem, fix="Pass a file: `input`.") from error
     yield stream if opener is None else opener(stream)
 
 
@@ -172,9 +159,8 @@ def read_pieces(
         while piece := read(size):
             yield piece
     except Exception as error:  # every library of a compression has errors of its own
-        raise DataError(
-            f"{name} is damaged or cut off: {error}", fix="Download or compress it again."
-        ) from error
+        problem = f"{name} is damaged or cut off: {error}"
+        raise DataError(problem, fix="Download or compress it again.") from error
 
 
 def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Iterator[list[bytes]]:
@@ -229,27 +215,22 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     except UnicodeDecodeError as error:
         if number == 1:
             _refuse_no_text(line, name)
-        raise DataError(
-            f"{name}, line {number:,}, byte {error.start + 1}: 0x{line[error.start]:02x} is not "
-            "UTF-8.",
-            fix="Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip.",
-        ) from error
+        place = f"{name}, line {number:,}, byte {error.start + 1}"
+        fix = "Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip."
+        raise DataError(f"{place}: 0x{line[error.start]:02x} is not UTF-8.", fix=fix) from error
 
 
 def _refuse_no_text(start: bytes, name: str) -> None:
     """Raise a DataError if a text starts as UTF-16, UTF-32 or a binary file does."""
-    for mark, encoding in _WIDE_MARKS.items():
-        if start.startswith(mark):
-            raise DataError(
-                f"{name} is {encoding}, not UTF-8.", fix=f"Convert it: iconv -f {encoding} -t UTF-8"
-            )
+    if mark := _WIDE_MARKS.match(start):
+        encoding = str(mark.lastgroup).replace("_", "-")
+        fix = f"Convert it: iconv -f {encoding} -t UTF-8"
+        raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
     # A line of text may hold a NUL, or bad bytes: a program, an image or weights have many of both.
     has_nulls = start.count(0) * _BINARY_BYTES > len(start) >= _BINARY_BYTES
     if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # one may be cut off
-        raise DataError(
-            f"{name} is a binary file: it has NUL bytes, and others that are not UTF-8.",
-            fix="Pass a text file in UTF-8.",
-        )
+        problem = f"{name} is a binary file: it has NUL bytes, and others that are not UTF-8."
+        raise DataError(problem, fix="Pass a text file in UTF-8.")
 
 
 def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
@@ -309,16 +290,13 @@ def read_chunks(
         DataError: The input is damaged, for example a gzip file cut off, or is UTF-16, UTF-32 or
             binary.
     """
-
-    def pieces() -> Iterator[bytes]:
-        for number, piece in enumerate(read_pieces(stream, name, _READ_BYTES, at_once=True)):
-            if not number:
-                _refuse_no_text(piece, name)
-            yield piece
-
+    pieces = read_pieces(stream, name, _READ_BYTES, at_once=True)
+    if not (first := next(pieces, b"")):
+        return
+    _refuse_no_text(first, name)
     chunk: list[bytes] = []
     size, since = 0, 0.0
-    for lines in split_pieces(pieces(), max_bytes):
+    for lines in split_pieces(chain([first], pieces), max_bytes):
         for line in lines:
             since = since if chunk else time.monotonic()
             chunk.append(line)

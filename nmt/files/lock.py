@@ -55,10 +55,9 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         lock.acquire()
         has_waited = True
     with lock:
-        started = time.strftime("%Y-%m-%d %H:%M:%S%z")
+        place, started = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z")
         with suppress(OSError):  # a full disk: the lock holds without a name, too
-            holder = f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
-            path.write_text(holder, encoding="utf-8")
+            path.write_text(f"process {os.getpid()} on {place} since {started}\n", "utf-8")
         try:
             yield has_waited
         finally:
@@ -87,10 +86,8 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         fix = "Wait for it, stop it, or set another run_dir."
         raise CheckpointError(f"{run_dir} is in use by {error}.", fix=fix) from error
     except OSError as error:
-        raise CheckpointError(
-            f"{run_dir} cannot be written: {error.strerror}.",
-            fix="Set run_dir to a folder you can write to, or change its permissions.",
-        ) from error
+        fix = "Set run_dir to a folder you can write to, or change its permissions."
+        raise CheckpointError(f"{run_dir} cannot be written: {error.strerror}.", fix=fix) from error
     try:
         yield
     finally:

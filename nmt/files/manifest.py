@@ -18,7 +18,6 @@ NAME = "manifest.json"
 # Key of the manifest's own hash, so that damage is not taken for another release's work.
 _SEAL = "sha256"
 _OF_CHECKPOINTS = "state.json"  # A file that model folders do not have.
-_OF_RUN = "Use another checkpoint of the run: `checkpoint` last, or one of its step-N."
 _MAX_BYTES = 1 << 24
 _SHA256_DIGITS = 64
 
@@ -56,22 +55,15 @@ def damage(folder: Path, files: Mapping[str, FileRecord], names: Iterable[str]) 
     for name in names:
         path, expected = folder / name, files.get(name)
         try:
-            problem = _difference(path, expected)
+            if expected is None or not path.is_file():
+                yield f"{path} is missing."
+            elif (size := path.stat().st_size) != expected.size:
+                yield f"{path} has {size:,} bytes, but {expected.size:,} were written."
+            elif (found := sha256_of_file(path)) != expected.sha256:
+                was = f"{expected.sha256[:12]}... was written: its content has changed"
+                yield f"{path} has sha256 {found[:12]}..., but {was}."
         except OSError as error:
-            problem = f"cannot be read: {error.strerror or error}."
-        if problem is not None:
-            yield f"{path} {problem}"
-
-
-def _difference(path: Path, expected: FileRecord | None) -> str | None:
-    if expected is None or not path.is_file():
-        return "is missing."
-    if (size := path.stat().st_size) != expected.size:
-        return f"has {size:,} bytes, but {expected.size:,} were written."
-    if (found := sha256_of_file(path)) != expected.sha256:
-        was = f"{expected.sha256[:12]}..."
-        return f"has sha256 {found[:12]}..., but {was} was written: its content has changed."
-    return None
+            yield f"{path} cannot be read: {error.strerror or error}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +100,14 @@ class Manifest:
             if version == FORMAT_VERSION:
                 return cls._parsed(values)
         except FileNotFoundError as error:
-            raise CheckpointError(
-                f"{path} is missing.", fix="The folder is not a complete checkpoint: use another."
-            ) from error
+            fix = "The folder is not a complete checkpoint: use another."
+            raise CheckpointError(f"{path} is missing.", fix=fix) from error
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {error}.",
-                fix="Use another checkpoint of the run; copy or export a model folder again.",
-            ) from error
-        raise UnknownFormatError(
-            f"{path} has format version {version}, but this release reads {FORMAT_VERSION}.",
-            fix=f"Use the release that wrote it: nmt {values.get('package_version', '?')}.",
-        )
+            fix = "Use another checkpoint of the run; copy or export a model folder again."
+            raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
+        fix = f"Use the release that wrote it: nmt {values.get('package_version', '?')}."
+        problem = f"has format version {version}, but this release reads {FORMAT_VERSION}"
+        raise UnknownFormatError(f"{path} {problem}.", fix=fix)
 
     @classmethod
     def _parsed(cls, values: Any) -> Manifest:
@@ -129,10 +117,9 @@ class Manifest:
             if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
                 raise ValueError(f"files names {name!r}, which is not inside the folder")
             size = field(values, "files", name, "size", kind=int)
-            sha256 = field(values, "files", name, "sha256", kind=str)
-            if size < 0 or len(sha256) != _SHA256_DIGITS:
+            files[name] = FileRecord(size, field(values, "files", name, "sha256", kind=str))
+            if size < 0 or len(files[name].sha256) != _SHA256_DIGITS:
                 raise ValueError(f"files.{name} has no possible size and sha256")
-            files[name] = FileRecord(size, sha256)
         if (step := field(values, "step", kind=int)) < 0:
             raise ValueError(f"step is {step}")
         return cls(FORMAT_VERSION, field(values, "package_version", kind=str), step, files)
@@ -153,5 +140,7 @@ class Manifest:
             CheckpointError: Names the file, what was expected and what was found.
         """
         for problem in damage(folder, self.files, self.files if names is None else names):
-            fix = _OF_RUN if _OF_CHECKPOINTS in self.files else "Copy or export the folder again."
+            fix = "Copy or export the folder again."
+            if _OF_CHECKPOINTS in self.files:
+                fix = "Use another checkpoint of the run: `checkpoint` last, or one of its step-N."
             raise CheckpointError(problem, fix=fix)
