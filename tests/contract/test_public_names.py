@@ -69,9 +69,10 @@ def test_other_names_are_refused_as_python_does() -> None:
         nmt.tranlate  # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["nmt", "nmt.cli", "nmt.commands.prepare"])
+@pytest.mark.parametrize("module", ["nmt", "nmt.cli", "nmt.commands.prepare", "nmt.report.page"])
 def test_torch_is_not_loaded_by(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'datasets') if m in sys.modules])"
+    heavy = "{'torch', 'datasets', 'jinja2'}"
+    code = f"import sys, {module}; print(sorted({heavy} & {{*sys.modules}}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
     assert result.stdout.decode().strip() == "[]"

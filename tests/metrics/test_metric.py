@@ -43,27 +43,24 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_registered_metric_is_scored_resampled_and_compared(tmp_path: Path) -> None:
-    (tmp_path / "reference.en").write_text("one\ntwo\nthree\nfour\n")
-    (tmp_path / "new.en").write_text("one\ntwo\nthree\nFOUR\n")
-    (tmp_path / "old.en").write_text("one\nx\ny\nz\n")
     flags = ["evaluate", "--json", "--metric", "exact"]
-    for flag, name in (("reference", "reference"), ("hypothesis", "new"), ("baseline", "old")):
-        flags += [f"--{flag}", str(tmp_path / f"{name}.en")]
-
-    result = CliRunner().invoke(app, flags)
-
-    assert result.exit_code == 0
+    for flag, lines in (
+        ("reference", "one two three four"),
+        ("hypothesis", "one two three FOUR"),
+        ("baseline", "one x y z"),
+    ):
+        (tmp_path / flag).write_text(lines.replace(" ", "\n") + "\n")
+        flags += [f"--{flag}", str(tmp_path / flag)]
+    result, folded = (CliRunner().invoke(app, [*flags, *more]) for more in ((), ("--lowercase",)))
     (score,) = json.loads(result.stdout)["systems"][0]["scores"]
     assert (score["value"], score["signature"]) == (75, "exact|version:1")
     assert score["comparison"]["delta"] == 50
     assert score["confidence"]["low"] <= 75 <= score["confidence"]["high"]
-    folded = json.loads(CliRunner().invoke(app, [*flags, "--lowercase"]).stdout)
-    assert folded["systems"][0]["scores"][0]["value"] == 100
+    assert json.loads(folded.stdout)["systems"][0]["scores"][0]["value"] == 100
 
 
 def test_a_registered_metric_chooses_the_best_checkpoint() -> None:
     scores = Scores(1.5, {"bleu": 20.0, "ter": 60.0, "exact": 75.0}, "13a")
-
     assert scores.value("exact") == 75
     assert scores.value("ter") == as_quality("ter", 60.0) == -60  # it counts errors
     assert scores.value("loss") == -1.5

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
 import unicodedata
 from collections.abc import Sequence
 from xml.etree import ElementTree
@@ -42,16 +40,8 @@ def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) 
         samples=[[("Source", text)]], columns=[], validations=[], table_note="", config_text=text,
     )  # fmt: skip
     root = ElementTree.fromstring(page)
-
     hidden = [c for c in "".join(root.itertext()) if unicodedata.category(c) in ("Cf", "Cs")]
     assert set(hidden) <= {"\u200c", "\u200d"}
-
-
-def test_pages_load_without_torch() -> None:
-    code = "import sys, nmt.report.page; print('torch' in sys.modules, 'jinja2' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "False False\n"
 
 
 NAN = math.nan
@@ -81,10 +71,6 @@ def test_ticks_are_round_and_enclose_the_values(
     assert tick_labels(round_ticks(low, high)) == expected
 
 
-def test_round_ticks_are_as_exact_as_their_decimals() -> None:
-    assert round_ticks(0, 0.9) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # 3 * 0.2 would be 0.6000000001
-
-
 FLOATS = st.floats(-1e12, 1e12, allow_subnormal=False)
 
 
@@ -93,11 +79,13 @@ def test_ticks_of_any_range_are_few_and_enclose_it(values: list[float], count: i
     low, high = min(values), max(values)
     ticks = round_ticks(low, high, count)
     slack = 1e-6 * (ticks[-1] - ticks[0])
-
-    assert ticks[0] <= low + slack
-    assert ticks[-1] >= high - slack
+    assert ticks[0] - slack <= low <= high <= ticks[-1] + slack
     assert 2 <= len(ticks) <= count + 3
     assert all(a < b for a, b in itertools.pairwise(ticks))
+
+
+def test_round_ticks_are_as_exact_as_their_decimals() -> None:
+    assert round_ticks(0, 0.9) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]  # 3 * 0.2 would be 0.6000000001
 
 
 @pytest.mark.parametrize(
@@ -114,10 +102,8 @@ def test_ticks_of_a_log_axis(low: float, high: float, expected: list[float]) -> 
 
 @given(low=st.floats(1e-200, 1e200), factor=st.floats(50, 1e50))
 def test_log_ticks_enclose_any_range(low: float, factor: float) -> None:
-    ticks = log_ticks(low, low * factor)
-
-    assert ticks[0] <= low
-    assert ticks[-1] >= low * factor
+    first, *_, last = log_ticks(low, low * factor)
+    assert first <= low <= low * factor <= last
 
 
 @given(values=st.lists(FLOATS | st.just(NAN), max_size=600), limit=st.integers(10, 100))
@@ -125,7 +111,6 @@ def test_thinning_keeps_ends_extremes_gaps_and_order(values: list[float], limit:
     points = list(enumerate(values))
     kept = list(thin(points, limit))
     finite = [value for _, value in kept if not math.isnan(value)]
-
     assert set(kept) <= set(points)
     assert [step for step, _ in kept] == sorted({step for step, _ in kept})
     assert kept[:1] == points[:1]

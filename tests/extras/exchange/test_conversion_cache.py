@@ -26,6 +26,7 @@ from nmt.inference.engine import EngineLacksError, LoadedModel, choose_engine
 from nmt.inference.guard import GuardLimits
 from nmt.inference.options import EngineOptions, Ensemble, Needs
 from nmt.inference.translator import Translator
+from tests.checkpoint.faults import flip_bit
 from tests.extras.exchange.exported import (
     STEP,
     needs_ctranslate2,
@@ -36,19 +37,34 @@ from tests.extras.exchange.exported import (
 )
 from tests.inference.conftest import sentences
 
-
-def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> LoadedModel:
-    return choose_engine(folder, EngineOptions(**options), needs or Needs(longest=40))
+LINES = sentences(12, seed=8)
+# Each asks for CTranslate2.
+CHOICES: tuple[dict[str, Any], ...] = ({"engine": "ctranslate2"}, {"dtype": "int8"})
 
 
 def needs_of(*, longest: int | None = 40, **changes: Any) -> Needs:
     """Decoding options, and the other fields."""
     own = {x: changes.pop(x) for x in ("constraints", "outputs") if x in changes}
-    decoding = DecodingConfig().model_copy(update=changes)
-    return Needs(decoding=decoding, longest=longest, **own)
+    return Needs(decoding=DecodingConfig().model_copy(update=changes), longest=longest, **own)
 
 
-LINES = sentences(12, seed=8)
+def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> LoadedModel:
+    return choose_engine(folder, EngineOptions(**{"device": "cpu", **options}), needs or needs_of())
+
+
+def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[str, str]:
+    """Name and dtype of the engine that is chosen."""
+    engine = load_engine(folder, needs, **options).engine
+    return engine.name, engine.dtype
+
+
+def load(folder: Path, **options: Any) -> Translator:
+    return Translator.load(folder, device="cpu", **options)
+
+
+def converted(place: Path) -> list[str]:
+    """Names of what is kept, without what they are made of."""
+    return sorted(path.name.rsplit("-", 1)[0] for path in place.glob("ctranslate2-*"))
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +81,29 @@ def run_dir(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return shutil.copytree(original, tmp_path / "run")
 
 
-def converted(place: Path) -> list[str]:
-    """Names of what is kept, without what they are made of."""
-    return sorted(path.name.rsplit("-", 1)[0] for path in place.glob("ctranslate2-*"))
-
-
-def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[str, str]:
-    """Name and dtype of the engine that is chosen."""
-    engine = load_engine(folder, needs, **options).engine
-    return engine.name, engine.dtype
+@needs_ctranslate2
+def test_a_cpu_gets_ctranslate2_for_what_it_has(run_dir: Path, tmp_path: Path) -> None:
+    """And torch for what it cannot run."""
+    assert chosen(run_dir) == ("ctranslate2", "float32")
+    assert chosen(run_dir, dtype="int8") == ("ctranslate2", "int8")
+    assert chosen(run_dir, engine="torch") == ("torch", "float32")
+    assert chosen(run_dir, dtype="bf16") == ("torch", "bfloat16")
+    shortlist = needs_of(shortlist=True, outputs=frozenset({"token_scores"}))
+    assert chosen(run_dir, shortlist) == ("ctranslate2", "float32")
+    write_run(tmp_path / "qk", run_dir / "tokenizer", run_config({"qk_norm": True}))
+    others = Ensemble((run_dir,))
+    assert chosen(tmp_path / "qk")[0] == chosen(run_dir, ensemble=others)[0] == "torch"
+    for choice in CHOICES:
+        with pytest.raises(ConfigError, match=r"does not have model.qk_norm true"):
+            load_engine(tmp_path / "qk", **choice)
+    with pytest.raises(ConfigError, match="several models at a time"):
+        load_engine(run_dir, engine="ctranslate2", ensemble=others)
 
 
 @needs_ctranslate2
-def test_a_cpu_gets_ctranslate2_for_what_it_has(run_dir: Path) -> None:
-    assert chosen(run_dir, device="cpu") == ("ctranslate2", "float32")
-    assert chosen(run_dir, device="cpu", dtype="int8") == ("ctranslate2", "int8")
-    assert chosen(run_dir, device="cpu", engine="torch") == ("torch", "float32")
-    shortlist = needs_of(shortlist=True, outputs=frozenset({"token_scores"}))
-    assert chosen(run_dir, shortlist, device="cpu") == ("ctranslate2", "float32")
+def test_a_gpu_is_for_torch(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_has_gpu", lambda: True)
+    assert chosen(run_dir, device="auto")[0] == "torch"
 
 
 @needs_ctranslate2
@@ -106,41 +127,21 @@ def test_what_is_not_on_its_list_is_for_torch(
 ) -> None:
     """With -v the reason is told; an option that is not known to the list is not on it."""
     caplog.set_level(logging.DEBUG, "nmt.inference")
-    assert chosen(run_dir, needs, device="cpu") == ("torch", "float32")
+    assert chosen(run_dir, needs) == ("torch", "float32")
     assert any(text.startswith("torch translates") and why in text for text in caplog.messages)
     with pytest.raises(EngineLacksError, match=f"engine does not have {re.escape(why)}"):
-        chosen(run_dir, needs, device="cpu", engine="ctranslate2")
+        chosen(run_dir, needs, engine="ctranslate2")
     assert not (run_dir / ".cache").exists()  # nothing was converted for nothing
-
-
-@needs_ctranslate2
-def test_what_ctranslate2_cannot_run_is_for_torch(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "qk", run_dir / "tokenizer", run_config({"qk_norm": True}))
-    others = Ensemble((run_dir,))
-    assert chosen(tmp_path / "qk", device="cpu")[0] == "torch"
-    assert chosen(run_dir, device="cpu", ensemble=others)[0] == "torch"
-    assert chosen(run_dir, device="cpu", dtype="bf16") == ("torch", "bfloat16")
-    with pytest.raises(EngineLacksError, match=r"does not have model.qk_norm true"):
-        load_engine(tmp_path / "qk", engine="ctranslate2")
-    with pytest.raises(ConfigError, match="several models at a time"):
-        load_engine(run_dir, engine="ctranslate2", ensemble=others)
-    with pytest.raises(ConfigError, match=r"does not have model.qk_norm true"):
-        load_engine(tmp_path / "qk", device="cpu", dtype="int8")
-    monkeypatch.setattr(engines, "_has_gpu", lambda: True)
-    assert chosen(run_dir)[0] == "torch"
 
 
 def test_without_ctranslate2_torch_translates(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    assert chosen(run_dir, device="cpu") == ("torch", "float32")
-    with pytest.raises(ConfigError, match=r"not installed.*\n.*pip install 'nmt\[ctranslate2\]'"):
-        load_engine(run_dir, device="cpu", engine="ctranslate2")
-    with pytest.raises(ConfigError, match="CTranslate2 is not installed"):
-        load_engine(run_dir, device="cpu", dtype="int8")
+    assert chosen(run_dir) == ("torch", "float32")
+    for choice in CHOICES:
+        with pytest.raises(ConfigError, match=r"not installed.*\n.*pip install"):
+            load_engine(run_dir, **choice)
 
 
 @needs_ctranslate2
@@ -149,17 +150,14 @@ def test_both_engines_write_the_same_text_and_their_guards_retry_alike(
     run_dir: Path, changes: dict[str, Any]
 ) -> None:
     """A random model makes the guard retry nearly every line."""
-    limits = GuardLimits(loop=1, repetition=0.05, subwords=(0.8, 1.2))
-    same = {"device": "cpu", "threads": 1, "limits": limits, **changes}
+    changes["limits"] = GuardLimits(loop=1, repetition=0.05, subwords=(0.8, 1.2))
     ours, theirs = (
-        Translator.load(run_dir, engine=name, **same).translate(LINES)
+        load(run_dir, engine=name, threads=1, **changes).translate(LINES)
         for name in ("torch", "ctranslate2")
     )
-
     assert sum(bool(result.alarms or result.retried) for result in ours) > len(LINES) / 2
     for one, other in zip(ours, theirs, strict=True):
-        assert one.text == other.text
-        assert (one.alarms, one.retried) == (other.alarms, other.retried)
+        assert (one.text, one.alarms, one.retried) == (other.text, other.alarms, other.retried)
         assert one.score == pytest.approx(other.score, abs=1e-4)
 
 
@@ -167,60 +165,51 @@ def test_both_engines_write_the_same_text_and_their_guards_retry_alike(
 def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
     for _ in range(2):
         for dtype in ("float32", "int8"):
-            Translator.load(run_dir, device="cpu", dtype=dtype).translate(LINES[:1])
+            load(run_dir, dtype=dtype).translate(LINES[:1])
     assert converted(run_dir / ".cache") == ["ctranslate2-float32", "ctranslate2-int8"]
     times = {path: path.stat().st_mtime_ns for path in (run_dir / ".cache").iterdir()}
-    Translator.load(run_dir, device="cpu", shortlist=True).translate(LINES[:1])
+    load(run_dir, shortlist=True).translate(LINES[:1])
     with pytest.raises(EngineLacksError, match="for which it was not converted"):
-        Translator.load(run_dir, device="cpu").with_options(shortlist=True)
+        load(run_dir).with_options(shortlist=True)
     assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2 + ["ctranslate2-int8"]
     assert all(path.stat().st_mtime_ns == time for path, time in times.items() if path.is_dir())
     (run_dir / SHORTLIST).unlink()
     with pytest.raises(ConfigError, match=r"shortlist is on, but .* has no"):
-        Translator.load(run_dir, device="cpu", shortlist=True)
+        load(run_dir, shortlist=True)
 
 
 @needs_ctranslate2
-def test_other_weights_never_find_a_conversion(run_dir: Path) -> None:
-    first = Translator.load(run_dir, device="cpu", guard=False).translate(LINES)
+def test_other_weights_never_find_a_conversion_and_old_ones_are_removed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(run_dir, guard=False).translate(LINES)
     model = load_model(run_dir).model
     with torch.no_grad():
         model.output_weight.mul_(-1)
     save_checkpoint(run_dir, STEP, model=model.state_dict(), optimizer={}, state={})
-
-    second = Translator.load(run_dir, device="cpu", guard=False).translate(LINES)
+    second = load(run_dir, guard=False).translate(LINES)
     assert [result.text for result in second] != [result.text for result in first]
     assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2
-
-
-@needs_ctranslate2
-def test_old_conversions_are_removed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion_cache, "_KEPT_IN_RUN", 1)
-    for dtype in ("float32", "int8"):
-        Translator.load(run_dir, device="cpu", dtype=dtype)
+    load(run_dir, dtype="int8")
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 
 
 @needs_ctranslate2
 @pytest.mark.parametrize("name", ["model.bin", "manifest.json", "config.json"])
 def test_a_damaged_conversion_is_made_again(run_dir: Path, name: str) -> None:
-    expected = Translator.load(run_dir, device="cpu").translate(LINES)
+    expected = load(run_dir).translate(LINES)
     (folder,) = (run_dir / ".cache").glob("ctranslate2-*")
     (folder / name).write_bytes(b"damaged")
-
-    assert Translator.load(run_dir, device="cpu").translate(LINES) == expected
+    assert load(run_dir).translate(LINES) == expected
     assert (folder / name).stat().st_size > 7
 
 
 @needs_ctranslate2
 def test_damaged_weights_are_not_converted(run_dir: Path) -> None:
-    path = checkpoint_dir(run_dir, STEP) / MODEL
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
+    flip_bit(checkpoint_dir(run_dir, STEP) / MODEL, -1)
     with pytest.raises(CheckpointError, match="has sha256"):
-        Translator.load(run_dir, device="cpu")
+        load(run_dir)
     assert converted(run_dir / ".cache") == []
 
 
@@ -231,27 +220,26 @@ def test_a_run_that_cannot_be_written_uses_the_cache_of_the_user(
     """A file stands where the folder would be: so the test holds for the administrator, too."""
     caplog.set_level(logging.INFO)
     (run_dir / ".cache").write_text("")
-    expected = Translator.load(run_dir, device="cpu").translate(LINES)
+    expected = load(run_dir).translate(LINES)
     assert converted(tmp_path / "user" / "nmt") == ["ctranslate2-float32"]
 
     shutil.rmtree(tmp_path / "user")
     (tmp_path / "user").write_text("")
     caplog.clear()
-    translator = Translator.load(run_dir, device="cpu")
+    translator = load(run_dir)
     assert translator.engine.name == "torch"
     assert [x.text for x in translator.translate(LINES)] == [x.text for x in expected]
     assert "the model cannot be converted" in caplog.text
-    for choice in ({"engine": "ctranslate2"}, {"dtype": "int8"}):
+    for choice in CHOICES:
         with pytest.raises(ConfigError, match=r"cannot be converted: .*cannot be written"):
-            Translator.load(run_dir, device="cpu", **choice)  # type: ignore[arg-type]
+            load(run_dir, **choice)
 
 
 @needs_ctranslate2
 def test_a_first_use_by_several_at_once_converts_once(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes = []
-    write = CTranslate2Target.write
+    writes, write = [], CTranslate2Target.write
 
     def counted(*arguments: Any) -> None:
         writes.append(arguments)
@@ -260,19 +248,18 @@ def test_a_first_use_by_several_at_once_converts_once(
     monkeypatch.setattr(CTranslate2Target, "write", counted)
     files = find_model(run_dir)
 
-    def convert() -> Path:
+    def convert(_: int) -> Path:
         return conversion_cache.converted_model(run_dir, files, "float32", with_shortlist=False)
 
     with ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(convert) for _ in range(4)]
-    folders = {call.result() for call in calls}
+        folders = {*pool.map(convert, range(4))}
     assert len(folders) == len(writes) == 1
     assert CTranslate2Engine(folders.pop()).dtype == "float32"
 
 
 @needs_ctranslate2
 def test_after_the_first_use_a_run_translates_without_torch(run_dir: Path) -> None:
-    Translator.load(run_dir, device="cpu").translate(LINES[:1])
+    load(run_dir).translate(LINES[:1])
     code = (
         "import sys; from typer.testing import CliRunner; from nmt.cli.app import app;"
         f"result = CliRunner().invoke(app, ['translate', {str(run_dir)!r}], 'Hund\\n');"

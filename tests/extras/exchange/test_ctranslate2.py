@@ -14,7 +14,6 @@ from nmt.checkpoint.files import MODEL
 from nmt.checkpoint.model_folder import ModelBundle
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError
 from nmt.extras.exchange import ctranslate2
 from nmt.extras.exchange.ctranslate2 import (
@@ -42,9 +41,6 @@ from tests.inference.conftest import sentences
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "pre-norm": {},
     "post-norm": {"norm_position": "post"},
-    "RMSNorm": {"norm": "rms"},
-    "SwiGLU": {"activation": "swiglu"},
-    "no biases": {"bias": False},
     "SwiGLU, RMSNorm, no biases": {"activation": "swiglu", "norm": "rms", "bias": False},
     "three tables": {"embeddings": "separate"},
     "target tables tied": {"embeddings": "decoder-tied"},
@@ -64,9 +60,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sinusoids in halves": {"positions": "sinusoidal-halves"},
     "learned positions": {"positions": "learned", "max_positions": 48},
     "rotary": {"positions": "rotary"},
-    "no positions": {"positions": "none"},
     "BOS before the source": {"source_bos": True},
-    "grouped heads": {"num_kv_heads": 2},
     "one key head": {"num_kv_heads": 1},
     "rotary, grouped heads": {"positions": "rotary", "num_kv_heads": 2},
     "other decoder": {
@@ -95,19 +89,24 @@ def bundle_of(tokenizers: Tokenizers, **model: Any) -> ModelBundle:
     return ModelBundle(config, tokenizers, 30, Path(), manifest, built)
 
 
-def compare(
-    bundle: ModelBundle, folder: Path, tolerance: float = 1e-4, count: int = 12, **options: Any
-) -> None:
+def engines_of(
+    bundle: ModelBundle, folder: Path, dtype: str = "float32", lists: ShortlistParts | None = None
+) -> tuple[CTranslate2Engine, TorchEngine]:
+    """A model that was converted, and itself."""
+    CTranslate2Target().write(folder, bundle, dtype, lists)
+    return CTranslate2Engine(folder, device="cpu", threads=1), TorchEngine(bundle.model)
+
+
+def compare(bundle: ModelBundle, folder: Path, count: int = 12, **options: Any) -> None:
     """Convert a model; compare sentence by sentence, hypothesis by hypothesis, token by token."""
-    CTranslate2Target().write(folder, bundle, "float32", None)
-    theirs, ours = CTranslate2Engine(folder, device="cpu", threads=1), TorchEngine(bundle.model)
+    theirs, ours = engines_of(bundle, folder)
     ids = bundle.tokenizers.source.encode_batch(sentences(count, seed=3))
     wanted = DecodingConfig(**{**bundle.config.decoding.model_dump(), **options})
     for one, other in zip(ours.search(ids, wanted), theirs.search(ids, wanted), strict=True):
         assert [h.ids for h in one] == [h.ids for h in other]
         for expected, hypothesis in zip(one, other, strict=True):
-            assert hypothesis.score == pytest.approx(expected.score, abs=tolerance)
-            assert hypothesis.log_prob == pytest.approx(expected.log_prob, abs=40 * tolerance)
+            assert hypothesis.score == pytest.approx(expected.score, abs=1e-4)
+            assert hypothesis.log_prob == pytest.approx(expected.log_prob, abs=4e-3)
 
 
 @needs_ctranslate2
@@ -117,7 +116,6 @@ def test_every_architecture_translates_as_ours(
 ) -> None:
     bundle = bundle_of(tokenizers, **ARCHITECTURES[name])
     assert bundle.model.target_table[BOS_ID].abs().min() > 0  # the decoder starts from it
-
     compare(bundle, tmp_path, beam_size=3)
 
 
@@ -135,25 +133,18 @@ def test_tokens_that_no_search_chooses_take_nothing_from_the_others(
 
 
 @needs_ctranslate2
-def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(
-    tokenizers: Tokenizers, tmp_path: Path
-) -> None:
-    """CTranslate2 cuts off a whole beam there, and scores it without its end."""
-    bundle = bundle_of(tokenizers, embeddings="separate")
-    with torch.no_grad():
-        bundle.model.output_weight.mul_(1.5)
+def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(tmp_path: Path) -> None:
+    """CTranslate2 cuts off a whole beam there, and scores it without its end.
 
-    limits = {"max_length_factor": 1.0, "max_length_offset": 6}
-    compare(bundle, tmp_path, count=40, beam_size=4, **limits)
-
-
-@needs_ctranslate2
-def test_two_vocabularies_are_kept_apart(tmp_path: Path) -> None:
+    And two vocabularies are kept apart.
+    """
     two = load_tokenizers(train_tokenizers(tmp_path / "tokenizer", joint=False))
     bundle = bundle_of(two, embeddings="separate")
-
     assert len(bundle.model.source_vectors) != len(bundle.model.target_table)
-    compare(bundle, tmp_path, beam_size=2)
+    with torch.no_grad():
+        bundle.model.output_weight.mul_(1.5)
+    limits = {"max_length_factor": 1.0, "max_length_offset": 6}
+    compare(bundle, tmp_path, count=40, beam_size=4, **limits)
 
 
 @needs_ctranslate2
@@ -162,15 +153,13 @@ def test_every_type_of_weights_translates(
     dtype: str, tokenizers: Tokenizers, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bundle = bundle_of(tokenizers, activation="swiglu", num_kv_heads=2)
-    CTranslate2Target().write(tmp_path, bundle, dtype, None)
-
+    engine, _ = engines_of(bundle, tmp_path, dtype)
     bytes_each = {"float32": 4, "float16": 2, "bfloat16": 2, "int16": 2}.get(dtype, 1)
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
     positions = 1024 * 32 * 4
     size = (tmp_path / "model.bin").stat().st_size
     assert size < bytes_each * parameters + positions + 40_000
-    assert json.loads((tmp_path / RECORD).read_text("utf-8"))["quantization"] == dtype
-    engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
+    assert json.loads((tmp_path / RECORD).read_text("utf-8"))["quantization"] == engine.dtype
     assert engine.dtype == dtype
     assert len(engine.search([[7, 8], [9]], bundle.config.decoding)) == 2
     capfd.readouterr()  # CTranslate2 may say that it computes in another type here
@@ -179,14 +168,10 @@ def test_every_type_of_weights_translates(
 @needs_ctranslate2
 def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path: Path) -> None:
     """Of a sentence alone no other token comes, and every token may be in the list."""
-    bundle = bundle_of(tokenizers)
-    size = tokenizers.target.vocab_size
-    tokens = np.arange(size)
+    tokens = np.arange(tokenizers.target.vocab_size)
     lists = ShortlistParts(np.array([5]), np.where(tokens % 2, tokens, -1)[:, None])
-    CTranslate2Target().write(tmp_path, bundle, "float32", lists)
-    engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
+    engine, _ = engines_of(bundle_of(tokenizers), tmp_path, lists=lists)
     options = DecodingConfig(beam_size=4, shortlist=True, max_length_factor=1.0)
-
     for source in ([7, 8, 9], [11], [12, 14, 16], [300, 301, 303]):
         allowed = {0, 1, 2, 3, 5} | {token for token in source if token % 2}
         for hypothesis in engine.search([source], options)[0]:
@@ -197,26 +182,28 @@ def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path:
 
 @needs_ctranslate2
 def test_a_list_of_all_tokens_changes_nothing(tokenizers: Tokenizers, tmp_path: Path) -> None:
-    bundle = bundle_of(tokenizers)
     every = np.arange(tokenizers.target.vocab_size)
     lists = ShortlistParts(every, np.full((tokenizers.source.vocab_size, 1), -1))
-    CTranslate2Target().write(tmp_path, bundle, "float32", lists)
-    engine = CTranslate2Engine(tmp_path, device="cpu", threads=1)
+    engine, _ = engines_of(bundle_of(tokenizers), tmp_path, lists=lists)
     ids = tokenizers.source.encode_batch(sentences(10, seed=4))
-
-    found = [
+    short, whole = (
         engine.search(ids, DecodingConfig(beam_size=3, n_best=3, shortlist=wanted))
         for wanted in (True, False)
-    ]
-    assert [[h.ids for h in own] for own in found[0]] == [[h.ids for h in own] for own in found[1]]
+    )
+    assert [[h.ids for h in own] for own in short] == [[h.ids for h in own] for own in whole]
     # Whole vocabularies are scored again after a search with short lists.
     assert engine.token_log_probs([[7]], [[8]]) == engine.token_log_probs([[7]], [[8]])
 
 
-def test_what_cannot_be_expressed_is_named() -> None:
+def test_what_cannot_be_expressed_or_followed_is_named() -> None:
     assert not_expressed(run_config({}).model) == []
     assert not_expressed(run_config({"qk_norm": True}).model) == ["model.qk_norm true"]
     assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
+    options = DecodingConfig(sampling=True, top_k=5, n_best=7, seed=9, length_penalty=0.5)
+    assert not_followed(options) == ["decoding.sampling true", "decoding.top_k 5"]
+    followed = CTranslate2Target().decoding(options)
+    assert followed == DecodingConfig(seed=9, length_penalty=0.5)
+    assert not_followed(followed) == []
 
 
 def test_a_new_key_is_refused_until_it_is_expressed() -> None:
@@ -232,27 +219,21 @@ def test_a_new_key_is_refused_until_it_is_expressed() -> None:
     assert has <= set(DecodingConfig.model_fields)
 
 
-def test_options_are_followed_or_named() -> None:
-    options = DecodingConfig(sampling=True, top_k=5, n_best=7, seed=9, length_penalty=0.5)
-    assert not_followed(options) == ["decoding.sampling true", "decoding.top_k 5"]
-    followed = CTranslate2Target().decoding(options)
-    assert followed == DecodingConfig(seed=9, length_penalty=0.5)
-    assert not_followed(followed) == []
-
-
-def test_the_table_of_positions_is_as_long_as_any_output() -> None:
-    def rows(positions: str, length: int, factor: float = 2.0) -> int | None:
-        config: RunConfig = run_config(
-            {"positions": positions}, filters={"max_length": length},
-            decoding={"max_length_factor": factor},
-        )  # fmt: skip
-        return num_positions(config)
-
-    assert rows("sinusoidal", 40) == 1024
-    assert rows("none", 1000) == 2021  # 2 * 1000 + 20 and EOS
-    assert rows("sinusoidal", 2000, 0.5) == 2001
-    assert rows("rotary", 2000) is None
-    assert rows("relative", 2000) is None
+@pytest.mark.parametrize(
+    ("positions", "length", "factor", "rows"),
+    [
+        ("sinusoidal", 40, 2.0, 1024),
+        ("none", 1000, 2.0, 2021),  # 2 * 1000 + 20 and EOS
+        ("sinusoidal", 2000, 0.5, 2001),
+        ("rotary", 2000, 2.0, None),
+        ("relative", 2000, 2.0, None),
+    ],
+)
+def test_the_table_of_positions_is_as_long_as_any_output(
+    positions: str, length: int, factor: float, rows: int | None
+) -> None:
+    limits = {"filters": {"max_length": length}, "decoding": {"max_length_factor": factor}}
+    assert num_positions(run_config({"positions": positions}, **limits)) == rows
 
 
 def test_a_vocabulary_with_a_token_twice_is_refused(
@@ -261,6 +242,5 @@ def test_a_vocabulary_with_a_token_twice_is_refused(
     tokenizer = tokenizers.target
     pieces = tokenizer.pieces()
     monkeypatch.setattr(type(tokenizer), "pieces", lambda _: [*pieces[:-1], pieces[9]])
-
     with pytest.raises(CheckpointError, match="twice, which CTranslate2 cannot tell"):
         ctranslate2._tokens(tokenizer)

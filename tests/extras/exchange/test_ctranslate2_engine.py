@@ -53,15 +53,12 @@ def theirs(run_dir: Path) -> Translator:
     "changes",
     [
         {"beam_size": 1},
-        {"beam_size": 4, "n_best": 4},
         {"beam_size": 4, "n_best": 2, "length_penalty": 0.0},
         {"beam_size": 5, "length_penalty": 0.6, "length_penalty_form": "gnmt"},
         {"beam_size": 5, "max_length_factor": 2.5, "max_length_offset": 3},
         {"beam_size": 4, "max_length_factor": 0.0, "max_length_offset": 1},
-        {"beam_size": 2, "batch_tokens": 50},
         {"beam_size": 4, "patience": 2.0},
         {"beam_size": 6, "n_best": 6, "max_length_factor": 0.4, "max_length_offset": 2},
-        {"beam_size": 3, "max_length_factor": 0.7, "max_length_offset": 1},
         {"beam_size": 1, "patience": 3.0, "max_length_factor": 0.3, "max_length_offset": 1},
         {"beam_size": 5, "no_repeat_ngram_size": 2, "max_length_offset": 20},
         {"beam_size": 1, "no_repeat_ngram_size": 1},
@@ -132,9 +129,7 @@ def test_outputs_end_where_a_learned_table_ends(tmp_path: Path, shortest: float)
     [
         ({"sampling": True, "top_k": 5}, "decoding.sampling true, decoding.top_k 5"),
         ({"repetition_penalty": 1.2}, "decoding.repetition_penalty 1.2"),
-        ({"coverage_penalty": 0.2}, "decoding.coverage_penalty 0.2"),
         ({"diverse_beam_groups": 3, "seed": 4}, "decoding.diverse_beam_groups 3"),
-        ({"search": "beam"}, 'decoding.search "beam"'),
     ],
 )
 def test_an_option_that_it_does_not_have_is_named(
@@ -144,16 +139,15 @@ def test_an_option_that_it_does_not_have_is_named(
         theirs.with_options(**changes).translate(["Hund"])
 
 
-def test_constraints_and_attention_are_refused(theirs: Translator) -> None:
+def test_constraints_attention_and_a_gpu_that_is_not_there_are_refused(
+    theirs: Translator, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="a prefix or phrases"):
         theirs.engine.search([[5]], theirs.options.decoding, [Constraints(prefix=(7,))])
     with pytest.raises(ConfigError, match="does not have alignments"):
         theirs.with_options(outputs={"alignments"})
     with pytest.raises(ConfigError, match="does not have attention"):
         theirs.engine.attention([[5]], [[6]])
-
-
-def test_a_gpu_that_is_not_there_is_refused(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_ctranslate2(), "get_cuda_device_count", lambda: 0)
     with pytest.raises(DeviceError, match="no CUDA device"):
         Translator.load(run_dir, device="cuda", engine="ctranslate2")

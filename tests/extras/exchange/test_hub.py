@@ -23,11 +23,19 @@ from typer.testing import CliRunner
 from nmt.checkpoint.model_folder import load_model
 from nmt.cli.app import app
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.exchange.hub import check_names, parse_name, pull, push
+from nmt.extras.exchange.hub import (
+    PullResult,
+    PushResult,
+    check_names,
+    parse_name,
+    pull,
+    push,
+)
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "hub:org/model"
 
 
 class Hub(ThreadingHTTPServer):
@@ -131,13 +139,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def imported(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("imported") / "model"
-    import_model(
-        ImportOptions(
-            source=shared_data / "marian_models" / "opus", output=folder, languages="en-de"
-        )
-    )
-    return folder
+    folder, source = tmp_path_factory.mktemp("imported"), shared_data / "marian_models" / "opus"
+    import_model(ImportOptions(source=source, output=folder / "model", languages="en-de"))
+    return folder / "model"
 
 
 @pytest.fixture
@@ -145,62 +149,61 @@ def model(imported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(imported, tmp_path / "model"))
 
 
-def scores_file(path: Path) -> Path:
-    score = {"metric": "bleu", "value": 31.25, "signature": "nrefs:1|case:mixed"}
-    report = {"test_set": "wmt14", "systems": [{"name": "a", "scores": [score]}]}
-    path.write_text(json.dumps(report), encoding="utf-8")
-    return path
+@pytest.fixture
+def back(tmp_path: Path) -> Path:
+    return tmp_path / "back"
+
+
+def pushed(model: Path, **options: Any) -> PushResult:
+    return push(PushOptions(**{"folder": model, "name": NAME, **options}))
+
+
+def pulled(output: Path, name: str = NAME) -> PullResult:
+    return pull(PullOptions(name=name, output=output))
 
 
 def test_what_is_published_comes_back_whole_and_pinned(
-    hub: Hub, model: Path, tmp_path: Path
+    hub: Hub, model: Path, tmp_path: Path, back: Path
 ) -> None:
-    scores = scores_file(tmp_path / "scores.json")
-    found = push(
-        PushOptions(folder=model, name="hub:org/model", license="cc-by-4.0", scores=(scores,))
-    )
+    score = {"metric": "bleu", "value": 31.25, "signature": "nrefs:1|case:mixed"}
+    report = {"test_set": "wmt14", "systems": [{"name": "a", "scores": [score]}]}
+    scores = tmp_path / "scores.json"
+    scores.write_text(json.dumps(report), encoding="utf-8")
+    found = pushed(model, license="cc-by-4.0", scores=(scores,))
     assert str(found.address).endswith(f"/org/model/commit/{COMMIT}")
     assert hub.token == "Bearer hf_secret"
     front = yaml.safe_load(hub.files["README.md"].decode().split("---\n")[1])
-    assert front["language"] == ["en", "de"]
-    assert front["license"] == "cc-by-4.0"
+    assert (front["language"], front["license"]) == (["en", "de"], "cc-by-4.0")
     (result,) = front["model-index"][0]["results"]
     assert result["dataset"]["name"] == "wmt14"
-    assert result["metrics"][0] == {
-        "type": "bleu", "value": 31.25, "name": "bleu",
-        "args": {"signature": "nrefs:1|case:mixed"},
-    }  # fmt: skip
+    args = {"signature": "nrefs:1|case:mixed"}
+    assert result["metrics"][0] == {"type": "bleu", "value": 31.25, "name": "bleu", "args": args}
 
-    assert (
-        pull(PullOptions(name="hub:org/model", output=tmp_path / "back")).name
-        == f"hub:org/model@{COMMIT}"
-    )
-    assert not (tmp_path / "back" / ".cache").exists()
-    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
-        model / "model.safetensors"
-    ).read_bytes()
-    assert load_model(tmp_path / "back").config == load_model(model).config
+    assert pulled(back).name == f"{NAME}@{COMMIT}"
+    assert not (back / ".cache").exists()
+    weights = (folder / "model.safetensors" for folder in (back, model))
+    assert len({path.read_bytes() for path in weights}) == 1
+    assert load_model(back).config == load_model(model).config
 
 
 def test_a_dry_run_sends_nothing(hub: Hub, model: Path) -> None:
     before = dict(hub.files)
-    arguments = ["push", str(model), "hub:org/model", "--dry-run"]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, ["push", str(model), NAME, "--dry-run"])
     assert result.exit_code == 0
-    assert "pipeline_tag: translation" in result.stdout
-    assert "model.safetensors" in result.stdout
+    assert all(text in result.stdout for text in ("pipeline_tag: translation", "model.safetensors"))
     assert hub.files == before
 
 
 @pytest.mark.parametrize("name", ["model.pkl", "code.py", "pytorch_model.bin"])
 def test_files_that_may_hold_code_are_not_pulled(
-    hub: Hub, model: Path, tmp_path: Path, name: str
+    hub: Hub, model: Path, back: Path, name: str
 ) -> None:
-    push(PushOptions(folder=model, name="hub:org/model"))
+    """Fault 52."""
+    pushed(model)
     hub.files[name] = b"x"
     with pytest.raises(CheckpointError, match=name):
-        pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
-    assert not (tmp_path / "back").exists()
+        pulled(back)
+    assert not back.exists()
 
 
 @pytest.mark.parametrize("name", ["../up.json", "/tmp/root.json", "a/../../b.yaml"])
@@ -209,38 +212,34 @@ def test_no_name_leads_out_of_the_folder(name: str) -> None:
         check_names("org/model", {"manifest.json", name})
 
 
-def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, tmp_path: Path) -> None:
-    push(PushOptions(folder=model, name="hub:org/model"))
+def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, back: Path) -> None:
+    pushed(model)
     weights = bytearray(hub.files["model.safetensors"])
     weights[-1] ^= 1
     hub.files["model.safetensors"] = bytes(weights)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
-    assert not (tmp_path / "back").exists()
+        pulled(back)
+    assert not back.exists()
     del hub.files["manifest.json"]
     with pytest.raises(CheckpointError, match="not a model folder of nmt"):
-        pull(PullOptions(name="hub:org/model", output=tmp_path / "back"))
+        pulled(back)
 
 
-def test_what_is_missing_is_named(hub: Hub, model: Path, tmp_path: Path) -> None:
-    del hub
+@pytest.mark.usefixtures("hub")
+def test_what_is_missing_is_named(model: Path, tmp_path: Path, back: Path) -> None:
     with pytest.raises(CheckpointError, match="org/other was not pulled"):
-        pull(PullOptions(name="hub:org/other", output=tmp_path / "back"))
+        pulled(back, "hub:org/other")
     with pytest.raises(ConfigError, match="is not a valid Hub name"):
         parse_name("org/model")
     with pytest.raises(ConfigError, match="A revision"):
-        push(PushOptions(folder=model, name="hub:org/model@main", dry_run=True))
+        pushed(model, name=f"{NAME}@main", dry_run=True)
     (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="holds no scores"):
-        push(
-            PushOptions(
-                folder=model, name="hub:org/model", scores=(tmp_path / "bad.json",), dry_run=True
-            )
-        )
+        pushed(model, scores=(tmp_path / "bad.json",), dry_run=True)
     (model / "model.safetensors").chmod(0o644)
     shutil.copyfile(model / "config.yaml", model / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        push(PushOptions(folder=model, name="hub:org/model", dry_run=True))
+        pushed(model, dry_run=True)
 
 
 @pytest.mark.parametrize("line", ["pull hub:org/model -o new", "prepare hub.yaml"])

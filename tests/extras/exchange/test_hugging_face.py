@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.errors import CheckpointError
@@ -30,19 +30,23 @@ def marian_models(shared_data: Path) -> Path:
     return shared_data / "marian_models"
 
 
-def imported(marian_models: Path, folder: Path, name: str) -> ModelBundle:
+@pytest.fixture
+def theirs(marian_models: Path, tmp_path: Path) -> Path:
+    return write(tmp_path / "theirs", marian_models, KINDS["tied, swish"])
+
+
+def imported(
+    marian_models: Path, folder: Path, name: str = "tied, swish"
+) -> tuple[ModelBundle, dict[int, int]]:
+    """A model, and their id -> ours."""
     source = write(folder / "theirs", marian_models, KINDS[name], ">>deu<<")
     summary = import_model(ImportOptions(source=source, output=folder / "ours"))
     assert (summary.system, summary.languages) == ("hugging-face", ("en", "de"))
-    return load_model(folder / "ours")
-
-
-def translation_of_ids(bundle: ModelBundle, marian_models: Path) -> dict[int, int]:
-    """Their id -> ours."""
-    theirs = {token: index for index, token in enumerate(tokens(marian_models, ">>deu<<"))}
+    bundle = load_model(folder / "ours")
     target = bundle.tokenizers.target
     own = {target.piece(index): index for index in range(target.vocab_size)}
-    return {index: own[token] for token, index in theirs.items()}
+    ids = [own[token] for token in tokens(marian_models, ">>deu<<")]
+    return bundle, dict(enumerate(ids))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -50,8 +54,7 @@ def translation_of_ids(bundle: ModelBundle, marian_models: Path) -> dict[int, in
 def test_logits_and_outputs_are_those_of_its_own_library(
     marian_models: Path, tmp_path: Path, name: str
 ) -> None:
-    bundle = imported(marian_models, tmp_path, name)
-    ours = translation_of_ids(bundle, marian_models)
+    bundle, ours = imported(marian_models, tmp_path, name)
     golden = GOLDEN["models"][name]
     options = bundle.config.decoding.model_copy(
         update={"max_length_factor": 0.0, "max_length_offset": 15}  # EOS is the 16th
@@ -76,32 +79,27 @@ def test_logits_and_outputs_are_those_of_its_own_library(
 def test_subwords_of_nasty_lines_are_those_of_its_own_library(
     marian_models: Path, tmp_path: Path
 ) -> None:
-    bundle = imported(marian_models, tmp_path, "tied, swish")
-    theirs = {own: index for index, own in translation_of_ids(bundle, marian_models).items()}
-    unknown = theirs[UNK_ID]
+    """And padding has its probability, and BOS none."""
+    bundle, ours = imported(marian_models, tmp_path)
+    theirs = {own: index for index, own in ours.items()}
     lines = nasty_lines(marian_models, len(GOLDEN["ids"]))
     wrong = []
     for line, checksum in zip(lines, GOLDEN["ids"], strict=True):
-        ids = [*(theirs.get(index, unknown) for index in bundle.tokenizers.source.encode(line)), 0]
+        own = bundle.tokenizers.source.encode(line)
+        ids = [*(theirs.get(index, theirs[UNK_ID]) for index in own), 0]
         if zlib.crc32(json.dumps(ids).encode()) != checksum:
             wrong.append(line)
     assert not wrong
-
-
-def test_pad_has_its_probability_and_bos_none(marian_models: Path, tmp_path: Path) -> None:
-    bundle = imported(marian_models, tmp_path, "tied, swish")
     assert bundle.model.output_bias is not None
     bias = bundle.model.output_bias.tolist()
     assert bias[BOS_ID] == -30
     assert bias[PAD_ID] > -10
 
 
-def broken(folder: Path, name: str, change: Callable[[Any], object]) -> Path:
-    path = folder / name
-    values = json.loads(path.read_text(encoding="utf-8"))
-    change(values)
-    path.write_text(json.dumps(values), encoding="utf-8")
-    return folder
+def refused(theirs: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        import_model(ImportOptions(source=theirs, output=theirs.parent / "ours"))
+    assert not (theirs.parent / "ours").exists()
 
 
 @pytest.mark.parametrize(
@@ -118,39 +116,30 @@ def broken(folder: Path, name: str, change: Callable[[Any], object]) -> Path:
     ],
 )
 def test_what_cannot_be_imported_is_refused_by_name(
-    marian_models: Path, tmp_path: Path, name: str, change: dict[str, Any], message: str
+    theirs: Path, name: str, change: dict[str, Any], message: str
 ) -> None:
-    folder = write(tmp_path / "theirs", marian_models, KINDS["tied, swish"])
-    broken(folder, name, lambda values: values.update(change))
-    with pytest.raises(CheckpointError, match=message):
-        import_model(ImportOptions(source=folder, output=tmp_path / "ours"))
-    assert not (tmp_path / "ours").exists()
+    values = json.loads((theirs / name).read_text(encoding="utf-8"))
+    (theirs / name).write_text(json.dumps(values | change), encoding="utf-8")
+    refused(theirs, message)
 
 
-def test_old_weights_are_read_without_running_their_code(
-    marian_models: Path, tmp_path: Path
-) -> None:
-    folder = write(tmp_path / "theirs", marian_models, KINDS["tied, swish"])
-    import_model(ImportOptions(source=folder, output=tmp_path / "safe"))
+def test_truncated_weights_are_damaged(theirs: Path) -> None:
+    path = theirs / "model.safetensors"
+    content = path.read_bytes()
+    for size in (0, 7, 1000):
+        path.write_bytes(content[:size])
+        refused(theirs, "is damaged")
+
+
+def test_old_weights_are_read_without_running_their_code(theirs: Path, tmp_path: Path) -> None:
+    """Fault 52."""
+    import_model(ImportOptions(source=theirs, output=tmp_path / "safe"))
     safe = load_model(tmp_path / "safe").model.state_dict()
-    from safetensors.torch import load_file
-
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
-    import_model(ImportOptions(source=folder, output=tmp_path / "pickled"))
+    tensors = load_file(theirs / "model.safetensors")
+    (theirs / "model.safetensors").unlink()
+    torch.save(tensors, theirs / "pytorch_model.bin")
+    import_model(ImportOptions(source=theirs, output=tmp_path / "pickled"))
     for name, tensor in load_model(tmp_path / "pickled").model.state_dict().items():
         assert torch.equal(tensor, safe[name])
-
-    torch.save({"weights": Path("x")}, folder / "pytorch_model.bin")  # not a type of weights
-    with pytest.raises(CheckpointError, match="is damaged"):
-        import_model(ImportOptions(source=folder, output=tmp_path / "harmful"))
-
-
-@pytest.mark.parametrize("size", [0, 7, 1000])
-def test_truncated_weights_are_damaged(marian_models: Path, tmp_path: Path, size: int) -> None:
-    folder = write(tmp_path / "theirs", marian_models, KINDS["tied, swish"])
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match="is damaged"):
-        import_model(ImportOptions(source=folder, output=tmp_path / "ours"))
+    torch.save({"weights": Path("x")}, theirs / "pytorch_model.bin")  # not a type of weights
+    refused(theirs, "is damaged")

@@ -25,7 +25,6 @@ from nmt.inference.translator import Translator
 
 EMPTY = 190
 """The line of the input that is empty: Marian's scores of it are not defined."""
-MODELS = ("transformer", "opus")
 
 
 class Output(NamedTuple):
@@ -55,7 +54,7 @@ def imported_as(source: Path, output: Path, **options: Any) -> ImportSummary:
     return import_model(ImportOptions(source=source, output=output, **values))
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["transformer", "opus"])
 def imported(
     request: pytest.FixtureRequest, marian_models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
@@ -95,33 +94,19 @@ def test_outputs_and_scores_of_words_are_those_of_marian(
 
 
 def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path: Path) -> None:
-    theirs = marian_models / "opus"
-    imported_as(theirs, tmp_path / "folder")
-    with zipfile.ZipFile(tmp_path / "opus.zip", "w") as archive:
+    """Fault 52: no name leads out of the place."""
+    theirs, archive = marian_models / "opus", tmp_path / "opus.zip"
+    with zipfile.ZipFile(archive, "w") as file:
         for path in theirs.iterdir():
-            archive.write(path, f"../../{path.name}")  # no name leads out of the place
-    imported_as(tmp_path / "opus.zip", tmp_path / "zip")
-    imported_as(theirs / "model.npz", tmp_path / "file")
-    contents = {
-        (place / "model.safetensors").read_bytes()
-        for place in (tmp_path / name for name in ("folder", "zip", "file"))
-    }
+            file.write(path, f"../../{path.name}")
+    contents = set()
+    for number, source in enumerate((theirs, archive, theirs / "model.npz")):
+        imported_as(source, tmp_path / str(number))
+        contents.add((tmp_path / str(number) / "model.safetensors").read_bytes())
     assert len(contents) == 1
-
-
-def options_changed(source: Path, folder: Path, old: str, new: str) -> Path:
-    """A copy of a model of Marian with another text in its options."""
-    shutil.copytree(source, folder)
-    with np.load(source / "model.npz") as file:
-        arrays = dict(file)
-    name = "special:model.yml"
-    text = arrays[name].astype(np.uint8).tobytes().decode()
-    assert old in text
-    changed = text.replace(old, new).encode()
-    arrays[name] = np.frombuffer(changed, np.int8)
-    (folder / "model.npz").chmod(0o644)
-    np.savez(folder / "model.npz", **arrays)
-    return folder
+    for codes in ("en", "en-", "en-cz"):
+        with pytest.raises(ConfigError):
+            imported_as(theirs, tmp_path / "ours", languages=codes)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +124,14 @@ def options_changed(source: Path, folder: Path, old: str, new: str) -> Path:
 def test_what_has_no_counterpart_is_refused_by_name(
     marian_models: Path, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
-    folder = options_changed(marian_models / "transformer", tmp_path / "theirs", old, new)
+    folder = Path(shutil.copytree(marian_models / "transformer", tmp_path / "theirs"))
+    with np.load(folder / "model.npz") as file:
+        arrays = dict(file)
+    options = arrays["special:model.yml"].astype(np.uint8).tobytes().decode()
+    assert old in options
+    changed = np.frombuffer(options.replace(old, new).encode(), np.int8)
+    (folder / "model.npz").chmod(0o644)
+    np.savez(folder / "model.npz", **arrays | {"special:model.yml": changed})
     with pytest.raises(CheckpointError, match=message):
         imported_as(folder, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
@@ -193,9 +185,3 @@ def test_a_vocabulary_has_one_entry_a_line(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(CheckpointError, match="is damaged"):
             read_vocabulary(path)
-
-
-def test_wrong_codes_are_refused(marian_models: Path, tmp_path: Path) -> None:
-    for codes in ("en", "en-", "en-cz"):
-        with pytest.raises(ConfigError):
-            imported_as(marian_models / "opus", tmp_path / "ours", languages=codes)
