@@ -27,6 +27,7 @@ from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.training.signals import StoppedBySignal
 from tests.inference.conftest import OPTIONS, sentences, translator_of
+from tests.inference.test_guard import STRICT
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,8 @@ from tests.inference.conftest import OPTIONS, sentences, translator_of
     [
         {"beam_size": 1},
         {"beam_size": 4},
+        {"beam_size": 1, "guard": True, "limits": STRICT},  # lines stutter and are searched again
+        {"beam_size": 4, "guard": True, "limits": STRICT},
         {"mbr": Mbr("chrf", 8)},
         {"sampling": True, "n_best": 3, "top_p": 0.9},
         {"return_alternatives": True, "n_best": 3},
@@ -52,8 +55,11 @@ def test_the_text_is_that_of_any_batch(translator: Translator, options: dict[str
         for row, result in zip(order, results, strict=True):
             assert (result.source, result.text) == (lines[row], expected[row].text)
             assert result.score == pytest.approx(expected[row].score, abs=1e-4)
-            texts = [each.text for each in result.alternatives]
-            assert texts == [each.text for each in expected[row].alternatives]
+            other = expected[row]
+            assert (result.alarms, result.retried) == (other.alarms, other.retried)
+            texts = [[each.text for each in one.alternatives] for one in (result, other)]
+            assert texts[0] == texts[1]
+    assert translator.options.guard == any(one.alarms or one.retried for one in expected)
 
 
 def test_batches_keep_to_both_of_their_limits(
@@ -220,22 +226,19 @@ def test_workers_change_nothing_but_the_time(
     assert three == translator.with_options(batch_tokens=30).translate(lines)
 
 
-def test_a_failure_of_a_worker_counts(working: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail = Mock(side_effect=DataError("a phrase that cannot be met", fix="none"))
-    monkeypatch.setattr(TorchEngine, "_search", fail)
-    with pytest.raises(DataError, match="a phrase"):
-        working.translate(sentences(20))
-
-
-def test_an_interrupt_leaves_no_worker_behind(working: Translator) -> None:
+@pytest.mark.parametrize("error", [DataError("a phrase", fix="none"), StoppedBySignal(15)], ids=str)
+def test_a_failure_of_a_worker_counts_and_leaves_none_behind(
+    working: Translator, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     """FAULT 19: validation is given up in the middle of decoding."""
-
-    def stop(_: int) -> None:
-        raise StoppedBySignal(15)
-
+    fail, options = Mock(side_effect=error), {}
+    if isinstance(error, DataError):
+        monkeypatch.setattr(TorchEngine, "_search", fail)
+    else:
+        options = {"progress": fail}
     before = threading.active_count()
-    with pytest.raises(StoppedBySignal) as caught:
-        working.with_options(progress=stop).translate(sentences(60))
+    with pytest.raises(type(error)) as caught:
+        working.with_options(**options).translate(sentences(60))
     assert caught.tb is not None  # the frames are still held
     assert threading.active_count() == before
 

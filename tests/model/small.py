@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
@@ -67,6 +68,17 @@ def random_parameters(model: nn.Module) -> None:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise, alpha=0.1)
+
+
+def results(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
+    """Loss and gradients."""
+    model.zero_grad()
+    ids = packed(target)
+    hidden = model(packed(source), ids)
+    loss = F.cross_entropy(model.logits(hidden).float(), ids.ids.roll(-1))
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients}
 
 
 def decode(

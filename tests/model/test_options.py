@@ -55,13 +55,15 @@ def float64_model(options: dict[str, Any]) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_logits_and_gradients_equal_the_formula(name: str) -> None:
+@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in OPTIONS), ("relative", 1)])
+def test_logits_and_gradients_equal_the_formula(name: str, size: int) -> None:
+    """The rectangle of a single sentence has an unused row beside it."""
+    sources, targets = SOURCES[:size], TARGETS[:size]
     model = float64_model(OPTIONS[name])
     leaves = {key: p.detach().clone().requires_grad_() for key, p in model.named_parameters()}
     formula = Formula(model.config, leaves)
-    expected = torch.cat([formula.logits(*pair) for pair in zip(SOURCES, TARGETS, strict=True)])
-    found = model.logits(model(Packed.from_rows(SOURCES), Packed.from_rows(TARGETS)))
+    expected = torch.cat([formula.logits(*pair) for pair in zip(sources, targets, strict=True)])
+    found = model.logits(model(Packed.from_rows(sources), Packed.from_rows(targets)))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     draw = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
     (found * draw).sum().backward()
@@ -72,37 +74,22 @@ def test_logits_and_gradients_equal_the_formula(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=key)
 
 
-def test_a_single_sentence_gives_the_gradients_of_relative_positions_of_that_sentence() -> None:
-    """Its rectangle has an unused row beside it."""
-    model = float64_model(OPTIONS["relative"])
-    leaves = {key: p.detach().clone().requires_grad_() for key, p in model.named_parameters()}
-    hidden = model(Packed.from_rows(SOURCES[:1]), Packed.from_rows(TARGETS[:1]))
-    model.logits(hidden).square().sum().backward()
-    Formula(model.config, leaves).logits(SOURCES[0], TARGETS[0]).square().sum().backward()
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, leaves[key].grad, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(("of_encoder", "of_decoder"), [(0.5, 0.0), (0.0, 0.5)])
+@pytest.mark.parametrize(("of_encoder", "of_decoder"), [(0.5, 0.0), (0.0, 0.5), (0.5, None)])
 @torch.no_grad()
-def test_attention_weights_are_dropped_on_one_side_alone(
-    of_encoder: float, of_decoder: float
+def test_attention_weights_are_dropped_on_each_side_as_it_says(
+    of_encoder: float, of_decoder: float | None
 ) -> None:
-    model = small_model(
-        dropout=0.0, attention_dropout=of_encoder, decoder_attention_dropout=of_decoder
-    ).train()
+    own = {"attention_dropout": of_encoder, "decoder_attention_dropout": of_decoder}
+    model = small_model(dropout=0.0, **own)
     source, target = Packed.from_rows(SOURCES), Packed.from_rows(TARGETS)
-    memory = model.eval().encode(source)
+    memory = model.encode(source)
     expected = model.decode(target, memory, source)
+    share = of_encoder if of_decoder is None else of_decoder
     model.train()
     assert torch.equal(model.encode(source), memory) == (of_encoder == 0)
-    assert torch.equal(model.decode(target, memory, source), expected) == (of_decoder == 0)
-    for kind in (SelfAttention, CrossAttention):
-        parts = [part for part in model.decoder.modules() if isinstance(part, kind)]
-        assert {part._drop for part in parts} == {of_decoder}
-    both = small_model(attention_dropout=0.25).train()
-    kinds = SelfAttention, CrossAttention
-    assert {part._drop for part in both.modules() if isinstance(part, kinds)} == {0.25}
+    assert torch.equal(model.decode(target, memory, source), expected) == (share == 0)
+    parts = [x for x in model.decoder.modules() if isinstance(x, SelfAttention | CrossAttention)]
+    assert {part._drop for part in parts} == {share}
 
 
 def test_weights_that_are_dropped_take_their_relative_values_with_them() -> None:

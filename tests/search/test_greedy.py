@@ -72,22 +72,17 @@ def test_what_cannot_end_has_no_output() -> None:
     assert found == [[Hypothesis((), -0.5, -0.5)], [], []]
 
 
-@pytest.mark.parametrize(
-    ("options", "constraints", "expected"),
-    [
+def test_other_rules_are_left_to_the_other_search() -> None:
+    for options, own, expected in (
         ({}, [], True),
         ({"min_length_factor": 1.0}, [], True),
         ({"no_repeat_ngram_size": 2}, [], False),
         ({"repetition_penalty": 1.1}, [], False),
         ({}, [Constraints(prefix=(5,))], False),
         ({}, [Constraints(forbidden=((5,),))], False),
-    ],
-)
-def test_other_rules_are_left_alone(
-    options: dict[str, float], constraints: list[Constraints], expected: bool
-) -> None:
-    rules = Rules(torch.tensor([3]), DecodingConfig.model_validate(options), constraints)
-    assert rules.only_limit_length is expected
+    ):
+        rules = Rules(torch.tensor([3]), DecodingConfig.model_validate(options), own)
+        assert rules.only_limit_length is expected
 
 
 @pytest.mark.gpu

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import SentencePieceTrainer
 
 from nmt.config.data import TokenizerConfig
 from nmt.errors import TokenizerError, VocabularySizeError
@@ -148,23 +150,16 @@ def test_the_fix_is_one_that_the_configuration_allows(tmp_path: Path) -> None:
             train_sentencepiece(lines, tmp_path / "m", config, threads=1)
 
 
-def test_garbage_and_truncated_models_are_refused(tmp_path: Path) -> None:
-    path = trained(tmp_path / "tokenizer")
-    for content in (b"", b"garbage!" * 40, path.read_bytes()[:4000]):
+def test_garbage_truncated_and_foreign_models_are_refused(tmp_path: Path) -> None:
+    path, foreign, file = trained(tmp_path / "tokenizer"), "pad, unk, bos, eos at", io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT), model_writer=file, vocab_size=50, minloglevel=2
+    )
+    contents = dict.fromkeys((b"", b"garbage!" * 40, path.read_bytes()[:4000]), "is not a readable")
+    for content, problem in (contents | {file.getvalue(): foreign}).items():
         path.write_bytes(content)
-        with pytest.raises(TokenizerError, match=r"joint\.model is not a readable SentencePiece"):
+        with pytest.raises(TokenizerError, match=problem):
             load_tokenizers(path.parent)
-
-
-def test_a_model_with_other_special_ids_is_refused(tmp_path: Path) -> None:
-    import sentencepiece
-
-    with (tmp_path / "joint.model").open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXT), model_writer=file, vocab_size=50, minloglevel=2
-        )
-    with pytest.raises(TokenizerError, match="pad, unk, bos, eos at"):
-        load_tokenizers(tmp_path)
 
 
 def test_a_folder_holds_one_joint_or_two_separate_models(tmp_path: Path) -> None:

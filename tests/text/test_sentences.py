@@ -44,14 +44,10 @@ def test_a_long_text_gives_sentences_of_bounded_length(unit: str) -> None:
     assert max(map(len, sentences)) <= LONGEST_SENTENCE
 
 
-def test_a_region_keeps_the_abbreviations_of_its_language() -> None:
-    text = "Am 1. Mai kommt er. Gut."
+def test_sentences_are_whole_over_the_border_of_what_is_seen_at_once_and_in_regions() -> None:
+    sentence, text = "A dog ran over there. ", "Am 1. Mai kommt er. Gut."
+    assert set(split_sentences(sentence * 1_000, "en")) == {sentence}
     assert split_sentences(text, "de-AT") == split_sentences(text, "de") == [text[:20], text[20:]]
-
-
-def test_a_sentence_over_the_border_of_what_the_library_sees_at_once_is_whole() -> None:
-    sentences = split_sentences("A dog ran over there. " * 1_000, "en")
-    assert set(sentences) == {"A dog ran over there. "}
 
 
 def test_spaces_between_sentences_are_those_of_the_target_language() -> None:

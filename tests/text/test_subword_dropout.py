@@ -169,12 +169,8 @@ def test_longer_words_have_the_distribution_of_the_papers_algorithm(rate: float)
     assert_distributed(counts, expected)
 
 
-def test_of_equal_scores_the_leftmost_is_merged_first() -> None:
-    dropout = toy(0, "bc", "ab", scores=[-1.0, -1.0])
-    assert dropout.resegment([1, 2, 3], Random(1)) == [5, 3]
-
-
-def test_rate_1_gives_characters_and_needs_no_numbers() -> None:
+def test_equal_scores_go_from_the_left_and_rate_1_gives_characters_without_numbers() -> None:
+    assert toy(0, "bc", "ab", scores=[-1.0, -1.0]).resegment([1, 2, 3], Random(1)) == [5, 3]
     generator = Random(1)
     assert toy(1, "ab", "abc").resegment([0, 5, 1, 4], generator) == [0, 1, 2, 3, 1, 1, 2]
     assert generator.getstate() == Random(1).getstate()
