@@ -61,14 +61,11 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path, holder: subprocess.Pope
 @pytest.fixture
 def no_rights() -> Iterator[None]:
     """Work without the rights of the superuser, who may write anywhere."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(before)
 
 
 @pytest.mark.usefixtures("no_rights")

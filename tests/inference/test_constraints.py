@@ -40,8 +40,7 @@ def test_required_phrases_come(translator: Translator) -> None:
     translator = translator.with_options(beam_size=4)
     requests = [Request(x, required=own) for x, own in zip(LINES, required, strict=True)]
     results = translator.translate(requests)
-    for result, phrases in zip(results, required, strict=True):
-        assert all(phrase in result.text for phrase in phrases)
+    assert all(p in each.text for each, own in zip(results, required, strict=True) for p in own)
     assert results[::2] == translator.translate(LINES)[::2]
 
 
@@ -64,12 +63,8 @@ def constraints_of(tokenizers: Tokenizers, *requests: Request, **changes: Any) -
 
 def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     die, der = (tuple(tokenizers.target.encode(word)) for word in ("die", "der"))
-    found = constraints_of(
-        tokenizers,
-        Request("a", required=("die", "")),
-        Request("a"),
-        Request("a", required=("der",), forbidden=("die",)),
-    )
+    both = Request("a", required=("der",), forbidden=("die",))
+    found = constraints_of(tokenizers, Request("a", required=("die", "")), Request("a"), both)
     assert found == [
         Constraints(required=(die,)), NONE, Constraints(required=(der,), forbidden=(die,)),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -50,9 +50,9 @@ def at_once() -> Iterator[None]:
         yield
 
 
-def with_fixed_sizes(model: Transformer) -> tuple[DecodeToken, Repeater]:
-    repeater = Repeater()
-    return GraphedDecodeToken(model, repeater), repeater
+def recorded(**options: Any) -> tuple[Transformer, GraphedDecodeToken, Repeater]:
+    model, repeater = small_model(**options), Repeater()
+    return model, GraphedDecodeToken(model, repeater), repeater
 
 
 def assert_alike(model: Transformer, run: DecodeToken, sizes: tuple[list[int], int, int]) -> None:
@@ -63,10 +63,9 @@ def assert_alike(model: Transformer, run: DecodeToken, sizes: tuple[list[int], i
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_fixed_sizes_say_the_same(variant: str) -> None:
-    model = small_model(**VARIANTS[variant])
-    random_parameters(model)
     for large in (0, 1 << 30):  # caches that stay, and caches that are copied
-        run, _ = with_fixed_sizes(model)
+        model, run, _ = recorded(**VARIANTS[variant])
+        random_parameters(model)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decoder_state, "LARGE", large)
             for sizes in (([5], 1, 4), ([7, 7, 7], 2, 20), ([9, 4, 6, 1, 33], 5, 36)):
@@ -75,31 +74,24 @@ def test_fixed_sizes_say_the_same(variant: str) -> None:
 
 @pytest.fixture(scope="module")
 def fixed() -> tuple[Transformer, DecodeToken, Repeater]:
-    model = small_model(preset="modern")
-    return model, *with_fixed_sizes(model)
+    return recorded(preset="modern")
 
 
 @settings(deadline=None, max_examples=25)
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=9),
-    num_beams=st.integers(1, 3),
-    num_steps=st.integers(1, 20),
+    st.tuples(
+        st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 3), st.integers(1, 20)
+    )
 )
-def test_a_few_sizes_serve_all(
-    fixed: tuple[Transformer, DecodeToken, Repeater],
-    lengths: list[int],
-    num_beams: int,
-    num_steps: int,
-) -> None:
+def test_a_few_sizes_serve_all(fixed: Any, sizes: tuple[list[int], int, int]) -> None:
     model, run, repeater = fixed
-    assert_alike(model, run, (lengths, num_beams, num_steps))
+    assert_alike(model, run, sizes)
     # 1, 2, 4, 8 and 16 sentences, 1 to 3 beams, 16, 32 and 64 positions, 16 and 32 steps
     assert repeater.count <= 5 * 3 * 3 * 2
 
 
 def test_nothing_is_left_of_the_text_before() -> None:
-    model = small_model()
-    run, _ = with_fixed_sizes(model)
+    model, run, _ = recorded()
     with torch.no_grad():
         kept = model.source_vectors[7].clone()
         model.source_vectors[7] = torch.nan
@@ -113,8 +105,7 @@ def test_nothing_is_left_of_the_text_before() -> None:
 
 
 def test_two_batches_at_once_do_not_share_caches() -> None:
-    model = small_model()
-    run, _ = with_fixed_sizes(model)
+    model, run, _ = recorded()
     tokens, found = torch.tensor([[7]]), list[list[Tensor]]()
     with torch.inference_mode():
         for own in (run, None):
@@ -129,8 +120,7 @@ def test_two_batches_at_once_do_not_share_caches() -> None:
 
 
 def test_a_result_outlives_the_next_step() -> None:
-    model = small_model()
-    run, _ = with_fixed_sizes(model)
+    model, run, _ = recorded()
     with torch.inference_mode():
         state = model.start(Packed.from_rows([[5, 6, 3]]))
         state = run.with_room(state)
@@ -163,8 +153,7 @@ def test_what_a_step_reads_lives_as_long_as_the_step() -> None:
 
 def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One beam takes 16 positions of the source and 16 of the target, two take 16 and twice 16."""
-    model = small_model()
-    run, repeater = with_fixed_sizes(model)
+    model, run, repeater = recorded()
     position = 2 * 2 * 32 * 4  # keys and values, layers, width, bytes
     monkeypatch.setattr(graphed, "_MOST_BYTES", (16 + 16 + 16 + 32) * position - 1)
     for _ in range(2):
@@ -177,8 +166,7 @@ def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_size_is_recorded_when_it_was_used_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "_USES_BEFORE", 5)
-    model = small_model()
-    run, repeater = with_fixed_sizes(model)
+    model, run, repeater = recorded()
     for count in (0, 1, 1):
         assert_alike(model, run, ([5], 1, 3))
         assert repeater.count == count

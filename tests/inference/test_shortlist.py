@@ -72,13 +72,8 @@ def random_shortlist(
     return Shortlist(common, found.int(), vocab_size)
 
 
-def ids_and_constraints(
-    tokenizers: Tokenizers, seed: int = 0
-) -> tuple[list[list[int]], list[Constraints]]:
-    """Sentences, and constraints of some of them."""
-    sources = tokenizers.source.encode_batch(LINES)
-    generator = random.Random(seed)
-    word = functools.partial(generator.randrange, 4, tokenizers.target.vocab_size)
+def random_constraints(tokenizers: Tokenizers) -> list[Constraints]:
+    word = functools.partial(random.Random(2).randrange, 4, tokenizers.target.vocab_size)
     kinds = [
         lambda: NONE,
         lambda: Constraints(prefix=(word(), word())),
@@ -86,24 +81,11 @@ def ids_and_constraints(
         lambda: Constraints(forbidden=((word(),), (word(), word()))),
         lambda: Constraints(prefix=(word(),), required=((word(),),), forbidden=((word(),),)),
     ]
-    return sources, [kinds[i % 5]() for i in range(len(sources))]
-
-
-def assert_same(
-    found: Sequence[Sequence[Hypothesis]], expected: Sequence[Sequence[Hypothesis]]
-) -> None:
-    assert [[h.ids for h in each] for each in found] == [[h.ids for h in each] for each in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        for name in ("log_prob", "score"):
-            values = [getattr(h, name) for h in ours]
-            assert values == pytest.approx([getattr(h, name) for h in theirs], rel=1e-4, abs=1e-4)
+    return [kinds[i % 5]() for i in range(len(LINES))]
 
 
 PARTS = torch.tensor([8]), table([], [], [], [], [9, 7], [5], [11])
 """Common tokens, and candidates of seven source tokens."""
-
-
-# Which tokens
 
 
 def test_a_sentence_may_use_its_own_tokens_only() -> None:
@@ -143,9 +125,6 @@ def test_what_a_sentence_may_use_does_not_depend_on_the_others(
     assert everything == set(together.tokens.tolist())
 
 
-# The file
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_shortlist(tmp_path, (7, 12)) is None
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
@@ -177,9 +156,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Remove it; a"):
         Shortlist.load(tmp_path, (7, 12), CPU)
-
-
-# The search
 
 
 @functools.cache
@@ -225,13 +201,18 @@ def masked_search(
 def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
     tokenizers: Tokenizers, way: str, shapes: tuple[str, ...]
 ) -> None:
-    sources, constraints = ids_and_constraints(tokenizers, seed=2)
+    sources, constraints = tokenizers.source.encode_batch(LINES), random_constraints(tokenizers)
     if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
         constraints = [Constraints(own.prefix, (), own.forbidden) for own in constraints]
     shortlist = random_shortlist(tokenizers.target.vocab_size)
     models = [_model(tokenizers, shape, 3 + i) for i, shape in enumerate(shapes)]
     found = engine(tokenizers, shortlist, shapes).search(sources, options(way), constraints)
-    assert_same(found, masked_search(models, shortlist, sources, options(way), constraints))
+    expected = masked_search(models, shortlist, sources, options(way), constraints)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [h.ids for h in ours] == [h.ids for h in theirs]
+        for name in ("log_prob", "score"):
+            values = [[getattr(h, name) for h in own] for own in (ours, theirs)]
+            assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-4)
     for hypotheses, ids, own in zip(found, sources, constraints, strict=True):
         allowed = shortlist.pick(Packed.from_rows([[*ids, EOS_ID]]), [own]).tokens.tolist()
         for hypothesis in hypotheses:
@@ -256,9 +237,6 @@ def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str)
             texts = [[a.text for a in each.alternatives] for each in (result, other)]
             assert (result.text, texts[0]) == (other.text, texts[1])
             assert result.score == pytest.approx(other.score, rel=1e-4)
-
-
-# Where there is none
 
 
 def test_a_model_without_the_file_says_what_to_do(tokenizers: Tokenizers, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from nmt.config.decoding import DecodingConfig
 from nmt.packed import Packed
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.loop import search
-from nmt.search.stepper import Stepper
 from nmt.text import EOS_ID
 
 FIRST_WORD = 4
@@ -84,13 +83,9 @@ class TableStepper:
     def select(self, state: ToyState, sentences: Tensor, beams: Tensor) -> ToyState:
         chosen = sentences.tolist()
         assert chosen == sorted(set(chosen))
-        return ToyState(
-            [state.sources[row] for row in chosen],
-            [
-                [state.prefixes[row][beam] for beam in kept]
-                for row, kept in zip(chosen, beams.tolist(), strict=True)
-            ],
-        )
+        kept = zip(chosen, beams.tolist(), strict=True)
+        prefixes = [[state.prefixes[row][beam] for beam in own] for row, own in kept]
+        return ToyState([state.sources[row] for row in chosen], prefixes)
 
     def coverage(self, state: ToyState) -> Tensor:
         width = max(len(source) for source in state.sources)
@@ -134,12 +129,11 @@ def options_of(**changes: Any) -> DecodingConfig:
     return DecodingConfig.model_validate(values)
 
 
-def beam_search(stepper: Stepper[Any], source: Packed, config: DecodingConfig, *others: Any) -> Any:
-    """The beam search, whatever the other options ask for."""
-    return search(stepper, source, config.model_copy(update={"search": "beam"}), *others)
+def search_by(name: str) -> Callable[..., list[list[Hypothesis]]]:
+    """The search with this selector, whatever the other options ask for."""
+    return lambda stepper, source, config, *constraints: search(
+        stepper, source, config.model_copy(update={"search": name}), *constraints
+    )
 
 
-def greedy_search(
-    stepper: Stepper[Any], source: Packed, config: DecodingConfig, *others: Any
-) -> Any:
-    return search(stepper, source, config.model_copy(update={"search": "greedy"}), *others)
+beam_search, greedy_search = search_by("beam"), search_by("greedy")

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import sqrt
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nmt.text.subword_dropout
-from nmt.files.lines import read_lines
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 
 TEXT = [
@@ -102,18 +100,6 @@ def test_rate_0_gives_the_ids_of_sentencepiece(
     # From any segmentation the same way: the words are merged from their characters.
     without = model.dropout(0)
     assert without.resegment(dropped, Random(1)) == without.resegment(ids, Random(1)) == ids
-
-
-@pytest.mark.parametrize("name", ["multi30k/train.de.gz", "small_parallel_enja/dev.ja.gz"])
-def test_real_text_stays_the_same_text(shared_data: Path, name: str) -> None:
-    lines = read_lines(shared_data / name)[:1500]
-    model = trained(lines[:1000], 1500, byte_fallback=True)
-    without, with_dropout = model.dropout(0), model.dropout(0.1)
-    for row, line in enumerate(lines):
-        ids = model.encode(line)
-        dropped = with_dropout.resegment(ids, sentence_generator(1, 0, row, 0))
-        assert without.resegment(ids, Random(1)) == ids
-        assert model.decode(dropped) == model.decode(ids)
 
 
 def test_three_merges_have_the_distribution_worked_out_by_hand() -> None:
