@@ -43,9 +43,7 @@ def test_the_base_model_has_the_matrices_of_the_paper() -> None:
 
 def test_the_flops_of_the_base_model_by_hand() -> None:
     pairs = LengthSums.of_pairs(np.array([20, 30]), np.array([25, 35]))
-
     flops = training_flops(BASE, 37_000, pairs)
-
     assert pairs == LengthSums(
         source_tokens=50,
         target_tokens=60,
@@ -86,10 +84,8 @@ def test_torch_counts_the_same_flops_exactly(shape: dict[str, Any]) -> None:
         Packed.from_rows(torch.randint(4, 50, (pairs, n)).tolist())
         for n in (source_length, target_length)
     )
-
     with FlopCounterMode(display=False) as counted:
         hidden = model(source, target)
         F.cross_entropy(model.logits(hidden), target.ids).backward()
-
     sums = LengthSums.of_pairs(np.full(pairs, source_length), np.full(pairs, target_length))
     assert training_flops(config, 50, sums).total == counted.get_total_flops()

@@ -94,7 +94,6 @@ def test_completion_is_installed_for_the_shell_it_is_asked_from(
     own = {**os.environ, "HOME": str(home)}
     command = [str(stand_in), "-c", f"'{nmt}' --install-completion; exit $?"]
     result = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-
     assert result.returncode == 0, result.stderr
     assert f"{shell} completion installed in {home / script}" in result.stdout
     assert (home / script).is_file()

@@ -176,22 +176,16 @@ def test_bytes_for_each_parameter(changes: dict[str, Any], held: tuple[int, ...]
     assert found["optimizer"] == pytest.approx(expected[3], abs=rest)
 
 
-@pytest.mark.parametrize(
-    ("training", "limit"),
-    [
-        ({"max_steps": 3}, "training.max_steps"),
-        ({"max_steps": 10_000, "max_epochs": 2}, "training.max_epochs"),
-        ({"max_steps": 10_000, "max_minutes": 1e-6}, "training.max_minutes"),
-    ],
-)
-def test_the_limit_that_comes_first_ends_training(
-    folder: Path, report: DryRunReport, training: dict[str, Any], limit: str
-) -> None:
-    found = estimate(config_in(folder, **training))
-    updates = {"training.max_steps": 3, "training.max_minutes": 1}
-    epochs_updates = 2 * report.epoch["updates"]
-    assert found.budget["limit"] == limit
-    assert found.budget["updates"] == pytest.approx(updates.get(limit, epochs_updates), abs=2)
+def test_the_limit_that_comes_first_ends_training(folder: Path, report: DryRunReport) -> None:
+    two_epochs = 2 * report.epoch["updates"]
+    for name, limits, updates in (
+        ("max_steps", {"max_steps": 3}, 3),
+        ("max_epochs", {"max_steps": 10_000, "max_epochs": 2}, two_epochs),
+        ("max_minutes", {"max_steps": 10_000, "max_minutes": 1e-6}, 1),
+    ):
+        found = estimate(config_in(folder, **limits))
+        assert found.budget["limit"] == f"training.{name}"
+        assert found.budget["updates"] == pytest.approx(updates, abs=2)
 
 
 def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_end(
@@ -239,10 +233,8 @@ def test_from_the_shell_it_prepares_first_and_makes_no_run_folder(tmp_path: Path
     write_corpus(tmp_path)
     path = tmp_path / "toy.yaml"
     path.write_text(yaml.safe_dump(values_in(tmp_path)))
-
     first = CliRunner().invoke(app, ["train", str(path), "--dry-run", "--json"])
     second = CliRunner().invoke(app, ["train", str(path), "--dry-run", "-q"])
-
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert json.loads(first.stdout)["budget"]["updates"] == 45
     assert f"Prepared the data first, which stay in {tmp_path / 'prepared'}" in first.stderr
@@ -278,7 +270,6 @@ def test_the_table(report: DryRunReport) -> None:
     cells = [line.split("  ") for line in lines]
     rows = {row[1]: [cell.strip() for cell in row[2:] if cell.strip()] for row in cells
             if len(row) > 1}  # fmt: skip
-
     assert rows["by target token"][0] == "359 M"
     assert rows["all updates"] == ["6.9 h"]  # 25,000 s
     assert rows["validation, saving, end"][0] == "83.3 min"

@@ -36,6 +36,14 @@ def started(files: tuple[Path, Path], **options: Any) -> Start:
     return init(InitOptions(source=files[0], target=files[1], **options))
 
 
+def bare(more: str = "") -> Path:
+    """A configuration without the sections that go with the size of its corpus."""
+    config = started(corpus()).config
+    path = config.with_name("bare.yaml")
+    path.write_text(config.read_text("utf-8").partition("tokenizer:")[0] + more, "utf-8")
+    return path
+
+
 def read(folder: Path, part: str) -> list[tuple[str, str]]:
     sides = [(folder / f"{part}.{code}").read_text("utf-8").splitlines() for code in ("de", "en")]
     return list(zip(*sides, strict=True))
@@ -78,7 +86,6 @@ def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
     assert result.exit_code == 0, result.stderr
     assert f"({' and '.join(names)} as given" in result.stdout
     assert ("drawn with seed 1" in result.stdout) == (len(names) < 2)
-
     data = load_config("new/config.yaml").data
     sets: dict[str, Any] = {"train": data.train[0], "valid": data.valid, **data.test}
     texts = {}
@@ -103,29 +110,25 @@ def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:
 
 def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     """`training:` may be absent."""
-    start = started(corpus())
-    written = load_config(start.config)
-    bare = "\n".join(start.config.read_text("utf-8").partition("tokenizer:")[0].splitlines())
-    (start.config.parent / "bare.yaml").write_text(bare + "\n", "utf-8")
-    assert load_config(start.config.parent / "bare.yaml") == written
+    path = bare()
+    written = load_config(path.with_name("config.yaml"))
+    assert load_config(path) == written
     assert "training" not in RunConfig.model_json_schema()["required"]
     assert written.training.max_minutes == SCALES[0].minutes
     assert written.training.schedule.warmup == 0.06
 
 
 def test_what_is_given_stands_above_the_values_for_the_size() -> None:
-    start = started(corpus())
-    text = start.config.read_text("utf-8").partition("tokenizer:")[0]
-    bare = start.config.parent / "bare.yaml"
-    bare.write_text(text + "model: {preset: modern}\npreset: low-resource\n", "utf-8")
-    config = load_config(bare, ["training.seed=7", "batch.max_tokens=1000"])
-    assert (config.model.preset, config.model.norm) == ("modern", "rms")
-    assert config.model.dropout == 0.3
-    assert (config.training.seed, config.batch.max_tokens) == (7, 1000)
-    assert config.training.max_minutes == SCALES[0].minutes
-    bare.write_text(text + "training: {seed: 7}\n", "utf-8")
+    path = bare("model: {preset: modern}\npreset: low-resource\n")
+    config = load_config(path, ["training.seed=7", "batch.max_tokens=1000"])
+    model, training = config.model, config.training
+    assert (model.preset, model.norm, model.dropout) == ("modern", "rms", 0.3)
+    assert (training.seed, config.batch.max_tokens) == (7, 1000)
+    assert training.max_minutes == SCALES[0].minutes
+    text = path.read_text("utf-8").partition("model:")[0]
+    path.write_text(text + "training: {seed: 7}\n", "utf-8")
     with pytest.raises(ConfigError, match="give one of max_steps, max_minutes"):
-        load_config(bare)
+        load_config(path)
 
 
 def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
@@ -163,10 +166,7 @@ def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
 def test_a_rate_goes_with_its_optimizer(
     overrides: list[str], expected: tuple[str, float, float | None]
 ) -> None:
-    start = started(corpus())
-    bare = start.config.parent / "bare.yaml"
-    bare.write_text(start.config.read_text("utf-8").partition("tokenizer:")[0], "utf-8")
-    training = load_config(bare, overrides).training
+    training = load_config(bare(), overrides).training
     schedule = training.schedule
     assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup) == expected
     assert schedule.shape == "linear"

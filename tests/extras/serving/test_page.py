@@ -114,12 +114,6 @@ class Page:
     def pick(self, name: str, value: str) -> None:
         Select(self[name]).select_by_value(value)
 
-    def require(self, *lines: str, forbid: str = "") -> None:
-        """Fill in the glossary."""
-        self["glossary"].click()
-        self["required"].send_keys("\n".join(lines))
-        self["forbidden"].send_keys(forbid)
-
     def fake_answers(self, change: str) -> None:
         self.script(FAKE_ANSWERS % change)
 
@@ -226,7 +220,6 @@ def test_markup_stays_text(page: Page) -> None:
     page.type(text)
     ActionChains(page.driver).move_to_element(page.all("#target .word")[0]).perform()
     page.script(DROP, f"{text}.docx", "")
-
     assert page.shown() == text
     assert page.texts("#nbest button") == page.texts("#mirror .word") == [text]
     assert page.texts("#files b") == [f"{text}.docx"]
@@ -246,25 +239,24 @@ def test_the_last_of_many_edits_wins(page: Page) -> None:
     assert "" not in texts
 
 
-def test_terms_are_required_and_forbidden(page: Page) -> None:
-    page.require("dog = Köter", forbid="Junge")
-    first, *_, last = page.type(TEXT).splitlines()
+def test_terms_are_required_and_forbidden_and_the_command_line_gives_what_is_shown(
+    page: Page,
+) -> None:
+    page["glossary"].click()
+    page["required"].send_keys("dog = Köter")
+    page["forbidden"].send_keys("Junge")
+    shown = page.type(TEXT)
+    first, *_, last = shown.splitlines()
     assert "Köter" in first
     assert "Junge" not in first
     assert "Köter" not in last
     assert page["glossary"].get_property("textContent") == "Glossary (2)"
-
-
-def test_the_command_line_gives_what_is_shown(page: Page) -> None:
-    page.require("dog = Köter")
-    shown = page.type(TEXT)
     command = shlex.split(str(page["curl"].get_property("textContent")))
     answer = page.server.post("/v1/translate", json.loads(command[-1])).json()
+    texts = [each["translation"] for each in answer["translations"]]
     assert command[1] == f"http://127.0.0.1:{page.server.port}/v1/translate"
-    assert [each["translation"] for each in answer["translations"]] == page.script(
-        "return shown.sentences.map((sentence) => sentence.target.text)"
-    )
-    assert shown.split() == " ".join(each["translation"] for each in answer["translations"]).split()
+    assert texts == page.script("return shown.sentences.map((sentence) => sentence.target.text)")
+    assert shown.split() == " ".join(texts).split()
 
 
 def test_languages_are_swapped_and_detected(page: Page) -> None:
