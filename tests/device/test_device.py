@@ -65,7 +65,7 @@ def test_a_number_chooses_among_several_gpus(
         choose_device("cuda:1")
 
 
-def test_sums_have_an_order_while_it_is_wanted(
+def test_sums_have_an_order_while_it_is_wanted_and_an_operation_without_one_is_told(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_NVLS_ENABLE"):
@@ -81,11 +81,7 @@ def test_sums_have_an_order_while_it_is_wanted(
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert os.environ["NCCL_NVLS_ENABLE"] == "0"
         assert not settings.fill_uninitialized_memory
-    assert not is_on()
-    assert settings.fill_uninitialized_memory
-
-
-def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
+    assert (is_on(), settings.fill_uninitialized_memory) == (False, True)
     text = "histc_cuda does not have a deterministic implementation, but you set\nmore"
     with (
         pytest.raises(DeviceError, match="histc_cuda does not have") as caught,
@@ -95,12 +91,11 @@ def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
     assert "training.deterministic to false" in caught.value.fix
     with pytest.raises(RuntimeError, match="other"), deterministic(gpu, wanted=True):
         raise RuntimeError("other")
-    assert not torch.are_deterministic_algorithms_enabled()
+    assert not is_on()
 
 
-@pytest.mark.parametrize(
-    ("error", "is_it"),
-    [
+def test_what_a_lack_of_memory_is() -> None:
+    for error, is_it in (
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA out of memory."), True),
         (RuntimeError("CUDA error: out of memory"), True),
@@ -108,11 +103,8 @@ def test_an_operation_without_an_order_is_told(gpu: torch.device) -> None:
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("CUDA error: an illegal memory access"), False),
         (ValueError("can't allocate memory"), False),
-    ],
-    ids=str,
-)
-def test_what_a_lack_of_memory_is(error: BaseException, is_it: bool) -> None:
-    assert is_out_of_memory(error) is is_it
+    ):
+        assert is_out_of_memory(error) is is_it, error
 
 
 def test_random_numbers_go_on_where_they_were_and_threads_are_set() -> None:
@@ -193,7 +185,6 @@ def test_apples_gpu_is_chosen_by_name_and_trains_in_float32(
         choose_device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
     assert choose_device("mps") == mps
     assert choose_device("auto") == CPU
     precision, pace = choose_precision("auto", mps), choose_device_queue(mps)

@@ -86,7 +86,6 @@ def test_the_folder_translates_and_is_exported(tmp_path: Path) -> None:
     SCRIPT["write_widened"](tmp_path / "run", tmp_path / "wide")
     export(ExportOptions(model=tmp_path / "wide", output=tmp_path / "exported", to="ctranslate2"))
     assert load_model(tmp_path / "wide").config.model.model_dim == 2 * config.model.model_dim
-
     lines = sentences(12, seed=5)
     small, *others = (
         Translator.load(tmp_path / folder, device="cpu", threads=1, guard=False).translate(lines)

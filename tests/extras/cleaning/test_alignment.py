@@ -31,7 +31,6 @@ class Text:
         self.source_lengths, self.target_lengths = (
             np.array([len(line) for line in side], np.int32) for side in (source, target)
         )
-
         self.source_ids, self.target_ids = partial(self._ids, 0), partial(self._ids, 1)
 
     def _ids(self, side: int, rows: Rows) -> tuple[Rows, Rows]:

@@ -45,7 +45,6 @@ def test_all_and_only_near_lines_are_found(
         (leak.row, leak.held_out) for leak in found
         if len(training[leak.row]) >= len(held_out[leak.held_out]) + 3
     }  # fmt: skip
-
     assert {(leak.row, leak.held_out) for leak in found} - longer == expected
     assert all(
         (leak.kind == "exact") == (training[leak.row] == held_out[leak.held_out]) for leak in found
@@ -62,9 +61,7 @@ def test_changed_and_joined_sentences_are_found_in_other_case_and_scripts() -> N
         *(f"{other} {line}" for line, other in zip(held_out[20:40], others, strict=False)),
         *(line.upper().replace(".", " ...") for line in held_out[40:]),
     ]
-
     found = LeakageIndex(held_out).find(training)
-
     kinds = {(leak.row, leak.held_out): leak.kind for leak in found}
     assert [kinds.get((row, row)) for row in range(60)] == ["near"] * 60
     assert [*find_leakage(held_out, [training[:25], training[25:]])] == found

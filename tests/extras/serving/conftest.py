@@ -32,11 +32,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     words = train_tokenizer(place / "tokenizer", 0)
     found = {}
     for seed, name in enumerate(("de-en", "en-fr"), 3):
-        source, target = name.split("-")
-        config = run_config().model_copy(
-            update={"source_language": source, "target_language": target}
-        )
+        languages = dict(zip(("source_language", "target_language"), name.split("-"), strict=True))
         model = small_model(load_tokenizers(words), seed=seed)
+        config = run_config().model_copy(update=languages)
         found[name] = save_run(place / name, model, words, config)
     return found
 
@@ -50,10 +48,8 @@ def loaded(models: dict[str, Path]) -> dict[str, ServedModel]:
 @pytest.fixture(scope="session")
 def server(models: dict[str, Path]) -> Iterator[Server]:
     """A server of ``de-en`` with narrow limits."""
-    started = Server(
-        {"de-en": models["de-en"]},
-        max_chars=2000, max_texts=40, max_queue=64, deadline=20.0, body_seconds=1.0,
-    )  # fmt: skip
+    limits = {"max_chars": 2000, "max_texts": 40, "max_queue": 64}
+    started = Server({"de-en": models["de-en"]}, **limits, deadline=20.0, body_seconds=1.0)
     yield started
     started.close()
 
