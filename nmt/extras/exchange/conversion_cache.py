@@ -67,10 +67,8 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
             problems.append(f"{place} cannot be written ({error.strerror or error})")
     problem = f"the model cannot be converted: {'; '.join(problems)}"
     logger.info("%s", problem)  # torch, which takes over, is slower
-    raise EngineLacksError(
-        f"The ctranslate2 engine does not go here: {problem}.",
-        fix="Make one of these writable, or use `engine` torch.",
-    )
+    fix = "Make one of these writable, or use `engine` torch."
+    raise EngineLacksError(f"The ctranslate2 engine does not go here: {problem}.", fix=fix)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -8,7 +8,7 @@ Shapes: V vocabulary, D model width, P positions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,6 @@ _EXPRESSED = frozenset({
     "initialization", "dropout", "attention_dropout", "decoder_attention_dropout",
     "activation_dropout", "word_dropout",
 })  # fmt: skip
-_NOT_EXPRESSED = {("norm", "layer-std")}  # Keys and values that CTranslate2 has no counterpart for.
 # Decoding options that CTranslate2 has, or that mean nothing without one that it does not have; the
 # others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what a
 # single head of the last layer attends to, ours the mean of many.
@@ -75,20 +74,21 @@ def import_ctranslate2(name: str = "ctranslate2") -> Any:
 
 def not_expressed(config: ModelConfig) -> list[str]:
     """Return key and value of what CTranslate2 has no counterpart for in a model's shape."""
-    return [
-        f"model.{name} {json.dumps(value)}"
-        for name, value in config.model_dump().items()
-        if (name not in _EXPRESSED and value != ModelConfig.model_fields[name].default)
-        or (name, str(value)) in _NOT_EXPRESSED
-    ]
+    faults = _differing("model", config, _EXPRESSED)
+    return faults + (['model.norm "layer-std"'] if config.norm == "layer-std" else [])
 
 
 def not_followed(options: DecodingConfig) -> list[str]:
     """Return key and value of the decoding options that CTranslate2 has no counterpart for."""
+    return _differing("decoding", options, _FOLLOWED)
+
+
+def _differing(section: str, values: ModelConfig | DecodingConfig, known: Set[str]) -> list[str]:
+    defaults = type(values).model_fields
     return [
-        f"decoding.{name} {json.dumps(value)}"
-        for name, value in options.model_dump().items()
-        if name not in _FOLLOWED and value != DecodingConfig.model_fields[name].default
+        f"{section}.{name} {json.dumps(value)}"
+        for name, value in values.model_dump().items()
+        if name not in known and value != defaults[name].default
     ]
 
 

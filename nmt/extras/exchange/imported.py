@@ -113,10 +113,8 @@ def layer_weights(config: ModelConfig, read: ReadPart) -> Iterator[tuple[str, Fl
                     yield f"{side}.{index}.{ours}.{kind}", np.concatenate(arrays)
 
 
-def write_imported(
-    found: Imported, folder: Path, name: str, languages: tuple[str, str]
-) -> RunConfig:
-    """Write a model folder; return its configuration.
+def write_imported(found: Imported, folder: Path, name: str, languages: tuple[str, str]) -> None:
+    """Write a model folder.
 
     Raises:
         CheckpointError: Weights and shape disagree, or ``folder`` cannot be written.
@@ -128,7 +126,13 @@ def write_imported(
     source, target = (_side(side, sides if shared else (side,), found.start) for side in sides)
     sizes = len(source.rows), len(target.rows)
     weights = _reordered(found, source, target)
-    _check_weights(found.model, weights, sizes)
+    with torch.device("meta"):
+        expected = build_model(found.model, *sizes).state_dict()
+    if problems := tensor_differences(weights, expected):
+        problem = f"The weights are not those of the model that is described:\n  {problems}"
+        raise CheckpointError(problem, fix=_COPY_AGAIN)
+    if broken := [name for name, value in weights.items() if not np.isfinite(value).all()]:
+        raise CheckpointError(f"{broken[0]} holds values that are not finite.", fix=_COPY_AGAIN)
     config = _run_config(found, name, languages, sizes)
     models = [x.pieces.reordered(y.tokens) for x, y in zip(sides, (source, target), strict=True)]
 
@@ -145,7 +149,6 @@ def write_imported(
         (place / CARD).write_text(card, encoding="utf-8", newline="\n")
 
     write_model_folder(folder, None, 0, write)
-    return config
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +199,6 @@ def _reordered(found: Imported, source: _Side, target: _Side) -> dict[str, Float
     bias = weights["output_bias"]
     weights["output_bias"] = np.where(target.is_output, bias, np.float32(_NEVER))
     return weights
-
-
-def _check_weights(
-    config: ModelConfig, weights: Mapping[str, FloatArray], sizes: tuple[int, int]
-) -> None:
-    with torch.device("meta"):
-        expected = build_model(config, *sizes).state_dict()
-    if problems := tensor_differences(weights, expected):
-        problem = f"The weights are not those of the model that is described:\n  {problems}"
-        raise CheckpointError(problem, fix=_COPY_AGAIN)
-    if broken := [name for name, value in weights.items() if not np.isfinite(value).all()]:
-        raise CheckpointError(f"{broken[0]} holds values that are not finite.", fix=_COPY_AGAIN)
 
 
 def _run_config(
