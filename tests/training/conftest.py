@@ -5,13 +5,23 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 import yaml
 
+from nmt.device.device import DeviceQueue
 from tests.training.runs import Harm, Run, Server
 from tests.training.toy import CONFIG, write_corpus
+
+
+@pytest.fixture
+def run_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Called, it lets trainings use threads and run ahead of their device, as beside a GPU."""
+    pace = DeviceQueue(torch.device("cpu"), max_inflight_updates=64, uses_threads=True)
+    place = "nmt.training.update.choose_device_queue"
+    return lambda: monkeypatch.setattr(place, lambda _device: pace)
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +43,14 @@ def whole(server: Server) -> Run:
     """The run of one process that nothing happened to."""
     found = Run(server, "whole")
     found.finish()
+    return found
+
+
+@pytest.fixture(scope="session")
+def whole_of_two(server: Server) -> Run:
+    """The same of two processes."""
+    found = Run(server, "whole-of-two")
+    found.finish(num=2)
     return found
 
 

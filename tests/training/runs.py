@@ -1,9 +1,10 @@
 """Runs `nmt train` many times, in one process or several, at the price of one import of torch.
 
 A server process imports everything and forks: a child for one process; one for each of several,
-with the environment that torch's launcher would give it; or one that is a launcher itself, whose
-processes are real new ones. A child may get into `Harm`. Started as ``python -m
-tests.training.runs FOLDER``; a request is one JSON line.
+with the environment that torch's launcher would give it, but that the first one keeps the store by
+which they find each other; or one that is a launcher itself, whose processes are real new ones. A
+child may get into `Harm`. Started as ``python -m tests.training.runs FOLDER``; a request is one
+JSON line.
 """
 
 from __future__ import annotations
@@ -59,15 +60,6 @@ class Harm:
 
 
 @dataclass(frozen=True)
-class Shot:
-    """A signal to a launcher, once a file has content."""
-
-    number: int
-    """SIGINT goes to the whole process group, as from a terminal."""
-    when: str
-
-
-@dataclass(frozen=True)
 class Result:
     """How a process ended."""
 
@@ -118,31 +110,23 @@ class Server:
         *arguments: str,
         num: int | None = None,
         harm: Harm | None = None,
-        agent: bool = True,
+        stop_when: Path | None = None,
     ) -> list[Result]:
         """Run ``nmt train`` in one process, or in ``num`` that know of each other.
 
-        Without an ``agent``, the first process keeps the store by which they find each other.
+        It gets a SIGTERM once the file ``stop_when`` has content.
         """
-        request = {"arguments": ["train", *arguments], "agent": agent}
-        return self._ask(request | {"num": num}, harm=harm)
+        request = {"arguments": ["train", *arguments], "num": num}
+        return self._ask(request | {"stop_when": stop_when and str(stop_when)}, harm)
 
-    def script(
-        self, source: str, num: int | None = 2, shot: Shot | None = None, *, agent: bool = True
-    ) -> list[Result]:
+    def script(self, source: str, num: int | None = 2) -> list[Result]:
         """Run Python code in ``num`` processes, or in one that could be a launcher."""
-        request = {"script": source, "num": num, "shot": shot and asdict(shot)}
-        return self._ask(request | {"agent": agent})
-
-    def launch(self, *arguments: str, harm: Harm | None = None, shot: Shot | None = None) -> Result:
-        """Run ``nmt train --devices 2``."""
-        request = {"arguments": ["train", *arguments, "--devices=2"], "shot": shot and asdict(shot)}
-        return self._ask(request, harm=harm)[0]
+        return self._ask({"script": source, "num": num})
 
     def _ask(self, request: dict[str, Any], harm: Harm | None = None) -> list[Result]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {"num": None, **request, "harm": asdict(harm or Harm())}
+        request["harm"] = asdict(harm or Harm())
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return [Result(**result) for result in json.loads(self._process.stdout.readline())]
@@ -164,15 +148,9 @@ class Run:
         return self.server.train(*self.arguments(*flags, **settings), harm=harm)[0]
 
     def start(
-        self,
-        *flags: str,
-        num: int = 2,
-        harm: Harm | None = None,
-        agent: bool = True,
-        **settings: Any,
+        self, *flags: str, num: int = 2, harm: Harm | None = None, **settings: Any
     ) -> list[Result]:
-        arguments = self.arguments(*flags, **settings)
-        return self.server.train(*arguments, num=num, harm=harm, agent=agent)
+        return self.server.train(*self.arguments(*flags, **settings), num=num, harm=harm)
 
     def finish(self, *flags: str, num: int | None = None, **settings: Any) -> list[Result]:
         results = self.server.train(*self.arguments(*flags, **settings), num=num)
@@ -180,14 +158,12 @@ class Run:
         return results
 
     def launch(
-        self,
-        *flags: str,
-        harm: Harm | None = None,
-        stop: signal.Signals | None = None,
-        **settings: object,
+        self, *flags: str, harm: Harm | None = None, stops: bool = False, **settings: object
     ) -> Result:
-        shot = None if stop is None else Shot(stop, str(self.folder / "metrics.jsonl"))
-        return self.server.launch(*self.arguments(*flags, **settings), harm=harm, shot=shot)
+        """Train by ``--devices 2``, until there are metrics if it ``stops``."""
+        arguments = self.arguments(*flags, "--devices=2", **settings)
+        when = self.folder / "metrics.jsonl" if stops else None
+        return self.server.train(*arguments, harm=harm, stop_when=when)[0]
 
     def hashes(self, step: int = STEPS) -> dict[str, str]:
         folder = checkpoint_dir(self.folder, step)
@@ -240,18 +216,16 @@ def _serve() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(sys.argv[1])
     Path("sitecustomize.py").write_text("from tests.training.runs import arm\narm()\n")
-    for name in (
-        "nmt.commands.train",
-        "nmt.training.launch",
-        "nmt.cli.app",
-        "jinja2",
-        "torch._dynamo",
-    ):
-        importlib.import_module(name)  # once, for all children
+    for name in ("commands.train", "training.launch", "cli.app"):
+        importlib.import_module(f"nmt.{name}")  # once, for all children
+    importlib.import_module("jinja2")
+    importlib.import_module("torch._dynamo")
     vars(importlib.import_module("nmt.training.signals"))["_SECONDS_TO_REPORT"] = 0.5
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)
-        agent, port = _store(request)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         begin = time.monotonic()
         children = []
         for rank in range(request["num"] or 1):
@@ -261,8 +235,10 @@ def _serve() -> None:
             if (child := os.fork()) == 0:
                 _be(rank, port, request, outputs)
             children.append((child, outputs))
-        if shot := request.get("shot"):
-            _shoot(children[0][0], Shot(**shot))
+        if stop_when := request.get("stop_when"):
+            while not _has_content(Path(stop_when)) and time.monotonic() < begin + DEADLINE:
+                time.sleep(0.002)
+            os.kill(children[0][0], signal.SIGTERM)
         if (delay := request["harm"]["kill_after"]) is not None:
             time.sleep(delay)
             os.kill(children[0][0], signal.SIGKILL)  # one that has ended waits for its parent
@@ -271,30 +247,7 @@ def _serve() -> None:
             code = _wait(child, begin + DEADLINE)
             out, err = (path.read_text() for path in outputs)
             results.append(asdict(Result(code, time.monotonic() - begin, err, out)))
-        if agent:
-            os.kill(agent, signal.SIGKILL)
-            os.waitpid(agent, 0)
         print(json.dumps(results), flush=True)  # noqa: T201
-
-
-def _store(request: dict[str, Any]) -> tuple[int, int]:
-    """Return the process that keeps the store of several, 0 if it is one of them; its port."""
-    if not request["num"]:
-        return 0, 0
-    if not request.get("agent", True):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            return 0, free.getsockname()[1]
-    reader, writer = os.pipe()
-    if (agent := os.fork()) == 0:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(writer, f"{store.port}\n".encode())
-        signal.pause()
-    os.close(writer)
-    with os.fdopen(reader) as answer:
-        return agent, int(answer.readline())
 
 
 def _be(rank: int, port: int, request: dict[str, Any], outputs: list[Path]) -> None:
@@ -303,7 +256,6 @@ def _be(rank: int, port: int, request: dict[str, Any], outputs: list[Path]) -> N
     if request["num"]:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request["num"]}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0}
-        place["TORCHELASTIC_USE_AGENT_STORE"] = request.get("agent", True)
         os.environ.update({name: str(value) for name, value in place.items()})
     else:
         os.setpgid(0, 0)
@@ -330,12 +282,8 @@ def _be(rank: int, port: int, request: dict[str, Any], outputs: list[Path]) -> N
     os._exit(code)
 
 
-def _shoot(launcher: int, shot: Shot) -> None:
-    path, end = Path(shot.when), time.monotonic() + DEADLINE
-    while not (path.exists() and path.stat().st_size) and time.monotonic() < end:
-        time.sleep(0.002)
-    send = os.killpg if shot.number == signal.SIGINT else os.kill
-    send(launcher, shot.number)
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _wait(child: int, deadline: float) -> int:

@@ -11,8 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,8 +32,6 @@ from tests.training.toy import CONFIG, STEPS
 
 KILLS = 100
 DISK_BYTES = 16 << 20
-# As little as lets a run start and report, and too little for a checkpoint.
-LITTLE_BYTES = 256 << 10
 
 long_test = pytest.mark.skipif(
     os.environ.get("NMT_LONG_TESTS") != "1", reason="takes minutes: set NMT_LONG_TESTS=1"
@@ -150,28 +146,6 @@ def test_a_disk_that_fills_up_in_a_save_leaves_nothing_half_written(
     assert newest_checkpoint(run_dir, strict=True) == checkpoint_dir(run_dir, 2)
 
 
-def test_a_run_goes_on_without_saving_until_there_is_space_again(run: Run, disk: Disk) -> None:
-    """FAULT 8."""
-    run.folder = disk.folder / "run"
-    run.finish(max_steps=10)
-    disk.fill(LITTLE_BYTES)
-
-    def free_when_noted() -> None:
-        while "not saved: " not in run.log():
-            time.sleep(0.001)
-        disk.free()
-
-    friend = threading.Thread(target=free_when_noted)
-    friend.start()
-    result = run.train(on_full_disk="continue", max_steps=100)
-    friend.join(60)
-
-    assert result.code == 0, result.stderr
-    assert run.steps()[-1] == 100
-    assert [line["step"] for line in run.metrics() if line["kind"] == "update"][-1] == 100
-    assert_whole(run)
-
-
 def test_a_disk_without_any_space_is_told_about_without_a_traceback(run: Run, disk: Disk) -> None:
     """FAULT 8: there is no room even for the first file."""
     run.folder = disk.folder / "run"
@@ -184,16 +158,6 @@ def test_a_disk_without_any_space_is_told_about_without_a_traceback(run: Run, di
     assert "Traceback" not in result.stderr
     disk.free()
     run.finish(max_steps=1)
-
-
-def test_an_insisting_interrupt_discards_the_save(run: Run, whole: Run) -> None:
-    """FAULTS 20 and 21."""
-    result = run.train(harm=Harm("save", 3, (signal.SIGTERM, signal.SIGINT)))
-
-    assert result.code == 130
-    assert run.steps() == [5, 10]
-    run.finish("--strict-resume")
-    assert_equal(run, whole)
 
 
 def test_a_poor_environment_and_a_clock_that_goes_back_change_nothing(
@@ -233,16 +197,3 @@ def test_a_poor_environment_and_a_clock_that_goes_back_change_nothing(
     assert all(0 < number < 600 for number in seconds)
     moments = [line[:19] for line in poor.log().splitlines()]
     assert moments == sorted(moments, reverse=True)
-
-
-def test_the_newest_checkpoint_is_the_one_of_the_last_step_whatever_the_clock_says(
-    run: Run, whole: Run
-) -> None:
-    """FAULT 26: the clock went back between two saves."""
-    assert run.train(harm=Harm("update", 12, (signal.SIGTERM,))).code == 143
-    for path in (checkpoint_dir(run.folder, 12), *checkpoint_dir(run.folder, 12).iterdir()):
-        os.utime(path, (1, 1))
-    run.finish("--strict-resume")
-
-    assert "resuming at step 12" in run.log()
-    assert_equal(run, whole)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,17 +77,20 @@ def test_all_processes_get_the_arguments_their_place_and_their_threads(
         (WAIT, "exit 3", 3),
         (f"exit {PEER_LOST}", "sleep 0.5; exit 5", PEER_LOST),  # before anybody else has failed
         ("exec sleep 60", "exit 4", 4),  # has noticed nothing when torchrun ends it by SIGTERM
+        # Asked to stop, and saved: someone sent the signal to one of them, not to torchrun.
+        *((f"exit {code}", f"exit {code}", code) for code in (130, 143)),
     ],
 )
 def test_a_failure_ends_the_others_and_gives_the_exit_code(
     program: Program, first: str, second: str, code: int
 ) -> None:
-    """FAULT 28."""
+    """FAULTS 19, 20 and 28."""
     program(first, second)
     with pytest.raises(SystemExit) as caught:
         launch([], 2, training_of())
 
     assert caught.value.code == code
+    assert isinstance(caught.value, StoppedBySignal) == (code > 128)
 
 
 def test_a_killed_process_is_named(program: Program, tmp_path: Path) -> None:
@@ -100,18 +102,6 @@ def test_a_killed_process_is_named(program: Program, tmp_path: Path) -> None:
     pid = (tmp_path / "pid").read_text().strip()
     expected = f"Process 1 of 2 (pid {pid}) was killed by SIGKILL; the others have ended."
     assert caught.value.problem == expected
-
-
-@pytest.mark.parametrize("code", [130, 143])
-def test_processes_that_were_asked_to_stop_and_saved_are_no_failure(
-    program: Program, code: int
-) -> None:
-    """FAULTS 19 and 20: someone sent the signal to one of them, not to torchrun."""
-    program(f"exit {code}", f"exit {code}")
-    with pytest.raises(StoppedBySignal) as caught:
-        launch([], 2, training_of())
-
-    assert caught.value.code == code
 
 
 def test_more_processes_than_gpus_are_refused(
@@ -183,12 +173,3 @@ def test_mistakes_are_told_before_anything_starts(
 
     assert result.exit_code == 2
     assert result.stderr.count(words) == 1
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.registry.find_spec", lambda _: None)
-    result = CliRunner().invoke(app, ["train", DEMO, "--dry-run"])
-
-    assert result.exit_code == 2
-    assert "nmt/extras/planning" in result.stderr
-    assert "nmt.training" in sys.modules

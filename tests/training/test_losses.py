@@ -44,76 +44,40 @@ class Passes:
         return next(self._hidden)
 
 
-def r_drop_loss(
+def chunked_loss(
     hidden: tuple[Tensor, Tensor],
     weight: Tensor,
     bias: Tensor | None,
     gold: Tensor,
     *,
     smoothing: float,
-    strength: float,
+    strength: float | None,
     compiler: Any = None,
 ) -> Tensor:
+    """The loss of R-Drop; without a strength, cross-entropy of the first states."""
+    if strength is None:
+        compilers = [] if compiler is None else [compiler]
+        return cross_entropy(hidden[0], weight, bias, gold, smoothing, *compilers)
     model = cast(Transformer, Passes(hidden, weight, bias, compiler))
     batch = SimpleNamespace(gold=gold, source=None, target=None, num_target_tokens=len(gold))
     return RDrop(smoothing, strength)(model, cast(Batch, batch)).loss_sum
 
 
-def test_the_smoothed_loss_is_the_one_worked_by_hand() -> None:
+def test_losses_are_those_worked_by_hand() -> None:
     # Two entries with logits ln 3 and 0: probabilities 3/4 and 1/4. Smoothing 0.2 asks for
     # 0.9 and 0.1: loss = -0.9 ln(3/4) - 0.1 ln(1/4).
     weight = torch.tensor([[math.log(3)], [0.0]])
     loss = cross_entropy(torch.ones(1, 1), weight, None, torch.tensor([0]), 0.2)
-
     assert float(loss) == pytest.approx(-0.9 * math.log(0.75) - 0.1 * math.log(0.25), abs=1e-6)
+    huge = torch.tensor([[1e4], [-1e4]])
+    assert float(cross_entropy(torch.ones(1, 1), huge, None, torch.tensor([1]), 0.0)) == 2e4
 
-
-@settings(max_examples=30)
-@given(
-    rows=st.integers(1, 600),
-    smoothing=st.sampled_from([0.0, 0.1]),
-    has_bias=st.booleans(),
-    scale=st.floats(0.1, 3),
-)
-def test_chunks_give_the_loss_and_gradients_of_torch_s_cross_entropy(
-    rows: int, smoothing: float, has_bias: bool, scale: float
-) -> None:
-    torch.manual_seed(rows)
-    values = [torch.randn(rows, 6), torch.randn(11, 6), torch.randn(11)]
-    gold = torch.randint(0, 11, (rows,))
-    results = []
-    for chunked in (True, False):
-        hidden, weight, bias = (value.clone().requires_grad_() for value in values)
-        if chunked:
-            used = bias if has_bias else None
-            loss = cross_entropy(hidden, weight, used, gold, smoothing)
-        else:
-            logits = F.linear(hidden, weight, bias if has_bias else None)
-            loss = F.cross_entropy(logits, gold, label_smoothing=smoothing, reduction="sum")
-        (loss * scale).backward()
-        gradients = [hidden.grad, weight.grad] + ([bias.grad] if has_bias else [])
-        results.append((loss.detach(), gradients))
-
-    (ours, our_gradients), (theirs, their_gradients) = results
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
-    for mine, other in zip(our_gradients, their_gradients, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
-
-
-def test_losses_of_two_halves_add_up() -> None:
-    hidden, weight, gold = torch.randn(7, 4), torch.randn(9, 4), torch.randint(0, 9, (7,))
-
-    whole = cross_entropy(hidden, weight, None, gold, 0.1)
-    first = cross_entropy(hidden[:3], weight, None, gold[:3], 0.1)
-    second = cross_entropy(hidden[3:], weight, None, gold[3:], 0.1)
-
-    torch.testing.assert_close(whole, first + second)
-
-
-def test_huge_logits_stay_finite() -> None:
-    weight = torch.tensor([[1e4], [-1e4]])
-
-    assert float(cross_entropy(torch.ones(1, 1), weight, None, torch.tensor([1]), 0.0)) == 2e4
+    # Two entries: p = (3/4, 1/4) and q = (1/2, 1/2), the first is right. Cross-entropy: ln(4/3)
+    # and ln 2. KL(p||q) + KL(q||p) = sum of (p - q) ln(p/q) = ln(3/2)/4 - ln(1/2)/4 = ln(3)/4.
+    hidden, weight = (torch.tensor([[math.log(3)]]), torch.zeros(1, 1)), torch.tensor([[1.0], [0]])
+    loss = chunked_loss(hidden, weight, None, torch.tensor([0]), smoothing=0.0, strength=5.0)
+    expected = (math.log(4 / 3) + math.log(2)) / 2 + 5 / 4 * math.log(3) / 4
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
 @settings(max_examples=30)
@@ -142,29 +106,28 @@ def test_the_step_of_a_gpu_gives_loss_and_gradient_of_float64(
     assert (gradient.double() - exact.grad).norm() <= 4e-3 * exact.grad.norm() + 1e-6
 
 
-@pytest.mark.parametrize("loss_of", ["cross_entropy", "r_drop"])
+@pytest.mark.parametrize(
+    ("strength", "chosen", "fused"),
+    [(None, _cross_entropy_step, _fused_step), (5.0, _r_drop_step, _r_drop_step)],
+)
 def test_chunks_of_a_gpu_give_the_loss_and_gradients_of_those_of_a_cpu(
-    loss_of: str, monkeypatch: pytest.MonkeyPatch
+    strength: float | None, chosen: Any, fused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a last chunk of fewer rows, and what follows the products compiled."""
-    (one, two, weight, bias), gold = values_of(23)
+    values, gold = values_of(23)
+    one, two, weight, bias = values
+    options: Any = {"smoothing": 0.1, "strength": strength, "compiler": lambda function: function}
 
-    def results(compiler: Any) -> list[Tensor]:
-        if loss_of == "r_drop":
-            options: Any = {"smoothing": 0.1, "strength": 5.0, "compiler": compiler}
-            loss = r_drop_loss((one, two), weight, bias, gold, **options)
-        else:
-            loss = cross_entropy(one + two, weight, bias, gold, 0.1, compiler)
-        return [loss, *torch.autograd.grad(loss, (one, two, weight, bias))]
+    def results() -> list[Tensor]:
+        loss = chunked_loss((one, two), weight, bias, gold, **options)
+        return [loss, *torch.autograd.grad(loss, values, materialize_grads=True)]
 
-    expected = results(lambda function: function)
-    chosen = _cross_entropy_step if loss_of == "cross_entropy" else _r_drop_step
-    fused: Any = _fused_step if loss_of == "cross_entropy" else _r_drop_step
+    expected = results()
     monkeypatch.setattr(losses, "_ROWS_PER_CHUNK", 5)
     compilers = use_backend("eager")
     backend = next(compilers)
     monkeypatch.setattr(losses, chosen.__name__, compiled(fused))
-    found = results(lambda function: function)
+    found = results()
     next(compilers, None)
 
     assert_close(found, expected)
@@ -282,11 +245,13 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def naive(
-    logits: tuple[Tensor, Tensor], gold: Tensor, *, smoothing: float, strength: float
+    logits: tuple[Tensor, Tensor], gold: Tensor, *, smoothing: float, strength: float | None
 ) -> Tensor:
     entropies = [
         F.cross_entropy(one, gold, label_smoothing=smoothing, reduction="sum") for one in logits
     ]
+    if strength is None:
+        return entropies[0]
     one, two = logits
     between = divergence(one, two) + divergence(two, one)
     return torch.stack(entropies).sum() / 2 + strength / 4 * between
@@ -297,41 +262,39 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
-def test_the_objective_is_the_one_worked_by_hand() -> None:
-    # Two entries: p = (3/4, 1/4) and q = (1/2, 1/2), the first is right. Cross-entropy: ln(4/3)
-    # and ln 2. KL(p||q) + KL(q||p) = sum of (p - q) ln(p/q) = ln(3/2)/4 - ln(1/2)/4 = ln(3)/4.
-    weight = torch.tensor([[1.0], [0.0]])
-    hidden = torch.log(torch.tensor([[3.0]])), torch.zeros(1, 1)
-    found = r_drop_loss(hidden, weight, None, torch.tensor([0]), smoothing=0.0, strength=5.0)
-
-    expected = (torch.tensor(4 / 3).log() + torch.tensor(2.0).log()) / 2
-    expected += 5 / 4 * torch.tensor(3.0).log() / 4
-    torch.testing.assert_close(found, expected)
-
-
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 600),
     smoothing=st.sampled_from([0.0, 0.1]),
-    strength=st.sampled_from([0.0, 1.0, 5.0]),
+    strength=st.sampled_from([None, 0.0, 1.0, 5.0]),
     has_bias=st.booleans(),
     scale=st.floats(0.1, 3),
+    share=st.floats(0, 1),
 )
-def test_loss_and_gradients_are_those_of_autograd(
-    rows: int, smoothing: float, strength: float, has_bias: bool, scale: float
+def test_loss_and_gradients_are_those_of_autograd_and_add_up(
+    rows: int, smoothing: float, strength: float | None, has_bias: bool, scale: float, share: float
 ) -> None:
+    """Also of the two parts of a batch: loss(A + B) == loss(A) + loss(B)."""
     values, gold = values_of(rows, seed=rows)
-    wanted = values if has_bias else values[:-1]
     one, two, weight, bias = values
     used = bias if has_bias else None
     options: Any = {"smoothing": smoothing, "strength": strength}
+    wanted = [value for value in (one, two, weight, used) if value is not None]
     logits = F.linear(one, weight, used), F.linear(two, weight, used)
     theirs = naive(logits, gold, **options)
-    ours = r_drop_loss((one, two), weight, used, gold, **options)
+    ours = chunked_loss((one, two), weight, used, gold, **options)
+    cut = round(share * rows)
+    parts = [
+        chunked_loss((one[part], two[part]), weight, used, gold[part], **options)
+        for part in (slice(cut), slice(cut, None))
+        if len(gold[part])
+    ]
 
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(torch.stack(parts).sum(), ours, rtol=1e-5, atol=1e-4)
     assert_close(
-        list(torch.autograd.grad(ours * scale, wanted)),
-        list(torch.autograd.grad(theirs * scale, wanted)),
+        list(torch.autograd.grad(ours * scale, wanted, materialize_grads=True)),
+        list(torch.autograd.grad(theirs * scale, wanted, materialize_grads=True)),
     )
 
 
@@ -339,10 +302,10 @@ def test_rounded_states_give_gradients_near_the_exact_ones_in_the_dtype_of_each(
     """As under autocast: states in bf16, weights in float32."""
     values, gold = values_of(40)
     one, two, weight, bias = values
-    exact = r_drop_loss((one, two), weight, bias, gold, smoothing=0.1, strength=1.0)
+    exact = chunked_loss((one, two), weight, bias, gold, smoothing=0.1, strength=1.0)
     rounded = [one.detach().bfloat16(), two.detach().bfloat16()]
     states = [tensor.requires_grad_() for tensor in rounded]
-    found = r_drop_loss((states[0], states[1]), weight, bias, gold, smoothing=0.1, strength=1.0)
+    found = chunked_loss((states[0], states[1]), weight, bias, gold, smoothing=0.1, strength=1.0)
 
     torch.testing.assert_close(found, exact, rtol=0.02, atol=0)
     ours = torch.autograd.grad(found, (*states, weight, bias))

@@ -104,17 +104,12 @@ def test_gradient_and_sums_are_added_up_and_cleared_as_one_buffer(dtype: torch.d
     assert not flat.shared.any()
 
 
-def test_unknown_parts_are_all_named_with_those_that_exist() -> None:
+def test_unknown_parts_are_all_named_and_something_must_be_left_to_train() -> None:
     model = model_with()
     with pytest.raises(ConfigError, match=r"'enc', 'decoder\.2', but") as caught:
         freeze(model, ["enc", "encoder", "decoder.2"])
-
     assert "encoder, encoder_norm, source_vectors" in caught.value.fix
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_something_must_be_left_to_train() -> None:
-    model = model_with()
     with pytest.raises(ConfigError, match="no parameter"):
         freeze(model, [name.split(".")[0] for name, _ in model.named_parameters()])
 

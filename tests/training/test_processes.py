@@ -25,14 +25,6 @@ CRASH = 99
 
 
 @pytest.fixture(scope="module")
-def whole(server: Server) -> Run:
-    """The run of two processes that nothing happened to."""
-    found = Run(server, "whole-of-two")
-    found.finish(num=2)
-    return found
-
-
-@pytest.fixture(scope="module")
 def stopped(server: Server) -> Run:
     """A run of two processes, the second of which was interrupted in update 12."""
     found = Run(server, "stopped")
@@ -49,7 +41,7 @@ def num_batches(server: Server, batch: dict[str, Any], epoch: int) -> int:
 
 
 def test_shards_that_differ_by_one_batch_give_equally_many_updates(
-    server: Server, whole: Run
+    server: Server, whole_of_two: Run
 ) -> None:
     """FAULT 27: of 65 batches, one process has 33 and the other 32."""
     batch = {"max_tokens": 80, "noise": 0, "accumulate": 4}
@@ -61,7 +53,7 @@ def test_shards_that_differ_by_one_batch_give_equally_many_updates(
         f"""
 import nmt
 from nmt.commands.train import fit
-print(fit(nmt.load_config({str(whole.config)!r}, {settings})).step)
+print(fit(nmt.load_config({str(whole_of_two.config)!r}, {settings})).step)
 """
     )
 
@@ -72,12 +64,10 @@ print(fit(nmt.load_config({str(whole.config)!r}, {settings})).step)
     assert [int(result.stdout) for result in results] == [expected, expected]
 
 
-@pytest.mark.parametrize(("rank", "agent"), [(1, True), (0, False)])
-def test_when_one_process_fails_all_end_and_the_cause_is_told_once(
-    run: Run, rank: int, agent: bool
-) -> None:
-    """FAULT 28: the first of them may take the store with it by which they talk."""
-    results = run.start(harm=Harm("update", 7, message="a cable broke", rank=rank), agent=agent)
+@pytest.mark.parametrize("rank", [1, 0])
+def test_when_one_process_fails_all_end_and_the_cause_is_told_once(run: Run, rank: int) -> None:
+    """FAULT 28: the first of them takes the store with it by which they talk."""
+    results = run.start(harm=Harm("update", 7, message="a cable broke", rank=rank))
 
     assert results[rank].code == CRASH
     assert results[1 - rank].code == PEER_LOST
@@ -87,55 +77,30 @@ def test_when_one_process_fails_all_end_and_the_cause_is_told_once(
     assert run.steps() == [5]
 
 
-@pytest.fixture(scope="module")
-def killed(server: Server) -> tuple[Run, Result]:
-    """A run under the launcher, the second process of which was killed in update 12."""
-    found = Run(server, "launched")
-    rare: dict[str, Any] = {"report_every": NEVER, "validate_every": NEVER}
-    return found, found.launch(
-        harm=Harm("update", 12, (signal.SIGKILL,), rank=1), save_every=1, **rare
-    )
-
-
-@pytest.fixture(scope="module")
-def terminated(killed: tuple[Run, Result]) -> tuple[Run, Result]:
-    """The same run, started again, and asked to stop when it had made an update."""
-    found, _ = killed
-    rare: dict[str, Any] = {"save_every": NEVER, "validate_every": NEVER, "max_steps": NEVER}
-    return found, found.launch("--exact", stop=signal.SIGTERM, report_every=1, **rare)
-
-
-def test_a_killed_process_is_named(killed: tuple[Run, Result]) -> None:
-    """FAULT 29."""
-    _, result = killed
-
-    assert result.code == PEER_LOST
-    assert re.search(r"Process 1 of 2 \(pid \d+\) was killed by SIGKILL", result.stderr)
-    assert "Traceback" not in result.stderr
-
-
-def test_a_signal_to_the_launcher_lets_the_update_finish_and_saves(
-    terminated: tuple[Run, Result],
+def test_a_kill_a_signal_and_another_launcher_cost_nothing_but_time(
+    run: Run, server: Server
 ) -> None:
-    """FAULTS 19 and 29: it had gone on from the last checkpoint before the kill."""
-    run, result = terminated
+    """FAULTS 19, 29 and 31: ``--devices`` goes on after a kill; torchrun ends it, to the bit."""
+    rare: dict[str, Any] = {"save_every": NEVER, "validate_every": NEVER}
+    settings: dict[str, Any] = {**rare, "report_every": NEVER, "save_every": 1}
+    killed = run.launch(harm=Harm("update", 12, (signal.SIGKILL,), rank=1), **settings)
 
-    assert result.code == 143, result.stderr
-    assert "resuming at step 11" in result.stderr
+    assert killed.code == PEER_LOST
+    assert re.search(r"Process 1 of 2 \(pid \d+\) was killed by SIGKILL", killed.stderr)
+    assert "Traceback" not in killed.stderr
+
+    stopped = run.launch("--exact", stops=True, **rare, report_every=1, max_steps=NEVER)
+
+    assert stopped.code == 143, stopped.stderr
+    assert "resuming at step 11" in stopped.stderr
     updates = [line["step"] for line in run.lines("update")]
     assert updates == [*range(12, updates[-1] + 1)]
     assert run.steps()[-1] == updates[-1]
-    for noise in ("Traceback", "error: "):
-        assert noise not in result.stderr
+    assert "Traceback" not in stopped.stderr
+    assert "error: " not in stopped.stderr
 
-
-def test_torchrun_goes_on_with_what_devices_began_and_ends_as_an_uninterrupted_run(
-    server: Server, terminated: tuple[Run, Result]
-) -> None:
-    """FAULTS 19, 29 and 31: after a kill and a signal, under another launcher, to the bit."""
-    run, _ = terminated
     last = run.steps()[-1] + 5
-    settings = {"max_steps": last, "save_every": NEVER, "validate_every": NEVER, "report_every": 1}
+    settings = {**rare, "max_steps": last, "report_every": 1}
     arguments = run.arguments("--exact", "--strict-resume", **settings)
     script = f"""
 import runpy, sys
@@ -152,47 +117,23 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
     assert run.lines("validation") == uninterrupted.lines("validation")
 
 
-@pytest.mark.usefixtures("whole")  # has prepared the data
-def test_two_processes_train_as_one_that_accumulates(server: Server) -> None:
+@pytest.mark.usefixtures("whole_of_two")  # has prepared the data
+def test_several_processes_make_the_updates_of_one_that_accumulates(server: Server) -> None:
     """FAULT 30: float32 loss and gradient norm within 1e-5 of their size, in every update.
 
     Weights within 1e-5, but for the biases of keys: additions in another order change last bits,
     and softmax ignores these biases, so that their gradient is nothing but rounding, which Adam
-    makes steps of.
+    makes steps of. A third run goes on in other processes, over the end of an epoch; so many
+    repeat no batch there.
     """
     batch = {"max_tokens": 240, "noise": 0}
     assert num_batches(server, batch, epoch=0) % 4 == 0
     flags = [f"--set=batch.{key}={value}" for key, value in batch.items()]
     flags += ["--set=model.dropout=0", "--json"]
-    settings: dict[str, Any] = {"report_every": 1, "save_every": NEVER, "max_steps": 8}
-    one, two = Run(server, "one"), Run(server, "two")
-    one.finish(*flags, "--set=batch.accumulate=4", **settings)
-    two.finish(*flags, "--set=batch.accumulate=2", num=2, **settings)
-
-    updates, same = one.lines("update"), two.lines("update")
-    assert len(updates) == 8
-    assert updates[-1]["epoch"] == 1
-    for key in ("loss", "gradient_norm"):
-        expected = [line[key] for line in updates]
-        assert [line[key] for line in same] == pytest.approx(expected, rel=1e-5)
-    losses = [run.lines("validation")[-1]["loss"] for run in (one, two)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    found = two.weights()
-    for name, weight in one.weights().items():
-        if not name.endswith("key_value.bias"):
-            np.testing.assert_allclose(found[name], weight, atol=1e-5, rtol=0, err_msg=name)
-
-
-@pytest.mark.usefixtures("whole")  # has prepared the data
-def test_a_run_goes_on_in_other_processes_that_make_the_same_updates(server: Server) -> None:
-    """In the middle of an epoch, and over its end; so many processes repeat no batch there."""
-    batch = {"max_tokens": 240, "noise": 0}
-    assert num_batches(server, batch, epoch=0) % 4 == 0
-    flags = [f"--set=batch.{key}={value}" for key, value in batch.items()]
-    flags += ["--set=model.dropout=0", "--json"]
-    settings: dict[str, Any] = {"report_every": 1, "save_every": NEVER, "max_minutes": None}
-    one, moved = Run(server, "one-of-four"), Run(server, "moved")
+    settings: dict[str, Any] = {"report_every": 1, "save_every": NEVER}
+    one, two, moved = (Run(server, name) for name in ("one", "two", "moved"))
     one.finish(*flags, "--set=batch.accumulate=4", max_steps=10, **settings)
+    two.finish(*flags, "--set=batch.accumulate=2", max_steps=10, num=2, **settings)
     results: list[Result] = []
     for num, steps in ((2, 3), (None, 5), (4, 10)):
         share = f"--set=batch.accumulate={4 // (num or 1)}"
@@ -201,14 +142,23 @@ def test_a_run_goes_on_in_other_processes_that_make_the_same_updates(server: Ser
 
     assert "not bit-exact: processes x batch.accumulate: was 1 x 4, is 4 x 1" in results[0].stderr
     assert sorted(codes(refused)) == [4, PEER_LOST]
-    losses, same = ([line["loss"] for line in run.lines("update")] for run in (one, moved))
-    assert len(losses) == 10
-    assert one.lines("update")[-1]["epoch"] >= 1
-    assert same == pytest.approx(losses, rel=1e-4)
+    updates = one.lines("update")
+    assert len(updates) == 10
+    assert updates[-1]["epoch"] >= 1
+    for run, keys, tolerance in ((two, ("loss", "gradient_norm"), 1e-5), (moved, ("loss",), 1e-4)):
+        for key in keys:
+            expected = pytest.approx([line[key] for line in updates], rel=tolerance)
+            assert [line[key] for line in run.lines("update")] == expected
+    losses = [run.lines("validation")[-1]["loss"] for run in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    found = two.weights()
+    for name, weight in one.weights().items():
+        if not name.endswith("key_value.bias"):
+            np.testing.assert_allclose(found[name], weight, atol=1e-5, rtol=0, err_msg=name)
 
 
 def test_a_signal_in_the_middle_of_an_update_stops_all_after_the_next(
-    server: Server, whole: Run
+    server: Server, whole_of_two: Run
 ) -> None:
     """FAULT 19: it came after the processes had told each other whether they wish to stop."""
     results = server.script(
@@ -225,7 +175,7 @@ def interrupted(*arguments, **options):
         signal.raise_signal(signal.SIGTERM)
     return gradients(*arguments, **options)
 Updater._sum_gradients = interrupted
-fit(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-the-middle"]))
+fit(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir=runs/in-the-middle"]))
 """
     )
     run = Run(server, "in-the-middle")
@@ -233,11 +183,11 @@ fit(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-the-middle"]))
     assert codes(results) == [143, 143], all_stderr(results)
     assert run.steps() == [5, 8]
     run.finish("--exact", "--strict-resume", num=2)
-    assert_equal(run, whole)
+    assert_equal(run, whole_of_two)
 
 
 def test_a_signal_to_one_process_in_a_validation_is_granted_by_all(
-    server: Server, whole: Run
+    server: Server, whole_of_two: Run
 ) -> None:
     """FAULTS 19 and 20: it comes while the process is at work; the other has done its part."""
     source = f"""
@@ -253,7 +203,7 @@ def interrupted(validator):
         signal.raise_signal(signal.SIGTERM)
     return work(validator)
 Validator._sum_losses = interrupted
-fit(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-a-validation"]))
+fit(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir=runs/in-a-validation"]))
 """
     run = Run(server, "in-a-validation")
     for _ in range(2):  # once more, in the validation that makes up for it
@@ -262,28 +212,23 @@ fit(nmt.load_config({str(whole.config)!r}, ["run_dir=runs/in-a-validation"]))
         assert run.steps() == [5, 10]
         assert run.lines("validation") == []
     run.finish("--exact", "--strict-resume", num=2)
-    assert_equal(run, whole)
+    assert_equal(run, whole_of_two)
 
 
-def test_another_number_of_processes_is_refused(stopped: Run, run: Run) -> None:
+def test_another_number_of_processes_is_refused(stopped: Run) -> None:
     """FAULT 31."""
     before = stopped.contents()
-    fewer = stopped.start(num=1)
-    more = stopped.start(num=3)
-    run.finish(max_steps=1)
-    instead_of_one = run.start()
+    fewer, more = stopped.start(num=1), stopped.start(num=3)
 
-    assert codes(fewer) == [4]
-    assert "num_processes: was 2, is 1" in fewer[0].stderr
-    for results, change in ((more, "was 2, is 3"), (instead_of_one, "was 1, is 2")):
-        assert sorted(codes(results)) == [4] + [PEER_LOST] * (len(results) - 1)
-        assert all_stderr(results).count(f"num_processes: {change}") == 1
+    for results, number in ((fewer, 1), (more, 3)):
+        assert sorted(codes(results)) == [4] + [PEER_LOST] * (number - 1)
+        assert all_stderr(results).count(f"num_processes: was 2, is {number}") == 1
         assert all_stderr(results).count("error: ") == 1
     assert stopped.contents() == before
 
 
 def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
-    stopped: Run, whole: Run, run: Run
+    stopped: Run, whole_of_two: Run, run: Run
 ) -> None:
     """FAULTS 20 and 31: with dropout, whose random numbers differ between the processes."""
     shutil.copytree(stopped.folder, run.folder)
@@ -292,7 +237,7 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     assert generators[0].initial_seed() != generators[1].initial_seed()
     run.finish("--exact", "--strict-resume", num=2)
 
-    assert_equal(run, whole)
+    assert_equal(run, whole_of_two)
 
 
 def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server) -> None:
@@ -355,11 +300,10 @@ me.leave()
         }
 
 
-@pytest.mark.parametrize("call", ["sum(torch.ones(1))", "gather(1)", "share(1)", "wait()"])
-def test_every_call_notices_that_a_peer_has_gone(server: Server, call: str) -> None:
+def test_every_call_notices_that_a_peer_has_gone(server: Server) -> None:
     """FAULT 29."""
     results = server.script(
-        f"""
+        """
 import os
 import torch
 from nmt.device.distributed import PeerLostError, join
@@ -367,12 +311,15 @@ me = join()
 me.wait()
 if me.rank == 1:
     os._exit(0)
-try:
-    me.{call}
-except PeerLostError as error:
-    print(error)
+for call in (
+    lambda: me.sum(torch.ones(1)), lambda: me.gather(1), lambda: me.share(1), lambda: me.wait()
+):
+    try:
+        call()
+    except PeerLostError as error:
+        print(error)
 """
     )
 
     assert codes(results) == [0, 0], all_stderr(results)
-    assert "Another process has ended" in results[0].stdout
+    assert results[0].stdout.count("Another process has ended") == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,13 +40,17 @@ def test_the_best_is_the_first_of_the_highest_and_patience_counts_from_it(
 
 
 @given(scores=st.lists(st.floats(), max_size=20))
-def test_a_history_survives_json(scores: list[float]) -> None:
+def test_progress_survives_json(scores: list[float]) -> None:
     """FAULT 18."""
-    history = history_of(scores)
-    text = json.dumps(Progress(history=history).as_dict())
+    progress = Progress(
+        step=7, position=Position(1, 3), timed=(0.5, 70), total_steps=70, loss_sum=1.5
+    )
+    progress.history = history_of(scores)
+    back = Progress.from_dict(json.loads(json.dumps(progress.as_dict())))
 
-    # Compared as text, for NaN is not equal to itself.
-    assert repr(Progress.from_dict(json.loads(text)).history) == repr(history)
+    # Compared as text, for NaN is not equal to itself; JSON has no tuples.
+    assert back.position == progress.position
+    assert repr(replace(back, timed=(0.5, 70))) == repr(progress)
 
 
 @pytest.mark.parametrize(
@@ -59,17 +64,6 @@ def test_a_history_survives_json(scores: list[float]) -> None:
 )
 def test_a_score_that_is_no_number_is_never_the_best(scores: list[float], best: int) -> None:
     assert history_of(scores).best == best
-
-
-def test_progress_reads_back_as_it_was_written() -> None:
-    progress = Progress(
-        step=7, position=Position(1, 3), timed=(0.5, 70), total_steps=70, loss_sum=1.5
-    )
-    progress.history[5] = 21.0
-    back = Progress.from_dict(json.loads(json.dumps(progress.as_dict())))
-
-    assert back.as_dict() == progress.as_dict() | {"timed": [0.5, 70], "history": [(5, 21.0)]}
-    assert (back.position, back.history) == (progress.position, progress.history)
 
 
 def test_progress_counts_what_is_skipped_in_all_and_in_a_row() -> None:

@@ -47,13 +47,9 @@ def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
     reporter.close()
     lines = read(path)
 
-    assert [(line["kind"], line["step"]) for line in lines] == [
-        ("update", 10),
-        ("update", 20),
-        ("validation", 20),
-    ]
-    assert lines[0]["loss"] == 3.25
-    assert lines[2]["bleu"] == 21.5
+    found = [(line["kind"], line["step"]) for line in lines]
+    assert found == [("update", 10), ("update", 20), ("validation", 20)]
+    assert (lines[0]["loss"], lines[2]["bleu"]) == (3.25, 21.5)
     assert lines[2]["samples"] == [["ein *Hund*", "a <b>dög</b>\u2028", "a dog"]]
 
 
@@ -107,63 +103,34 @@ def test_the_log_has_times_all_events_and_the_warnings_of_all_rooms(tmp_path: Pa
     assert [line[21:] for line in lines] == 2 * told
 
 
-def test_without_a_terminal_the_console_logs_plain_lines(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    console = Console(start=0, total=20)
-    warning = Event(20, "update skipped", level=logging.WARNING)
-    for event in [*EVENTS, warning]:
-        console.report(event)
-    console.close()
-
-    assert caplog.messages == [event.text for event in [*EVENTS, warning]]
-    assert [record.levelname for record in caplog.records] == ["INFO"] * 5 + ["WARNING"]
-
-
-class Terminal(io.StringIO):
-    """Standard error of someone who watches."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are_logged(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    terminal = Terminal()
+    terminal, warning = io.StringIO(), Event(20, "update skipped", level=logging.WARNING)
+    monkeypatch.setattr(terminal, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
-    console = Console(start=10, total=40)
-    for event in [*EVENTS[3:], update_event(30)]:
+    console, events = Console(start=10, total=40), [*EVENTS[3:], warning, update_event(30)]
+    for event in events:
         console.report(event)
     console.close()
     last = re.split(r"[\r\n]+", terminal.getvalue().rstrip())[-1]
 
-    assert "30/40" in last
-    assert "loss 3.250, BLEU 21.50, 4,000 tok/s" in last
-    assert caplog.messages == [EVENTS[4].text]
+    assert ("30/40" in last) == is_terminal
+    assert ("loss 3.250, BLEU 21.50, 4,000 tok/s" in last) == is_terminal
+    logged = events[1:3] if is_terminal else events
+    assert [(each.levelno, each.message) for each in caplog.records] == [
+        (event.level, event.text) for event in logged
+    ]
 
 
-@pytest.mark.parametrize(
-    ("scores", "shown"),
-    [
-        (Scores(1.0), "validation at step 5: perplexity 2.72 (3.0 s)"),
-        (Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "13a"), "2.72, BLEU 21.50, chrF"),
-        (Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char"), "BLEU 21.50 (tokenizer char), c"),
-        (Scores(460.6), "perplexity 1.09e+200 ("),
-    ],
-)
-def test_a_validation_says_what_was_measured_and_with_what(
-    tmp_path: Path, scores: Scores, shown: str
-) -> None:
-    event = validation_event(5, scores)
-    give(JsonLines(tmp_path / "metrics.jsonl", 0, 0), event)
-    (line,) = read(tmp_path / "metrics.jsonl")
-
-    assert shown in event.text
-    assert (line["bleu"], line["bleu_tokenizer"]) == (
-        scores.text.get("bleu"),
-        scores.bleu_tokenizer,
+def test_a_validation_says_what_was_measured_and_with_what() -> None:
+    of_characters = Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char")
+    assert (
+        "2.72, BLEU 21.50 (tokenizer char), chrF 4.00 (" in validation_event(5, of_characters).text
     )
+    assert "perplexity 1.09e+200 (" in validation_event(5, Scores(460.6)).text
 
 
 def test_lines_that_find_the_disk_full_wait_until_there_is_room(tmp_path: Path) -> None:
@@ -205,16 +172,13 @@ def _tensorboard() -> None:
 def test_tensorboard_has_the_values_and_the_samples_as_code(tmp_path: Path) -> None:
     give(TensorBoard(tmp_path), *EVENTS[:3], update_event(20, 2.5), validation_event(20))
 
+    of_updates = {"learning_rate": 0.0005, "gradient_norm": 0.75, "padding_waste": 0.125}
+    of_updates |= {"target_tokens_per_second": 4000.0}
+    of_validation = {"loss": 2.0, "perplexity": 7.38905609893065, "bleu": 21.5, "chrf": 48.0}
     assert scalars(tmp_path) == {
         "train/loss": [(10, 3.25), (20, 2.5)],
-        "train/learning_rate": [(10, 0.0005), (20, 0.0005)],
-        "train/gradient_norm": [(10, 0.75), (20, 0.75)],
-        "train/target_tokens_per_second": [(10, 4000.0), (20, 4000.0)],
-        "train/padding_waste": [(10, 0.125), (20, 0.125)],
-        "validation/loss": [(20, 2.0)],
-        "validation/perplexity": [(20, 7.38905609893065)],
-        "validation/bleu": [(20, 21.5)],
-        "validation/chrf": [(20, 48.0)],
+        **{f"train/{name}": [(10, value), (20, value)] for name, value in of_updates.items()},
+        **{f"validation/{name}": [(20, value)] for name, value in of_validation.items()},
     }
     (text,) = accumulated(tmp_path).Tensors("sample 1/text_summary")
     code = "    ein *Hund*\n    a <b>dög</b>\n    a dog\n"  # Markdown leaves it alone

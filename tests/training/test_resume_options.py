@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +29,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "schedule-free": {"training.optimizer.kind": "schedule-free"},
     "ema and frozen encoder": {"training.ema_decay": 0.9, "training.freeze": ["encoder"]},
+    # The master weights are what is saved.
+    "bf16 and a schedule that ends": {
+        "training.precision": "bf16",
+        "training.schedule.shape": "linear",
+    },
     "recomputed": {"training.activation_checkpointing": True},
 }
 AVERAGED: dict[str, Any] = {"keep_last": 3, "average_last": 3, "max_steps": 15}
-BY_LOSS: dict[str, Any] = {"validation.metric": "loss"}
 
 
 def flags(settings: dict[str, Any]) -> list[str]:
@@ -58,36 +61,24 @@ def test_resuming_is_exact_with(run: Run, server: Server, stopped_run: Run, name
     assert is_plain == (name == "recomputed")
 
 
-def average_of(folder: Path) -> bytes:
-    return (folder / AVERAGE / MODEL).read_bytes()
-
-
-def test_the_mean_of_the_last_checkpoints_is_written_at_the_end(run: Run) -> None:
-    run.finish(**AVERAGED)
+@pytest.mark.parametrize("is_better", [True, False])
+def test_the_mean_of_the_last_checkpoints_is_best_if_it_validates_better(
+    run: Run, is_better: bool
+) -> None:
+    """While each checkpoint is far better than the one before, their mean is not."""
+    settings = {"max_steps": 30} if is_better else {"schedule.peak_lr": 0.0003}
+    run.finish(**(AVERAGED | settings | {"validation.metric": "loss"}))
     checkpoints = [load_checkpoint(path).model for _, path in run.checkpoints()[-3:]]
     mean = load_tensors(run.folder / AVERAGE / MODEL)
 
     for name, found in mean.items():
         expected = torch.stack([weights[name].double() for weights in checkpoints]).mean(dim=0)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-9)
-    assert load_model(run.folder, AVERAGE).step == 15
+    assert load_model(run.folder, AVERAGE).step == run.steps()[-1]
     assert "mean of the last 3 checkpoints: perplexity " in run.log()
-
-
-def test_the_mean_is_best_if_it_validates_better(run: Run) -> None:
-    run.finish(**(AVERAGED | BY_LOSS | {"max_steps": 30}))
-
-    assert "; now the best" in run.log()
-    assert read_best(run.folder) == run.folder / AVERAGE
-    assert load_model(run.folder).folder == run.folder / AVERAGE
-
-
-def test_the_mean_is_not_best_if_it_validates_worse(run: Run) -> None:
-    """While each checkpoint is far better than the one before, their mean is not."""
-    run.finish(**AVERAGED, **(BY_LOSS | {"schedule.peak_lr": 0.0003}))
-
-    assert "the best checkpoint is better" in run.log()
-    assert read_best(run.folder) == run.checkpoints()[-1][1]
+    assert ("; now the best" in run.log()) == is_better
+    best = run.folder / AVERAGE if is_better else run.checkpoints()[-1][1]
+    assert read_best(run.folder) == load_model(run.folder).folder == best
 
 
 def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
@@ -102,13 +93,15 @@ def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
     assert not (run.folder / AVERAGE).exists()
     run.finish("--strict-resume", **AVERAGED)
 
-    assert average_of(run.folder) == average_of(unstopped.folder)
+    found, expected = ((each.folder / AVERAGE / MODEL).read_bytes() for each in (run, unstopped))
+    assert found == expected
     assert read_best(run.folder) is not None
 
 
 def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> None:
     run.finish(**(AVERAGED | {"max_steps": 10}))
-    before = average_of(run.folder)
+    mean = run.folder / AVERAGE / MODEL
+    before = mean.read_bytes()
     again = run.train("--json", **(AVERAGED | {"max_steps": 10}))
     assert run.log().count("mean of the last") == 1
     best = read_best(run.folder)
@@ -117,17 +110,12 @@ def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> N
     run.finish(**AVERAGED)
 
     assert run.log().count("mean of the last") == 2
-    assert average_of(run.folder) != before
+    assert mean.read_bytes() != before
     assert Manifest.read(run.folder / AVERAGE).step == 15
-
-
-def test_a_damaged_checkpoint_among_the_last_is_named(run: Run) -> None:
-    run.finish(**AVERAGED)
     shutil.rmtree(run.folder / AVERAGE)
     damaged = run.checkpoints()[-2][1] / MODEL
     damaged.write_bytes(damaged.read_bytes()[:-1])
     result = run.train(**AVERAGED)
-
     assert result.code == 4
     assert str(damaged) in result.stderr
     assert not (run.folder / AVERAGE).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
-from nmt.device.device import DeviceQueue
+from nmt.training import checkpoints
 from tests.training import test_trouble
 from tests.training.runs import Harm, Run, assert_equal
 from tests.training.test_faults import assert_whole
@@ -39,19 +40,11 @@ def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
     assert len(storages) == 2
 
 
-@pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = DeviceQueue(torch.device("cpu"), max_inflight_updates=64, uses_threads=True)
-    monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
-
-
-@pytest.mark.usefixtures("ahead")
 def test_updates_go_on_while_a_checkpoint_is_written(
-    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
 ) -> None:
     """Saved is what there was when saving began; one is written at a time."""
-    from nmt.training import checkpoints
-
+    run_ahead()
     made, write = poison(monkeypatch, 0, 0), vars(checkpoints)["save_checkpoint"]
     begun, kept = threading.Event(), list[tuple[int, Tensor]]()
     seen = []

@@ -17,36 +17,22 @@ T = TypeVar("T")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_first_signal_only_asks_and_says_what_happens(
+def test_the_first_signal_only_asks_and_an_interrupt_after_it_is_python_s_own(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """FAULTS 19 and 20."""
+    """FAULTS 19 and 20. Afterwards all signals do what they did before."""
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with StopSignal() as stop:
         os.kill(os.getpid(), number)
         assert stop.number == number
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.number == number
-
-    assert StoppedBySignal(number).code == code
-    assert "finishing the update, then saving" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_interrupt_is_python_s_own(first: signal.Signals) -> None:
-    """FAULT 20."""
-    with StopSignal():
-        signal.raise_signal(first)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-
-def test_the_handlers_before_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with StopSignal():
-        now = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        assert not set(map(repr, now)) & set(map(repr, before))
-        signal.raise_signal(signal.SIGINT)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert StoppedBySignal(number).code == code
+    assert "finishing the update, then saving" in capfd.readouterr().err
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from nmt.checkpoint.files import list_checkpoints
 from nmt.data.batch import Batch
-from nmt.device.device import DeviceQueue
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.training.losses import LossSum
@@ -216,15 +215,6 @@ def told(run_dir: Path) -> tuple[list[str], list[str]]:
     metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in line.items() if "second" not in k} for line in metrics]
     return [line for line in log if "skipped" in line], [json.dumps(line) for line in kept]
-
-
-@pytest.fixture
-def run_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    def arm() -> None:
-        pace = DeviceQueue(CPU, max_inflight_updates=64, uses_threads=True)
-        monkeypatch.setattr("nmt.training.update.choose_device_queue", lambda _device: pace)
-
-    return arm
 
 
 def test_reading_late_tells_and_saves_the_same(
