@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import safe_open
@@ -116,48 +116,44 @@ def _runs_in(*places: Path) -> str:
     return ", ".join(sorted({str(x.parent) for x in configs if _is_model(x.parent)})[:_MAX_PLACES])
 
 
-def _refuse_config(path: Path, problem: str) -> NoReturn:
-    """Raise a CheckpointError that names the run folder of a configuration."""
+def _no_model(folder: Path) -> CheckpointError:
+    """Say what a place without config.yaml is, and what to name in its stead."""
+    for parent in list(folder.parents)[:_MAX_DEPTH]:
+        if _is_model(parent):  # as in ``runs/mine/best``
+            part = re.fullmatch(rf"(step-)0*(\d+)|{BEST}|last|{AVERAGE}", folder.name)
+            name = f"step-{part[2]}" if part and part[1] else folder.name
+            return CheckpointError(
+                f"{folder} is {'a checkpoint' if part else 'a part'} of the model {parent}.",
+                fix=f"Name {parent}{f' with `checkpoint` {name}' if part else ''}.",
+            )
+    name_it = "Name the run folder that `nmt train` wrote"
+    if folder.is_dir():
+        inside = _runs_in(folder)
+        return CheckpointError(
+            f"{folder} has no config.yaml, so it is no model folder.",
+            fix=f"{name_it}{f', such as {inside}' if inside else ''}.",
+        )
+    if folder.is_file() and folder.suffix in (".yaml", ".yml"):
+        return _of_config(folder, f"{folder} is no model")
+    hub = re.fullmatch(r"(hub:)?([\w.-]+/[\w.-]+)", str(folder))
+    if hub and (hub[1] or not folder.parent.exists()):
+        pull = shell_command("pull", f"hub:{hub[2]}", output=f"models/{folder.name}")
+        fix = f"If it is a model on a hub, type: {pull}"
+        return CheckpointError(f"{folder} does not exist here.", fix=fix)
+    there = _runs_in(folder.parent, Path("runs"))
+    such_as = f"there is {there}" if there else "no run is there yet: `nmt train CONFIG`"
+    whence = "" if folder.is_absolute() else "; relative paths start at the working directory"
+    what = "is not a folder" if folder.exists() else "does not exist"
+    return CheckpointError(f"{folder} {what}.", fix=f"{name_it}; {such_as}{whence}.")
+
+
+def _of_config(path: Path, problem: str) -> CheckpointError:
+    """Name the run folder of a configuration that was given in its place."""
     run = load_config(path).run_dir
-    raise CheckpointError(
+    return CheckpointError(
         f"{problem}; the run folder of this configuration is {run}.",
         fix=f"Name {run}." if _is_model(run) else f"Train first: `nmt train {path}`.",
     )
-
-
-def _refuse_part(place: Path) -> None:
-    """Raise a CheckpointError that names the model, if ``place`` is in one: ``runs/mine/best``."""
-    for parent in list(place.parents)[:_MAX_DEPTH]:
-        if _is_model(parent):
-            step = re.fullmatch(r"step-0*(\d+)", place.name)
-            name = f"step-{step[1]}" if step else place.name
-            is_name = bool(step) or name in (BEST, "last", AVERAGE)
-            raise CheckpointError(
-                f"{place} is {'a checkpoint' if is_name else 'a part'} of the model {parent}.",
-                fix=f"Name {parent}{f' with `checkpoint` {name}' if is_name else ''}.",
-            )
-
-
-def _refuse_no_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        _refuse_part(folder)
-        if folder.is_file() and folder.suffix in (".yaml", ".yml"):
-            _refuse_config(folder, f"{folder} is no model")
-        if hub := re.fullmatch(r"(?:hub:)?([\w.-]+/[\w.-]+)", str(folder)):
-            name = hub[1]
-            if str(folder).startswith("hub:") or not folder.parent.exists():
-                pull = shell_command("pull", f"hub:{name}", output=f"models/{Path(name).name}")
-                raise CheckpointError(
-                    f"{folder} does not exist here.", fix=f"If it is a model on a hub, type: {pull}"
-                )
-        what = "is not a folder" if folder.exists() else "does not exist"
-        there = _runs_in(folder.parent, Path("runs"))
-        such_as = f"there is {there}" if there else "no run is there yet: `nmt train CONFIG`"
-        whence = "" if folder.is_absolute() else "; relative paths start at the working directory"
-        raise CheckpointError(
-            f"{folder} {what}.",
-            fix=f"Name the run folder that `nmt train` wrote; {such_as}{whence}.",
-        )
 
 
 @readable()
@@ -169,14 +165,7 @@ def load_folder_config(folder: Path) -> RunConfig:
     """
     path = folder / CONFIG
     if not path.is_file():
-        _refuse_no_folder(folder)
-        _refuse_part(folder)
-        inside = _runs_in(folder)
-        such_as = f", such as {inside}" if inside else ""
-        raise CheckpointError(
-            f"{folder} has no config.yaml, so it is no model folder.",
-            fix=f"Name the run folder that `nmt train` wrote{such_as}.",
-        )
+        raise _no_model(folder)
     path.open("rb").close()
     try:
         return load_config(path)
@@ -195,7 +184,6 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
         CheckpointError: A part is missing or damaged, or weights and configuration disagree.
         ConfigError: ``checkpoint`` is none of these.
     """
-    _refuse_no_folder(folder)
     config = load_folder_config(folder)
     weights_dir = _weights_dir(folder, checkpoint)
     if weights_dir == folder / AVERAGE:
@@ -301,48 +289,38 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
     if not checkpoints.is_dir():
         if not _is_model(folder):
             problem = f"{folder} has a {CONFIG}, but neither {MODEL} nor checkpoints"
-            _refuse_config(folder / CONFIG, problem)
+            raise _of_config(folder / CONFIG, problem)
         if checkpoint != "best":
             logger.warning(
                 "%s holds one model: `checkpoint` %s changes nothing there.", folder, checkpoint
             )
         return folder
-    if match := re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint):
-        chosen = checkpoint_dir(folder, int(match[1]))
-        if not chosen.is_dir():
-            there = ", ".join(sorted(path.name for path in checkpoints.glob("step-*")))
-            raise CheckpointError(
-                f"{folder} has no checkpoint {chosen.name}; it has {there or 'none'}.",
-                fix="Use `checkpoint` best, last or one of these.",
-            )
-        return chosen
-    if checkpoint == AVERAGE:
-        if not (folder / AVERAGE).is_dir():
-            raise CheckpointError(
-                f"{folder} has no mean of checkpoints.",
-                fix="Set training.average_last and train to the end, or use `nmt average`.",
-            )
-        return folder / AVERAGE
-    if checkpoint not in ("best", "last"):
+    if step := re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint):
+        chosen = checkpoint_dir(folder, int(step[1]))
+        there = ", ".join(sorted(path.name for path in checkpoints.glob("step-*")))
+        problem = f"{folder} has no checkpoint {chosen.name}; it has {there or 'none'}."
+        fix = "Use `checkpoint` best, last or one of these."
+    elif checkpoint == AVERAGE:
+        chosen, problem = folder / AVERAGE, f"{folder} has no mean of checkpoints."
+        fix = "Set training.average_last and train to the end, or use `nmt average`."
+    elif checkpoint not in ("best", "last"):
         raise ConfigError(
             f"checkpoint is {checkpoint[:_MAX_SHOWN]!r}.",
             fix="Use `checkpoint` best, last, step-N or average.",
         )
-    return _best_or_newest(folder, checkpoint)
-
-
-def _best_or_newest(folder: Path, checkpoint: str) -> Path:
-    if checkpoint == "best" and (best := read_best(folder)):
+    elif checkpoint == "best" and (best := read_best(folder)):
         return best
-    if (newest := newest_checkpoint(folder)) is None:
-        raise CheckpointError(
-            f"{folder} has no checkpoint yet.", fix="Train first: `nmt train CONFIG`."
-        )
-    if checkpoint == "best" and (folder / BEST).is_file():
-        logger.warning(
-            "the best checkpoint of %s is gone: %s, the newest, is used", folder, newest.name
-        )
-    return newest
+    elif newest := newest_checkpoint(folder):
+        if checkpoint == "best" and (folder / BEST).is_file():
+            text = "the best checkpoint of %s is gone: %s, the newest, is used"
+            logger.warning(text, folder, newest.name)
+        return newest
+    else:
+        fix = "Train first: `nmt train CONFIG`."
+        raise CheckpointError(f"{folder} has no checkpoint yet.", fix=fix)
+    if not chosen.is_dir():
+        raise CheckpointError(problem, fix=fix)
+    return chosen
 
 
 def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:

@@ -7,7 +7,6 @@ variables, and how many CPU cores there are.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from nmt.errors import DeviceError
 
@@ -50,15 +49,11 @@ def gpu_number(device: str, num_gpus: int) -> int:
 
 
 def is_one_of_torchrun() -> bool:
-    """Whether torchrun has started this process and others, and not one of them a command."""
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    if run_id is None or os.environ.get("WORLD_SIZE", "1") == "1":
-        return False
-    try:
-        of_parent = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
-    except OSError:  # not Linux, or not ours to read
-        return True
-    return f"TORCHELASTIC_RUN_ID={run_id}".encode() not in of_parent
+    """Whether torchrun has started this process and others.
+
+    What such a process starts inherits this, too: who starts commands there unsets it for them.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def usable_cores() -> int:

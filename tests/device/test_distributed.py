@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.device import is_first, local_rank
+from nmt.device import is_first, is_one_of_torchrun, local_rank
 from nmt.device.distributed import PEER_LOST, PeerLostError, interleave, join
 from nmt.errors import DeviceError
 
@@ -44,16 +41,19 @@ def test_without_others_a_process_is_alone_with_its_values(
     assert (is_first(), local_rank()) == (False, 1)
 
 
-def test_a_command_that_one_of_the_processes_starts_is_none_of_them() -> None:
-    """It would wait for peers that never come."""
-    ask = "from nmt.device import is_one_of_torchrun as it; print(it())"
-    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}], check=True)"
-    for code, expected in ((ask, "True"), (start, "False")):
-        place = os.environ | {"TORCHELASTIC_RUN_ID": "a run of this test", "WORLD_SIZE": "2"}
-        found = subprocess.run(
-            [sys.executable, "-c", code], env=place, capture_output=True, text=True, check=True
-        )
-        assert found.stdout.strip() == expected
+@pytest.mark.parametrize(
+    ("run_id", "size", "expected"),
+    [("a run", "2", True), ("a run", "1", False), (None, "2", False)],
+)
+def test_a_process_of_torchrun_has_others_beside_it(
+    monkeypatch: pytest.MonkeyPatch, run_id: str | None, size: str, expected: bool
+) -> None:
+    """A WORLD_SIZE alone may be left over from something else."""
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if run_id is not None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    assert is_one_of_torchrun() == expected
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "RANK", "MASTER_PORT"])

@@ -47,7 +47,6 @@ def test_a_loss() -> None:
     updater = updater_of(small_model())
     updater._objective = OBJECTIVES[objective_name(config)](config)
     found = [updater([batch_of([5, 3])], 0.01).loss_sum for _ in range(5)]
-
     first = SquaredError()(small_model(), batch_of([5, 3])).loss_sum
     assert found[0] == pytest.approx(first.item())
     assert found[-1] < found[0]
@@ -56,7 +55,6 @@ def test_a_loss() -> None:
 def test_a_schedule() -> None:
     SCHEDULES.register("steps", lambda config, _dim, _total: lambda n: config.peak_lr / n)
     rate = build_schedule(ScheduleConfig(shape="steps", peak_lr=1.0), model_dim=8, total_steps=None)
-
     assert rate(4) == 0.25
 
 
@@ -104,7 +102,6 @@ def test_an_optimizer_of_torch_makes_its_own_steps(kind: str) -> None:
         optimizer.step(0.1, 1.0)
         set_gradients(theirs, step)
         twin.step()
-
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -125,7 +122,6 @@ def test_an_optimizer_of_torch_resumes_and_skips_to_the_bit(kind: str) -> None:
     model.source_vectors.grad.fill_(torch.nan)  # type: ignore[union-attr]
     whole.optimizer.step(0.1, torch.tensor(torch.nan), torch.ones(()))
     assert_same(everything(model, whole.optimizer), saved)
-
     other = small_model(norm_position="post")
     resumed = updater_of(other, optimizer_of(kind, other))
     resumed([batch_of([3])], 0.5)

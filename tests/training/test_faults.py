@@ -135,7 +135,6 @@ def test_a_disk_that_fills_up_in_a_save_leaves_nothing_half_written(
     monkeypatch.setattr("shutil.disk_usage", lambda _: seeming)
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(run_dir, 2, model=values, optimizer=values, state={"a": 1})
-
     assert "step-00000002 was not written: " in caught.value.problem
     assert "o space left on" in caught.value.problem
     assert caught.value.fix.startswith("Free disk space")
@@ -151,7 +150,6 @@ def test_a_disk_without_any_space_is_told_about_without_a_traceback(run: Run, di
     run.folder = disk.folder / "run"
     disk.fill(0)
     result = run.train()
-
     assert result.code == 4, result.stderr
     assert str(disk.folder) in result.stderr
     assert "o space left on" in result.stderr

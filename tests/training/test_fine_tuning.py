@@ -75,7 +75,6 @@ def test_it_begins_with_the_weights_and_keeps_the_vocabulary(base: Path) -> None
     # A learning rate of next to nothing: what comes out is what went in.
     schedule = {"shape": "constant", "peak_lr": 1e-12, "warmup_steps": 0}
     run_dir = start(tuned(max_steps=1, schedule=schedule))
-
     found, expected = weights(run_dir), load_model(base).model.state_dict()
     assert all(torch.allclose(found[name], expected[name], atol=1e-9) for name in expected)
     assert tokenizer_hash(run_dir / "tokenizer") == tokenizer_hash(base / "tokenizer")
@@ -89,7 +88,6 @@ def test_it_begins_with_the_weights_and_keeps_the_vocabulary(base: Path) -> None
 def test_frozen_parts_stay_as_they_were_and_others_do_not(base: Path) -> None:
     run_dir = start(tuned(freeze=["encoder"]))
     found, expected = weights(run_dir), load_model(base).model.state_dict()
-
     for name, tensor in expected.items():
         is_frozen = name.startswith("encoder.")
         assert torch.equal(found[name], tensor) == is_frozen, name
@@ -115,7 +113,6 @@ def test_what_one_may_not_expect_is_told() -> None:
     values = tuned(max_steps=1) | {"source_language": "fr"}
     values["tokenizer"] = {**values["tokenizer"], "vocab_size": 70}
     log = (start(values) / "log.txt").read_text()
-
     assert "runs/base was trained from de to en, this run is from fr to en" in log
     assert "the vocabulary is that of runs/base (60 entries)" in log
 
@@ -130,6 +127,5 @@ def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(
     start(values)
     values = tuned()
     values["batch"] = {**values["batch"], "bpe_dropout": 0.1}
-
     with pytest.raises(ConfigError, match=r"bpe_dropout needs a BPE vocabulary"):
         start(values)

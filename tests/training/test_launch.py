@@ -65,7 +65,6 @@ def test_all_processes_get_the_arguments_their_place_and_their_threads(
     tell = f'echo "$* in $LOCAL_RANK of $WORLD_SIZE, $OMP_NUM_THREADS" > {tmp_path}/$RANK'
     program(tell, tell)
     launch(["train", "a b.yaml", "--exact"], 2, training_of(threads=threads))
-
     for rank in (0, 1):
         told = (tmp_path / str(rank)).read_text()
         assert told.endswith(f"-m nmt train a b.yaml --exact in {rank} of 2, {share}\n")
@@ -88,7 +87,6 @@ def test_a_failure_ends_the_others_and_gives_the_exit_code(
     program(first, second)
     with pytest.raises(SystemExit) as caught:
         launch([], 2, training_of())
-
     assert caught.value.code == code
     assert isinstance(caught.value, StoppedBySignal) == (code > 128)
 
@@ -98,7 +96,6 @@ def test_a_killed_process_is_named(program: Program, tmp_path: Path) -> None:
     program(WAIT, f"echo $$ > {tmp_path}/pid; kill -KILL $$")
     with pytest.raises(ProcessKilledError) as caught:
         launch([], 2, training_of())
-
     pid = (tmp_path / "pid").read_text().strip()
     expected = f"Process 1 of 2 (pid {pid}) was killed by SIGKILL; the others have ended."
     assert caught.value.problem == expected
@@ -111,7 +108,6 @@ def test_more_processes_than_gpus_are_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match=r"3 processes were asked for.* 2 GPUs.\n.*`devices` to"):
         launch([], 3, training_of())
-
     assert not (tmp_path / "started").exists()
     launch([], 3, training_of(device="cpu"))
     assert (tmp_path / "started").exists()
@@ -122,7 +118,6 @@ def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.Monkey
     monkeypatch.setattr(story, "launch", lambda *given: calls.append(given))
     flags = ["--set", "training.threads=3", "--run-dir", "runs/no 1: it's", "--exact", "-q"]
     result = CliRunner().invoke(app, ["train", DEMO, *flags, "--devices", "4"])
-
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     settings = ["training.threads=3", "run_dir='runs/no 1: it''s'"]
@@ -147,7 +142,6 @@ def test_the_result_is_printed_and_a_signal_keeps_its_exit_code(
     command = ["train", DEMO, "--run-dir", "runs/it"]
     result = CliRunner().invoke(app, [*command, "--strict-resume"])
     stopped = CliRunner().invoke(app, [*command, "--exact"])
-
     assert result.stdout == "runs/it: 1,200 steps; best: step-00001000 (bleu 31.25)\n"
     assert stopped.exit_code == 143
     assert asked == [
@@ -170,6 +164,5 @@ def test_mistakes_are_told_before_anything_starts(
     for name in ("launch", "fit"):
         monkeypatch.setattr(story, name, lambda *_, **__: pytest.fail("started"))
     result = CliRunner().invoke(app, ["train", DEMO, *flags])
-
     assert result.exit_code == 2
     assert result.stderr.count(words) == 1

@@ -71,7 +71,6 @@ def test_losses_are_those_worked_by_hand() -> None:
     assert float(loss) == pytest.approx(-0.9 * math.log(0.75) - 0.1 * math.log(0.25), abs=1e-6)
     huge = torch.tensor([[1e4], [-1e4]])
     assert float(cross_entropy(torch.ones(1, 1), huge, None, torch.tensor([1]), 0.0)) == 2e4
-
     # Two entries: p = (3/4, 1/4) and q = (1/2, 1/2), the first is right. Cross-entropy: ln(4/3)
     # and ln 2. KL(p||q) + KL(q||p) = sum of (p - q) ln(p/q) = ln(3/2)/4 - ln(1/2)/4 = ln(3)/4.
     hidden, weight = (torch.tensor([[math.log(3)]]), torch.zeros(1, 1)), torch.tensor([[1.0], [0]])
@@ -99,7 +98,6 @@ def test_the_step_of_a_gpu_gives_loss_and_gradient_of_float64(
     expected = F.cross_entropy(exact, gold, label_smoothing=smoothing, reduction="sum")
     expected.backward()
     loss, gradient = _fused_step(logits.unsqueeze(1), gold, smoothing)
-
     torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-5, atol=1e-5)
     assert gradient.dtype == dtype
     assert exact.grad is not None
@@ -129,7 +127,6 @@ def test_chunks_of_a_gpu_give_the_loss_and_gradients_of_those_of_a_cpu(
     monkeypatch.setattr(losses, chosen.__name__, compiled(fused))
     found = results()
     next(compilers, None)
-
     assert_close(found, expected)
     assert backend.num_graphs == 1
 
@@ -140,7 +137,6 @@ def test_products_are_in_the_dtype_of_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16), ProductTypes() as types:
         loss = cross_entropy(one, weight, bias, gold, 0.1)
         gradients = torch.autograd.grad(loss, (one, weight, bias))
-
     assert types.seen == {torch.bfloat16}
     assert [each.dtype for each in gradients] == [torch.float32] * 3
 
@@ -207,7 +203,6 @@ def test_in_16_bits_the_gradient_of_the_weights_is_no_worse_for_the_chunks(
     F.cross_entropy(logits, gold, label_smoothing=0.1, reduction="sum").backward()
     ours = [value.clone().requires_grad_() for value in values]
     cross_entropy(hidden, ours[0], ours[1], gold, 0.1).backward()
-
     for mine, true in zip(ours, exact, strict=True):
         assert mine.grad is not None
         assert true.grad is not None
@@ -223,7 +218,6 @@ def test_validation_computes_no_gradient_and_the_same_loss() -> None:
     trained = cross_entropy(hidden, weight, None, gold, 0.0)
     with torch.inference_mode(), FlopCounterMode(display=False) as flops:
         validated = cross_entropy(hidden, weight, None, gold, 0.0)
-
     assert torch.equal(validated, trained.detach())
     assert flops.get_total_flops() == 2 * rows * width * entries
 
@@ -289,7 +283,6 @@ def test_loss_and_gradients_are_those_of_autograd_and_add_up(
         for part in (slice(cut), slice(cut, None))
         if len(gold[part])
     ]
-
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(torch.stack(parts).sum(), ours, rtol=1e-5, atol=1e-4)
     assert_close(
@@ -306,7 +299,6 @@ def test_rounded_states_give_gradients_near_the_exact_ones_in_the_dtype_of_each(
     rounded = [one.detach().bfloat16(), two.detach().bfloat16()]
     states = [tensor.requires_grad_() for tensor in rounded]
     found = chunked_loss((states[0], states[1]), weight, bias, gold, smoothing=0.1, strength=1.0)
-
     torch.testing.assert_close(found, exact, rtol=0.02, atol=0)
     ours = torch.autograd.grad(found, (*states, weight, bias))
     theirs = torch.autograd.grad(exact, values)

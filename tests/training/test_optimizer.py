@@ -54,7 +54,6 @@ def test_the_running_mean_is_the_one_worked_out_by_hand(kind: str, decay: float)
         drive(twin, plain, [rate])
         kept = min(decay, (1 + count) / (10 + count))
         mean = {n: kept * mean[n] + (1 - kept) * w.double() for n, w in weights_of(twin).items()}
-
     for name, used in optimizer.weights().items():
         close(used, mean[name], name, 1e-6)
     # The mean is kept beside training, which goes on as without it.
@@ -72,7 +71,6 @@ def test_the_weights_to_be_used_are_shown_and_taken_back(
     drive(model, optimizer, WARM_UP)
     before = everything(model, optimizer)
     expected = {name: tensor.to(dtype) for name, tensor in optimizer.weights().items()}
-
     with optimizer.eval_weights():
         shown = weights_of(model)
     assert_same(shown, expected)
@@ -143,7 +141,6 @@ def test_the_state_of_another_kind_is_refused(
         for model, (kind, decay) in zip(models, (written, read), strict=True)
     )
     drive(models[0], source, WARM_UP)
-
     with pytest.raises(CheckpointError, match=r"of another optimizer: it has .* needs") as caught:
         target.load(source.weights(), source.state())
     assert "ema_decay" in caught.value.fix
@@ -165,7 +162,6 @@ def test_loaded_weights_alone_begin_anew(
     optimizer.load_weights(start)
     fresh.load_state_dict(start, strict=False)
     twin = optimizer_of(fresh, kind=kind, ema_decay=ema_decay, dtype=dtype)
-
     assert_same(optimizer.weights(), start)
     assert_same(everything(model, optimizer), everything(fresh, twin))
     drive(model, optimizer, WARM_UP)

@@ -139,7 +139,6 @@ def test_adamw_is_torch_s_to_the_bit(size: int, share: float, rates: list[float]
             group["lr"] = rate
         ours.step(rate, NOT_SKIPPED)
         theirs.step()
-
     assert torch.equal(weights, torch.cat([parameter.detach() for parameter in copies]))
 
 
@@ -153,7 +152,6 @@ def test_adamw_decays_the_matrices_only_and_schedule_free_trains_at_y_and_gives_
     optimizer = optimizer_of(model, kind=kind, betas=betas)
     drive(model, optimizer, WARM_UP)
     used = optimizer.weights()
-
     for name, weights in model.named_parameters():
         decay = DECAY if is_matrix(name, weights) else 0.0
         if kind == "adamw":
@@ -191,7 +189,6 @@ def test_adafactor_steps_in_proportion_to_the_weights() -> None:
     start = weights_of(model)
     optimizer = optimizer_of(model, kind="adafactor")
     drive(model, optimizer, WARM_UP)
-
     for name, weights in model.named_parameters():
         decay = DECAY if is_matrix(name, weights) else 0.0
         close(weights.detach(), naive_adafactor(start[name], WARM_UP, decay), name)
@@ -241,7 +238,6 @@ def test_orthogonalise_changes_the_singular_values_only(
     generator = torch.Generator().manual_seed(seed)
     matrices = torch.randn(2, rows, columns, generator=generator, dtype=torch.float64) * scale
     found = orthogonalise(matrices, iterations)
-
     expected = torch.stack([by_svd(matrix, iterations) for matrix in matrices])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
     torch.testing.assert_close(orthogonalise(matrices.mT, iterations).mT, found)
@@ -257,7 +253,6 @@ def test_muon_steps_each_matrix_alone_and_leaves_the_rest_to_adamw(
         model, kind="muon", momentum=momentum, newton_schulz_steps=num_iterations
     )
     drive(model, optimizer, WARM_UP)
-
     for name, weights in model.named_parameters():
         if not is_matrix(name, weights):
             expected = naive_adamw(start[name], WARM_UP, (0.9, 0.98), 0.0)
@@ -284,7 +279,6 @@ def test_muon_iterates_in_the_dtype_of_the_training(
     before, size = parameters.weights.clone(), parameters.matrix_size
     gradient = parameters.gradient.normal_(generator=torch.Generator().manual_seed(0)).clone()
     optimizer.step(1.0, 1.0)
-
     steps = parameters.matrices((before - parameters.weights)[:size])
     for step, matrix in zip(steps, parameters.matrices(gradient[:size]), strict=True):
         exact = 0.2 * max(matrix.shape) ** 0.5 * by_svd(matrix, 3)

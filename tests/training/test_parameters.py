@@ -33,7 +33,6 @@ def model_with(frozen: list[str] | tuple[str, ...] = ()) -> Transformer:
 
 def test_matrices_are_those_of_the_layers() -> None:
     found = {name for name, p in model_with().named_parameters() if is_matrix(name, p)}
-
     assert "encoder.0.self_attention.query_key_value.weight" in found
     assert "decoder.1.feed_forward.outer.weight" in found
     assert not found & {"source_vectors", "target_vectors", "decoder_norm.weight"}
@@ -49,7 +48,6 @@ def test_the_buffer_holds_every_parameter_once_and_in_order(
     before = weights_of(model)
     flat = FlatParameters(model, dtype)
     trained, kept = dict(flat.views(flat.weights)), dict(flat.frozen())
-
     assert trained.keys() | kept.keys() == before.keys()
     assert not trained.keys() & kept.keys()
     assert kept.keys() == {
@@ -82,7 +80,6 @@ def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() 
         assert int(flat.gradient.count_nonzero()) == model.source_vectors.numel()
         assert model.source_vectors.grad is None
         flat.clear()
-
     flat.weights.add_(1)
     assert torch.equal(model.source_vectors, before.bfloat16())
     flat.sync_from_master()
@@ -95,7 +92,6 @@ def test_gradient_and_sums_are_added_up_and_cleared_as_one_buffer(dtype: torch.d
     flat.gradient.fill_(1)
     flat.sums.copy_(torch.tensor([2.0, 3.0]))
     flat.shared.add_(flat.shared.clone())
-
     assert bool((flat.gradient == 2).all())
     assert flat.sums.tolist() == [4, 6]
     assert len(flat.shared) == flat.trained_size + 2
@@ -128,7 +124,6 @@ def test_frozen_parameters_never_change(
     for step in range(3):
         updater([batch_of([5, 4], step)], 0.1)
     saved = optimizer.weights()
-
     assert saved.keys() == exact.keys()
     for name, weights in model.named_parameters():
         is_frozen = name == part or name.startswith(f"{part}.")
@@ -142,11 +137,9 @@ def test_lent_weights_are_used_as_they_are_and_given_back(dtype: torch.dtype) ->
     flat = FlatParameters(model, dtype)
     lent = {name: torch.full_like(p, 2.5).float() for name, p in model.named_parameters()}
     own = {name: p.data for name, p in model.named_parameters()}
-
     with flat.lend(lent):
         assert all(p.data_ptr() == lent[name].data_ptr() for name, p in model.named_parameters())
         assert model.output_weight.dtype == torch.float32
-
     for name, parameter in model.named_parameters():
         assert parameter.dtype == dtype
         assert parameter.data_ptr() == own[name].data_ptr()

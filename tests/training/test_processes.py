@@ -56,7 +56,6 @@ from nmt.commands.train import fit
 print(fit(nmt.load_config({str(whole_of_two.config)!r}, {settings})).step)
 """
     )
-
     assert codes(results) == [0, 0], all_stderr(results)
     # Accumulation leaves the last update of an epoch with one batch a process.
     assert (odd + 1) // 2 % 4 == 1
@@ -68,7 +67,6 @@ print(fit(nmt.load_config({str(whole_of_two.config)!r}, {settings})).step)
 def test_when_one_process_fails_all_end_and_the_cause_is_told_once(run: Run, rank: int) -> None:
     """FAULT 28: the first of them takes the store with it by which they talk."""
     results = run.start(harm=Harm("update", 7, message="a cable broke", rank=rank))
-
     assert results[rank].code == CRASH
     assert results[1 - rank].code == PEER_LOST
     assert all_stderr(results).count("RuntimeError: a cable broke") == 1
@@ -219,7 +217,6 @@ def test_another_number_of_processes_is_refused(stopped: Run) -> None:
     """FAULT 31."""
     before = stopped.contents()
     fewer, more = stopped.start(num=1), stopped.start(num=3)
-
     for results, number in ((fewer, 1), (more, 3)):
         assert sorted(codes(results)) == [4] + [PEER_LOST] * (number - 1)
         assert all_stderr(results).count(f"num_processes: was 2, is {number}") == 1
@@ -236,7 +233,6 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     generators = [torch.Generator().set_state(saved[f"random/cpu{rank}"]) for rank in ("", "/1")]
     assert generators[0].initial_seed() != generators[1].initial_seed()
     run.finish("--exact", "--strict-resume", num=2)
-
     assert_equal(run, whole_of_two)
 
 
@@ -256,7 +252,6 @@ def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server)
         "max_steps": 1,
     }
     two.finish(*flags, num=2, **settings, **still)
-
     for name, weight in one.weights().items():
         np.testing.assert_allclose(two.weights()[name], weight, atol=1e-20, rtol=0)
     found, expected = two.lines("validation")[-1], one.lines("validation")[-1]
@@ -320,6 +315,5 @@ for call in (
         print(error)
 """
     )
-
     assert codes(results) == [0, 0], all_stderr(results)
     assert results[0].stdout.count("Another process has ended") == 4

@@ -33,7 +33,6 @@ def test_the_best_is_the_first_of_the_highest_and_patience_counts_from_it(
         else:
             since += 1
     history = history_of(scores)
-
     assert history.best == (None if best is None else 10 * (best + 1))
     assert history.should_stop(patience) == (bool(scores) and since >= patience)
     assert not history.should_stop(None)
@@ -47,7 +46,6 @@ def test_progress_survives_json(scores: list[float]) -> None:
     )
     progress.history = history_of(scores)
     back = Progress.from_dict(json.loads(json.dumps(progress.as_dict())))
-
     # Compared as text, for NaN is not equal to itself; JSON has no tuples.
     assert back.position == progress.position
     assert repr(replace(back, timed=(0.5, 70))) == repr(progress)
@@ -71,6 +69,5 @@ def test_progress_counts_what_is_skipped_in_all_and_in_a_row() -> None:
     for nats in (1.0, math.nan, math.inf, 2.0, math.nan):
         progress.add_outcome(UpdateStats([], 0.1, (1, 2, 3), torch.tensor([nats, 0, 0.5])))
         counts.append((progress.skipped, progress.skipped_in_a_row))
-
     assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
     assert Progress.from_dict(progress.as_dict()).skipped_in_a_row == 1

@@ -70,7 +70,6 @@ def test_slices_hold_all_numbers_once_and_are_complete_when_sent(size: int) -> N
     updater, processes = twins(in_slices=True, size=size)
     alone = gradient_of(updater, None)
     found = gradient_of(updater, updater._reduction)
-
     assert torch.equal(found, 2 * alone)
     places = sorted((begin, begin + len(part)) for begin, part in processes.sent)
     assert places[0][0] == 0
@@ -119,7 +118,6 @@ def test_what_was_sent_before_memory_ran_out_counts_once(
 
     monkeypatch.setattr(processes, "begin_sum", short)
     found = gradient_of(updater, updater._reduction)
-
     assert left == [0]
     num_sums = len(updater.optimizer.parameters.sums)
     torch.testing.assert_close(found[:-num_sums], expected[:-num_sums], rtol=1e-4, atol=1e-6)

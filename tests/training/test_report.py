@@ -46,7 +46,6 @@ def test_metrics_are_one_json_object_a_line(tmp_path: Path) -> None:
         assert len(read(path)) == [0, 1, 1, 2, 3][number]  # written at once, updates and scores
     reporter.close()
     lines = read(path)
-
     found = [(line["kind"], line["step"]) for line in lines]
     assert found == [("update", 10), ("update", 20), ("validation", 20)]
     assert (lines[0]["loss"], lines[2]["bleu"]) == (3.25, 21.5)
@@ -97,7 +96,6 @@ def test_the_log_has_times_all_events_and_the_warnings_of_all_rooms(tmp_path: Pa
             logging.getLogger("nmt.data").warning("late")
     logging.getLogger("nmt.data").warning("of no run")
     lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
-
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \S", line) for line in lines)
     told = ["early 1", *(event.text for event in EVENTS), "late"]
     assert [line[21:] for line in lines] == 2 * told
@@ -116,7 +114,6 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are
         console.report(event)
     console.close()
     last = re.split(r"[\r\n]+", terminal.getvalue().rstrip())[-1]
-
     assert ("30/40" in last) == is_terminal
     assert ("loss 3.250, BLEU 21.50, 4,000 tok/s" in last) == is_terminal
     logged = events[1:3] if is_terminal else events
@@ -126,10 +123,8 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are
 
 
 def test_a_validation_says_what_was_measured_and_with_what() -> None:
-    of_characters = Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char")
-    assert (
-        "2.72, BLEU 21.50 (tokenizer char), chrF 4.00 (" in validation_event(5, of_characters).text
-    )
+    event = validation_event(5, Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char"))
+    assert "2.72, BLEU 21.50 (tokenizer char), chrF 4.00 (" in event.text
     assert "perplexity 1.09e+200 (" in validation_event(5, Scores(460.6)).text
 
 
@@ -143,7 +138,6 @@ def test_lines_that_find_the_disk_full_wait_until_there_is_room(tmp_path: Path) 
             reporter.report(update_event(step))
         assert path.read_bytes().count(b"\n") == 1
     give(reporter, update_event(4))
-
     assert [line["step"] for line in read(path)] == [1, 2, 3, 4]
 
 
@@ -171,7 +165,6 @@ def _tensorboard() -> None:
 @pytest.mark.usefixtures("_tensorboard")
 def test_tensorboard_has_the_values_and_the_samples_as_code(tmp_path: Path) -> None:
     give(TensorBoard(tmp_path), *EVENTS[:3], update_event(20, 2.5), validation_event(20))
-
     of_updates = {"learning_rate": 0.0005, "gradient_norm": 0.75, "padding_waste": 0.125}
     of_updates |= {"target_tokens_per_second": 4000.0}
     of_validation = {"loss": 2.0, "perplexity": 7.38905609893065, "bleu": 21.5, "chrf": 48.0}
@@ -191,7 +184,6 @@ def test_tensorboard_hides_what_came_after_the_checkpoint_of_a_resumed_run(tmp_p
     give(TensorBoard(tmp_path), *(update_event(step, 9.0) for step in (10, 20, 30)))
     for step in (25, 35):
         give(TensorBoard(tmp_path, step - 5), update_event(step, 1.0), update_event(step + 5, 2.0))
-
     losses = [(10, 9.0), (20, 9.0), (25, 1.0), (30, 2.0), (35, 1.0), (40, 2.0)]
     assert scalars(tmp_path)["train/loss"] == losses
 
@@ -202,7 +194,6 @@ def test_without_tensorboard_the_remedy_is_told(
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # importing it fails
-
     with pytest.raises(ConfigError, match=r"tensorboard is set, but tensorboard is not") as caught:
         TensorBoard(tmp_path)
     assert "pip install 'nmt[tensorboard]'" in caught.value.fix

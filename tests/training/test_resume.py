@@ -34,7 +34,6 @@ def test_a_run_that_ended_and_is_given_more_updates_equals_one_that_had_them_at_
     """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
     run.finish(max_steps=10, report_every=5)
     run.finish()
-
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert run.hashes()[name] == whole.hashes()[name]
     for change in ("training.max_steps: was 10, is 30", "training.report_every: was 5, is 3"):
@@ -57,7 +56,6 @@ def test_a_run_stopped_and_resumed_in_new_processes_equals_one_that_was_not(
         assert process.wait(60) == 143
     assert 3 <= run.steps()[-1] < STEPS
     run.finish("--exact", "--strict-resume")
-
     assert_equal(run, whole)
 
 
@@ -76,7 +74,6 @@ def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Ru
             os.utime(path, (1, 1))
     assert [line["step"] for line in run.lines("validation")] == [10]
     run.finish("--exact", "--strict-resume")
-
     assert_equal(run, whole)
 
 
@@ -125,7 +122,6 @@ def test_a_signal_while_validating_is_granted_and_the_validation_made_again(
     # Once more, in the validation that makes up for it.
     assert run.train(harm=Harm("validation", 1, (signal.SIGINT,))).code == 130
     run.finish()
-
     assert_equal(run, whole)
 
 
@@ -136,7 +132,6 @@ def test_an_interrupt_saves_and_two_leave_at_once(run: Run, whole: Run) -> None:
     assert run.train(harm=Harm("update", 2, (signal.SIGINT, signal.SIGINT))).code == 130
     assert run.steps() == [5, 7]
     run.finish("--strict-resume")
-
     assert_equal(run, whole)
 
 
@@ -152,7 +147,6 @@ def test_a_signal_while_preparing_is_granted_at_once(
     assert "Traceback" not in result.stderr
     assert not place.exists()
     run.finish(data, max_steps=1)
-
     assert not [*server.folder.glob(f".{place.name}*")]
 
 
@@ -171,7 +165,6 @@ def test_patience_counts_on_over_a_restart(run: Run) -> None:
     shutil.rmtree(run.folder)
     assert run.train(harm=Harm("update", last - 5, (signal.SIGTERM,)), **settings).code == 143
     run.finish(**settings)
-
     assert run.steps()[-1] == last
     assert run.hashes(last) == hashes
     assert run.metrics() == metrics
@@ -185,7 +178,6 @@ def test_a_signal_while_saving_lets_the_save_be_whole_and_an_interrupt_after_it_
     assert run.train(harm=Harm("save", 3, signals)).code == code
     assert run.steps()[-1] == last
     run.finish("--strict-resume")
-
     assert_equal(run, whole)
 
 
@@ -197,7 +189,6 @@ def test_kills_at_random_moments_cost_nothing_but_time(run: Run, whole: Run) -> 
         result = run.train(harm=Harm(kill_after=seconds + draw.uniform(0, 0.6)))
         assert result.code in (0, -signal.SIGKILL), result.stderr
     run.finish("--strict-resume")
-
     assert_equal(run, whole)
 
 
@@ -211,7 +202,6 @@ def test_a_kill_while_a_checkpoint_of_the_same_step_is_replaced_loses_nothing(
     result = run.train(harm=Harm("replaced", 1, (signal.SIGKILL,)), **only)
     assert result.code == -signal.SIGKILL, result.stderr
     run.finish("--strict-resume", **only)
-
     assert run.log().count("resuming at step 10") == 2
     assert run.hashes() == whole.hashes()
     assert run.metrics() == whole.metrics()
@@ -220,7 +210,6 @@ def test_a_kill_while_a_checkpoint_of_the_same_step_is_replaced_loses_nothing(
 def test_a_full_disk_stops_with_the_earlier_checkpoints_intact(run: Run, whole: Run) -> None:
     """FAULT 8."""
     result = run.train(harm=Harm(full_saves=(3,)))
-
     assert result.code == 4
     assert "step-00000015 was not written: No space left on device" in result.stderr
     assert "fix: Free disk space" in result.stderr
@@ -233,7 +222,6 @@ def test_a_full_disk_stops_with_the_earlier_checkpoints_intact(run: Run, whole: 
 def test_a_full_disk_is_noted_and_training_goes_on_if_configured(run: Run, whole: Run) -> None:
     """FAULT 8."""
     result = run.train(on_full_disk="continue", harm=Harm(full_saves=(1, 4)))
-
     assert result.code == 0, result.stderr
     assert result.stderr.count("not saved: ") == 2
     for name in ("model.safetensors", "optimizer.safetensors"):
@@ -247,7 +235,6 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_else(
     """FAULT 9."""
     (server.folder / "file").write_text("x")
     (result,) = server.train(str(whole.config), f"--run-dir={server.folder}/file/run")
-
     assert result.code == 4
     assert "file/run cannot be written" in result.stderr
     assert "fix: Set run_dir" in result.stderr
@@ -271,7 +258,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_without_a_whole_one_noth
     assert stopped.contents() == before
     flip_bit(other / "model.safetensors")
     stopped.finish()
-
     assert "damaged checkpoint passed over: " in stopped.log()
     assert "resuming at step 10" in stopped.log()
     assert_equal(stopped, whole)
@@ -294,7 +280,6 @@ def test_another_model_or_other_data_are_refused(
     prepared = stopped.config.parent / "prepared" / "manifest.json"
     before = stopped.contents(), prepared.read_bytes()
     result = stopped.train(*flags)
-
     assert result.code == 4, result.stderr
     assert message in result.stderr
     assert (stopped.contents(), prepared.read_bytes()) == before
@@ -304,13 +289,12 @@ def test_a_second_process_in_the_same_folder_is_refused(stopped: Run) -> None:
     """FAULT 15."""
     with run_lock(stopped.folder):
         result = stopped.train()
-
     assert result.code == 4
     assert f"is in use by process {os.getpid()} on " in result.stderr
 
 
 def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
-    """FAULTS 1 and 19: the number of updates is part of the run; a signal in the probe is granted."""
+    """FAULTS 1 and 19: the number of updates is part of the run; its probe may be stopped."""
     minutes: dict[str, Any] = {"max_steps": None, "max_minutes": 0.005, "validate_every": 1000}
     in_probe = run.train(**minutes, harm=Harm("update", 2, (signal.SIGTERM,)))
     assert (in_probe.code, run.steps()) == (143, []), in_probe.stderr
@@ -319,7 +303,6 @@ def test_a_time_budget_is_measured_once_and_kept(run: Run) -> None:
     assert newest is not None
     total = json.loads((newest / "state.json").read_text())["progress"]["total_steps"]
     run.finish(**minutes)
-
     assert run.steps()[-1] == total
     run.finish(**(minutes | {"max_minutes": 0.01}))
     assert run.steps()[-1] == 2 * total

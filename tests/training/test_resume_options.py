@@ -53,7 +53,6 @@ def test_resuming_is_exact_with(run: Run, server: Server, stopped_run: Run, name
         harm = Harm("update", update, (signal.SIGTERM,))
         assert run.train(*settings, harm=harm, max_steps=12).code == 143
     run.finish("--exact", *settings, max_steps=12)
-
     assert run.hashes(12) == unstopped.hashes(12)
     assert run.metrics() == unstopped.metrics()
     # The option did something; but working activations out again changes nothing at all.
@@ -70,7 +69,6 @@ def test_the_mean_of_the_last_checkpoints_is_best_if_it_validates_better(
     run.finish(**(AVERAGED | settings | {"validation.metric": "loss"}))
     checkpoints = [load_checkpoint(path).model for _, path in run.checkpoints()[-3:]]
     mean = load_tensors(run.folder / AVERAGE / MODEL)
-
     for name, found in mean.items():
         expected = torch.stack([weights[name].double() for weights in checkpoints]).mean(dim=0)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-9)
@@ -92,7 +90,6 @@ def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
     assert killed.code == -signal.SIGKILL
     assert not (run.folder / AVERAGE).exists()
     run.finish("--strict-resume", **AVERAGED)
-
     found, expected = ((each.folder / AVERAGE / MODEL).read_bytes() for each in (run, unstopped))
     assert found == expected
     assert read_best(run.folder) is not None
@@ -108,7 +105,6 @@ def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> N
     assert best is not None
     assert json.loads(again.stdout)["best"] == best.name
     run.finish(**AVERAGED)
-
     assert run.log().count("mean of the last") == 2
     assert mean.read_bytes() != before
     assert Manifest.read(run.folder / AVERAGE).step == 15

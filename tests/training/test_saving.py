@@ -33,7 +33,6 @@ def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
     copies = host_copies(tensors)
     for buffer in (whole, other):
         buffer.zero_()
-
     for name, tensor in expected.items():
         assert torch.equal(copies[name], tensor)
     storages = {tensor.untyped_storage().data_ptr() for tensor in copies.values()}
@@ -78,6 +77,5 @@ def test_kills_while_a_thread_writes_leave_the_last_whole_checkpoint(run: Run, w
         harm = replace(harm, ahead=True)
         assert run.train("--strict-resume", harm=harm).code in (0, -signal.SIGKILL)
     run.finish("--exact", "--strict-resume")
-
     assert_equal(run, whole)
     assert_whole(run)

@@ -35,7 +35,6 @@ def test_the_rate_rises_in_a_straight_line_to_its_peak_at_the_end_of_warm_up(
     rate = schedule(shape, total, peak_lr=peak, warmup_steps=warmup)
     rates = [rate(step) for step in range(1, total + 1)]
     top = peak * (64 * warmup) ** -0.5 if shape == "noam" else peak
-
     assert max(rates) == pytest.approx(top)
     assert rates[warmup - 1] == pytest.approx(top)
     for step in range(1, warmup + 1):
@@ -52,7 +51,6 @@ def test_the_rate_never_jumps_nor_rises_again_nor_leaves_its_bounds(
     rate = schedule(shape, total, **options)
     rates = [rate(step) for step in range(1, total + 1)]
     top = rates.index(max(rates))
-
     assert all(0 <= value <= peak * (1 + 1e-9) for value in rates)
     assert rates[: top + 1] == sorted(rates[: top + 1])
     falling = rates[top:]
@@ -66,7 +64,6 @@ def test_a_decay_ends_at_its_final_share_and_stays_there(
     shape: str, peak: float, warmup: int, total: int, share: float
 ) -> None:
     rate = schedule(shape, total, peak_lr=peak, warmup_steps=warmup, final_share=share)
-
     for step in (total, total + 1, 10 * total):
         assert rate(step) == pytest.approx(peak * share, abs=1e-12)
 
@@ -74,7 +71,6 @@ def test_a_decay_ends_at_its_final_share_and_stays_there(
 @given(step=st.integers(1, 10**6), warmup=st.integers(1, 10_000))
 def test_noam_is_the_inverse_square_root_named_by_a_factor(step: int, warmup: int) -> None:
     peak = 2.0 * (256 * warmup) ** -0.5
-
     assert noam(step, model_dim=256, warmup_steps=warmup, factor=2.0) == pytest.approx(
         inverse_sqrt(step, peak_lr=peak, warmup_steps=warmup)
     )
@@ -82,7 +78,6 @@ def test_noam_is_the_inverse_square_root_named_by_a_factor(step: int, warmup: in
 
 def test_wsd_holds_the_peak_until_its_decay() -> None:
     rate = schedule("wsd", 100, peak_lr=1.0, warmup_steps=10, decay_share=0.3)
-
     assert {rate(step) for step in range(10, 71)} == {1.0}
     assert rate(85) == pytest.approx(0.5)
     assert rate(100) == 0
@@ -92,7 +87,6 @@ def test_wsd_holds_the_peak_until_its_decay() -> None:
 @pytest.mark.parametrize("total", [1, 2, 3, 10])
 def test_the_peak_is_reached_however_long_the_warm_up(shape: str, total: int) -> None:
     rate = schedule(shape, total, peak_lr=1.0, warmup_steps=4000, decay_share=0.2)
-
     assert max(rate(step) for step in range(1, total + 1)) == pytest.approx(1.0)
     assert schedule(shape, 1000, peak_lr=1.0, warmup_steps=0)(1) == pytest.approx(1.0, rel=0.01)
 

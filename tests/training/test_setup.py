@@ -58,7 +58,6 @@ def test_a_run_with_compiled_layers_makes_the_updates_of_one_without_and_records
     losses, random, log = trained(config_of(compile=True))
     assert backend.num_graphs == 4
     expected, same_random, other_log = trained(config_of("plain"))
-
     assert losses == pytest.approx(expected, rel=1e-4)
     assert torch.equal(random, same_random)
     assert ", layers compiled in " in log
@@ -89,6 +88,5 @@ def test_sizes_are_few_where_kernels_are_made_for_each(
     monkeypatch.setattr(Transformer, "forward", counted)
     monkeypatch.setattr(Transformer, "start", started)
     trained(config_of(precision=precision))
-
     assert any(sizes) == (precision == "float32")
     assert set(dtypes) == {torch.float32}

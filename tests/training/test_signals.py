@@ -29,7 +29,6 @@ def test_the_first_signal_only_asks_and_an_interrupt_after_it_is_python_s_own(
         assert stop.number == number
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-
     assert StoppedBySignal(number).code == code
     assert "finishing the update, then saving" in capfd.readouterr().err
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
@@ -61,7 +60,6 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-
     assert found == [before]
 
 

@@ -87,7 +87,6 @@ def test_timing_updates_leaves_no_trace_and_ends_early_where_they_are_slow(
         updater(batches, 0.01)
     saved = everything(updater)
     seconds, number = time_updates(updater, LOADER, num_updates=4, most_seconds=most_seconds)
-
     assert seconds > 0
     assert number == expected
     assert_same(everything(updater), saved)
@@ -154,7 +153,6 @@ def test_a_plan_of_the_time_leaves_no_trace_and_ends_no_output_late(
     monkeypatch.setattr(TorchEngine, "search_all", spied)
     plan = time_plan(setup, most_seconds=most_seconds)
     setup.validator()
-
     assert min(plan.update, plan.validation, plan.saving, plan.end) > 0
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -183,7 +181,6 @@ def test_what_fits_fills_the_memory_and_not_more(
 ) -> None:
     low, high = ((tokens, fixed + per_token * tokens) for tokens in (few, few + more))
     found = tokens_that_fit(low, high, free=free)
-
     assert found == 0 or fixed + per_token * (found - 1) <= free
     assert fixed + per_token * (found + 2) > free
 
@@ -207,7 +204,6 @@ def test_what_does_not_fit_is_accumulated_and_all_at_once_where_memory_is_plenty
     give(monkeypatch, free)
     setup = setup_of(config)
     batch = setup.loader.config
-
     assert isinstance(batch.max_tokens, int)
     assert batch.accumulate > 1
     assert AIM <= batch.max_tokens * batch.accumulate < AIM + batch.accumulate
@@ -218,7 +214,6 @@ def test_measuring_batches_changes_no_update(config: RunConfig) -> None:
     prepare(config)
     measured = setup_of(config)
     plain = setup_of(config.model_copy(update={"batch": measured.loader.config}))
-
     assert_same(everything(measured.updater), everything(plain.updater))
     assert fit_batches(plain.updater, plain.loader, 30) is plain.loader
 
@@ -228,7 +223,6 @@ def test_memory_for_less_than_one_pair_is_told(
 ) -> None:
     prepare(config)
     give(monkeypatch, 1000)
-
     with pytest.raises(DeviceError, match=r"filters\.max_length \(30\)"):
         fitted(config)
 
@@ -241,7 +235,6 @@ def test_a_run_that_goes_on_elsewhere_keeps_what_it_found(
     more = config.training.model_copy(update={"max_steps": 5})
     fit(config.model_copy(update={"training": more}))
     newest = newest_checkpoint(config.run_dir, strict=True)
-
     assert newest is not None
     state = load_checkpoint(newest).state
     assert (state["progress"]["step"], state["batch"]["max_tokens"]) == (5, AIM)
@@ -265,7 +258,6 @@ def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
     assert planned == [0, 1, 2, 0]  # to count and to train
     planned.clear()
     summary = fit(config)
-
     assert planned == [0, 1, 2]
     state = load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).state["progress"]
     assert state["epoch_updates"] == [3, summary.step]
@@ -285,7 +277,6 @@ def test_a_run_whose_rate_has_fallen_to_zero_resumes_with_more_updates(
         make_config(max_steps=steps, schedule=schedule, report_every=1) for steps in (2, 4)
     )
     assert [fit(config).step for config in (short, long)] == [2, 4]
-
     assert "max_steps: was 2, is 4; from here on the learning rate follows" in caplog.text
     log = (long.run_dir / "log.txt").read_text()
     assert [text.count("max_steps: was 2, is 4") for text in (caplog.text, log)] == [1, 1]

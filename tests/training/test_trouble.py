@@ -61,7 +61,6 @@ def test_batches_that_memory_does_not_hold_are_halved_and_no_update_is_lost(
     whole = run(values, "whole")
     hold_pairs(monkeypatch, 8)
     halved = run(values, "halved")
-
     assert (
         "batches halved 1 times: memory did not hold them (data.train.0 lines "
         in (halved / "log.txt").read_text()
@@ -87,7 +86,6 @@ def test_batches_that_memory_never_holds_end_training_with_advice(
     values["training"]["max_steps"] = 2 * STEPS
     with pytest.raises(DeviceError, match="after it was halved 3 times") as caught:
         run(values)
-
     assert "batch.max_tokens" in caught.value.fix
     assert list_checkpoints(run_dir) == before
 
@@ -98,7 +96,6 @@ def test_halves_hold_every_pair_once_and_no_padding_of_the_other_half(
 ) -> None:
     batch = batch_of(lengths, seed)
     halves = batch.halves()
-
     assert sum(half.num_source_tokens for half in halves) == batch.num_source_tokens
     assert sum(half.num_target_tokens for half in halves) == batch.num_target_tokens
     assert np.array_equal(np.concatenate([half.rows for half in halves]), batch.rows)
@@ -139,7 +136,6 @@ def test_one_loss_that_is_not_a_number_is_skipped_counted_and_told(
     poison(monkeypatch, 5, 5)
     run_dir = run(values)
     state = load_checkpoint(list_checkpoints(run_dir)[-1][1]).state
-
     assert state["progress"]["skipped"] == 1
     note = "update skipped: loss or gradient not finite (data.train.0 lines "
     assert (run_dir / "log.txt").read_text().count(note) == 1
@@ -154,7 +150,6 @@ def test_losses_that_stay_so_end_training_and_name_the_last_good_checkpoint_and_
     poison(monkeypatch, 8, 1000)
     with pytest.raises(DivergedError) as caught:
         run(values)
-
     assert caught.value.exit_code == 5
     assert "not finite in 20 updates in a row" in caught.value.problem
     assert "Last checkpoint: step " in caught.value.problem
@@ -179,7 +174,6 @@ def test_validation_far_worse_than_guessing_ends_training(values: dict[str, Any]
     values["training"]["schedule"] = {"shape": "constant", "peak_lr": 5.0, "warmup_steps": 1}
     with pytest.raises(DivergedError) as caught:
         run(values)
-
     assert "worse than twice a guess among all 60 subwords" in caught.value.problem
     assert "Last checkpoint: step " in caught.value.problem
     assert len(list_checkpoints(Path("run"))) > 0

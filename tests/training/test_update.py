@@ -60,7 +60,6 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation() -> None:
     config = OptimizerConfig(weight_decay=0.1, epsilon=1e-3)
     ours, theirs = small_model(), small_model()
     updater, adam = updater_of(ours, config), adamw_of(theirs)
-
     for step in range(4):
         batches = [uneven_batch(step), batch_of([2, 7, 4], step + 10)]
         stats = updater(batches, 0.01)
@@ -73,7 +72,6 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation() -> None:
         assert (stats.source_tokens, stats.target_tokens) == (12 + 13, tokens)
         assert stats.loss_sum / tokens == pytest.approx(loss.item(), rel=1e-5)
         assert stats.gradient_norm == pytest.approx(norm.item(), rel=1e-4)
-
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-4, msg=name)
 
@@ -130,13 +128,11 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
     exact_updater = updater_of(exact)
     rounded_updater = updater_of(rounded, precision=Precision("bfloat16", "cpu"))
     assert next(rounded.parameters()).dtype == torch.bfloat16
-
     losses = []
     for step in range(20):
         batches = [batch_of([5, 4], step % 2), batch_of([6], step % 2)]
         pair = [updater(batches, 0.01) for updater in (exact_updater, rounded_updater)]
         losses.append([stats.loss_sum / stats.target_tokens for stats in pair])
-
     assert losses[-1][0] < 0.7 * losses[0][0]
     assert losses[-1][1] == pytest.approx(losses[-1][0], rel=0.05)
     weights = rounded_updater.optimizer.weights()
@@ -198,7 +194,6 @@ def test_a_warm_up_leaves_no_trace(fails: bool, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Transformer, "forward", forward)
     with pytest.raises(RuntimeError, match="no compiler") if fails else nullcontext():
         updater.warm_up(batch_of([4, 3]))
-
     assert modes == [(True, False), (False, True)]
     assert model.training
     assert torch.equal(torch.get_rng_state(), random)
@@ -217,7 +212,6 @@ def test_clipping_scales_large_gradients_down_and_leaves_small_ones(
     monkeypatch.setattr(updater.optimizer, "gradient_norm", lambda: torch.tensor(1.0))
     monkeypatch.setattr(updater.optimizer, "step", lambda *inputs: given.append(float(inputs[1])))
     updater([batch_of([3])], 0.01)
-
     assert given == [pytest.approx(factor, rel=1e-5)]
 
 
@@ -244,6 +238,5 @@ def test_an_update_makes_two_passes_with_other_dropout_or_one(strength: float) -
     else:
         expected = F.cross_entropy(passes[0], batch.gold, label_smoothing=0.1, reduction="sum")
     expected.backward()
-
     torch.testing.assert_close(loss, expected.detach())
     assert_close([gradient], [flat.gradient])

@@ -54,7 +54,6 @@ def test_the_loss_is_cross_entropy_without_smoothing_and_the_objective_is_what_t
                 logits, batch.gold, label_smoothing=smoothing, reduction="sum"
             ).detach()
         tokens += len(batch.gold)
-
     assert sum(len(batch.rows) for batch in batches) == len(loader.store) == 12
     assert scores.loss == pytest.approx(float(sums[0]) / tokens, rel=1e-5)
     assert scores.objective == pytest.approx(float(sums[1]) / tokens, rel=1e-5)
@@ -76,7 +75,6 @@ def test_the_mean_at_the_end_is_scored_as_it_is_written(options: dict[str, Any])
     setup.updater.optimizer.load_weights(
         load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).model
     )
-
     assert record["score"] == of_mean
     assert record["score"] != setup.validator().value("loss")
 
@@ -89,7 +87,6 @@ def test_the_scale_of_a_float16_loss_survives_a_resume(monkeypatch: pytest.Monke
         for steps in stops:
             fit(make_config(name, precision="float16", max_steps=steps, save_every=5))
         states.append([load_checkpoint(path) for _, path in list_checkpoints(Path(name))])
-
     whole, resumed = (checkpoints[-1] for checkpoints in states)
     assert whole.state["counters"] == {"loss_scale": 2.0**18, "good_in_a_row": 1}
     assert states[1][0].state["counters"] == {"loss_scale": 2.0**16, "good_in_a_row": 2}

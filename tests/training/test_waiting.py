@@ -129,7 +129,6 @@ def test_an_update_does_not_wait_for_its_device(
     with Copies() as copies:
         updater(batches, 0.01)
         stats = updater(batches, 0.01)
-
     assert copies.waiting == []
     assert copies.count == pinned.count == 2 * len(batches) * TENSORS_OF_A_BATCH
     assert stats.target_tokens == 21
@@ -228,7 +227,6 @@ def test_reading_late_tells_and_saves_the_same(
             run_dir = run(values, name)
         found.append((told(run_dir), hashes(run_dir)))
         run_ahead()
-
     assert len(found[0][0][0]) == 2
     assert found[0][1]
     assert found[0] == found[1]
