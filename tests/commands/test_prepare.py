@@ -12,6 +12,7 @@ import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -241,12 +242,9 @@ def test_an_error_midway_leaves_the_older_folder_whole(
     config = config_for(tmp_path)
     prepare(config)
     before = PreparedData.open(tmp_path / "prepared").manifest
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("midway")
-
     with monkeypatch.context() as patch:
-        patch.setattr("nmt.commands.prepare.PreparedManifest.write", fail)
+        failing = Mock(side_effect=RuntimeError("midway"))
+        patch.setattr("nmt.commands.prepare.PreparedManifest.write", failing)
         with pytest.raises(RuntimeError, match="midway"):
             prepare(config, force=True)
     assert PreparedData.open(tmp_path / "prepared").manifest == before

@@ -37,6 +37,7 @@ from tests.extras.exchange.exported import (
 )
 from tests.inference.conftest import sentences
 
+pytestmark = needs_ctranslate2
 LINES = sentences(12, seed=8)
 # Each asks for CTranslate2.
 CHOICES: tuple[dict[str, Any], ...] = ({"engine": "ctranslate2"}, {"dtype": "int8"})
@@ -81,9 +82,10 @@ def run_dir(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return shutil.copytree(original, tmp_path / "run")
 
 
-@needs_ctranslate2
-def test_a_cpu_gets_ctranslate2_for_what_it_has(run_dir: Path, tmp_path: Path) -> None:
-    """And torch for what it cannot run."""
+def test_a_cpu_gets_ctranslate2_for_what_it_has(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And torch for what it cannot run, and a GPU."""
     assert chosen(run_dir) == ("ctranslate2", "float32")
     assert chosen(run_dir, dtype="int8") == ("ctranslate2", "int8")
     assert chosen(run_dir, engine="torch") == ("torch", "float32")
@@ -98,15 +100,10 @@ def test_a_cpu_gets_ctranslate2_for_what_it_has(run_dir: Path, tmp_path: Path) -
             load_engine(tmp_path / "qk", **choice)
     with pytest.raises(ConfigError, match="several models at a time"):
         load_engine(run_dir, engine="ctranslate2", ensemble=others)
-
-
-@needs_ctranslate2
-def test_a_gpu_is_for_torch(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_has_gpu", lambda: True)
     assert chosen(run_dir, device="auto")[0] == "torch"
 
 
-@needs_ctranslate2
 @pytest.mark.parametrize(
     ("needs", "why"),
     [
@@ -144,7 +141,6 @@ def test_without_ctranslate2_torch_translates(
             load_engine(run_dir, **choice)
 
 
-@needs_ctranslate2
 @pytest.mark.parametrize("changes", [{}, {"beam_size": 1}])
 def test_both_engines_write_the_same_text_and_their_guards_retry_alike(
     run_dir: Path, changes: dict[str, Any]
@@ -161,24 +157,22 @@ def test_both_engines_write_the_same_text_and_their_guards_retry_alike(
         assert one.score == pytest.approx(other.score, abs=1e-4)
 
 
-@needs_ctranslate2
 def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
-    for _ in range(2):
-        for dtype in ("float32", "int8"):
-            load(run_dir, dtype=dtype).translate(LINES[:1])
-    assert converted(run_dir / ".cache") == ["ctranslate2-float32", "ctranslate2-int8"]
-    times = {path: path.stat().st_mtime_ns for path in (run_dir / ".cache").iterdir()}
+    cache = run_dir / ".cache"
+    for dtype in ("float32", "int8") * 2:
+        load(run_dir, dtype=dtype).translate(LINES[:1])
+    assert converted(cache) == ["ctranslate2-float32", "ctranslate2-int8"]
+    times = {path: path.stat().st_mtime_ns for path in cache.glob("ctranslate2-*")}
     load(run_dir, shortlist=True).translate(LINES[:1])
     with pytest.raises(EngineLacksError, match="for which it was not converted"):
         load(run_dir).with_options(shortlist=True)
-    assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2 + ["ctranslate2-int8"]
-    assert all(path.stat().st_mtime_ns == time for path, time in times.items() if path.is_dir())
+    assert converted(cache) == ["ctranslate2-float32"] * 2 + ["ctranslate2-int8"]
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     (run_dir / SHORTLIST).unlink()
     with pytest.raises(ConfigError, match=r"shortlist is on, but .* has no"):
         load(run_dir, shortlist=True)
 
 
-@needs_ctranslate2
 def test_other_weights_never_find_a_conversion_and_old_ones_are_removed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,25 +189,22 @@ def test_other_weights_never_find_a_conversion_and_old_ones_are_removed(
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 
 
-@needs_ctranslate2
-@pytest.mark.parametrize("name", ["model.bin", "manifest.json", "config.json"])
-def test_a_damaged_conversion_is_made_again(run_dir: Path, name: str) -> None:
+def test_a_damaged_conversion_is_made_again_and_damaged_weights_are_not_converted(
+    run_dir: Path,
+) -> None:
     expected = load(run_dir).translate(LINES)
     (folder,) = (run_dir / ".cache").glob("ctranslate2-*")
-    (folder / name).write_bytes(b"damaged")
-    assert load(run_dir).translate(LINES) == expected
-    assert (folder / name).stat().st_size > 7
-
-
-@needs_ctranslate2
-def test_damaged_weights_are_not_converted(run_dir: Path) -> None:
+    for name in ("model.bin", "manifest.json", "config.json"):
+        (folder / name).write_bytes(b"damaged")
+        assert load(run_dir).translate(LINES) == expected
+        assert (folder / name).stat().st_size > 7
+    shutil.rmtree(run_dir / ".cache")
     flip_bit(checkpoint_dir(run_dir, STEP) / MODEL, -1)
     with pytest.raises(CheckpointError, match="has sha256"):
         load(run_dir)
     assert converted(run_dir / ".cache") == []
 
 
-@needs_ctranslate2
 def test_a_run_that_cannot_be_written_uses_the_cache_of_the_user(
     run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -235,7 +226,6 @@ def test_a_run_that_cannot_be_written_uses_the_cache_of_the_user(
             load(run_dir, **choice)
 
 
-@needs_ctranslate2
 def test_a_first_use_by_several_at_once_converts_once(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +247,6 @@ def test_a_first_use_by_several_at_once_converts_once(
     assert CTranslate2Engine(folders.pop()).dtype == "float32"
 
 
-@needs_ctranslate2
 def test_after_the_first_use_a_run_translates_without_torch(run_dir: Path) -> None:
     load(run_dir).translate(LINES[:1])
     code = (

@@ -53,15 +53,19 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
 
-    def answer(self, content: bytes, kind: str = "application/json", **headers: str) -> None:
+    def answer(self, content: object, **headers: str) -> None:
+        """Send bytes, or JSON."""
+        is_file = isinstance(content, bytes)
+        sent = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(200)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
+        kind = "application/octet-stream" if is_file else "application/json"
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            self.wfile.write(sent)
 
     def refuse(self) -> None:
         self.send_response(404)
@@ -72,43 +76,36 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.token = self.headers.get("authorization")
+        home = f"http://{self.headers['Host']}/org/model"
         if self.path == "/api/repos/create":
-            address = f"http://{self.headers['Host']}/org/model"
-            self.answer(json.dumps({"url": address}).encode())
+            self.answer({"url": home})
         elif self.path == "/api/validate-yaml":
-            self.answer(b'{"errors": [], "warnings": []}')
+            self.answer({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
-            files = [{**each, "uploadMode": "regular", "shouldIgnore": False}
-                     for each in json.loads(body)["files"]]  # fmt: skip
-            self.answer(json.dumps({"files": files}).encode())
+            mode = {"uploadMode": "regular", "shouldIgnore": False}
+            self.answer({"files": [each | mode for each in json.loads(body)["files"]]})
         elif "/commit/" in self.path:
-            for line in body.decode().splitlines():
-                entry = json.loads(line)
-                if entry["key"] == "file":
-                    value = entry["value"]
-                    self.server.files[value["path"]] = base64.b64decode(value["content"])
-            address = f"http://{self.headers['Host']}/org/model/commit/{COMMIT}"
-            found = {"commitUrl": address, "commitOid": COMMIT}
-            self.answer(json.dumps({**found, "success": True}).encode())
+            entries = map(json.loads, body.decode().splitlines())
+            for value in [each["value"] for each in entries if each["key"] == "file"]:
+                self.server.files[value["path"]] = base64.b64decode(value["content"])
+            address = f"{home}/commit/{COMMIT}"
+            self.answer({"commitUrl": address, "commitOid": COMMIT, "success": True})
         else:
             self.refuse()
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path, files = self.path.partition("?")[0], self.server.files
         if re.fullmatch(r"/api/models/org/model(/revision/[\w-]+)?", path):
-            names = [{"rfilename": name} for name in self.server.files]
-            info = {"id": "org/model", "sha": COMMIT, "siblings": names, "private": False}
-            self.answer(json.dumps({**info, "tags": [], "downloads": 0, "likes": 0}).encode())
+            info = {"id": "org/model", "sha": COMMIT, "private": False, "tags": []}
+            names = [{"rfilename": name} for name in files]
+            self.answer({**info, "siblings": names, "downloads": 0, "likes": 0})
         elif path.startswith("/api/models/org/model/tree/"):
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": "0"}
-                for name, content in self.server.files.items()
-            ]
-            self.answer(json.dumps(tree).encode())
+            sizes = {name: len(content) for name, content in files.items()}
+            common = {"type": "file", "oid": "0"}
+            self.answer([{**common, "path": name, "size": sizes[name]} for name in sizes])
         elif match := re.fullmatch(rf"/org/model/resolve/{COMMIT}/(.+)", path):
-            content = self.server.files[match[1]]
-            tag = f'"{hashlib.sha1(content).hexdigest()}"'
-            self.answer(content, "application/octet-stream", ETag=tag, X_Repo_Commit=COMMIT)
+            tag = f'"{hashlib.sha1(files[match[1]]).hexdigest()}"'
+            self.answer(files[match[1]], ETag=tag, X_Repo_Commit=COMMIT)
         else:
             self.refuse()
 
