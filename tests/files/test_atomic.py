@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import DataError
-from nmt.files.atomic import (
-    atomic_file,
-    atomic_folder,
-    remove_folder,
-    remove_leftovers,
-    replaced_folder,
-    restore_replaced,
-    write_errors,
-    write_text,
-)
+from nmt.files import atomic
+from nmt.files.atomic import atomic_file, atomic_folder, remove_leftovers, write_text
 
 _WRITE = """
 import sys, time
@@ -138,11 +130,11 @@ def test_a_folder_replaces_another_only_if_told_to(tmp_path: Path) -> None:
 def test_a_replacement_that_was_cut_short_is_undone(tmp_path: Path) -> None:
     place = tmp_path / "folder"
     make(place, "old")
-    place.rename(replaced_folder(place))
-    restore_replaced(place)
+    place.rename(atomic.replaced_folder(place))
+    atomic.restore_replaced(place)
     assert (place / "part").read_text() == "old"
-    make(replaced_folder(place), "older")
-    restore_replaced(place)
+    make(atomic.replaced_folder(place), "older")
+    atomic.restore_replaced(place)
     assert (place / "part").read_text() == "old"
     assert list(tmp_path.iterdir()) == [place]
 
@@ -151,7 +143,7 @@ def test_a_removal_cut_short_leaves_nothing_under_the_name(tmp_path: Path) -> No
     make(tmp_path / "folder", "old")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.rmtree", lambda *_, **__: None)
-        remove_folder(tmp_path / "folder")
+        atomic.remove_folder(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -160,8 +152,8 @@ def test_a_removal_cut_short_leaves_nothing_under_the_name(tmp_path: Path) -> No
 def test_what_the_system_says_becomes_one_error() -> None:
     with (
         pytest.raises(DataError, match=r"^it cannot be written: No space left"),
-        write_errors("it", DataError),
+        atomic.write_errors("it", DataError),
     ):
         raise OSError(28, "No space left on device")
-    with pytest.raises(BrokenPipeError), write_errors("it", DataError):
+    with pytest.raises(BrokenPipeError), atomic.write_errors("it", DataError):
         raise BrokenPipeError  # Fault 44: the reader has what it wants

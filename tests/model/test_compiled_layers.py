@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,10 +33,6 @@ SHAPES: list[Shape] = [
     ([32, 5], [3, 40]),
     ([2] * 20, [5] * 20),
 ]
-
-
-AOT = pytest.mark.parametrize("counting", ["aot_eager"], indirect=True)
-"""Graphs are differentiated as a whole."""
 
 
 def two_models(**options: Any) -> tuple[Transformer, Transformer]:
@@ -94,7 +91,7 @@ def test_weights_of_a_mixed_precision_share_their_graphs(counting: Backend) -> N
     assert counting.num_graphs == 2
 
 
-@AOT
+@pytest.mark.parametrize("counting", ["aot_eager"], indirect=True)
 def test_recomputing_layers_draws_the_same_dropout(counting: Backend) -> None:
     found = []
     _, model = two_models(encoder_layers=1, decoder_layers=1, dropout=0.3)
@@ -136,12 +133,8 @@ def test_on_a_gpu_training_is_as_without(precision: Any) -> None:
     for wanted in (False, True):
         model = model_to_train(model_dim=64, ff_dim=128, encoder_layers=2).to(device)
         updater = updater_of(model, precision=Precision(precision, "cuda"))
-        found = compile_layers(
-            wanted,
-            device,
-            switch=model.compile_layers,
-            warm_up=lambda updater=updater: updater.warm_up(batch_of([9, 5, 12])),  # type: ignore[misc]
-        )
+        warm_up = partial(updater.warm_up, batch_of([9, 5, 12]))
+        found = compile_layers(wanted, device, switch=model.compile_layers, warm_up=warm_up)
         assert found.is_on == wanted
         batches = [batch_of([5 + step, 4, 3], step) for step in range(12)]
         losses.append([updater([batch], 1e-3).loss_sum for batch in batches])

@@ -75,10 +75,8 @@ def test_a_wide_beam_finds_the_best(seed: int, options: Options, weight: float, 
     table = random_table(seed, VOCAB_SIZE, sharpness=3.0)
     source = sources([3, 2][: len(own)], seed)
     config = options_of(beam_size=256, n_best=3, coverage_penalty=weight, **options)
-    naive = [
-        Naive(table, tuple(ids), VOCAB_SIZE, config, each)
-        for ids, each in zip(source.rows(), own, strict=True)
-    ]
+    rows = zip(map(tuple, source.rows()), own, strict=True)
+    naive = [Naive(table, ids, VOCAB_SIZE, config, each) for ids, each in rows]
     assume(all(each.limits[1] <= 6 for each in naive))
     results = search(TableStepper(table), source, config, own)
     for found, each in zip(results, naive, strict=True):
@@ -87,9 +85,8 @@ def test_a_wide_beam_finds_the_best(seed: int, options: Options, weight: float, 
         assert [h.score for h in found] == pytest.approx([h.score for h in expected[:3]], abs=1e-4)
     for size in (1, 3):
         narrow = config.model_copy(update={"beam_size": size, "n_best": 1})
-        for few, best in zip(
-            search(TableStepper(table), source, narrow, own), results, strict=True
-        ):
+        found_by_few = search(TableStepper(table), source, narrow, own)
+        for few, best in zip(found_by_few, results, strict=True):
             assert not few or few[0].score <= best[0].score + 1e-6
 
 
@@ -108,13 +105,10 @@ def test_greedy_search_is_a_beam_of_1(seed: int, options: Options, own: Free, gr
 
 
 @given(seed=seeds, own=free, options=rules)
-def test_alternatives_are_the_best_next_tokens(
-    seed: int, own: Constraints, options: Options
-) -> None:
+def test_alternatives_are_the_next_tokens(seed: int, own: Constraints, options: Options) -> None:
     options = {**options, "prefix_bias_beta": 0.0}
     config = options_of(return_alternatives=True, n_best=5, **options)
-    table = random_table(seed, VOCAB_SIZE)
-    source = sources([4], seed)
+    table, source = random_table(seed, VOCAB_SIZE), sources([4], seed)
     (found,) = search(TableStepper(table), source, config, [own])
     naive = Naive(table, tuple(source.ids.tolist()), VOCAB_SIZE, config, own)
     values = naive.next_log_probs(own.prefix)
