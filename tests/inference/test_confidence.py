@@ -77,9 +77,8 @@ def test_features_are_cut_at_both_ends(name: str) -> None:
     """By hand: of a feature below 1 the least counts, of one above 2 the greatest."""
     nothing = Term(weight=0.0, low=0.0, high=0.0)
     terms = dict.fromkeys(("log_prob", "probability", "length", "ratio"), nothing)
-    model = ConfidenceModel(
-        intercept=50.0, num_lines=100, **{**terms, name: Term(weight=10.0, low=1.0, high=2.0)}
-    )
+    terms[name] = Term(weight=10.0, low=1.0, high=2.0)
+    model = ConfidenceModel(intercept=50.0, num_lines=100, **terms)
     # exp(1) tokens lie between 2 and 3; a mean above 0 is none of a model, but has all features.
     assert model.estimate(result(-50.0, 1, source=500, text=0)) == 60.0
     assert model.estimate(result(5.0, 100, source=0, text=500)) == 70.0
@@ -146,10 +145,8 @@ def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: P
     limit = (known[0] + known[1]) / 2
     marked = [json.loads(x)["low_confidence"] for x in written(format="json", min_confidence=limit)]
     assert marked == [line.get("confidence", 100) < limit for line in lines]
-    assert written(min_confidence=limit) == [
-        line["translation"] + " ||| low confidence" * mark
-        for line, mark in zip(lines, marked, strict=True)
-    ]
+    for text, line, mark in zip(written(min_confidence=limit), lines, marked, strict=True):
+        assert text == line["translation"] + " ||| low confidence" * mark
 
 
 def test_what_cannot_be_marked_is_refused(run: RunConfig, tmp_path: Path) -> None:

@@ -65,9 +65,8 @@ def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     die, der = (tuple(tokenizers.target.encode(word)) for word in ("die", "der"))
     both = Request("a", required=("der",), forbidden=("die",))
     found = constraints_of(tokenizers, Request("a", required=("die", "")), Request("a"), both)
-    assert found == [
-        Constraints(required=(die,)), NONE, Constraints(required=(der,), forbidden=(die,)),
-    ]  # fmt: skip
+    expected = Constraints(required=(der,), forbidden=(die,))
+    assert found == [Constraints(required=(die,)), NONE, expected]
 
 
 def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers) -> None:

@@ -29,6 +29,8 @@ from nmt.packed import Packed
 from nmt.search.loop import search
 from tests.model.small import VARIANTS, decode, random_parameters, small_model
 
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
 
 class Repeater:
     """Records nothing, and does it again; as a graph does, it leaves its result in one place."""
@@ -78,11 +80,7 @@ def fixed() -> tuple[Transformer, DecodeToken, Repeater]:
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    st.tuples(
-        st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 3), st.integers(1, 20)
-    )
-)
+@given(st.tuples(LENGTHS, st.integers(1, 3), st.integers(1, 20)))
 def test_a_few_sizes_serve_all(fixed: Any, sizes: tuple[list[int], int, int]) -> None:
     model, run, repeater = fixed
     assert_alike(model, run, sizes)

@@ -60,9 +60,8 @@ def test_only_positions_without_end_take_any_line(
 
 def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an engine of one's own is named as the others are."""
-    gone: Registry[EngineLoader] = Registry(
-        "toy engine", {"ctranslate2": "nmt.extras.gone.engine:load"}
-    )
+    homes = {"ctranslate2": "nmt.extras.gone.engine:load"}
+    gone: Registry[EngineLoader] = Registry("toy engine", homes)
     gone.register("torch", load_torch)
     gone.register("mine", load_torch)
     monkeypatch.setattr(engines, "ENGINES", gone)
@@ -90,17 +89,9 @@ def test_choices_that_there_are_not_are_refused(run_dir: Path, choice: Any, prob
 
 def test_with_16_bits_most_lines_score_nearly_the_same(run_dir: Path) -> None:
     """A line may take another turn at a near tie. Token scores are those of these weights."""
-    short, exact = (
-        Translator.load(
-            run_dir,
-            device="cpu",
-            dtype=dtype,
-            engine="torch",
-            guard=False,
-            outputs={"token_scores"},
-        ).translate(LINES)
-        for dtype in ("bf16", "float32")
-    )
+    plain: Any = {"device": "cpu", "engine": "torch", "guard": False, "outputs": {"token_scores"}}
+    dtypes = "bf16", "float32"
+    short, exact = (Translator.load(run_dir, dtype=x, **plain).translate(LINES) for x in dtypes)
     pairs = zip(short, exact, strict=True)
     differences = sorted(abs(x.score - y.score) / abs(y.score) for x, y in pairs)
     assert 0 < differences[len(LINES) // 2] < 0.05

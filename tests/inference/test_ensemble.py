@@ -36,19 +36,16 @@ def are_equal(found: list[Result], expected: list[Result]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("shape", "beam_size", "mean"),
+    ("shape", "size", "mean"),
     [("plain", 1, "arithmetic"), ("modern", 3, "geometric"), ("learned", 3, "arithmetic"),
      ("wide", 1, "geometric")],
 )  # fmt: skip
-def test_a_model_with_itself_is_the_model(
-    tokenizers: Tokenizers, shape: str, beam_size: int, mean: Mean
-) -> None:
+def test_it_is_itself_twice(tokenizers: Tokenizers, shape: str, size: int, mean: Mean) -> None:
+    """A model with itself is the model."""
     model = small_model(tokenizers, shape)
     engines = TorchEngine(*[model] * 3, mixture=Mixture((0.7, 0.2, 0.1), mean)), TorchEngine(model)
-    found, expected = (
-        translator_of(own, tokenizers, beam_size=beam_size).translate(LINES) for own in engines
-    )
-    assert are_equal(found, expected)
+    both = (translator_of(own, tokenizers, beam_size=size).translate(LINES) for own in engines)
+    assert are_equal(*both)
 
 
 def test_means_are_those_of_the_definition() -> None:

@@ -36,9 +36,7 @@ def batch(lengths: list[int]) -> Packed:
     )
 
 
-def again_from_the_beginning(
-    model: Transformer, source: list[int], longest: int
-) -> tuple[int, ...]:
+def from_scratch(model: Transformer, source: list[int], longest: int) -> tuple[int, ...]:
     """Greedy search that decodes the whole prefix at every step."""
     ids = [BOS_ID]
     packed = Packed.from_rows([source])
@@ -66,7 +64,7 @@ def test_cached_decoding_equals_decoding_from_the_beginning(changes: dict[str, A
     config = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=6)
     results = greedy_search(ModelStepper(model), source, config)
     for ids, (found,) in zip(source.rows(), results, strict=True):
-        assert found.ids == again_from_the_beginning(model, ids, len(ids) + 6)
+        assert found.ids == from_scratch(model, ids, len(ids) + 6)
     wide = beam_search(ModelStepper(model), source, config)
     assert [found.ids for (found,) in wide] == [found.ids for (found,) in results]
 
