@@ -7,10 +7,10 @@ itself for several devices; each finds its place in the environment variables th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from torch import Tensor
 from nmt.errors import DeviceError, NmtError
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 PEER_LOST = 75  # Exit code of a process that ends because a peer has failed.
 _STORE_TIMEOUT = timedelta(seconds=10)
@@ -38,20 +37,16 @@ class PeerLostError(NmtError):
         self.cause = cause
 
 
-def _or_peer_lost(call: Callable[P, T]) -> Callable[P, T]:
+@contextmanager
+def _or_peer_lost() -> Iterator[None]:
     """Raise PeerLostError where a collective call fails: most likely a peer has gone.
 
     A broken network or a lack of memory may be another: the first line of torch's message is kept.
     """
-
-    @wraps(call)
-    def guarded(*arguments: P.args, **options: P.kwargs) -> T:
-        try:
-            return call(*arguments, **options)
-        except RuntimeError as error:
-            raise PeerLostError(str(error).partition("\n")[0]) from error
-
-    return guarded
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(str(error).partition("\n")[0]) from error
 
 
 class PendingSum:
@@ -60,7 +55,7 @@ class PendingSum:
     def __init__(self, work: Any = None) -> None:
         self._work = work
 
-    @_or_peer_lost
+    @_or_peer_lost()
     def wait(self) -> None:
         """Have the tensor's device wait until it holds the sum; on a CPU, wait."""
         if self._work is not None:
@@ -99,14 +94,14 @@ class Processes:
         """Replace ``tensor``, on any device, by its sum over all processes."""
         self.begin_sum(tensor).wait()
 
-    @_or_peer_lost
+    @_or_peer_lost()
     def begin_sum(self, tensor: Tensor) -> PendingSum:
         """Begin to do that, and go on meanwhile; every process begins sums in the same order."""
         if self._store is None:
             return PendingSum()
         return PendingSum(dist.all_reduce(tensor, async_op=True))
 
-    @_or_peer_lost
+    @_or_peer_lost()
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
         found: list[Any] = [value] * self.size
@@ -114,7 +109,7 @@ class Processes:
             dist.all_gather_object(found, value, group=self._patient)
         return found
 
-    @_or_peer_lost
+    @_or_peer_lost()
     def share(self, value: T) -> T:
         """Return the value of the first process."""
         box = [value]
@@ -122,7 +117,7 @@ class Processes:
             dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
-    @_or_peer_lost
+    @_or_peer_lost()
     def wait(self) -> None:
         """Wait until all are here, be it for days: one of them may prepare data meanwhile."""
         if self._store is not None:

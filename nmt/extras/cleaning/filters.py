@@ -12,15 +12,8 @@ from importlib.util import find_spec
 from nmt.config.filters import FilterLimits
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
-from nmt.text.languages import (
-    are_swapped,
-    foreign_share,
-    is_identifiable,
-    letters_of,
-    primary_code,
-    script_of,
-    wrong_language,
-)
+from nmt.extras.cleaning.identification import are_swapped, wrong_language
+from nmt.text.languages import foreign_share, is_identifiable, letters_of, primary_code, script_of
 from nmt.text.loops import longest_loop
 from nmt.text.numbers import numbers_of
 
