@@ -18,8 +18,9 @@ SIZES = {"vocab_size": 60, "byte_fallback": False}
 
 
 def rows_of(folder: Path, name: str) -> list[list[str]]:
-    """Return the rows of a list of pairs, without its head."""
+    """Return the rows of a list of pairs, below its head."""
     lines = gzip.decompress((folder / f"{name}.tsv.gz").read_bytes()).decode().splitlines()
+    assert lines[0].startswith("corpus\tline\t")
     return [line.split("\t") for line in lines[1:]]
 
 
@@ -158,8 +159,8 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
     rows = rows_of(folders[0], "dropped")
     assert rows[0] == ["numbers", "6", "markup", "<script>", ""]
-    assert [row[1:3] for row in rows[2:]] == [
-        [str(line), "duplicate"] for line in (*range(121, 126), *range(127, 130))
+    assert rows[2:] == [
+        ["numbers", str(line), "duplicate", "", ""] for line in (*range(121, 126), *range(127, 130))
     ]
     report = json.loads((folders[0] / "report.json").read_text())
     assert report["reasons"]["markup"]["action"] == "drop"
