@@ -1,10 +1,10 @@
 """``nmt evaluate``: translations and references -> scores, what analyses add, and an exit code.
 
-`evaluate` tells the story; the functions below it follow in its order. Scores come from
-`nmt.metrics`: `metric.py` says how to add a metric, `scoring.py` compares systems. Everything else
-about a scored test set is an analysis, named in `ANALYSES`. The gates are one of them: what they
-miss becomes the report's `failure`, which ends the command with exit code 6 after the scores are
-printed.
+`evaluate` tells the story; what it calls follows: the model, the test set, the report.
+Scores come from `nmt.metrics`: `metric.py` says how to add a metric, `scoring.py` compares systems.
+Everything else about a scored test set is an analysis, named in `ANALYSES`. The gates are one of
+them: what they miss becomes the report's `failure`, which ends the command with exit code 6 after
+the scores are printed.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class EvaluatedModel:
     ) -> None:
         load_folder_config(folder)  # says why a folder is not a model
         # Decoding flags are overrides of the decoding section, so that they are checked as such.
-        # One translation is scored; a beam below the model's n_best is not a contradiction here.
+        # One translation is scored, so n_best is 1 and a small beam is not refused.
         flags = [f"decoding.{name}={value}" for name, value in options.decoding().items()]
         overrides = [*options.set_, *flags, "decoding.n_best=1"]
         self.config = load_config(folder / "config.yaml", overrides)

@@ -134,8 +134,11 @@ class EngineOptions(ModelOptions):
     title: ClassVar[str] = "Model"
 
     engine: Annotated[
-        Literal["auto", "torch", "ctranslate2"],
-        Flag("auto is CTranslate2 on a CPU if it can do what is asked; `verbose` says why not."),
+        str,
+        Flag(
+            "auto, torch or ctranslate2; auto is CTranslate2 on a CPU if it can do what is asked.",
+            metavar="NAME",
+        ),
     ] = "auto"
     dtype: Annotated[
         str, Flag("Weights: auto, float32, int8 (fast on CPUs), bfloat16, float16.", metavar="TYPE")

@@ -4,13 +4,15 @@ The story, from top to bottom:
 
 `prepare` reads the options and the configuration. `prepare_data` leaves a folder alone that is
 fresh; otherwise it makes a new one under a temporary name, and renames it at the end, so that a
-folder that looks finished is finished. `_read_corpora` does the work, in two passes over the text:
+folder that looks finished is finished. `_read_corpora` reads the text three
+times: to look, to encode, to decide:
 
 1. `_look`: each block of pairs meets the filters of texts. What they drop is counted and listed,
    such as lines of too many characters. A sample of the other pairs is drawn.
 2. The vocabulary is learned from the sample, and `_encode` turns every line into token ids.
-3. `_write`: pairs of more subwords than ``filters.max_length``, of unfit ratio, and pairs that a
-   diagnosis of the whole corpora finds fault with are dropped. The others go to the token store.
+3. `_write`: pairs of more subwords than ``filters.max_length``, of unfit ratio, and pairs at
+   fault by the diagnosis, which compares pairs across whole corpora, are dropped. The others go to
+   the token store.
 
 The report counts the pairs of each corpus: read, kept, and dropped, each under the first reason
 that drops it. It also counts pairs with a reason that is only reported, and sentences of held-out
@@ -101,7 +103,7 @@ def prepare_data(
         options: How to prepare.
         piped: Standard input, for a training corpus with ``tsv: -``. Without it, that corpus must
             have been prepared before.
-        check: Called with what would be written, may raise an error: then all stays as it was.
+        check: Called with the new report before it is kept; if it raises, the old folder stays.
 
     Raises:
         ConfigError: A language has another code, a filter does not exist, no scheduler answers, or
@@ -173,7 +175,7 @@ def prepare_data(
 
 
 def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport:
-    """Read all corpora into the folder, in two passes.
+    """Read all corpora into the folder.
 
     Raises:
         DataError: A corpus is missing, damaged or not parallel, changes meanwhile, or leaves no

@@ -10,6 +10,9 @@ The story, from top to bottom::
 All that an update depends on is in the checkpoint: weights, optimizer, random generators, the
 position in the data, and the counters of `Progress`. So a run that is stopped anywhere and started
 again by the same command makes the same updates as one that was not.
+
+SIGTERM and the first Ctrl-C let the update finish, save, and end with exit code 143 or 130; before
+the first update and after the last they end at once. The second Ctrl-C is Python's.
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 notes += start_from(config, setup.updater)
                 warnings += advice(config)
             else:
-                # What binds the run must be as it was; what may differ is said.
+                # Settings that bind the run must be unchanged; other differences become warnings.
                 progress = Progress.resumed(checkpoint.state, record["batch"])
                 warnings += check_resumable(checkpoint.state, record, run_dir=run_dir, exact=exact)
             plan_budget(setup, progress)
@@ -180,7 +183,7 @@ class Trainer:
         config: The experiment.
         setup: Makes updates, gives batches, validates.
         progress: Where training stands, with its budget; kept up to date.
-        record: Identity and machine, which checkpoints hold: compared when the run is resumed.
+        record: Settings, hashes and machine, stored in checkpoints and compared on resume.
         reporter: Is given what happens.
         stop: Looked at in every update.
     """
@@ -209,7 +212,7 @@ class Trainer:
             config.run_dir, config.training, setup.updater, record, reporter.report
         )
         self.seconds = self._reported_seconds = 0.0
-        self._before = progress.source_tokens, progress.target_tokens  # this process did not read
+        self._before = progress.source_tokens, progress.target_tokens  # before this start
         self._all_stop = False
         self._unread: list[UpdateStats] = []
 
@@ -262,7 +265,7 @@ class Trainer:
         return reason
 
     def _reason_to_end(self) -> str | None:
-        # One process alone need not agree with others in an update first.
+        # Several processes agree to stop inside an update; a single one need not.
         if self._all_stop or (self._processes.size == 1 and self._stop.number is not None):
             return "signal"
         return self.progress.reason_to_end(self._training.patience)
@@ -350,7 +353,7 @@ class Trainer:
         begin, progress, training = time.perf_counter(), self.progress, self._training
         try:
             scores = self._validator()
-        except StoppedBySignal:  # in all processes
+        except StoppedBySignal:  # raised in all processes alike
             self._all_stop = True  # the loop saves and leaves; the next start validates first
             return
         step, epoch = progress.step, progress.position.epoch

@@ -46,7 +46,7 @@ from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)
 
-Chunk: TypeAlias = tuple[int, list[Request | DataError]]  # and the number of its first line
+Chunk: TypeAlias = tuple[int, list[Request | DataError]]  # number of the first line, lines
 
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
 _LOW_CONFIDENCE = " ||| low confidence"
@@ -109,7 +109,7 @@ def load_translator(options: TranslateOptions) -> Translator:
         mbr=chosen,
         outputs=options.outputs,
         tag=options.tag,
-        # Some lines of JSON may have a prefix. An engine that is named is asked when one has.
+        # Lines of JSON may have a prefix. A named engine is checked only when such a line comes.
         constraints=options.input_format == "json" and options.engine == "auto",
         **decoding_changes(model, options.set_, options.search),
     )
@@ -192,7 +192,7 @@ class _Writer:
                 done[number] = found
                 written = list(self._texts(number, others, found))
             else:
-                if not isinstance(line, DataError):  # which names itself
+                if not isinstance(line, DataError):  # its message has the line number
                     found = DataError(f"Line {number:,}: {found.problem}", fix=found.fix)
                 if self._options.format == "text":
                     end = found
