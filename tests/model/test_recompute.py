@@ -32,9 +32,9 @@ def test_loss_and_gradients_are_the_same_to_the_bit(variant: str) -> None:
     torch.testing.assert_close(saving, plain, rtol=0, atol=0)
 
 
-def test_less_is_kept_for_the_backward_pass() -> None:
+def test_less_is_kept_for_the_backward_pass_of_training() -> None:
     kept = []
-    for recompute in (False, True):
+    for recompute, training in ((False, True), (True, True), (False, False), (True, False)):
         sizes: list[int] = []
 
         def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
@@ -42,6 +42,8 @@ def test_less_is_kept_for_the_backward_pass() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model_of(recompute=recompute)(packed([5, 2, 7]), packed([4, 6, 3]))
+            model = model_of(recompute=recompute).train(training)
+            model(packed([5, 2, 7]), packed([4, 6, 3]))
         kept.append(sum(sizes))
     assert kept[1] < 0.5 * kept[0]
+    assert kept[2] == kept[3]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from nmt.search.beam import expand
@@ -154,6 +155,9 @@ def test_the_coverage_penalty_by_hand() -> None:
     assert found.flatten().tolist() == pytest.approx([0.5 * math.log(0.5), 0.5 * math.log(0.2)])
     nothing_read = coverage_penalty(torch.zeros(1, 1, 4), torch.tensor([4]), 1.0)
     assert -1000 < float(nothing_read) < -100  # a number still
+    for way in ("sampling", "return_alternatives"):  # which are no beam search
+        with pytest.raises(ValidationError, match=f"coverage_penalty .0.2. is an option.*{way}"):
+            options_of(coverage_penalty=0.2, **{way: True})
 
 
 @given(
