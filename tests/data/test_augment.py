@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import AugmentConfig, TokenizerConfig
-from nmt.data.resegment import Augmenter, Sides
+from nmt.data.resegment import Augmenter
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
 
+Read = Callable[[Augmenter, int, Sequence[int]], list[tuple[str, str]]]
 SOURCES, TARGETS = ([pair[side] for pair in TINY_PAIRS] for side in (0, 1))
 ALL = AugmentConfig(
     upper_case=0.4, title_case=0.4, no_final_punctuation=0.4, typos=0.5, spacing=0.5
@@ -30,55 +32,46 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
 
 
 @pytest.fixture(scope="module")
-def store(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> ParallelStore:
-    """Of the same twenty pairs twice, as two corpora."""
+def read(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Read:
+    """Return the texts of rows of the same twenty pairs twice, as two corpora."""
     folder = tmp_path_factory.mktemp("store") / "new"
     texts = zip(tokenizers, (SOURCES, TARGETS), strict=True)
     source, target = (FlatIds.of(each.encode_batch(text)) for each, text in texts)
     with StoreWriter(folder, tokenizers.source.vocab_size) as writer:
         for corpus in (0, 1):
             writer.append(source, target, corpus, range(1, 21))
-    return ParallelStore.open(folder)
+    store = ParallelStore.open(folder)
+
+    def read(noise: Augmenter, epoch: int, rows: Sequence[int]) -> list[tuple[str, str]]:
+        places = np.array(rows)
+        sides = noise(epoch, places, (store.source_ids(places), store.target_ids(places)))
+        decoded = (
+            [tokenizers.source.decode(part.tolist()) for part in np.split(ids, offsets[1:-1])]
+            for ids, offsets in sides
+        )
+        return list(zip(*decoded, strict=True))
+
+    return read
 
 
 def augmenter(tokenizers: Tokenizers, *rates: dict[str, float], longest: int = 90) -> Augmenter:
     return Augmenter(tokenizers, np.array([20, 40]), rates, seed=1, longest=longest)
 
 
-def stored(store: ParallelStore, rows: list[int]) -> Sides:
-    return store.source_ids(np.array(rows)), store.target_ids(np.array(rows))
-
-
-def texts(tokenizers: Tokenizers, sides: Sides) -> list[tuple[str, str]]:
-    source, target = (
-        [tokenizers.source.decode(part.tolist()) for part in np.split(ids, offsets[1:-1])]
-        for ids, offsets in sides
-    )
-    return list(zip(source, target, strict=True))
-
-
 @settings(max_examples=25)
 @given(rows=st.lists(st.integers(0, 39), min_size=1, max_size=12), epoch=st.integers(0, 3))
 def test_what_a_pair_gets_depends_on_seed_epoch_and_row_only(
-    tokenizers: Tokenizers, store: ParallelStore, rows: list[int], epoch: int
+    tokenizers: Tokenizers, read: Read, rows: list[int], epoch: int
 ) -> None:
+    """In other processes, too."""
     noise = augmenter(tokenizers, ALL, ALL)
-    together = texts(tokenizers, noise(epoch, np.array(rows), stored(store, rows)))
-    alone = [
-        texts(tokenizers, noise(epoch, np.array([row]), stored(store, [row])))[0] for row in rows
-    ]
+    sent = pickle.loads(pickle.dumps(noise))
 
-    assert together == alone
+    assert read(noise, epoch, rows) == [read(sent, epoch, [row])[0] for row in rows]
 
 
-def test_epochs_and_rows_differ_and_other_corpora_stay(
-    tokenizers: Tokenizers, store: ParallelStore
-) -> None:
-    rows = np.arange(40)
-    noise = augmenter(tokenizers, {}, ALL)
-    first, second = (
-        texts(tokenizers, noise(epoch, rows, stored(store, [*rows]))) for epoch in (0, 1)
-    )
+def test_epochs_and_rows_differ_and_other_corpora_stay(tokenizers: Tokenizers, read: Read) -> None:
+    first, second = (read(augmenter(tokenizers, {}, ALL), epoch, range(40)) for epoch in (0, 1))
 
     assert first[:20] == second[:20] == list(TINY_PAIRS)
     assert sum(a != b for a, b in zip(first[20:], second[20:], strict=True)) > 10
@@ -93,33 +86,22 @@ def test_epochs_and_rows_differ_and_other_corpora_stay(
     ],
 )
 def test_case_and_punctuation_change_both_sides(
-    tokenizers: Tokenizers, store: ParallelStore, kind: str, expected: tuple[str, str]
+    tokenizers: Tokenizers, read: Read, kind: str, expected: tuple[str, str]
 ) -> None:
-    noise = augmenter(tokenizers, {kind: 1.0}, {})
-
-    assert texts(tokenizers, noise(0, np.array([0]), stored(store, [0]))) == [expected]
+    assert read(augmenter(tokenizers, {kind: 1.0}, {}), 0, [0]) == [expected]
 
 
 @pytest.mark.parametrize("kind", ["typos", "spacing"])
-def test_typos_and_spacing_leave_the_target(
-    tokenizers: Tokenizers, store: ParallelStore, kind: str
-) -> None:
-    rows = np.arange(20)
-    found = texts(
-        tokenizers, augmenter(tokenizers, {kind: 1.0}, {})(0, rows, stored(store, [*rows]))
-    )
+def test_typos_and_spacing_leave_the_target(tokenizers: Tokenizers, read: Read, kind: str) -> None:
+    found = read(augmenter(tokenizers, {kind: 1.0}, {}), 0, range(20))
 
     assert [target for _, target in found] == TARGETS
     assert sum(source != own for (source, _), own in zip(found, SOURCES, strict=True)) > 3
 
 
-def test_a_pair_that_gets_too_long_stays_whole(
-    tokenizers: Tokenizers, store: ParallelStore
-) -> None:
+def test_a_pair_that_gets_too_long_stays_whole(tokenizers: Tokenizers, read: Read) -> None:
     """In capitals, most words are spelt letter by letter."""
-    rows = list(range(20))
-    noise = augmenter(tokenizers, {"upper_case": 1.0}, {}, longest=18)
-    found = texts(tokenizers, noise(0, np.array(rows), stored(store, rows)))
+    found = read(augmenter(tokenizers, {"upper_case": 1.0}, {}, longest=18), 0, range(20))
 
     assert set(found) > {pair for pair in found if pair in TINY_PAIRS} != set()
     assert all(pair in TINY_PAIRS or (pair[0].isupper() and pair[1].isupper()) for pair in found)
@@ -129,26 +111,11 @@ def test_the_rate_is_the_share_of_the_pairs_and_kinds_are_independent(
     tokenizers: Tokenizers,
 ) -> None:
     """Of 40,000 draws the standard deviation is below 0.0025."""
-    noise = Augmenter(
-        tokenizers,
-        np.array([10_000, 50_000]),
-        [{"typos": 0.9}, {"typos": 0.1, "upper_case": 0.5}],
-        seed=1,
-        longest=9,
-    )
+    rates = [{"typos": 0.9}, {"typos": 0.1, "upper_case": 0.5}]
+    noise = Augmenter(tokenizers, np.array([10_000, 50_000]), rates, seed=1, longest=9)
     drawn = noise.drawn(2, np.arange(50_000))
     shares = [drawn["typos"][:10_000], drawn["typos"][10_000:], drawn["upper_case"][10_000:]]
 
     assert [round(float(own.mean()), 1) for own in shares] == [0.9, 0.1, 0.5]
     assert not drawn["upper_case"][:10_000].any()
     assert abs((shares[1] & shares[2]).mean() - 0.05) < 0.01
-
-
-def test_workers_can_have_it(tokenizers: Tokenizers, store: ParallelStore) -> None:
-
-    rows = list(range(40))
-    noise = augmenter(tokenizers, ALL, {})
-    other = pickle.loads(pickle.dumps(noise))
-    both = (each(3, np.array(rows), stored(store, rows)) for each in (noise, other))
-
-    assert len({str(texts(tokenizers, sides)) for sides in both}) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nmt.config.data import CorpusConfig
 from nmt.data.corpus import corpus_files, corpus_names, read_blocks, read_corpus
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
-from nmt.errors import DataError, NmtError
+from nmt.errors import DataError
 
 OPTIONS = ReadOptions("de", "en", max_characters=40)
 PAIRS = [("eins\u2028zwei", "one two"), ("", "blank"), ("drei", "three")]
@@ -102,13 +102,6 @@ def test_empty_files_are_named(tmp_path: Path) -> None:
             pairs_of(**{place: empty})
 
 
-def test_a_row_of_tsv_without_the_column_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.tsv", "a\tb\n\nc\n")
-
-    with pytest.raises(DataError, match=r"a\.tsv, line 3: no columns 0 and 1 \(counted from 0"):
-        pairs_of(tsv=path)
-
-
 @pytest.mark.parametrize("names", ["en,id,de", "target,id,source"])
 def test_csv_has_quotes_and_perhaps_names_of_columns(names: str, tmp_path: Path) -> None:
     text = names + '\r\n"one, ""two""",1,eins\r\n\r\nthree,3,"drei\nvier"\r\n'
@@ -116,12 +109,6 @@ def test_csv_has_quotes_and_perhaps_names_of_columns(names: str, tmp_path: Path)
 
     expected = [("eins", 'one, "two"', 2), ("", "", 3), ("drei vier", "three", 5)]
     assert pairs_of(csv=path) == [SentencePair(*each) for each in expected]
-
-
-@pytest.mark.parametrize("row", [b'"a,b', b'"a" b,c', b"a"])
-def test_a_row_that_is_no_csv_is_named(row: bytes, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.csv, line 2: no columns 0 and 1 \(counted from 0\)"):
-        pairs_of(csv=write(tmp_path, "a.csv", b"a,b\n" + row + b"\n"))
 
 
 def test_bad_bytes_in_csv_are_counted_where_they_are_skipped(tmp_path: Path) -> None:
@@ -132,22 +119,22 @@ def test_bad_bytes_in_csv_are_counted_where_they_are_skipped(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "row",
-    ["{", "[]", "{}", '{"translation": {"de": "x"}}', '{"translation": {"de": "x", "en": [1]}}',
-     pytest.param("[" * 200, id="deep")],
+    ("kind", "good", "row", "reason"),
+    [
+        ("tsv", "a\tb", "c", r"columns 0 and 1 \(counted from 0"),
+        ("tsv", "a\tb", "a,b", "has commas and no tab"),
+        *[("csv", "a,b", row, r"columns 0 and 1 \(counted from 0\)")
+          for row in ('"a,b', '"a" b,c', "a")],
+        *[("jsonl", '{"translation": {"de": "x", "en": "y"}}', row, "no")
+          for row in ("{", "[]", "{}", '{"translation": {"de": "x"}}', "[" * 200,
+                      '{"translation": {"de": "x", "en": [1]}}')],
+    ],
 )  # fmt: skip
-def test_a_row_of_json_without_both_texts_is_named(tmp_path: Path, row: str) -> None:
-    good = '{"translation": {"de": "x", "en": "y"}}'
-    path = write(tmp_path, "a.jsonl", f"{good}\n{row}\n")
-
-    with pytest.raises(DataError, match=r"a\.jsonl, line 2: no"):
-        pairs_of(jsonl=path)
-
-
-def test_json_may_write_a_language_with_an_underscore(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.jsonl", '{"translation": {"en": "yes", "pt_BR": "sim"}}')
-
-    assert pairs_of(ReadOptions("en", "pt-BR"), jsonl=path) == [SentencePair("yes", "sim", 1)]
+def test_a_row_without_both_texts_is_named(
+    kind: str, good: str, row: str, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=rf"a\.{kind}, line 2.*{reason}"):
+        pairs_of(**{kind: write(tmp_path, f"a.{kind}", f"{good}\n{row}\n")})
 
 
 def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
@@ -165,6 +152,8 @@ def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
         SentencePair("", "", 2),
         SentencePair("", "x", 3),
     ]
+    path = write(tmp_path, "b.jsonl", '{"translation": {"en": "yes", "pt_BR": "sim"}}')
+    assert pairs_of(ReadOptions("en", "pt-BR"), jsonl=path) == [SentencePair("yes", "sim", 1)]
 
 
 def test_a_long_side_is_told_from_a_long_record(tmp_path: Path) -> None:
@@ -174,12 +163,6 @@ def test_a_long_side_is_told_from_a_long_record(tmp_path: Path) -> None:
     found = pairs_of(tsv=write(tmp_path, "a.tsv", "\n".join(lines)))
 
     assert [type(pair) for pair in found] == [SentencePair, BadPair, BadPair, SentencePair]
-
-
-def test_the_demo_follows_the_languages() -> None:
-    assert len(pairs_of(demo="test")) == 300
-    with pytest.raises(NmtError, match="English and German"):
-        pairs_of(ReadOptions("fr", "en"), demo="test")
 
 
 def test_a_published_test_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,21 +44,6 @@ def test_the_grammar_gives_each_sentence_one_translation_either_way() -> None:
         assert to_english.setdefault(german, english) == english
 
 
-def test_sentences_have_german_word_order_and_endings() -> None:
-    pairs = dict(demo_pairs("train", "en", "de"))
-
-    for english, german in pairs.items():
-        words = german.rstrip(".?").split()
-        if english.startswith("Yesterday"):
-            assert words[1] in {"habe", "hast", "hat", "haben"}
-            assert words[-1][:2] in {"ge", "ve", "ab"}
-        if re.search(r" because \w+ should ", english):
-            assert words[-1] in {"soll", "sollst", "sollen"}
-        if " must " in english and " because " not in english:
-            assert german.endswith(("en.", "en?"))
-        assert english.endswith("?") is german.endswith("?")
-
-
 @pytest.mark.parametrize(
     ("english", "german"),
     [
@@ -73,6 +58,9 @@ def test_sentences_have_german_word_order_and_endings() -> None:
         (r"\w+ (buys|sells) an apple.*", r"\w+ (ver)?kauft .*einen Apfel.*"),
         (r"The old \w+ buys? .*", r"D(er|ie|as) alten? .*"),
         (r"\w+ buys a \w+\.", r"\w+ kauft ein(en|e|) \w+\."),
+        (r"Yesterday .*", r"\w+ (habe|hast|hat|haben) .*"),
+        (r".* because \w+ should .*", r".* soll(st|en)?\."),
+        (r"(?!.* because ).* must .*", r".*en[.?]"),
     ],
 )
 def test_what_a_newcomer_may_type_first_is_in_the_grammar(english: str, german: str) -> None:

@@ -103,7 +103,3 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
 def test_an_unknown_filter_or_parameter_is_refused(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         training_filters(FilterConfig(extra=extra))
-
-
-def test_an_action_may_be_off_as_yaml_reads_it() -> None:
-    assert load_config(DEMO, ["filters.markup=off"]).filters.markup == "off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import threading
@@ -40,27 +41,18 @@ def nested(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
     return [{"id": i, "translation": {"de": s, "en": t}} for i, (s, t) in enumerate(pairs)]
 
 
-def test_parquet_with_a_translation_column_is_one_split_of_any_name(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "train.parquet", nested(PAIRS))
-
-    assert pairs_of(path) == pairs_of(path, streaming=True, split="validation") == PAIRS
-
-
-def test_csv_with_a_column_for_each_language_keeps_words_that_look_missing(tmp_path: Path) -> None:
-    import csv
-
-    with (tmp_path / "train.csv").open("w", newline="", encoding="utf-8") as file:
+def test_a_file_of_any_format_is_one_split_of_any_name(tmp_path: Path) -> None:
+    """With a translation column or one for each language; words that look missing are words, and
+    null is blank."""
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("en", "de"), *((t, s) for s, t in PAIRS)])
+    path = parquet(tmp_path / "a.parquet", nested(PAIRS))
+    assert pairs_of(path) == pairs_of(path, streaming=True, split="validation") == PAIRS
+    assert pairs_of(tmp_path / "a.csv") == PAIRS
 
-    assert pairs_of(tmp_path / "train.csv") == PAIRS
-
-
-def test_json_with_null_is_blank(tmp_path: Path) -> None:
     rows = [*nested(PAIRS), {"id": 9, "translation": {"de": "x", "en": None}}]
-    for name in ("train.json", "train.jsonl"):
-        path = tmp_path / name
+    for path in (tmp_path / "a.json", tmp_path / "a.jsonl"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
         assert pairs_of(path) == [*PAIRS, ("x", "")]
 
 

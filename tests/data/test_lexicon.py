@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data import lexicon
-from nmt.data.lexicon import Pairs, batches, learn_lexicon, likely_translations
+from nmt.data.lexicon import Pairs, learn_lexicon, likely_translations
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 
 Text = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -126,11 +126,3 @@ def test_the_table_is_that_of_a_slow_computation(pairs: Text, most: int, at_once
         assert [-links[source, t] for t in found] == pytest.approx(
             [n for n, _ in expected], rel=1e-4, abs=1e-5
         )
-
-
-def test_batches_are_in_order_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexicon, "_MEETINGS_AT_ONCE", 20)
-    rows = np.arange(3)
-    parts = list(batches(store(tmp_path, TOYS), Pairs(rows, rows)))
-    assert len(parts) > 1
-    assert np.concatenate([part.sources for part in parts]).tolist() == [0, 1, 2]

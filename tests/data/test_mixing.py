@@ -115,15 +115,10 @@ def test_half_an_epoch_reads_half_a_corpus_beside_its_share_of_others() -> None:
 
     assert first == Stage([0.75, 0.025], epochs=2)
     assert last == Stage([0.0, 1.0])
-
-
-def test_a_score_is_a_quality() -> None:
-    stages = [{"mix": {CLEAN: 1}, "until": {"score": 2.5}}, {"mix": {CLEAN: 1}}]
-    scores = [
-        build_stages(data_of(stages=stages), SIZES, lower_is_better=worse)[0].score
-        for worse in (False, True)
-    ]
-    assert scores == [2.5, -2.5]
+    stages[0]["until"] = {"score": 2.5}  # a score is a quality
+    for worse, score in ((False, 2.5), (True, -2.5)):
+        first, _ = build_stages(data_of(stages=stages), SIZES, lower_is_better=worse)
+        assert first.score == score
 
 
 @given(

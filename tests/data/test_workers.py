@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -87,15 +88,11 @@ def test_worker_processes_draw_the_bits_of_one_thread_in_order(
     """Over the ends of epochs, and from any position."""
     number = next(loader.epoch_updates()) * 2 + 3
     expected = drawn(loader, Position(*start), number)
-    others = Loader(**{**fields_of(loader), "num_workers": num_workers})
+    others = replace(loader, num_workers=num_workers)
 
     assert drawn(others, Position(*start), number) == expected
     first, later = (expected[n][0][0][0] for n in (0, -1))
     assert first != later
-
-
-def fields_of(loader: Loader) -> dict[str, Any]:
-    return {name: getattr(loader, name) for name in loader.__dataclass_fields__}
 
 
 def test_errors_come_back_and_a_killed_worker_ends_with_advice() -> None:
@@ -165,8 +162,7 @@ def test_the_next_epoch_is_planned_before_this_one_ends(
         return plan(self, epoch, stage)
 
     monkeypatch.setattr(Loader, "plan", noted)
-    fields = fields_of(loader) | {"num_workers": 1, "resegment": None}
-    updates = Loader(**fields).updates(Position())
+    updates = replace(loader, num_workers=1, resegment=None).updates(Position())
     next(updates)
     with news:
         assert news.wait_for(lambda: len(planned) == 2, 20)
@@ -204,19 +200,14 @@ def test_dask_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @needs_dask
-def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_dask_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.data.workers._CONNECT_SECONDS", 0.2)
-    with (
-        pytest.raises(ConfigError, match="No Dask scheduler answers at tcp://127"),
-        open_workers(None, "tcp://127.0.0.1:9"),
+    for place, workers, message in (
+        ("tcp://127.0.0.1:9", None, "No Dask scheduler answers at tcp://127"),
+        ("tcp://127.0.0.1:9", 2, "cannot be set for a scheduler that is already running"),
+        ("local", 2, r"not installed.*\n.*pip install 'nmt\[cluster\]'"),
     ):
-        pass
-
-
-def test_without_dask_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with (
-        pytest.raises(ConfigError, match=r"not installed.*\n.*pip install 'nmt\[cluster\]'"),
-        open_workers(2, "local"),
-    ):
-        pass
+        if place == "local":
+            monkeypatch.setitem(sys.modules, "distributed", None)
+        with pytest.raises(ConfigError, match=message), open_workers(workers, place):
+            pass
