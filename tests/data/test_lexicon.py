@@ -82,7 +82,9 @@ def test_counts_are_those_that_were_worked_out_by_hand(tmp_path: Path) -> None:
     assert learned.table.totals[0].tolist() == [1.0, 0.5, 1.0, 0.5]
 
 
-def test_the_likeliest_come_first_and_where_there_are_none_is_minus_one(tmp_path: Path) -> None:
+def test_the_likeliest_come_first_and_where_there_are_none_is_minus_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toys = store(tmp_path, TOYS)
 
     assert likely_translations(toys, (5, 4), 1).tolist() == [[THE], [HOUSE], [BOOK], [A], [-1]]
@@ -91,14 +93,11 @@ def test_the_likeliest_come_first_and_where_there_are_none_is_minus_one(tmp_path
     assert table.shape == (5, 4)
     assert [(row >= 0).sum() for row in table] == [3, 2, 3, 2, 0]
     assert table[HAUS].tolist() == [HOUSE, THE, -1, -1]
-
-
-def test_of_very_many_pairs_a_part_that_is_evenly_spread_teaches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # Of very many pairs a part that is evenly spread teaches.
     monkeypatch.setattr(lexicon, "_MOST_MEETINGS", 4)
-    table = likely_translations(store(tmp_path, [([i], [i]) for i in range(12)]), (12, 12), 2)
-
+    table = likely_translations(
+        store(tmp_path / "many", [([i], [i]) for i in range(12)]), (12, 12), 2
+    )
     assert [i for i, row in enumerate(table.tolist()) if row[0] >= 0] == [0, 3, 6, 9]
 
 

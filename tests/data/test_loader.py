@@ -112,29 +112,18 @@ def test_from_any_position_the_stream_is_the_same(
 ) -> None:
     """FAULT 1: a position is all that a resumed run needs."""
     loader = loader_of(store, accumulate=accumulate)
-    whole = stream(loader, Position(), skipped + 5)
-    position = whole[skipped - 1][1] if skipped else Position()
-
-    assert stream(loader_of(store, accumulate=accumulate), position, 5) == whole[skipped:]
-
-
-@settings(max_examples=9)
-@given(accumulate=st.integers(1, 9))
-def test_an_update_accumulates_and_never_mixes_two_epochs(
-    store: ParallelStore, accumulate: int
-) -> None:
-    loader = loader_of(store, accumulate=accumulate)
     num_updates = next(loader.epoch_updates())
-    updates = stream(loader, Position(), num_updates)
-    sizes = [len(batches) for batches, _ in updates]
-
+    whole = stream(loader, Position(), max(skipped + 5, num_updates))
+    # An update accumulates, and never mixes two epochs.
+    sizes = [len(batches) for batches, _ in whole[:num_updates]]
     assert sizes[:-1] == [accumulate] * (num_updates - 1)
     assert 1 <= sizes[-1] <= accumulate
     assert sum(sizes) == len(loader.plan(0))
-    assert updates[-1][1] == Position(1, 0)
-    assert sorted(row for batches, _ in updates for batch in batches for row in batch) == [
-        *range(50)
-    ]
+    assert whole[num_updates - 1][1] == Position(1, 0)
+    position = whole[skipped - 1][1] if skipped else Position()
+
+    again = stream(loader_of(store, accumulate=accumulate), position, 5)
+    assert again == whole[skipped : skipped + 5]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 99])

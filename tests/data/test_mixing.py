@@ -61,6 +61,13 @@ def test_a_stage_ends_with_epochs_of_a_corpus_updates_or_a_score(store: Parallel
     for (rows, _), stage in zip(updates, [0, *(after.stage for _, after in updates)], strict=False):
         of_stage.setdefault(stage, []).extend(rows)
     counts = Counter(of_stage[0])
+    num_updates = list(islice(loader.epoch_updates(), 4))  # of each epoch, through the stages
+    assert num_updates[2] == 4
+    assert [after.epoch for _, after in updates[sum(num_updates) - 2 :][:2]] == [3, 4]
+    ranks = [loader_of(store, *STAGES, rank=rank, num_ranks=2) for rank in (0, 1)]
+    first, second = ([after for _, after in read(each, Position(), 30)] for each in ranks)
+    assert first == second  # they change stage together
+    assert first[-1].stage == 2
 
     assert {*counts.values()} == {2}
     assert len(counts) == 50
@@ -87,25 +94,6 @@ def test_from_any_position_of_any_stage_the_stream_is_the_same(
     assert read(loader_of(store, *STAGES), position, 46 - skipped) == whole[skipped:]
     ahead = loader_of(store, *STAGES, num_workers=1, resegment=None)
     assert read(ahead, position, 46 - skipped) == whole[skipped:]
-
-
-def test_ranks_change_stage_together(store: ParallelStore) -> None:
-    ranks = [loader_of(store, *STAGES, rank=rank, num_ranks=2) for rank in (0, 1)]
-    first, second = ([after for _, after in read(each, Position(), 30)] for each in ranks)
-
-    assert first == second
-    assert first[-1].stage == 2
-
-
-def test_updates_of_epochs_are_counted_through_the_stages(store: ParallelStore) -> None:
-    loader = loader_of(store, *STAGES)
-    counts = list(islice(loader.epoch_updates(), 4))
-    updates = read(loader, Position(), sum(counts))
-
-    assert updates[-1][1].epoch == 4
-    assert updates[-2][1].epoch == 3
-    assert counts[:2] == [len(loader.plan(epoch)) for epoch in (0, 1)]
-    assert counts[2] == 4
 
 
 def test_half_an_epoch_reads_half_a_corpus_beside_its_share_of_others() -> None:
