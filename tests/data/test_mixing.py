@@ -98,7 +98,10 @@ def test_from_any_position_of_any_stage_the_stream_is_the_same(
 
 def test_half_an_epoch_reads_half_a_corpus_beside_its_share_of_others() -> None:
     """1.5 epochs of 100 are two of 75; 25 of 100 pairs are of the other: 25 beside 75."""
-    stages = [{"mix": {CLEAN: 3, NOISY: 1}, "until": {CLEAN: 1.5}}, {"mix": {NOISY: 1}}]
+    stages: list[dict[str, Any]] = [
+        {"mix": {CLEAN: 3, NOISY: 1}, "until": {CLEAN: 1.5}},
+        {"mix": {NOISY: 1}},
+    ]
     (first, last) = build_stages(data_of(stages=stages), (100, 1000), lower_is_better=True)
 
     assert first == Stage([0.75, 0.025], epochs=2)
