@@ -18,7 +18,7 @@ from nmt.commands.augment_options import AugmentOptions
 from nmt.commands.loading import decoding_changes
 from nmt.commands.options import given
 from nmt.config.run import RunConfig
-from nmt.data.block_map import Result, Shards, map_blocks
+from nmt.data.block_map import Result, Stored, map_blocks
 from nmt.data.checks import other_language
 from nmt.data.corpus import Block
 from nmt.errors import ConfigError, DataError
@@ -102,12 +102,12 @@ def augment(options: AugmentOptions) -> AugmentReport:
                 return AugmentReport(**read_json(output / _REPORT) | {"shards_made": 0})
             (output / _SHARDS).mkdir(exist_ok=True)
             # A killed command translates only the parts that are not stored yet.
-            shards = Shards(output / _SHARDS, sha256_of_json(settings))
             parts, translate = _parts(text, options.shard_lines), _Translate(translator, forward)
+            stored = Stored(translate, output / _SHARDS, sha256_of_json(settings))
             counts = Counter[str]()
             with open_output(output / _CORPUS) as corpus:
                 name = f"translating {text}"
-                for _, result in map_blocks(name, parts, translate, shards=shards):
+                for _, result in map_blocks(name, parts, stored):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
             dropped = {name: number for name, number in counts.most_common() if name != "read"}

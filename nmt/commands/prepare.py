@@ -293,7 +293,7 @@ def _encode(
     encode = Encode(tokenizers, reading.workers.threads)
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:
         for name in names:
-            for _, (arrays, _) in reading.map("encoding", name, encode, models):
+            for _, (arrays, *_) in reading.map("encoding", name, encode, models):
                 source, target = (
                     FlatIds(arrays[f"ids_{side}"], arrays[f"lengths_{side}"]) for side in (0, 1)
                 )
@@ -318,7 +318,7 @@ def _write(
         for index, (name, corpus) in enumerate(corpora.items()):
             tag = None if corpus.tag is None else tokenizers.source.tag_id(corpus.tag)
             blocks = reading.known_blocks(name, encoded, diagnosis)
-            for block, (arrays, values) in map_blocks(
+            for block, (arrays, values, _) in map_blocks(
                 f"writing {name}", blocks, Decide(filters, name),
                 workers=reading.workers, total=reading.num_lines[name],
             ):  # fmt: skip

@@ -155,7 +155,7 @@ def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
             is_joint = tokenizers.target is tokenizers.source
             target = source if is_joint else _subword_dropout(tokenizers.target, bpe_dropout)
             changes.append(Resegmenter((source, target), seed=seed, longest=longest))
-    return InTurn(*changes) if len(changes) > 1 else next(iter(changes), None)
+    return InTurn(changes) if len(changes) > 1 else next(iter(changes), None)
 
 
 def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:

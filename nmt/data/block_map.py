@@ -37,14 +37,7 @@ class Result(NamedTuple):
 
     arrays: Mapping[str, npt.NDArray[Any]]
     values: Any = None  # plain data, as JSON has it
-
-
-class Shards(NamedTuple):
-    """Where results are stored."""
-
-    folder: Path
-    key: str  # a hash of all that the function depends on beside its block
-    least: int = 0  # lines of a block that is worth a file
+    damaged: str | None = None  # name of a file that should have held it
 
 
 def map_blocks(
@@ -52,29 +45,27 @@ def map_blocks(
     blocks: Iterator[Block],
     function: Callable[[Block], Result],
     *,
-    shards: Shards | None = None,
     workers: Workers = HERE,
     total: int | None = None,
 ) -> Iterator[tuple[Block, Result]]:
-    """Yield each block with its result, in order; results that are stored are read, not made.
+    """Yield each block with its result, in order.
 
     Args:
         name: What is done, for the progress bar, such as ``reading train.de``.
         blocks: Read in this process, a few ahead of their use.
-        function: Pure and picklable.
-        shards: Where to store results; None to store none.
+        function: Pure and picklable; perhaps `Stored`.
         workers: Where the function is called.
         total: Lines of all blocks, if that is known.
 
     Raises:
         DataError: There are more or fewer lines than ``total``.
     """
-    stored, done = _Stored(function, shards), 0
+    done = 0
     sent, blocks = tee(blocks)  # holds those that are sent and have not come back
     with progress_bar(name, unit="pairs", total=total, leave=False) as progress:
-        for block, (result, damaged) in zip(blocks, workers.map(stored, sent), strict=True):
-            if damaged is not None:
-                logger.warning("%s was damaged, and has been made again", damaged)
+        for block, result in zip(blocks, workers.map(function, sent), strict=True):
+            if result.damaged is not None:
+                logger.warning("%s was damaged, and has been made again", result.damaged)
             yield block, result
             done += len(block)
             progress.update(len(block))
@@ -91,27 +82,28 @@ def has_changed(corpus: str) -> DataError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """Reads a result or makes and stores it, in any process that sees the folder."""
+class Stored:
+    """A function whose results are read from files, or made and stored there."""
 
     function: Callable[[Block], Result]
-    shards: Shards | None
+    folder: Path
+    key: str  # a hash of all that the function depends on beside its block
+    least: int = 0  # lines of a block that is worth a file
 
-    def __call__(self, block: Block) -> tuple[Result, str | None]:
-        """Return the result, and the name of a file that should have held it."""
-        shards = self.shards
+    def __call__(self, block: Block) -> Result:
+        """Return the result, in any process."""
         # Workers on other machines may not see the folder.
-        if shards is None or len(block) < shards.least or not shards.folder.is_dir():
-            return self.function(block), None
-        digest = hashlib.sha256(f"{shards.key} {block.content}".encode()).hexdigest()
+        if len(block) < self.least or not self.folder.is_dir():
+            return self.function(block)
+        digest = hashlib.sha256(f"{self.key} {block.content}".encode()).hexdigest()
         arrays: dict[str, Any]
-        path, damaged = shards.folder / f"{block.first:010}-{digest[:32]}.shard", None
+        path, damaged = self.folder / f"{block.first:010}-{digest[:32]}.shard", None
         try:
             with path.open("rb") as file, np.load(file) as stored:
                 if stored.zip.testzip() is not None:
                     raise BadZipFile("its content has changed")
                 arrays = dict(stored)
-            return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes())), None
+            return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, EOFError, BadZipFile):
@@ -124,7 +116,7 @@ class _Stored:
         with temporary.open("wb") as new:
             np.savez(new, **arrays)
         temporary.replace(path)
-        return result, damaged
+        return result._replace(damaged=damaged)
 
 
 @contextmanager

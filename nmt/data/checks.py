@@ -109,9 +109,7 @@ class CorpusCheck:
         self._identical = 0
         self._num_pairs = 0
         self._languages = (source_language, target_language)
-        self._marks = tuple(map(_mark, self._languages))
-        self._marked = np.zeros((2, 2))  # characters of the marks of a language, on a side
-        self._characters = np.zeros(2)  # of the first pairs, on each side
+        self._first: list[tuple[str, str]] = []  # says which languages the sides are in
         self._sums = np.zeros((3, 3))  # of products of (1, source, target) log lengths
 
     def update(self, pairs: Sequence[tuple[str, str]], lengths: npt.NDArray[np.int64]) -> None:
@@ -122,13 +120,7 @@ class CorpusCheck:
             lengths: Characters of source and target of every line of the block, 0 for what could
                 not be read. (2, lines).
         """
-        first = pairs[: max(_LANGUAGE_PAIRS - self._num_pairs, 0)]
-        for side in range(2) if first else ():
-            text = "\n".join(pair[side] for pair in first)
-            self._characters[side] += len(text)
-            for language, mark in enumerate(self._marks):
-                if mark is not None:
-                    self._marked[language, side] += sum(map(len, mark.findall(text)))
+        self._first += pairs[: _LANGUAGE_PAIRS - len(self._first)]
         self._num_pairs += len(pairs)
         values = np.vstack((np.ones(lengths.shape[1]), np.log1p(lengths)))
         self._sums += values @ values.T
@@ -156,9 +148,12 @@ class CorpusCheck:
 
     def swapped(self) -> Iterator[str]:
         """Yield a sentence if each side looks like the language of the other."""
-        shares = self._marked / np.maximum(self._characters, 1)
-        known = [i for i in range(2) if self._marks[i] is not None]
-        if known and all(_is_clear(shares[i, 1 - i], shares[i, i]) for i in known):
+        shares = [_marked(side, self._languages)[0] for side in zip(*self._first, strict=True)]
+        known = [i for i in range(2) if shares and self._languages[i] in shares[i]]
+        if known and all(
+            _is_clear(shares[1 - i][self._languages[i]], shares[i][self._languages[i]])
+            for i in known
+        ):
             source, target = self._languages
             yield (
                 f"the source looks like {target} and the target like {source}: "

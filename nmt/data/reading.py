@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig
-from nmt.data.block_map import Result, Shards, has_changed, map_blocks
+from nmt.data.block_map import Result, Stored, has_changed, map_blocks
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
 from nmt.data.diagnosis import Diagnosis
@@ -189,14 +189,13 @@ class Reading:
 
         Results are stored under all that they depend on: the same command after a kill reads them.
         """
-        corpus, shards = self.corpora[name], None
+        corpus = self.corpora[name]
         if self.shards is not None:
             settings = [each.model_dump(mode="json") for each in (corpus, self.recipe.filters)]
             key = [__version__, verb, name, self.recipe.languages, settings, depends_on]
-            shards = Shards(self.shards, sha256_of_json(key), BLOCK_PAIRS)
-        total, blocks = self.num_lines.get(name), self.blocks(corpus)
-        what = f"{verb} {name}"
-        return map_blocks(what, blocks, function, shards=shards, workers=self.workers, total=total)
+            function = Stored(function, self.shards, sha256_of_json(key), BLOCK_PAIRS)
+        blocks, total = self.blocks(corpus), self.num_lines.get(name)
+        return map_blocks(f"{verb} {name}", blocks, function, workers=self.workers, total=total)
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from random import Random
@@ -56,21 +57,16 @@ def flat_of(rows: Sequence[Sequence[int]]) -> Flat:
     return np.array([index for row in rows for index in row], dtype=np.int64), ends
 
 
+@dataclass(frozen=True, slots=True)
 class Resegmenter:
     """Draws other subwords of the stored text for each epoch (BPE-dropout, Provilkov et al. 2020).
 
     What a pair gets depends on seed, epoch and row only.
-
-    Args:
-        sides: Segment source and target.
-        seed: Seed of the run.
-        longest: A sentence that would have more subwords keeps those that are stored.
     """
 
-    def __init__(
-        self, sides: tuple[SubwordDropout, SubwordDropout], *, seed: int, longest: int
-    ) -> None:
-        self._sides, self._seed, self._longest = sides, seed, longest
+    sides: tuple[SubwordDropout, SubwordDropout]  # Segment source and target.
+    seed: int  # Of the run.
+    longest: int  # A sentence that would have more subwords keeps those that are stored.
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
         """Return other ids of ``rows`` for the epoch, in the form of the stored ones.
@@ -86,50 +82,34 @@ class Resegmenter:
     def _drawn(self, side: int, epoch: int, rows: Rows, stored: Flat) -> Flat:
         drawn = []
         for row, ids in zip(rows.tolist(), rows_of(stored), strict=True):
-            generator = sentence_generator(self._seed, epoch, row, side)
-            other = self._sides[side].resegment(ids, generator)
-            drawn.append(ids if len(other) > self._longest else other)
+            generator = sentence_generator(self.seed, epoch, row, side)
+            other = self.sides[side].resegment(ids, generator)
+            drawn.append(ids if len(other) > self.longest else other)
         return flat_of(drawn)
 
 
+@dataclass(frozen=True, slots=True)
 class Augmenter:
     """Gives some pairs noise, each time they are read in another epoch other noise.
 
     What a pair gets depends on seed, epoch and row only. A pair that would be too long or blank, or
     that has unknown characters, stays as it is stored.
-
-    Args:
-        tokenizers: Decode what is stored and encode what came of it.
-        ends: Row where each corpus of the store ends.
-        rates: Of each corpus, the shares of its pairs by kind of noise.
-        seed: Seed of the run.
-        longest: Most subwords of a side.
     """
 
-    def __init__(
-        self,
-        tokenizers: Tokenizers,
-        ends: Rows,
-        rates: Sequence[Mapping[str, float]],
-        *,
-        seed: int,
-        longest: int,
-    ) -> None:
-        self._tokenizers, self._ends = tokenizers, ends
-        self._rates = {
-            kind: np.array([of_corpus.get(kind, 0.0) for of_corpus in rates])
-            for kind in _NOISES
-            if any(of_corpus.get(kind) for of_corpus in rates)
-        }
-        self._seed, self._longest = seed, longest
-        self._tags = set(tokenizers.source.tags.values())
+    tokenizers: Tokenizers  # Decode what is stored and encode what came of it.
+    ends: Rows  # Row where each corpus of the store ends.
+    rates: Sequence[Mapping[str, float]]  # Of each corpus, the shares of its pairs by kind.
+    seed: int  # Of the run.
+    longest: int  # Most subwords of a side.
 
     def drawn(self, epoch: int, rows: Rows) -> dict[str, npt.NDArray[np.bool_]]:
         """Return, by kind of noise, which of the rows get it in an epoch. (len(rows),) each."""
-        corpus = np.searchsorted(self._ends, rows, side="right")
+        corpus = np.searchsorted(self.ends, rows, side="right")
+        rates = {kind: np.array([each.get(kind, 0.0) for each in self.rates]) for kind in _NOISES}
         return {
-            kind: _uniform(f"{self._seed} {epoch} {kind}", rows) < rate[corpus]
-            for kind, rate in self._rates.items()
+            kind: _uniform(f"{self.seed} {epoch} {kind}", rows) < rate[corpus]
+            for kind, rate in rates.items()
+            if rate.any()
         }
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
@@ -140,7 +120,7 @@ class Augmenter:
         source, target = map(rows_of, stored)
         for at in chosen:
             kinds = [kind for kind, own in drawn.items() if own[at]]
-            random = Random(f"{self._seed} {epoch} {rows[at]}")
+            random = Random(f"{self.seed} {epoch} {rows[at]}")
             source[at], target[at] = self._noisy(source[at], target[at], kinds, random)
         return flat_of(source), flat_of(target)
 
@@ -149,15 +129,15 @@ class Augmenter:
     ) -> tuple[list[int], list[int]]:
         if UNK_ID in source or UNK_ID in target:
             return source, target
-        tag = [index for index in source[:1] if index in self._tags]
+        tag = [index for index in source[:1] if index in self.tokenizers.source.tags.values()]
         texts = (
-            self._tokenizers.source.decode(source[len(tag) :]),
-            self._tokenizers.target.decode(target),
+            self.tokenizers.source.decode(source[len(tag) :]),
+            self.tokenizers.target.decode(target),
         )
         texts = _with_noise(texts, kinds, random)
-        words = self._tokenizers.source.encode(texts[0])
-        new = tag + words, self._tokenizers.target.encode(texts[1])
-        fits = words and all(0 < len(side) <= self._longest for side in new)
+        words = self.tokenizers.source.encode(texts[0])
+        new = tag + words, self.tokenizers.target.encode(texts[1])
+        fits = words and all(0 < len(side) <= self.longest for side in new)
         return new if fits else (source, target)
 
 
@@ -191,15 +171,15 @@ def _uniform(stream: str, rows: Rows) -> npt.NDArray[np.float64]:
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+@dataclass(frozen=True, slots=True)
 class InTurn:
     """Several changes of the stored ids, one after the other."""
 
-    def __init__(self, *changes: Resegment) -> None:
-        self._changes = changes
+    changes: Sequence[Resegment]
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
         """Return what the last one makes of what those before it made."""
-        for change in self._changes:
+        for change in self.changes:
             stored = change(epoch, rows, stored)
         return stored
 
