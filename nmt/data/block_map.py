@@ -106,7 +106,7 @@ class Stored:
             return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+        except Exception:  # of the system, zipfile, numpy or JSON: it is made again
             damaged = str(path)
         result = self.function(block)
         values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)

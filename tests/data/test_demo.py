@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from nmt.data.demo import SentenceGenerator, demo_pairs, number
+from nmt.data.demo import SentenceGenerator, demo_pairs
 from nmt.errors import ConfigError
 
 
@@ -70,11 +70,3 @@ def test_what_a_newcomer_may_type_first_is_in_the_grammar(english: str, german: 
     found = [target for source, target in pairs if re.fullmatch(english, source)]
     assert found
     assert [target for target in found if not re.fullmatch(german, target)] == []
-
-
-def test_numbers_are_spelled_in_both_languages() -> None:
-    for value, english, german in (
-        (1, "one", "eins"), (16, "sixteen", "sechzehn"), (21, "twenty-one", "einundzwanzig"),
-        (30, "thirty", "dreißig"), (77, "seventy-seven", "siebenundsiebzig"),
-    ):  # fmt: skip
-        assert number(value) == (english, german)

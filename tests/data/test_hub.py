@@ -85,24 +85,17 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
     assert asked == {"path": "wmt/wmt14", "name": "de-en", "split": "test", "streaming": True}
 
 
-def test_failures_are_one_sentence_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_one_sentence_of_ours(tmp_path: Path) -> None:
     wrong = parquet(tmp_path / "wrong.parquet", [{"source": "a", "target": "b"}])
-    with pytest.raises(DataError, match="row 1: no text for de and en; its columns are source, ta"):
-        pairs_of(wrong)
     (tmp_path / "data.xlsx").touch()
-    with pytest.raises(DataError, match=r"not \.xlsx"):
-        pairs_of(tmp_path / "data.xlsx")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match=r"cannot read .*bad\.parquet"):
-        pairs_of(tmp_path / "bad.parquet")
-
-    def load(**_: Any) -> Any:
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
-    with pytest.raises(DataError, match=r"cannot read wmt/wmt14 .*ConnectionError: no network"):
-        pairs_of("wmt/wmt14")
+    for place, message in (
+        (wrong, "row 1: no text for de and en; its columns are source, ta"),
+        (tmp_path / "data.xlsx", r"not \.xlsx"),
+        (tmp_path / "bad.parquet", r"cannot read .*bad\.parquet"),
+    ):
+        with pytest.raises(DataError, match=message):
+            pairs_of(place)
 
 
 @pytest.mark.parametrize("answers", [True, False])
