@@ -124,13 +124,13 @@ def save_checkpoint(
     except (OSError, safetensors.SafetensorError) as error:
         # safetensors passes the system's error on as text only
         is_full = getattr(error, "errno", None) in _FULL
-        is_full = is_full or any(f"os error {number})" in str(error) for number in _FULL)
-        reason = getattr(error, "strerror", None)
-        reason = reason or ("no space left on the disk" if is_full else error)
+        reason: object = error
         todo = "Check that the folder can be written"
-        todo = "Free disk space or lower training.keep_last" if is_full else todo
+        if is_full or any(f"os error {number})" in str(error) for number in _FULL):
+            reason = "no space left on the disk"
+            todo = "Free disk space or lower training.keep_last"
         raise CheckpointError(
-            f"{folder} was not written: {reason}.",
+            f"{folder} was not written: {getattr(error, 'strerror', None) or reason}.",
             fix=f"{todo}, then start the same command again.",
         ) from error
     return folder

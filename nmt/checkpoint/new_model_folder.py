@@ -49,7 +49,11 @@ def write_model_folder(
     try:
         with atomic_folder(folder) as temporary:  # fails if somebody has put something there
             if source is not None:
-                _copy_parts(source, temporary)
+                (temporary / TOKENIZER).mkdir()
+                parts = [source / name for name in (CONFIG, *EXTRAS)]
+                for path in (*parts, *(source / TOKENIZER).iterdir()):
+                    if path.is_file():
+                        shutil.copyfile(path, temporary / path.relative_to(source))
             write(temporary)
             paths = [path for path in sorted(temporary.rglob("*")) if path.is_file()]
             for path in paths:  # safetensors keeps others from reading its files
@@ -61,12 +65,3 @@ def write_model_folder(
             f"{folder} was not written: {getattr(error, 'strerror', None) or error}.",
             fix="Choose an empty place that can be written, with room on its disk.",
         ) from error
-
-
-def _copy_parts(source: Path, folder: Path) -> None:
-    """Copy configuration, tokenizer and `EXTRAS`."""
-    shutil.copyfile(source / CONFIG, folder / CONFIG)
-    (folder / TOKENIZER).mkdir()
-    for path in (*(source / name for name in EXTRAS), *(source / TOKENIZER).iterdir()):
-        if path.is_file():
-            shutil.copyfile(path, folder / path.relative_to(source))

@@ -156,10 +156,16 @@ def refuse_changed_settings(
     Raises:
         CheckpointError: The configuration or the data make another model or other updates.
     """
-    if _batches_of_update(recorded) == _batches_of_update(present):
-        recorded, present = map(_without_shares, (recorded, present))
-    recorded, present = ({**each, "budget": None} for each in (recorded, present))
-    if found := changed_settings(recorded, present):
+    was, now = ({**each, "budget": None} for each in (recorded, present))
+    # None where their size is measured: then there may be any number of them.
+    batches = [
+        None if each["batch"]["max_tokens"] == "auto" else math.prod(_shares(each))
+        for each in (was, now)
+    ]
+    if batches[0] == batches[1]:
+        for each in (was, now):
+            each |= {"num_processes": None, "batch": {**each["batch"], "accumulate": None}}
+    if found := changed_settings(was, now):
         fix = f"Restore these settings to resume ({run_dir / 'config.yaml'} has them), "
         fix += "or set another run_dir to start again."
         if any(line.startswith("data_hash") for line in found):
@@ -167,17 +173,6 @@ def refuse_changed_settings(
         raise CheckpointError(
             f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found), fix=fix
         )
-
-
-def _batches_of_update(of_run: Mapping[str, Any]) -> int | None:
-    """Return the batches of an update in all processes; None where their size is measured."""
-    is_measured = of_run["batch"]["max_tokens"] == "auto"
-    return None if is_measured else math.prod(_shares(of_run))
-
-
-def _without_shares(of_run: Mapping[str, Any]) -> dict[str, Any]:
-    batch = {key: value for key, value in of_run["batch"].items() if key != "accumulate"}
-    return {**of_run, "batch": batch, "num_processes": None}
 
 
 def data_check(

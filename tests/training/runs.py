@@ -22,7 +22,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -41,30 +40,23 @@ _HARM = "NMT_TEST_HARM"
 class Harm:
     """What happens to a process, and when."""
 
+    # ``prepare``, ``update``, ``validation`` or ``save``: at the start of the ``count``-th,
+    # from 1. ``replaced``: when a checkpoint has lost its name, to be removed or replaced.
     place: str = ""
-    """``prepare``, ``update``, ``validation`` or ``save``: at the start of the ``count``-th,
-    from 1. ``replaced``: when a checkpoint has lost its name, to be removed or replaced."""
     count: int = 0
-    signals: tuple[int, ...] = ()
-    """Sent to itself there."""
-    message: str = ""
-    """Or: of an error that it raises there."""
-    kill_after: float | None = None
-    """Or: SIGKILL after so many seconds."""
-    full_saves: tuple[int, ...] = ()
-    """These saves, from 1, find a full disk."""
-    rank: int = 0
-    """Which of several processes."""
-    ahead: bool = False
-    """It uses threads and runs ahead of its device, as beside a GPU."""
+    signals: tuple[int, ...] = ()  # Sent to itself there.
+    message: str = ""  # Or: of an error that it raises there.
+    kill_after: float | None = None  # Or: SIGKILL after so many seconds.
+    full_saves: tuple[int, ...] = ()  # These saves, from 1, find a full disk.
+    rank: int = 0  # Which of several processes.
+    ahead: bool = False  # It uses threads and runs ahead of its device, as beside a GPU.
 
 
 @dataclass(frozen=True)
 class Result:
     """How a process ended."""
 
-    code: int
-    """Exit code, or minus the signal's number."""
+    code: int  # Exit code, or minus the signal's number.
     seconds: float
     stderr: str = field(repr=False)
     stdout: str = field(repr=False)
@@ -97,12 +89,7 @@ class Server:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.communicate(timeout=60)
 
     def train(

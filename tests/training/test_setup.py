@@ -30,11 +30,6 @@ def backend() -> Iterator[Backend]:
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-@pytest.fixture(autouse=True)
-def _corpus(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
-
-
 def config_of(run_dir: str = "run", **training: Any) -> RunConfig:
     values = copy.deepcopy(CONFIG) | {"run_dir": run_dir}
     values["model"]["dropout"] = 0.0
@@ -45,6 +40,7 @@ def config_of(run_dir: str = "run", **training: Any) -> RunConfig:
 
 def trained(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
     """Losses of the updates, random numbers after them, and the log."""
+    write_corpus(Path())
     fit(config)
     lines = map(json.loads, (config.run_dir / "metrics.jsonl").read_text().splitlines())
     random = load_checkpoint(checkpoint_dir(config.run_dir, 3)).optimizer["random/cpu"]

@@ -161,14 +161,6 @@ def test_a_plan_of_the_time_leaves_no_trace_and_ends_no_output_late(
     assert factors == [(1.0, 3)] * runs + [(2.0, 5)]
 
 
-def fitted(config: RunConfig) -> BatchConfig:
-    return setup_of(config).loader.config
-
-
-def give(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
-    monkeypatch.setattr(timing, "free_bytes", lambda _: memory)
-
-
 @given(
     fixed=st.integers(0, 10**6),
     per_token=st.integers(1, 10**5),
@@ -200,8 +192,12 @@ def test_what_does_not_fit_is_accumulated_and_all_at_once_where_memory_is_plenty
     whole = setup_of(config)
     batch = whole.loader.config
     assert (batch.max_tokens, batch.accumulate) == (AIM, 1)
+    # Measuring changes no update.
+    plain = setup_of(config.model_copy(update={"batch": batch}))
+    assert_same(everything(whole.updater), everything(plain.updater))
+    assert fit_batches(plain.updater, plain.loader, 30) is plain.loader
     free = int(0.3 * peak_of(whole))
-    give(monkeypatch, free)
+    monkeypatch.setattr(timing, "free_bytes", lambda _: free)
     setup = setup_of(config)
     batch = setup.loader.config
     assert isinstance(batch.max_tokens, int)
@@ -210,35 +206,20 @@ def test_what_does_not_fit_is_accumulated_and_all_at_once_where_memory_is_plenty
     assert peak_of(setup) <= free
 
 
-def test_measuring_batches_changes_no_update(config: RunConfig) -> None:
-    prepare(config)
-    measured = setup_of(config)
-    plain = setup_of(config.model_copy(update={"batch": measured.loader.config}))
-    assert_same(everything(measured.updater), everything(plain.updater))
-    assert fit_batches(plain.updater, plain.loader, 30) is plain.loader
-
-
-def test_memory_for_less_than_one_pair_is_told(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare(config)
-    give(monkeypatch, 1000)
-    with pytest.raises(DeviceError, match=r"filters\.max_length \(30\)"):
-        fitted(config)
-
-
-def test_a_run_that_goes_on_elsewhere_keeps_what_it_found(
+def test_a_run_that_goes_on_with_less_memory_keeps_what_it_found_and_a_new_one_is_refused(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(config)
-    give(monkeypatch, 1000)  # too little, if it were asked
+    monkeypatch.setattr(timing, "free_bytes", lambda _: 1000)  # for less than one pair
     more = config.training.model_copy(update={"max_steps": 5})
     fit(config.model_copy(update={"training": more}))
     newest = newest_checkpoint(config.run_dir, strict=True)
     assert newest is not None
     state = load_checkpoint(newest).state
     assert (state["progress"]["step"], state["batch"]["max_tokens"]) == (5, AIM)
-    assert json.loads(json.dumps(state["identity"]["batch"]))["max_tokens"] == "auto"
+    assert state["identity"]["batch"]["max_tokens"] == "auto"
+    with pytest.raises(DeviceError, match=r"filters\.max_length \(30\)"):
+        setup_of(config)
 
 
 @pytest.mark.usefixtures("stopped_once")

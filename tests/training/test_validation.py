@@ -1,8 +1,9 @@
-"""What validation measures, and that what is written is what was measured."""
+"""What validation measures, and that what is written at the end is what was measured."""
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmt.checkpoint.files import AVERAGE, list_checkpoints, load_checkpoint
-from nmt.checkpoint.model_folder import load_model
+from nmt.checkpoint.files import AVERAGE, checkpoint_dir, list_checkpoints, load_checkpoint
+from nmt.checkpoint.model_folder import SHORTLIST, load_model
 from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.distributed import Processes
 from nmt.training.setup import TrainingSetup
+from nmt.training.signals import StoppedBySignal
 from nmt.training.validation import fixed_batches
 from tests.training.toy import make_config, setup_of, write_corpus
 
@@ -109,3 +111,34 @@ def test_the_seed_of_the_run_reaches_bpe_dropout() -> None:
     one, again, two = (subwords(seed) for seed in (1, 1, 2))
     assert one == again
     assert one != two
+
+
+@pytest.mark.usefixtures("stopped_once")
+def test_a_run_that_has_ended_has_the_short_lists_of_its_data(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever an earlier run, a stop or an accident has left of them."""
+    caplog.set_level(logging.INFO, "nmt")
+    write_corpus(tmp_path)
+    config = make_config()
+    place = config.run_dir / SHORTLIST
+    place.parent.mkdir()
+    place.write_bytes(b"of other data")
+    with pytest.raises(StoppedBySignal):
+        fit(config)
+    assert not place.exists()
+    fit(config)
+    made = (config.prepared_dir / SHORTLIST).read_bytes()
+    assert place.read_bytes() == made
+
+    manifest = checkpoint_dir(config.run_dir, 10) / "manifest.json"
+    before = manifest.read_bytes()
+    place.unlink()
+    fit(config)  # nothing is left to train
+    longer = "the same command with a larger training.max_steps goes on"
+    assert f"training had ended at step 10; {longer}" in caplog.messages
+    assert place.read_bytes() == made
+    place.write_bytes(b"damaged")
+    fit(config)
+    assert place.read_bytes() == made
+    assert manifest.read_bytes() == before

@@ -2,15 +2,20 @@
 
 The device here is torch's ``meta``, which has shapes and no values: whatever would wait for a GPU
 (``item``, ``tolist``, ``bool``, ``nonzero``, a mask as an index, a copy to the host) raises. It is
-no CPU, so it takes the ways that a GPU takes.
+no CPU, so it takes the ways that a GPU takes. Beside a GPU a thread writes checkpoints
+while updates go on, too.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import random
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +25,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from nmt.checkpoint.files import list_checkpoints
+from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
 from nmt.data.batch import Batch
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
+from nmt.training import checkpoints
 from nmt.training.losses import LossSum
 from nmt.training.update import Updater
 from tests.training import test_trouble
+from tests.training.runs import Harm, Run, assert_equal
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
+from tests.training.test_faults import assert_whole
 from tests.training.test_optimizer import WAYS, assert_same, everything, updater_for
 from tests.training.test_optimizers import optimizer_of
 from tests.training.test_trouble import poison, run
@@ -230,3 +238,63 @@ def test_reading_late_tells_and_saves_the_same(
     assert len(found[0][0][0]) == 2
     assert found[0][1]
     assert found[0] == found[1]
+
+
+KILLS = 4
+
+values = test_trouble.values
+
+
+def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
+    whole, other = torch.randn(60), torch.arange(6, dtype=torch.int64)
+    tensors = {"a": whole[:12].view(3, 4), "b": whole[20:50].view(5, 6).T, "c": other[2:3]}
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = host_copies(tensors)
+    for buffer in (whole, other):
+        buffer.zero_()
+    for name, tensor in expected.items():
+        assert torch.equal(copies[name], tensor)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in copies.values()}
+    assert len(storages) == 2
+
+
+def test_updates_go_on_while_a_checkpoint_is_written(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
+) -> None:
+    """Saved is what there was when saving began; one is written at a time."""
+    run_ahead()
+    made, write = poison(monkeypatch, 0, 0), vars(checkpoints)["save_checkpoint"]
+    begun, kept = threading.Event(), list[tuple[int, Tensor]]()
+    seen = []
+
+    def slow(run_dir: Path, step: int, **parts: Any) -> Path:
+        if not begun.is_set():
+            begun.set()
+            kept.append((step, next(iter(parts["model"].values())).clone()))
+            while len(made) < step + 3:  # waits for ever unless updates go on
+                threading.Event().wait(0.001)
+        seen.append((step, threading.current_thread() is threading.main_thread()))
+        return write(run_dir, step, **parts)
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", slow)
+    folder = run({**values, "training": values["training"] | {"keep_last": 9}})
+
+    steps = [step for step, _ in list_checkpoints(folder)]
+    assert [step for step, _ in seen] == steps
+    assert not any(is_main for _, is_main in seen)
+    step, weights = kept[0]
+    found = load_checkpoint(dict(list_checkpoints(folder))[step])
+    assert found.state["progress"]["step"] == step
+    assert any(torch.equal(weights, tensor) for tensor in found.model.values())
+
+
+def test_kills_while_a_thread_writes_leave_the_last_whole_checkpoint(run: Run, whole: Run) -> None:
+    """FAULT 7: the end is the same to the bit."""
+    draw = random.Random(18)
+    for place in ("save", "update") * (KILLS // 2):
+        harm = Harm(place, draw.randint(1, 2 if place == "save" else 9), (signal.SIGKILL,))
+        harm = replace(harm, ahead=True)
+        assert run.train("--strict-resume", harm=harm).code in (0, -signal.SIGKILL)
+    run.finish("--exact", "--strict-resume")
+    assert_equal(run, whole)
+    assert_whole(run)
