@@ -44,11 +44,7 @@ def assert_complete(frames: Frames) -> None:
 
 @pytest.mark.parametrize(("stream", "columns"), [(False, 120), (True, 120), (False, 0)])
 def test_translate_shows_each_batch(
-    runs: dict[str, Path],
-    source: Path,
-    stream: bool,
-    columns: int,
-    monkeypatch: pytest.MonkeyPatch,
+    runs: dict[str, Path], source: Path, stream: bool, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also on a terminal that does not know its size."""
     output = source.with_name("out.txt")

@@ -74,15 +74,15 @@ CONFIGS = st.builds(
 )
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    return written(tmp_path, SMALL)
-
-
 def written(folder: Path, text: str) -> Path:
     path = folder / "c.yaml"
     path.write_text(text, encoding="utf-8", newline="\n")
     return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return written(tmp_path, SMALL)
 
 
 def refusal(path: Path, *overrides: str) -> ConfigError:
@@ -96,16 +96,13 @@ def refusal(path: Path, *overrides: str) -> ConfigError:
 def test_a_resolved_configuration_is_read_back_equal(
     config: RunConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = written(tmp_path_factory.getbasetemp(), dump_config(config))
-
-    assert load_config(path) == config
+    assert load_config(written(tmp_path_factory.getbasetemp(), dump_config(config))) == config
 
 
 def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL + "model: {preset: modern, ff_dim: 512, num_heads: 8}\n")
     changes = ["model.num_heads=4", "model.preset=tiny", "model.num_heads=2"]
     config = load_config(path, changes)
-
     assert config.model.decoder_layers == 3  # the preset, of --set
     assert config.model.ff_dim == 512  # the file
     assert config.model.num_heads == 2  # the last --set
@@ -114,20 +111,11 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
 
 
 def test_overrides_are_typed_as_in_the_file(small: Path) -> None:
-    config = load_config(
-        small,
-        [
-            "training.schedule.peak_lr=1e-3",
-            "training.max_steps=1e4",
-            "training.max_minutes=null",
-            "training.optimizer.betas=[0.9, 0.999]",
-            "data.train.0.weight=2",
-            "data.test.extra={demo: test}",
-            "tokenizer.joint=true",
-            "run_dir=somewhere/else",
-        ],
-    )
-
+    config = load_config(small, [
+        "training.schedule.peak_lr=1e-3", "training.max_steps=1e4", "training.max_minutes=null",
+        "training.optimizer.betas=[0.9, 0.999]", "data.train.0.weight=2",
+        "data.test.extra={demo: test}", "run_dir=somewhere/else",
+    ])  # fmt: skip
     assert config.training.schedule.peak_lr == 1e-3
     assert config.training.max_steps == 10_000
     assert config.training.optimizer.betas == (0.9, 0.999)
@@ -137,12 +125,9 @@ def test_overrides_are_typed_as_in_the_file(small: Path) -> None:
 
 
 def test_a_path_beside_the_configuration_is_found_from_any_folder(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        SMALL.replace("{demo: valid}", "{source: @config/v.en, target: plain/v.de}"),
-    )
+    valid = "{source: @config/v.en, target: plain/v.de}"
+    path = written(tmp_path, SMALL.replace("{demo: valid}", valid))
     config = load_config(path, ["run_dir=@config/run"])
-
     assert config.data.valid.source == tmp_path / "v.en"
     assert config.data.valid.target == Path("plain/v.de")
     assert config.run_dir == tmp_path / "run"
@@ -156,7 +141,6 @@ def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
         + "decoding: {beam_size: 0}\nmodel:\n  dropout: high\n  preset: tyni\n  warm_up_steps: 3\n",
     )
     problem = refusal(path, "training.seed=-1").problem
-
     lines = [int(line.split(":")[1]) for line in problem.splitlines() if str(path) in line]
     assert lines == sorted(lines)
     assert problem.startswith("6 problems")
@@ -168,12 +152,6 @@ def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
     assert "`set` training.seed=-1: training.seed is -1" in problem
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path, SMALL.replace("  valid: {demo: valid}\n", ""))
-
-    assert f"{path}:4: data.valid is missing" in refusal(path).problem
-
-
 def test_a_share_of_warmup_is_shown_without_the_updates_that_it_replaces(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL)
     share, steps = ["training.schedule.warmup=0.1"], ["training.schedule.warmup_steps=9"]
@@ -181,7 +159,9 @@ def test_a_share_of_warmup_is_shown_without_the_updates_that_it_replaces(tmp_pat
     assert "warmup_steps: 9" in dump_config(load_config(path, [*share, *steps]))
 
 
-def test_a_missing_section_that_may_be_missing_is_not_named(tmp_path: Path) -> None:
+def test_a_missing_key_is_named_unless_it_may_be_missing(tmp_path: Path) -> None:
+    path = written(tmp_path, SMALL.replace("  valid: {demo: valid}\n", ""))
+    assert f"{path}:4: data.valid is missing" in refusal(path).problem
     path = written(tmp_path, "name: a\ntrain-sets: [a.de, a.en]\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path, count_characters=lambda *_: 0)
@@ -194,10 +174,8 @@ def test_a_missing_section_that_may_be_missing_is_not_named(tmp_path: Path) -> N
     [
         ("batch: {max_tokens: true}", "batch.max_tokens is true; it must be a whole number"),
         ("batch: {max_tokens: '4096'}", "batch.max_tokens is '4096'; it must be a whole number"),
-        ("batch: {max_tokens: 4096.5}", "batch.max_tokens is 4096.5; it must be a whole number"),
         ("batch: {max_tokens: [1]}", "batch.max_tokens is a list; it must be a whole number"),
         ("batch: 4096", "batch is 4096; it must be a section"),
-        ("tokenizer: {joint: 1}", "tokenizer.joint is 1; it must be true or false"),
         ("tokenizer: {joint: yes}", "tokenizer.joint is 'yes'; it must be true or false"),
         ("tokenizer: {kind: bpee}", "(did you mean bpe?)"),
         ("decoding: {length_penalty: .nan}", "decoding.length_penalty is nan; it must be a number"),
@@ -211,7 +189,6 @@ def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
     """FAULTS 48."""
     path = written(tmp_path, SMALL + line + "\n")
     problem = refusal(path).problem
-
     assert found in problem
     assert f"{path}:8:" in problem
 
@@ -221,21 +198,16 @@ def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
     [
         ("training.lr=abc", "unknown key training.lr; did you mean training.schedule.peak_lr?"),
         ("training.schedule.peak_lr=abc", "training.schedule.peak_lr is 'abc'; it must be"),
-        ("training.seed.deep=1", "unknown key training.seed.deep"),
         ("name.deep=1", "unknown key name.deep"),
         ("data.train.5.weight=1", "data.train has 1 entries, from 0"),
-        ("data.train.x=1", "data.train has 1 entries, from 0"),
         (f"data.train.{'9' * 5000}.weight=1", "data.train has 1 entries, from 0"),
         ("model.preset=[]", "model.preset is a list; it must be transformer-base"),
         ("tokenizer.vocab_size={source: 3}", 'vocab_size is {"source": 3}; it must be a whole'),
-        ("model.preset={}", "model.preset is a section; it must be transformer-base"),
-        ("preset=[]", "preset is a list; it must be low-resource"),
         ("preset={}", "preset is a section; it must be low-resource"),
         ("training.optimizer.kind=[]", "training.optimizer.kind is a list; it must be adamw"),
         ("training.optimizer.kind=adamv", "muon, adafactor (did you mean adamw?)"),
         ("model.bias=[norm, ffn]", "model.bias is a list; it must be true, false, or a list of"),
         ("training.seed", "write it as section.key=value"),
-        ("=3", "write it as section.key=value"),
         ("training.seed=[1", "this is not YAML"),
         ("training.seed=", "training.seed is null"),
         ("xyzzy=1", "unknown key xyzzy"),
@@ -249,30 +221,24 @@ def test_a_bad_override_names_itself_in_the_same_form(
 ) -> None:
     """FAULTS 49."""
     error = refusal(small, override)
-
     assert f"`set` {override}" in error.problem
     assert message in error.problem
     assert error.exit_code == 2
 
 
-def test_an_override_of_a_whole_section_carries_its_own_problems(small: Path) -> None:
+def test_overrides_of_a_section_or_of_what_it_must_agree_with_carry_their_problems(
+    small: Path,
+) -> None:
     assert "`set` batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
     train = "data.train=[{tsv: x, columns: [1, -1]}]"
     problem = refusal(small, train).problem
     assert problem.startswith(f"`set` {train}: data.train.0.columns.1 is -1")
-
-
-def test_a_rule_that_an_override_breaks_names_it(small: Path) -> None:
-    """The section may stand in the file: what is wrong with it does not."""
+    # The section may stand in the file: what is wrong with it does not.
     changes = ["training.seed=5", "batch.noise=0", "training.average_last=5"]
-    problem = refusal(small, *changes).problem
-
     shown = "with `set` training.seed=5, training.average_last=5: training: "
-    assert f"c.yaml:7 {shown}" in problem
+    assert f"c.yaml:7 {shown}" in refusal(small, *changes).problem
 
 
 @pytest.mark.parametrize("text", ["", "just text", "[1, 2]", "3"])
 def test_a_file_without_keys_is_refused(tmp_path: Path, text: str) -> None:
-    error = refusal(written(tmp_path, text))
-
-    assert str(tmp_path / "c.yaml") in error.problem
+    assert str(tmp_path / "c.yaml") in refusal(written(tmp_path, text)).problem

@@ -18,109 +18,57 @@ from nmt.registry import Registry, load_attribute, names_of
 
 DATA = {"train": [{"demo": "train"}], "valid": {"demo": "valid"}}
 RUN: dict[str, Any] = {
-    "name": "x",
-    "source_language": "de",
-    "target_language": "en",
-    "data": DATA,
+    "name": "x", "source_language": "de", "target_language": "en", "data": DATA,
     "training": {"max_steps": 1},
-}
+}  # fmt: skip
 AUTO: dict[str, Any] = {"max_tokens": "auto", "tokens_per_update": 900}
 SIZES = {"source": 400, "target": 300}
 SCHEDULE_FREE: dict[str, Any] = {
-    "max_steps": 1,
-    "optimizer": {"kind": "schedule-free"},
-    "schedule": {"shape": "constant"},
-}
+    "max_steps": 1, "optimizer": {"kind": "schedule-free"}, "schedule": {"shape": "constant"},
+}  # fmt: skip
+LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        (CorpusConfig, {}, "name exactly one of"),
-        (CorpusConfig, {"demo": "train", "tsv": "a.tsv"}, r"found: tsv, demo"),
-        (CorpusConfig, {"source": "a"}, "source and target must be given together"),
-        (CorpusConfig, {"demo": "train", "subset": "de-en"}, "belong to huggingface"),
-        (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "greater than or equal to 0"),
-        (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "cannot name a test set"),
-        (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise `beam_size`"),
-        (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
-        (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
-        (DecodingConfig, {"top_p": 0.9}, r"top_p \(0.9\) is an .*set sampling to true"),
-        (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* of sampling"),
-        (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search, not of sampling"),
-        (DecodingConfig, {"sampling": True, "return_alternatives": True}, "exclude each other"),
-        (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5}, "forced prefix"),
-        (ModelConfig, {"num_heads": 3}, r"\(3\) must divide the width 512: .* 2 or the width 510"),
-        (ModelConfig, {"model_dim": 100, "positions": "rotary"}, "num_heads 10 or the width 96"),
-        (ModelConfig, {"model_dim": 9, "num_heads": 8}, "num_heads 9 or the width 8"),
-        (ModelConfig, {"model_dim": 2}, "use num_heads 2 or the width 8"),
-        (ModelConfig, {"num_kv_heads": 3}, r"must divide num_heads \(8\): use 2"),
-        (ModelConfig, {"model_dim": 5, "num_heads": 1}, "an even width: use 4"),
-        (ModelConfig, {"decoder_model_dim": 256}, "tied embeddings need"),
-        (ModelConfig, {"decoder_model_dim": 256, "embeddings": "inputs-shared"}, "inputs-shared"),
-        (
-            ModelConfig,
-            {"positions": "rotary", "model_dim": 24},
-            "even width per head: use the width 32",
-        ),
-        (TrainingConfig, {}, "give one of max_steps"),
-        (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "over a budget"),
-        (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
-        (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "leave ema_decay out"),
-        (TrainingConfig, {"max_steps": 1, "average_last": 5}, "set keep_last to 5 or more"),
-        (OptimizerConfig, {"betas": [0.9, 1.0]}, "less than 1"),
-        (RunConfig, {**RUN, "name": "../x"}, "letters, digits"),
-        (RunConfig, {**RUN, "source_language": "German!"}, "pattern"),
-        (RunConfig, {**RUN, "target_language": "de"}, "are both de"),
-        (RunConfig, {**RUN, "run_dir": "x", "prepared_dir": "x"}, "its own folder"),
-        (RunConfig, {**RUN, "tokenizer": {"joint": False}}, "use decoder-tied instead"),
-        (RunConfig, {**RUN, "batch": {"max_tokens": 400}}, "raise it to 514"),
-        (RunConfig, {**RUN, "filters": {"min_length": 300}}, "min_length is above"),
-        (RunConfig, {**RUN, "batch": {"max_tokens": "auto"}}, "needs tokens_per_update"),
-        (
-            RunConfig,
-            {**RUN, "batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}},
-            "bpe_dropout needs tokenizer.kind bpe",
-        ),
-        (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
-        (BatchConfig, {**AUTO, "max_sentences": 9}, "leave max_sentences out"),
-        (
-            RunConfig,
-            {**RUN, "data": {**DATA, "valid": {"demo": "valid", "tag": "fr"}}},
-            r"data.valid.tag fr is no user-defined symbol \(there are: none\)",
-        ),
-        (
-            DataConfig,
-            {**DATA, "valid": {"demo": "valid", "augment": {"typos": 0.1}}},
-            "valid has an augment section",
-        ),
-        (TokenizerConfig, {"vocab_size": 200}, "byte_fallback takes 256.*raise it to 300"),
-        (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback takes.* to 261"),
-        (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),
-        (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "source and target"),
-        (TokenizerConfig, {"unused_entries": SIZES}, "unused_entries .* needs joint false"),
-        (
-            TokenizerConfig,
-            {"vocab_size": 400, "unused_entries": 101},
-            "vocab_size 400: at most 100",
-        ),
-        (
-            RunConfig,
-            {**RUN, "model": {"positions": "learned", "max_positions": 257, "source_bos": True}},
-            "raise it to 258 or more",
-        ),
-        (
-            RunConfig,
-            {**RUN, "model": {"positions": "learned", "max_positions": 256}},
-            "model.max_positions is 256",
-        ),
-        (
-            RunConfig,
-            {**RUN, "model": {"positions": "learned", "max_positions": 257, "first_position": 1}},
-            "raise it to 258 or more",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("section", "values", "message"), [
+    (CorpusConfig, {}, "name exactly one of"),
+    (CorpusConfig, {"demo": "train", "tsv": "a.tsv"}, r"found: tsv, demo"),
+    (CorpusConfig, {"source": "a"}, "source and target must be given together"),
+    (CorpusConfig, {"demo": "train", "subset": "de-en"}, "belong to huggingface"),
+    (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "greater than or equal to 0"),
+    (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "cannot name a test set"),
+    (DataConfig, {**DATA, "valid": {"demo": "valid", "augment": {"typos": 0.1}}},
+     "valid has an augment section"),
+    (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise `beam_size`"),
+    (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
+    (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
+    (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* of sampling"),
+    (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search, not of sampling"),
+    (DecodingConfig, {"sampling": True, "return_alternatives": True}, "exclude each other"),
+    (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5}, "forced prefix"),
+    (ModelConfig, {"num_heads": 3}, r"\(3\) must divide the width 512: .* 2 or the width 510"),
+    (ModelConfig, {"model_dim": 100, "positions": "rotary"}, "num_heads 10 or the width 96"),
+    (ModelConfig, {"model_dim": 2}, "use num_heads 2 or the width 8"),
+    (ModelConfig, {"num_kv_heads": 3}, r"must divide num_heads \(8\): use 2"),
+    (ModelConfig, {"model_dim": 5, "num_heads": 1}, "an even width: use 4"),
+    (ModelConfig, {"decoder_model_dim": 256}, "tied embeddings need"),
+    (ModelConfig, {"decoder_model_dim": 256, "embeddings": "inputs-shared"}, "inputs-shared"),
+    (ModelConfig, {"positions": "rotary", "model_dim": 24}, "even width per head: use the width 3"),
+    (TrainingConfig, {}, "give one of max_steps"),
+    (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "over a budget"),
+    (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
+    (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "leave ema_decay out"),
+    (TrainingConfig, {"max_steps": 1, "average_last": 5}, "set keep_last to 5 or more"),
+    (OptimizerConfig, {"betas": [0.9, 1.0]}, "less than 1"),
+    (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
+    (BatchConfig, {"max_tokens": "auto"}, "needs tokens_per_update"),
+    (BatchConfig, {**AUTO, "max_sentences": 9}, "leave max_sentences out"),
+    (TokenizerConfig, {"vocab_size": 200}, "byte_fallback takes 256.*raise it to 300"),
+    (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback takes.* to 261"),
+    (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),
+    (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "source and target"),
+    (TokenizerConfig, {"unused_entries": SIZES}, "unused_entries .* needs joint false"),
+    (TokenizerConfig, {"vocab_size": 400, "unused_entries": 101}, "vocab_size 400: at most 100"),
+])  # fmt: skip
 def test_a_rule_between_keys_is_explained(
     section: type[BaseModel], values: dict[str, Any], message: str
 ) -> None:
@@ -128,20 +76,35 @@ def test_a_rule_between_keys_is_explained(
         section.model_validate(values)
 
 
-@pytest.mark.parametrize(
-    "code", ["ary", "se", "br", "kr", "uk", "xx", "zzz", "ar-MA", "eng_Latn", "EN"]
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"name": "../x"}, "letters, digits"),
+    ({"source_language": "German!"}, "pattern"),
+    ({"target_language": "de", "batch": {"max_tokens": 400}}, "are both de; .* raise it to 514"),
+    ({"run_dir": "x", "prepared_dir": "x"}, "its own folder"),
+    ({"tokenizer": {"joint": False}}, "use decoder-tied instead"),
+    ({"filters": {"min_length": 300}}, "min_length is above"),
+    ({"batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}}, "needs tokenizer.kind bpe"),
+    ({"data": {**DATA, "valid": {"demo": "valid", "tag": "fr"}}},
+     r"data.valid.tag fr is no user-defined symbol \(there are: none\)"),
+    ({"model": {**LEARNED, "max_positions": 256}}, "model.max_positions is 256"),
+    ({"model": {**LEARNED, "source_bos": True}}, "raise it to 258 or more"),
+    ({"model": {**LEARNED, "first_position": 1}}, "raise it to 258 or more"),
+])  # fmt: skip
+def test_a_rule_between_sections_is_explained(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RunConfig.model_validate({**RUN, **values})
+
+
+@pytest.mark.parametrize("code", ["ary", "br", "kr", "uk", "zzz", "ar-MA", "eng_Latn", "EN"])
 def test_a_language_may_have_a_rare_code_or_none_of_a_standard(code: str) -> None:
-    check_languages(RunConfig.model_validate({**RUN, "source_language": code}).languages)
+    check_languages({"source_language": code})
 
 
 def test_wrong_codes_of_languages_are_all_told() -> None:
     """But loaded: a model that was trained with them can be used."""
     values = {**RUN, "source_language": "jp", "target_language": "ar_MA"}
-
     with pytest.raises(ConfigError) as caught:
         check_languages(RunConfig.model_validate(values).languages)
-
     assert caught.value.problem == (
         "source_language: jp is a country; the code of Japanese is ja\n"
         "  target_language: ar_MA has an underscore; write ar."
@@ -149,8 +112,7 @@ def test_wrong_codes_of_languages_are_all_told() -> None:
 
 
 def test_a_batch_of_sentences_needs_no_room_for_tokens() -> None:
-    batch = {"max_tokens": None, "max_sentences": 1}
-    assert RunConfig.model_validate({**RUN, "batch": batch}).batch.max_sentences == 1
+    RunConfig.model_validate({**RUN, "batch": {"max_tokens": None, "max_sentences": 1}})
 
 
 def test_a_vocabulary_has_one_size_or_one_for_each_side() -> None:
@@ -159,18 +121,9 @@ def test_a_vocabulary_has_one_size_or_one_for_each_side() -> None:
     assert two.vocab_sizes == (400, 300)
 
 
-def test_rules_between_sections_are_all_reported() -> None:
-    values = {**RUN, "target_language": "de", "batch": {"max_tokens": 400}}
-
-    with pytest.raises(ValidationError, match=r"are both de; batch.max_tokens is 400"):
-        RunConfig.model_validate(values)
-
-
 def test_a_section_cannot_be_changed() -> None:
-    config = RunConfig.model_validate(RUN)
-
     with pytest.raises(ValidationError, match="frozen"):
-        config.name = "y"
+        RunConfig.model_validate(RUN).name = "y"
 
 
 def test_biases_are_in_all_places_in_none_or_in_those_that_are_named() -> None:
@@ -185,7 +138,6 @@ def test_biases_are_in_all_places_in_none_or_in_those_that_are_named() -> None:
 @pytest.mark.parametrize("preset", MODEL_PRESETS)
 def test_every_preset_is_a_valid_model(preset: str) -> None:
     model = ModelConfig.model_validate({"preset": preset})
-
     for name, value in MODEL_PRESETS[preset].items():
         assert getattr(model, name) == value
 
@@ -193,7 +145,6 @@ def test_every_preset_is_a_valid_model(preset: str) -> None:
 def test_the_big_preset_is_the_published_one() -> None:
     # Vaswani et al. (2017), table 3, last row.
     big = ModelConfig(preset="transformer-big")
-
     assert (big.encoder_layers, big.model_dim, big.ff_dim, big.num_heads, big.dropout) == (
         6, 1024, 4096, 16, 0.3,
     )  # fmt: skip
@@ -203,7 +154,6 @@ def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
     plain = RunConfig.model_validate(RUN)
     low = RunConfig.model_validate({**RUN, "preset": "low-resource"})
     own = RunConfig.model_validate({**RUN, "preset": "low-resource", "model": {"dropout": 0.25}})
-
     assert plain.model.dropout == 0.1
     assert (low.model.preset, low.model.dropout, low.model.model_dim) == ("tiny", 0.3, 256)
     assert (low.tokenizer.vocab_size, low.batch.max_tokens) == (2000, 2048)
@@ -250,7 +200,6 @@ def test_the_names_that_are_listed_are_those_of_the_registry(
 ) -> None:
     load_attribute(home)
     key = find_key(field.split("."))
-
     assert key is not None
     assert {*key.allowed.split(", ")} - {"auto", "loss"} <= set(names_of(kind))
 
@@ -279,7 +228,6 @@ def test_a_mark_on_a_field_says_what_cannot_change() -> None:
 def test_what_binds_the_prepared_data_and_a_run() -> None:
     config = RunConfig.model_validate(RUN)
     data, run = bound_values(config, "data"), bound_values(config, "run")
-
     assert data.keys() == {"source_language", "target_language", "data", "tokenizer", "filters"}
     assert data["data"].keys() == {"train", "valid"}
     assert not {"weight", "augment"} & data["data"]["train"][0].keys()

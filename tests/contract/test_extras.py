@@ -63,9 +63,7 @@ def test_without_an_extra_help_is_shown_and_what_is_missing_is_named(
     tmp_path: Path, extra: str
 ) -> None:
     copy_without(tmp_path, [extra])
-
     usage, needing = nmt(tmp_path, "--help"), nmt(tmp_path, *NEEDING[extra])
-
     assert (usage.returncode, usage.stderr) == (0, "")
     assert "prepare" in usage.stdout
     assert needing.returncode == 2, needing.stderr

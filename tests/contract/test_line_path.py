@@ -22,19 +22,11 @@ ROOT = Path(nmt.__file__).parent
 LINE = b"der Hund schlaeft\n"
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with a model that was never trained."""
-    folder = tmp_path_factory.mktemp("path")
-    tokenizer = train_tokenizer(folder / "tokenizer")
-    model = small_model(load_tokenizers(tokenizer))
-    return save_run(folder / "run", model, tokenizer, run_config())
-
-
-def test_one_line_passes_few_modules(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_line_passes_few_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From when it is read to when its translation is written; the guard searches again."""
+    tokenizer = train_tokenizer(tmp_path / "tokenizer")
+    model = small_model(load_tokenizers(tokenizer))
+    run_dir = save_run(tmp_path / "run", model, tokenizer, run_config())
     passed: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:

@@ -10,58 +10,20 @@ import nmt
 
 def test_the_public_names_are_these() -> None:
     assert nmt.__all__ == [
-        "AugmentOptions",
-        "AverageOptions",
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "DeviceError",
-        "DivergedError",
-        "EvaluateOptions",
-        "ExportOptions",
-        "GateError",
-        "ImportOptions",
-        "InitOptions",
-        "InspectOptions",
-        "NmtError",
-        "PrepareOptions",
-        "PullOptions",
-        "PushOptions",
-        "Request",
-        "Result",
-        "Score",
-        "ScoreOptions",
-        "ServeOptions",
-        "TokenizerError",
-        "TrainOptions",
-        "TranslateOptions",
-        "Translator",
-        "__version__",
-        "augment",
-        "average",
-        "doctor",
-        "evaluate",
-        "export",
-        "import_model",
-        "init",
-        "inspect",
-        "load_config",
-        "prepare",
-        "pull",
-        "push",
-        "score",
-        "serve",
-        "train",
-        "translate",
-    ]
+        "AugmentOptions", "AverageOptions", "CheckpointError", "ConfigError", "DataError",
+        "DeviceError", "DivergedError", "EvaluateOptions", "ExportOptions", "GateError",
+        "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions",
+        "PullOptions", "PushOptions", "Request", "Result", "Score", "ScoreOptions", "ServeOptions",
+        "TokenizerError", "TrainOptions", "TranslateOptions", "Translator", "__version__",
+        "augment", "average", "doctor", "evaluate", "export", "import_model", "init", "inspect",
+        "load_config", "prepare", "pull", "push", "score", "serve", "train", "translate",
+    ]  # fmt: skip
     assert set(nmt.__all__) <= set(dir(nmt))
 
 
 @pytest.mark.parametrize("name", nmt.__all__)
 def test_every_public_name_loads_and_explains_itself(name: str) -> None:
-    value = getattr(nmt, name)
-
-    assert value.__doc__
+    assert getattr(nmt, name).__doc__
 
 
 def test_other_names_are_refused_as_python_does() -> None:

@@ -80,14 +80,9 @@ def test_the_tour_works_as_it_is_written(tmp_path: Path) -> None:
                 text = text.replace(long, short)
             (tmp_path / block.mark.removeprefix("file ")).write_text(text, encoding="utf-8")
         elif block.mark == "run":
-            command = (
-                ["bash", "-euo", "pipefail", "-c", block.text]
-                if block.language == "sh"
-                else [sys.executable, "-c", block.text]
-            )
-            result = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, check=False
-            )
+            shell = ["bash", "-euo", "pipefail"] if block.language == "sh" else [sys.executable]
+            command = [*shell, "-c", block.text]
+            result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
             assert result.returncode == 0, f"{block.text}\n{result.stderr.decode()}"
 
     hypothesis = (tmp_path / "test.hypothesis").read_bytes()
@@ -101,11 +96,8 @@ def test_the_steps_of_the_ci_job_pass_and_fail(
     """On 60 lines of WMT21: the baseline passes itself, a worse system does not."""
     (job,) = (yaml.safe_load(b.text)["jobs"] for b in blocks() if b.mark == "actions")
     (tmp_path / "wmt").mkdir()
-    for name, part in (
-        ("reference", "ref.A"),
-        ("base", "hyp.Online-A"),
-        ("system", f"hyp.{system}"),
-    ):
+    parts = {"reference": "ref.A", "base": "hyp.Online-A", "system": f"hyp.{system}"}
+    for name, part in parts.items():
         path = shared_data / "wmt_sample" / f"newstest2021.en-de.{part}.de"
         lines = path.read_text("utf-8").split("\n")[:60]
         (tmp_path / "wmt" / f"{name}.de").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -117,11 +109,8 @@ def test_the_steps_of_the_ci_job_pass_and_fail(
         "GITHUB_STEP_SUMMARY": str(summary),
     }
     place: dict[str, Any] = {
-        "cwd": tmp_path,
-        "env": environment,
-        "check": False,
-        "capture_output": True,
-    }
+        "cwd": tmp_path, "env": environment, "check": False, "capture_output": True,
+    }  # fmt: skip
     assert subprocess.run(["nmt", "evaluate", *keep], **place).returncode == 0
     steps = [step["run"] for step in job["quality"]["steps"] if "run" in step]
     assert steps[0] == "pip install ."
@@ -160,7 +149,6 @@ def test_the_error_shown_is_the_error_met(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_every_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-
     for target in re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
 
@@ -176,6 +164,5 @@ def test_every_exit_code_is_documented() -> None:
     from nmt.errors import NmtError
 
     codes = {kind.exit_code for kind in NmtError.__subclasses__()}
-
     for code in {0, 1, *codes, 130, 141, 143}:
         assert re.search(rf"^\|[^|]*\b{code}\b[^|]*\|", README, re.MULTILINE)
