@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from nmt import errors
 from nmt.cli.app import app
-from nmt.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    DivergedError,
-    GateError,
-    NmtError,
-)
+from nmt.errors import NmtError
 from nmt.version import __version__
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
@@ -44,65 +37,40 @@ def test_help_tells_the_exit_codes_that_the_readme_tells() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout.split("Exit codes:\n")[1]
     told = [row.split("|")[1] for row in table.splitlines()[1:]]
     helped = [row.strip().split("  ")[0] for row in text.splitlines() if row]
-
     codes, others = (re.findall(r"\d+", " ".join(column)) for column in (told, helped))
     assert codes == others
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        (NmtError, 1),
-        (ConfigError, 2),
-        (DeviceError, 2),
-        (DataError, 3),
-        (CheckpointError, 4),
-        (DivergedError, 5),
-        (GateError, 6),
-    ],
-)
+@pytest.mark.parametrize(("kind", "code"), [
+    (NmtError, 1), (errors.ConfigError, 2), (errors.DeviceError, 2), (errors.DataError, 3),
+    (errors.CheckpointError, 4), (errors.DivergedError, 5), (errors.GateError, 6),
+])  # fmt: skip
 def test_an_expected_failure_is_a_message_and_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, kind: type[NmtError], code: int
 ) -> None:
     fail_with(monkeypatch, kind("train.en is damaged.", fix="Fetch it again."))
     result = CliRunner().invoke(app, ["prepare", DEMO])
-
-    assert result.exit_code == code
+    assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr == "error: train.en is damaged.\n  fix: Fetch it again.\n"
-    assert result.stdout == ""
-
-
-def test_verbose_adds_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_with(monkeypatch, DataError("bad.", fix="Mend it."))
-    result = CliRunner().invoke(app, ["prepare", DEMO, "--verbose"])
-
-    assert "Traceback" in result.stderr
-    assert result.exit_code == 3
-
-
-def test_an_unexpected_failure_is_ours_and_keeps_its_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fail_with(monkeypatch, RuntimeError("bug"))
-    result = CliRunner().invoke(app, ["prepare", DEMO])
-
-    assert result.exit_code == 1
-    assert isinstance(result.exception, RuntimeError)
-
-
-def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_with(monkeypatch, KeyboardInterrupt())
-
-    result = CliRunner().invoke(app, ["prepare", DEMO])
-    assert (result.exit_code, result.stderr) == (130, "nmt: stopped by Ctrl-C\n")
+    assert "Traceback" in CliRunner().invoke(app, ["prepare", DEMO, "--verbose"]).stderr
 
 
 @pytest.mark.parametrize("arguments", [["prepare"], ["prepare", DEMO, "--nope"], ["nope"]])
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
 
-    assert result.exit_code == 2
-    assert result.stdout == ""
+
+def test_an_unexpected_failure_keeps_its_traceback_and_an_interrupt_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_with(monkeypatch, RuntimeError("bug"))
+    result = CliRunner().invoke(app, ["prepare", DEMO])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, RuntimeError)
+    fail_with(monkeypatch, KeyboardInterrupt())
+    result = CliRunner().invoke(app, ["prepare", DEMO])
+    assert (result.exit_code, result.stderr) == (130, "nmt: stopped by Ctrl-C\n")
 
 
 def test_the_help_loads_nothing_heavy() -> None:
@@ -115,20 +83,8 @@ def test_the_help_loads_nothing_heavy() -> None:
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
 
     assert {"nmt", "typer"} <= loaded
-    assert not loaded & {
-        "torch",
-        "numpy",
-        "rich",
-        "pydantic",
-        "yaml",
-        "datasets",
-        "sentencepiece",
-        "sacrebleu",
-    }
-
-
-def test_the_version_is_printed() -> None:
-    assert CliRunner().invoke(app, ["--version"]).stdout == f"nmt {__version__}\n"
+    heavy = ("torch", "numpy", "rich", "pydantic", "yaml", "datasets", "sentencepiece", "sacrebleu")
+    assert not loaded.intersection(heavy)
 
 
 def test_nothing_is_needed_from_the_environment_and_output_is_utf8(tmp_path: Path) -> None:
@@ -137,12 +93,14 @@ def test_nothing_is_needed_from_the_environment_and_output_is_utf8(tmp_path: Pat
     config = tmp_path / "ü.yaml"
     config.write_text(text, encoding="utf-8")
 
-    shown = run("config", "show", str(config), LC_ALL="C", PYTHONUTF8=0, PYTHONCOERCECLOCALE=0)
+    c_locale = {"LC_ALL": "C", "PYTHONUTF8": 0, "PYTHONCOERCECLOCALE": 0}
+
+    shown = run("config", "show", str(config), **c_locale)
     assert shown.returncode == 0, shown.stderr
     assert "run_dir: läufe/実験\n" in shown.stdout.decode("utf-8")
 
     config.write_text(text + "größe: 1\n", encoding="utf-8")
-    failed = run("config", "show", str(config), LC_ALL="C", PYTHONUTF8=0, PYTHONCOERCECLOCALE=0)
+    failed = run("config", "show", str(config), **c_locale)
     assert failed.returncode == 2
     assert "unknown key größe" in failed.stderr.decode("utf-8")
     assert "Traceback" not in failed.stderr.decode("utf-8")
@@ -152,7 +110,6 @@ def test_a_command_as_a_module_is_answered_with_the_command() -> None:
     for name in ("train", "generate"):
         code = [sys.executable, "-m", f"nmt.{name}", "c.yaml"]
         done = subprocess.run(code, capture_output=True, text=True, check=False)
-
         assert f"fix: Type: python -m nmt {name} --help" in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -164,18 +121,15 @@ def test_a_reader_that_goes_away_ends_the_command_quietly_with_141() -> None:
     command = [sys.executable, "-m", "nmt", "config", "schema"]
     result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
-
-    assert result.returncode == 141
-    assert result.stderr == b""
+    assert (result.returncode, result.stderr) == (141, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 def test_a_message_that_nobody_can_read_keeps_its_exit_code(redirection: str) -> None:
     command = [sys.executable, "-m", "nmt", "config", "show", "none.yaml"]
-    result = subprocess.run(["sh", "-c", f'"$@" {redirection}', "sh", *command], check=False)
-
-    assert result.returncode == 2
+    shell = ["sh", "-c", f'"$@" {redirection}', "sh"]
+    assert subprocess.run([*shell, *command], check=False).returncode == 2
 
 
 def test_the_process_ends_without_looking_for_garbage() -> None:
@@ -187,5 +141,4 @@ from nmt.cli.app import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert done.stdout.splitlines()[-1] == "True True"
+    assert done.stdout.splitlines() == [f"nmt {__version__}", "True True"]

@@ -112,14 +112,12 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
 )
 def test_mistakes_are_named_as_they_are_typed(words: list[str], message: str) -> None:
     found = call("work", "m", *words)
-
     assert (found.exit_code, found.stdout) == (2, "")
     assert message in found.stderr
 
 
 def test_a_failure_comes_after_the_result() -> None:
     found = call("work", "m", "--kind", "b", "--json")
-
     assert (found.exit_code, found.stdout) == (6, '{"beam_size": null}\n')
     assert found.stderr == "error: --beam-size is too low.\n  fix: Raise it.\n"
 
@@ -127,21 +125,17 @@ def test_a_failure_comes_after_the_result() -> None:
 def test_a_command_without_its_extra_says_so_and_no_other_one_needs_it() -> None:
     assert "  lose " in call("--help").stdout
     found = call("lose", "--help")
-
     assert (found.exit_code, found.stdout) == (2, "")
     assert "nmt/extras/lost, which is missing" in found.stderr
 
 
 def test_a_command_to_type_has_the_flags_of_its_options() -> None:
-    command = shell_command(
-        "translate", "my runs/x", beam_size=1, set_=["a.b=1"], json=True, tag=None
-    )
-
-    assert command == "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
+    flags: dict[str, Any] = {"beam_size": 1, "set_": ["a.b=1"], "json": True, "tag": None}
+    typed = "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
+    assert shell_command("translate", "my runs/x", **flags) == typed
 
 
 def test_changed_names_the_fields_that_were_set() -> None:
     options = Options(model=Path("m"), with_=("p",), kind="b")
-
     assert changed(options) == ["with", "kind"]
     assert changed(options, "kind", "json") == ["kind"]

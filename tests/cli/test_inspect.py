@@ -56,11 +56,8 @@ def test_a_model_without_a_sentence_says_what_one_would_add(runs: dict[str, Path
     assert note not in inspect(HELLO).stderr
 
 
-def test_a_configuration_is_shown_at_any_width() -> None:
+def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None:
     assert "width 6" in shown(HELLO, "positions", "--set", "model.model_dim=6")
-
-
-def test_worked_examples_need_no_model() -> None:
     assert "1,050,624" in shown("--worked-examples")
 
 
@@ -72,13 +69,7 @@ def test_worked_examples_need_no_model() -> None:
         (["attention", "--source", SENTENCE, "--layer", "99"], 2, "1 to 1"),
         (["score", "--source", SENTENCE, "--head", "7"], 2, "1 to "),
         (["score", "--source", SENTENCE, "--head", "one"], 2, "--head"),
-        (
-            ["flow", "--source", SENTENCE, "--unmasked"],
-            2,
-            "--unmasked would change nothing in flow",
-        ),
         (["parameters", "--limit", "3"], 2, "--limit would change nothing in parameters"),
-        (["parameters", "-o", "r.de"], 2, "r.de: .de is not the ending of the format"),
         (["parameters", "-o", "p.svg", "--format", "html"], 2, ".svg is not the ending"),
         (["atention", "--source", SENTENCE], 2, "attention"),
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),
@@ -99,6 +90,11 @@ def test_an_export_for_ctranslate2_shows_no_inside(runs: dict[str, Path], tmp_pa
     export = tmp_path / "export"
     copytree(runs["plain"], export)
     (export / MODEL).touch()
-
     refused(inspect(export, "attention", "--source", SENTENCE), 4, "exported for CTranslate2")
     assert "parameters" in shown(export, "parameters")
+
+
+def test_there_must_be_something_to_inspect(tmp_path: Path) -> None:
+    refused(inspect(HELLO, "attention", "--source", "merci"), 2, "needs a trained model")
+    refused(inspect(), 2, "MODEL is missing")
+    refused(inspect(tmp_path, "parameters"), 4, "config.yaml")

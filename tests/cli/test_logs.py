@@ -28,22 +28,17 @@ def log(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["-q"], WARNING),
-        ([], INFO + WARNING),
-        (["-v"], INFO + WARNING + DEBUG),
-        (["-vv"], INFO + WARNING + DEBUG + LIBRARY),
-        (["-v", "--verbose"], INFO + WARNING + DEBUG + LIBRARY),
-    ],
-)
+@pytest.mark.parametrize(("flags", "expected"), [
+    (["-q"], WARNING),
+    ([], INFO + WARNING),
+    (["-v"], INFO + WARNING + DEBUG),
+    (["-v", "--verbose"], INFO + WARNING + DEBUG + LIBRARY),
+])  # fmt: skip
 def test_messages_go_to_standard_error_by_level(
     flags: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.commands.prepare.prepare", log)
     result = CliRunner().invoke(app, ["prepare", DEMO, *flags])
-
     assert result.stderr.removesuffix("nmt: stopped by Ctrl-C\n") == expected
     assert result.stdout == ""
 
@@ -51,9 +46,7 @@ def test_messages_go_to_standard_error_by_level(
 def test_a_command_leaves_no_handler_and_no_level_behind() -> None:
     nmt, root = logging.getLogger("nmt"), logging.getLogger()
     before = [*nmt.handlers], nmt.level, [*root.handlers], root.level
-
     CliRunner().invoke(app, ["prepare", "none.yaml", "-vv"])
-
     assert (nmt.handlers, nmt.level, root.handlers, root.level) == before
 
 
@@ -67,6 +60,5 @@ def test_a_message_does_not_tear_a_progress_bar(monkeypatch: pytest.MonkeyPatch)
             bar.update(2)
     finally:
         remove_logging()
-
     lines = [line.split("\r")[-1] for line in stderr.getvalue().split("\n")]
     assert "nmt: a note" in lines

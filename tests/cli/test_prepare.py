@@ -44,7 +44,6 @@ def test_the_flags_become_options(prepare: Mock) -> None:
 @pytest.mark.usefixtures("prepare")
 def test_json_is_one_object_on_one_line() -> None:
     result = CliRunner().invoke(app, ["prepare", DEMO, "--json", "--quiet"])
-
     assert json.loads(result.stdout) == REPORT
     assert result.stdout.count("\n") == 1
     assert "größe" in result.stdout
@@ -52,12 +51,8 @@ def test_json_is_one_object_on_one_line() -> None:
 
 def test_verify_is_done_alone(tmp_path: Path) -> None:
     refused(CliRunner().invoke(app, ["prepare", DEMO, "--verify", "--force"]), 2, "--verify")
-    place = f"prepared_dir={tmp_path / 'none'}"
-    refused(
-        CliRunner().invoke(app, ["prepare", DEMO, "--verify", "--set", place]),
-        3,
-        "no prepared data",
-    )
+    arguments = ["prepare", DEMO, "--verify", "--set", f"prepared_dir={tmp_path / 'none'}"]
+    refused(CliRunner().invoke(app, arguments), 3, "no prepared data")
 
 
 def test_standard_input_is_a_corpus(tmp_path: Path) -> None:

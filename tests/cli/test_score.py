@@ -11,12 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from nmt.cli.app import app
 from nmt.commands import score as score_module
 from nmt.commands.score_options import ScoreOptions
-from tests.cli.commands import FLAGS, call, lines_of, refused
+from tests.cli.commands import call, lines_of, refused
 from tests.inference.conftest import sentences
 
 SOURCE, TARGET = sentences(30, seed=4, longest=8), sentences(30, seed=5, longest=8)
@@ -25,8 +24,8 @@ PATIENCE_SECONDS = 60
 
 
 @pytest.fixture(scope="session")
-def models(runs: dict[str, Path]) -> tuple[Path, Path]:
-    return runs["learned"], runs["modern"]
+def run(runs: dict[str, Path]) -> Path:
+    return runs["learned"]
 
 
 def score(run: Path, *arguments: object, text: str | bytes = "") -> Result:
@@ -38,8 +37,11 @@ def scored(run: Path, *arguments: object, text: str | bytes = TABLE) -> list[str
     return lines_of(score(run, *arguments, text=text))
 
 
-def test_as_many_lines_come_out_as_pairs_go_in(models: tuple[Path, Path]) -> None:
-    run = models[0]
+def numbers(run: Path, *arguments: object, text: str | bytes = TABLE) -> list[float]:
+    return [float(line) for line in scored(run, *arguments, text=text)]
+
+
+def test_as_many_lines_come_out_as_pairs_go_in(run: Path) -> None:
     found = scored(run)
     assert len(found) == len(SOURCE)
     assert all(-100 < float(line) < 0 for line in found)
@@ -55,32 +57,31 @@ def test_as_many_lines_come_out_as_pairs_go_in(models: tuple[Path, Path]) -> Non
 
 
 def test_files_are_scored_as_the_table_is(
-    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target, output = (tmp_path / name for name in ("in.de.gz", "in.en", "out.gz"))
     source.write_bytes(gzip.compress("\n".join(SOURCE).encode()))
     target.write_text("\n".join(TARGET) + "\n", "utf-8")
     files = ("--source", source, "--target", target)
-    expected = scored(models[0])
-    assert scored(models[0], *files) == expected
-    assert scored(models[0], *files, "-o", output) == []
+    expected = scored(run)
+    assert scored(run, *files) == expected
+    assert scored(run, *files, "-o", output) == []
     assert gzip.decompress(output.read_bytes()).decode().split("\n")[:-1] == expected
     monkeypatch.setattr(score_module, "_MOST_CHARACTERS", 100)
-    numbers = [float(line) for line in scored(models[0], *files)]
-    assert numbers == pytest.approx([float(line) for line in expected], abs=1e-5)
-    lines = scored(models[0], "--source", "-", "--target", target, text="\n".join(SOURCE))
-    assert [float(line) for line in lines] == pytest.approx(numbers, abs=1e-5)
+    near = pytest.approx([float(line) for line in expected], abs=1e-5)
+    assert numbers(run, *files) == near
+    assert numbers(run, "--source", "-", "--target", target, text="\n".join(SOURCE)) == near
 
 
 def test_a_pair_is_answered_before_the_next_one_comes(
-    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, pairs = os.pipe()
     answers, writing = os.pipe()
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as stdout, os.fdopen(answers) as told:
         monkeypatch.setattr("sys.stdin", stdin)
         monkeypatch.setattr("sys.stdout", stdout)
-        thread = threading.Thread(target=score_module.score, args=[ScoreOptions(model=models[0])])
+        thread = threading.Thread(target=score_module.score, args=[ScoreOptions(model=run)])
         thread.start()
         for _ in range(2):
             os.write(pairs, b"Hund\tdog\n")
@@ -91,13 +92,10 @@ def test_a_pair_is_answered_before_the_next_one_comes(
         assert not thread.is_alive()
 
 
-def test_json_has_the_score_of_every_token(models: tuple[Path, Path]) -> None:
-    found = [json.loads(line) for line in scored(models[0], "--format", "json")]
-    numbers = [float(line) for line in scored(models[0])]
-    sums = [float(line) for line in scored(models[0], "--sum")]
-    for item, source, target, score_, total in zip(
-        found, SOURCE, TARGET, numbers, sums, strict=True
-    ):
+def test_json_has_the_score_of_every_token(run: Path) -> None:
+    found = [json.loads(line) for line in scored(run, "--format", "json")]
+    columns = (found, SOURCE, TARGET, numbers(run), numbers(run, "--sum"))
+    for item, source, target, score_, total in zip(*columns, strict=True):
         assert set(item) == {"source", "target", "score", "log_prob", "tokens"}
         assert (item["source"], item["target"]) == (source, target)
         log_probs = [token["log_prob"] for token in item["tokens"]]
@@ -106,100 +104,90 @@ def test_json_has_the_score_of_every_token(models: tuple[Path, Path]) -> None:
         assert item["score"] == pytest.approx(score_, abs=1e-5)
         assert item["score"] == pytest.approx(total / len(log_probs), abs=1e-5)
         assert item["tokens"][-1]["piece"] == "</s>"
-    blank = json.loads(scored(models[0], "--format", "json", text="\tdog\n")[0])
+    blank = json.loads(scored(run, "--format", "json", text="\tdog\n")[0])
     assert (blank["score"], blank["tokens"]) == (None, [])
 
 
-def test_what_translate_wrote_has_the_score_it_wrote(models: tuple[Path, Path]) -> None:
+def test_what_translate_wrote_has_the_score_it_wrote(run: Path) -> None:
     text = "\n".join(SOURCE)
-    flags = [str(x) for x in (models[0], *FLAGS, "--n-best", 3, "-b", 3, "--format", "json")]
-    result = CliRunner().invoke(app, ["translate", "--no-guard", *flags], input=text)
-    assert result.exit_code == 0, result.stderr
+    flags = ("--no-guard", "--n-best", 3, "-b", 3, "--format", "json")
     pairs = [
         (line["source"], item["translation"], item["score"])
-        for line in map(json.loads, result.stdout.splitlines())
+        for line in map(json.loads, lines_of(call("translate", run, *flags, text=text)))
         for item in line["alternatives"]
     ]
     assert len(pairs) == 3 * len(SOURCE)
     table = "".join(f"{source}\t{target}\n" for source, target, _ in pairs)
-    found = [float(line) for line in scored(models[0], text=table)]
-    assert found == pytest.approx([score for _, _, score in pairs], abs=1e-4)
+    assert numbers(run, text=table) == pytest.approx([score for _, _, score in pairs], abs=1e-4)
 
 
-def test_options_change_the_score_as_they_change_the_search(models: tuple[Path, Path]) -> None:
-    run = models[0]
+def test_options_change_the_score_as_they_change_the_search(run: Path) -> None:
     plain = scored(run, "--sum")
     assert scored(run, "--length-penalty", 0) == plain
     assert scored(run, "--set", "decoding.length_penalty=0") == plain
     refused(score(run, "--set", "batch.max_tokens=99"), 2, "max_tokens=99 would change nothing")
     refused(score(run, "--ensemble-mean", "geometric"), 2, "needs --with")
     assert scored(run, "--length-penalty", 0.5) != plain
-    small = [float(line) for line in scored(run, "--batch-tokens", 1)]
-    assert small == pytest.approx([float(line) for line in scored(run)], abs=1e-5)
+    assert numbers(run, "--batch-tokens", 1) == pytest.approx(numbers(run), abs=1e-5)
 
 
-def test_several_models_score_together(models: tuple[Path, Path]) -> None:
-    first, second = models
-    alone = [float(line) for line in scored(first)]
-    together = scored(first, "--with", second)
-    turned = [float(line) for line in scored(second, "--with", first, "--weights", "1,1")]
-    assert [float(line) for line in together] == pytest.approx(turned, abs=1e-5)
-    assert together != scored(first, "--with", second, "--ensemble-mean", "geometric")
-    weighted = [float(line) for line in scored(first, "--with", second, "--weights", "1,0")]
-    assert weighted == pytest.approx(alone, abs=1e-5)
+def test_several_models_score_together(runs: dict[str, Path]) -> None:
+    first, second = runs["learned"], runs["modern"]
+    together = numbers(first, "--with", second)
+    turned = numbers(second, "--with", first, "--weights", "1,1")
+    assert together == pytest.approx(turned, abs=1e-5)
+    assert together != numbers(first, "--with", second, "--ensemble-mean", "geometric")
+    weighted = numbers(first, "--with", second, "--weights", "1,0")
+    assert weighted == pytest.approx(numbers(first), abs=1e-5)
     refused(score(first, "--with", second, "--weights", "1"), 2, "1 weights", "2 models")
     refused(score(first, "--with", second, "--weights", "1,x"), 2, "1,x")
 
 
-def test_files_that_are_not_parallel_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
-    long, short = tmp_path / "long.de", tmp_path / "short.en"
+def test_files_that_are_not_parallel_are_refused(run: Path) -> None:
+    long, short = Path("long.de"), Path("short.en")
     long.write_text("Hund\n" * 5, "utf-8")
     short.write_text("dog\n" * 3, "utf-8")
     words = ("has 5", "has 3", "long.de", "short.en")
-    refused(score(models[0], "--source", long, "--target", short), 3, *words)
-    refused(score(models[0], "--source", short, "--target", long), 3, *words)
+    refused(score(run, "--source", long, "--target", short), 3, *words)
+    refused(score(run, "--source", short, "--target", long), 3, *words)
 
 
-def test_no_input_is_overwritten(models: tuple[Path, Path], tmp_path: Path) -> None:
+def test_no_input_is_overwritten(run: Path, tmp_path: Path) -> None:
     source = tmp_path / "in.de"
     source.write_text("Hund\n", "utf-8")
     for other in (source, tmp_path / "other"):
         for files in ((source, other), (other, source)):
             flags = ("--source", files[0], "--target", files[1], "-o", source)
-            refused(score(models[0], *flags), 2, f"{source} is both input and output", "fix:")
+            refused(score(run, *flags), 2, f"{source} is both input and output", "fix:")
 
 
-def test_a_line_without_its_tab_is_named(models: tuple[Path, Path]) -> None:
-    refused(score(models[0], text="Hund\tdog\nHund dog\n"), 3, "line 2", "1 column,", "not 2")
-    refused(score(models[0], text="Hund\tdog\t0.5\n"), 3, "line 1", "3 columns", "cut -f 1,2")
+def test_a_line_without_its_tab_is_named(run: Path) -> None:
+    refused(score(run, text="Hund\tdog\nHund dog\n"), 3, "line 2", "1 column,", "not 2")
+    refused(score(run, text="Hund\tdog\t0.5\n"), 3, "line 1", "3 columns", "cut -f 1,2")
 
 
-def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(
-    models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    result = score(models[0], text=b"Hund\tdog\nKat\xffze\tcat\n")
+def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(run: Path, tmp_path: Path) -> None:
+    result = score(run, text=b"Hund\tdog\nKat\xffze\tcat\n")
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 2
     assert "nmt: warning: line 2, byte 4: 0xff is not UTF-8" in result.stderr
     source, target = tmp_path / "a.de", tmp_path / "a.en"
     source.write_bytes(b"Hund\nKatze\n")
     target.write_bytes(b"dog\nc\xffat\n")
-    result = score(models[0], "--source", source, "--target", target)
+    result = score(run, "--source", source, "--target", target)
     assert result.stdout.count("\n") == 2
     assert f"nmt: warning: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
 
 
-def test_a_pair_that_is_too_long_gives_a_line_and_a_note(models: tuple[Path, Path]) -> None:
-    found = score(models[0], text="und " * 200 + "\tdog\nHund\tdog\n")
-    assert found.exit_code == 0
-    lines = found.stdout.splitlines()
+def test_a_pair_that_is_too_long_gives_a_line_and_a_note(run: Path) -> None:
+    found = score(run, text="und " * 200 + "\tdog\nHund\tdog\n")
+    lines = lines_of(found)
     assert lines[0] == "-inf"
     assert -100 < float(lines[1]) < 0
     assert "nmt: warning: source line of 800 characters has no score" in found.stderr
 
 
-def test_bad_flags_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
-    run = models[0]
+def test_bad_flags_are_refused(run: Path, tmp_path: Path) -> None:
     refused(score(run, "--source", tmp_path / "a"), 2, "--target is missing")
     refused(score(run, "--target", tmp_path / "a"), 2, "--source is missing")
     refused(score(run, "--source", "-", "--target", "-"), 2, "once")

@@ -30,7 +30,6 @@ def test_no_line_of_a_list_of_commands_is_cut(group: tuple[str, ...]) -> None:
     """In a terminal of the usual 80 columns."""
     shown = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80"}).stdout
     rows = [row for row in shown.splitlines() if re.match(r"  [a-z]+  ", row)]
-
     assert len(rows) >= 4
     assert [row for row in rows if row.endswith("...")] == []
 
@@ -38,7 +37,6 @@ def test_no_line_of_a_list_of_commands_is_cut(group: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", [name for name, _ in all_commands()])
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     result = CliRunner().invoke(app, [*name.split()[1:], "--help"])
-
     assert result.exit_code == 0
     assert f"  {name} " in result.stdout or f"  {name}\n" in result.stdout
     assert "Example" in result.stdout

@@ -36,5 +36,4 @@ def test_torch_is_not_loaded_by(module: str) -> None:
     heavy = "{'torch', 'datasets', 'jinja2'}"
     code = f"import sys, {module}; print(sorted({heavy} & {{*sys.modules}}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-
     assert result.stdout.decode().strip() == "[]"

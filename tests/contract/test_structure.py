@@ -61,7 +61,6 @@ def test_imports_stand_at_the_top_with_few_exceptions() -> None:
         for path, tree in MODULES.items()
         for x in late_imports(tree)
     ]
-
     assert len(late) <= MOST_LATE_IMPORTS, "\n".join(sorted(late))
 
 
@@ -69,7 +68,6 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     graph = defaultdict(set)
     for path, tree in MODULES.items():
         graph[name_of(path)].update(set(imported(tree)) - {name_of(path)})
-
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
