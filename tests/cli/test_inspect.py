@@ -95,6 +95,5 @@ def test_an_export_for_ctranslate2_shows_no_inside(runs: dict[str, Path], tmp_pa
 
 
 def test_there_must_be_something_to_inspect(tmp_path: Path) -> None:
-    refused(inspect(HELLO, "attention", "--source", "merci"), 2, "needs a trained model")
     refused(inspect(), 2, "MODEL is missing")
     refused(inspect(tmp_path, "parameters"), 4, "config.yaml")

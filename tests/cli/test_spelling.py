@@ -81,7 +81,7 @@ MISTAKES = {
     "train in.gz": "in.gz is no YAML configuration: byte 1 is not UTF-8.",
     "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
     "inspect M attention --source a -o a.png":
-    "--output a.png: .png is not the ending of a page, drawing or data.",
+    "--output a.png: .png is not the ending of the format text.",
     "evaluate N in.de": "N does not exist.",
     "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
     "evaluate in.de": "in.de is not a model.",
