@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -99,7 +100,7 @@ def test_a_metric_that_chose_is_called_optimistic(
     runs: dict[str, Path], files: tuple[str, ...]
 ) -> None:
     few = ("--mbr-candidates", 4)
-    model = (runs["plain"], *files, *few)
+    model: tuple[Any, ...] = (runs["plain"], *files, *few)
     said = evaluated(*model, "--mbr", "chrf")
     assert "nmt: warning: MBR with chrF was asked for, so chrF is optimistic" in said
     other = ("--mbr", "bleu", "--metric", "chrf")
