@@ -68,8 +68,7 @@ class CorpusConfig(Section):
     tsv: FilePath | None = None
     """Tab-separated file (see ``columns``); ``-`` is standard input, for one training corpus."""
     csv: FilePath | None = None
-    """Comma-separated file (RFC 4180); a first row of language codes, or source and target, names
-    columns."""
+    """Comma-separated file (RFC 4180); language codes, or source and target, name its columns."""
     columns: Pair[Annotated[int, Field(ge=0)]] = (0, 1)
     """Columns of source and target in ``tsv``, and in ``csv`` without names, counted from 0."""
     jsonl: FilePath | None = None
@@ -91,9 +90,7 @@ class CorpusConfig(Section):
     max_pairs: int | None = Field(default=None, ge=1)
     """Read at most this many pairs from the start."""
     tag: str | None = Field(default=None, min_length=1)
-    """Token at the start of its sources: a domain, ``<bt>`` for back-translation (Caswell et al.
-    2019), or a target language, ``<2de>`` or ``de`` (Johnson et al. 2017); see
-    ``user_defined_symbols``."""
+    """Token before its sources: a domain, ``<bt>``, or a language (``<2de>`` or ``de``)."""
     augment: Annotated[AugmentConfig, Binds("run")] = AugmentConfig()
     scores: FilePath | None = None
     """One number per line, higher for better pairs; see the filter ``scores`` and its limit."""
@@ -128,8 +125,7 @@ class StageConfig(Section):
         default=None,
         json_schema_extra={"allowed": "one of a corpus of the mix, steps and score, with a number"},
     )
-    """End of the stage: epochs of a corpus (``{clean: 2}``), updates (``{steps: 5000}``) or a
-    validation score (``{score: 25}``). The last stage needs none."""
+    """End: ``{CORPUS: epochs}``, ``{steps: updates}`` or ``{score: X}``; the last needs none."""
 
 
 class DataConfig(Section):
@@ -142,8 +138,7 @@ class DataConfig(Section):
     test: dict[str, CorpusConfig] = Field(default={})
     """Named test sets for ``nmt evaluate MODEL -t NAME``."""
     temperature: Annotated[float, Binds("run")] = Field(default=1.0, ge=0.1, le=100)
-    """Corpora are read in proportion to (pairs x weight)^(1 / temperature), in epochs of as many
-    pairs: 1 by their sizes, 5 for small languages beside large ones (Arivazhagan et al. 2019)."""
+    """Corpora are read in proportion to (pairs x weight)^(1 / temperature); 5 evens them out."""
     stages: Annotated[Many[StageConfig], Binds("run")] = ()
     """A curriculum: mixtures of the corpora, one after the other; the last one lasts to the end."""
 
@@ -209,8 +204,7 @@ class TokenizerConfig(Section):
     """The SentencePiece models."""
 
     kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
-    """Subwords (``bpe``: Sennrich et al. 2016; ``unigram``: Kudo 2018), words between spaces or
-    characters."""
+    """Subwords (``bpe`` or ``unigram``), words between spaces, or characters."""
     vocab_size: _VocabSize | dict[Literal["source", "target"], _VocabSize] = Field(
         default=8000,
         json_schema_extra={
@@ -224,8 +218,7 @@ class TokenizerConfig(Section):
             "allowed": "a whole number, at least 0, or one a side: {source: ..., target: ...}"
         },
     )
-    """Entries that no text becomes; they fill a vocabulary for which the text has too few
-    entries."""
+    """Entries that no text becomes; they fill a vocabulary that is too large for the text."""
     joint: bool = True
     """One vocabulary for both languages; two separate ones when false."""
     byte_fallback: bool = True
@@ -277,8 +270,7 @@ class BatchConfig(Section):
     """How sentence pairs are put together for one forward and backward pass."""
 
     max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] | None = 4096
-    """Source and target tokens of a batch, without padding. ``auto`` measures what fits the memory;
-    null leaves the size to ``max_sentences``."""
+    """Source and target tokens of a batch; ``auto`` fills the memory; null: by sentences only."""
     max_sentences: int | None = Field(default=None, ge=1)
     """Sentence pairs in one batch, of like length, as far as ``max_tokens`` allows."""
     tokens_per_update: int | None = Field(default=None, ge=16)
@@ -288,8 +280,7 @@ class BatchConfig(Section):
     accumulate: int = Field(default=1, ge=1)
     """Batches whose gradients are summed into one update."""
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability of dropping a merge when text is segmented again in each epoch (Provilkov et al.
-    2020; 0.1 is usual); needs ``tokenizer.kind: bpe``. Batches grow by about a fifth at 0.1."""
+    """Chance of dropping a merge in each epoch; at 0.1, the usual one, batches grow by a fifth."""
 
     def _disagreements(self) -> Iterator[str]:
         if self.max_tokens is None and self.max_sentences is None:

@@ -31,14 +31,11 @@ class DecodingConfig(Section):
     length_penalty_form: Literal["power", "gnmt"] = "power"
     """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
     coverage_penalty: float = Field(default=0.0, ge=0, le=1000)
-    """Weight of the coverage penalty for source tokens with little attention (Wu et al. 2016,
-    section 7); 0 is off. The paper has 0.2, with ``length_penalty`` 0.2 in the form ``gnmt``."""
+    """Weight of the penalty for source tokens with little attention (Wu et al. 2016); 0: off."""
     patience: float = Field(default=1.0, gt=0)
-    """Beam search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al.
-    2022)."""
+    """Search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al. 2022)."""
     diverse_beam_groups: int = Field(default=1, ge=1)
-    """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016); divides
-    ``beam_size``."""
+    """Groups of beams that avoid each other's tokens; divides ``beam_size``."""
     diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
     """Subtracted from a token's log probability for each beam of an earlier group that chose it."""
     sampling: bool = False
@@ -48,8 +45,7 @@ class DecodingConfig(Section):
     top_k: int = Field(default=0, ge=0)
     """Sample from the k most probable tokens only (Fan et al. 2018); 0 for all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the smallest set with this cumulative probability (nucleus; Holtzman et al.
-    2020)."""
+    """Sample from the smallest set of tokens with this probability (Holtzman et al. 2020)."""
     epsilon_cutoff: float = Field(default=0.0, ge=0, lt=1)
     """Sample from tokens of at least this probability only (Hewitt et al. 2022)."""
     seed: int = Field(default=1, ge=0)
@@ -57,18 +53,15 @@ class DecodingConfig(Section):
     return_alternatives: bool = False
     """Return the ``n_best`` most probable next tokens after the prefix, each completed greedily."""
     prefix_bias_beta: float = Field(default=0.0, ge=0, lt=1)
-    """0 forces a prefix; above 0 its tokens get this share of the probability while the hypothesis
-    agrees with it (Arivazhagan et al. 2020)."""
+    """0 forces a prefix; above 0 its tokens get this share while the hypothesis agrees with it."""
     no_repeat_ngram_size: int = Field(default=0, ge=0)
     """No n tokens in a row occur twice in an output (Paulus et al. 2018); 0 allows it."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Factor on the log probability of tokens already in the output (Keskar et al. 2019)."""
     keep_special_mass: bool = False
-    """Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do, although no search picks
-    them."""
+    """Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do; none is ever picked."""
     shortlist: bool = False
-    """Score only the tokens that the source words are likely to become (Jean et al. 2015): faster,
-    most of all with a wide beam. A few translations differ. Validation scores all tokens."""
+    """Score only what the source words are likely to become: faster; a few translations differ."""
     max_length_factor: float = Field(default=2.0, ge=0)
     """Longest output: factor x source tokens + offset."""
     max_length_offset: int = Field(default=20, ge=1)
@@ -76,8 +69,7 @@ class DecodingConfig(Section):
     min_length_factor: float = Field(default=0.0, ge=0)
     """Shortest output, as a factor of the source tokens."""
     batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Padded source tokens searched at once. ``auto``: 2048 on a CPU, what fits the memory on a
-    GPU."""
+    """Padded source tokens searched at once; ``auto``: 2048 on a CPU, what fits on a GPU."""
 
     @property
     def num_hypotheses(self) -> int:

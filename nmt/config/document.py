@@ -21,10 +21,9 @@ _MAX_DIGITS: Final = 10  # Of a list position.
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _KINDS: Mapping[type[yaml.Node], tuple[str, ...]] = {
-    yaml.MappingNode: ("map",),
-    yaml.SequenceNode: ("seq",),
+    yaml.MappingNode: ("map",), yaml.SequenceNode: ("seq",),
     yaml.ScalarNode: ("str", "bool", "null", "float", "int"),
-}
+}  # fmt: skip
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d[\d_]*\.?([eE][-+]?\d+)?")
 # The core schema of YAML 1.2. PyYAML's own rules are those of 1.1, where `no` (Norwegian) is
 # false, `5e-4` is text and `1:30` is ninety.
@@ -80,13 +79,10 @@ def read_document(path: Path) -> Document:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        inside = sorted(map(str, path.glob("*.y*ml")))
-        if inside:
-            raise ConfigError(
-                f"{path} is a folder.", fix=f"Name a configuration file: {', '.join(inside[:3])}."
-            ) from error
-        found = {*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")} - {path}
-        others = sorted(map(str, {*found, *Path().glob("*.y*ml"), *Path().glob("*/config.yaml")}))
+        places = [path] if path.is_dir() else [path.parent, Path("configs"), Path()]
+        near = {file for place in places for file in place.glob("*.y*ml")}
+        near |= set() if path.is_dir() else {*Path().glob("*/config.yaml")}
+        others = sorted(map(str, near - {path}))
         such_as = f", such as {', '.join(others[:3])}" if others else ""
         raise ConfigError(
             f"{path}: {error.strerror or error}.{did_you_mean(str(path), others)}",
@@ -226,12 +222,13 @@ class Document:
                 return str(self._folder / value.removeprefix(BESIDE))
             return value
         self._open.append(id(node))
-        try:
-            if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, path)
-            return [self._read(item, (*path, i)) for i, item in enumerate(node.value)]
-        finally:
-            self._open.pop()
+        value = (
+            self._mapping(node, path)
+            if isinstance(node, yaml.MappingNode)
+            else [self._read(item, (*path, i)) for i, item in enumerate(node.value)]
+        )
+        self._open.pop()
+        return value
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -97,8 +97,7 @@ class FilterConfig(Section):
     lexical: Action = "report"
     """The words do not translate each other, by a lexicon learned from 200 lines or more."""
     misaligned: Action = "report"
-    """The pair stands in a block of lines that are shifted or unrelated. No lexicon, and much
-    faster, with both ``lexical`` and ``misaligned`` off."""
+    """The pair is in a block of lines that are shifted or unrelated; slow, as ``lexical`` is."""
     scores: Action = "report"
     """A low number in the ``scores`` file of the corpus."""
     dual_cross_entropy: Action = "report"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -25,16 +24,16 @@ ANY: Final = "*"  # Stands for a list position or a name of the user's choice in
 
 _SHORTEST_START: Final = 4
 
-# Types of JSON schema in words.
-_KINDS: Mapping[str, str] = MappingProxyType({
+# Types and formats of JSON schema in words, and its limits.
+_KINDS: Mapping[str, str] = {
     "integer": "a whole number", "number": "a number", "boolean": "true or false",
     "string": "text", "array": "a list", "object": "names with a section each",
-})  # fmt: skip
-# Limits of JSON schema in words.
-_BOUNDS: Mapping[str, str] = MappingProxyType({
+    "null": "null", "path": "a path", "section": "a section",
+}  # fmt: skip
+_BOUNDS: Mapping[str, str] = {
     "minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
     "exclusiveMaximum": "below", "pattern": "matching", "minItems": "entries at least",
-})  # fmt: skip
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,10 @@ def _walk(
     """Yield the keys of a section of the JSON schema, and of the sections in it."""
     for name, field in section.get("properties", {}).items():
         outer = inner = (*path, name)
-        value = _without_null(field)
-        if "$ref" in field.get("items", {}):
-            value, inner = field["items"], (*outer, ANY)
-        elif isinstance(field.get("additionalProperties"), dict):
-            value, inner = field["additionalProperties"], (*outer, ANY)
+        value = field
+        for part in ("items", "additionalProperties"):
+            if isinstance(field.get(part), dict) and "$ref" in field[part]:
+                value, inner = field[part], (*outer, ANY)
         below = sections.get(value.get("$ref", "").rpartition("/")[2])
         default, is_required = field.get("default"), name in section.get("required", ())
         about = field.get("description", (below or {}).get("description", ""))
@@ -86,15 +84,6 @@ def _yaml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _without_null(field: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a field that may be null, or that is wrapped to carry a description."""
-    for group in ("anyOf", "allOf"):
-        options = [option for option in field.get(group, ()) if option.get("type") != "null"]
-        if len(options) == 1:
-            return dict(options[0])
-    return field
-
-
 def describe_schema(field: Mapping[str, Any]) -> str:
     """The values that a field of a JSON schema allows, in words.
 
@@ -103,26 +92,17 @@ def describe_schema(field: Mapping[str, Any]) -> str:
     """
     if "allowed" in field:
         return str(field["allowed"])
-    inner = _without_null(field)
-    options = [option for option in inner.get("anyOf", ()) if option.get("type") != "null"]
-    if options:
-        words = ", or ".join(map(describe_schema, options))
-    elif "enum" in inner or "const" in inner:
-        words = ", ".join(map(str, inner.get("enum", [inner.get("const")])))
-    else:
-        left_out = "minItems" if "prefixItems" in inner else None
-        bounds = [name for name in _BOUNDS if name in inner and name != left_out]
-        words = ", ".join([_kind(inner), *(f"{_BOUNDS[name]} {inner[name]}" for name in bounds)])
-    nullable = any(option.get("type") == "null" for option in field.get("anyOf", ()))
-    return f"{words}, or null" if nullable else words
-
-
-def _kind(inner: Mapping[str, Any]) -> str:
-    if "prefixItems" in inner:
-        return "a list of " + " and ".join(map(_kind, inner["prefixItems"]))
-    if inner.get("format") == "path":
-        return "a path"
-    return _KINDS.get(inner.get("type", ""), "a section" if "$ref" in inner else "a value")
+    if options := field.get("anyOf", field.get("allOf")):
+        return ", or ".join(map(describe_schema, options))
+    if "prefixItems" in field:
+        return "a list of " + " and ".join(
+            describe_schema(each).partition(",")[0] for each in field["prefixItems"]
+        )
+    if names := field.get("enum", [field["const"]] if "const" in field else []):
+        return ", ".join(map(str, names))
+    kind = "section" if "$ref" in field else field.get("format", field.get("type"))
+    bounds = (f"{words} {field[name]}" for name, words in _BOUNDS.items() if name in field)
+    return ", ".join([_KINDS.get(kind, "a value"), *bounds])
 
 
 def describe_keys(start: str = "") -> str:
@@ -179,8 +159,8 @@ def find_key(path: Sequence[str | int]) -> Key | None:
 
 def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
     """Count the parts at the start of a path that are those of a key's path."""
-    pairs = zip(pattern, path, strict=False)
-    return len(list(takewhile(lambda pair: pair[0] in (ANY, str(pair[1])), pairs)))
+    same = (known in (ANY, str(part)) for known, part in zip(pattern, path, strict=False))
+    return len(list(takewhile(bool, same)))
 
 
 def nearest_key(path: Sequence[str | int]) -> str | None:
@@ -200,10 +180,8 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
     wanted = next(keys, words[-1])
     if "." in wanted:
         return wanted
-    likeness, best = max(
-        ((_likeness(key, path, wanted), key) for key in all_keys()), key=lambda found: found[0]
-    )
-    if likeness < 0.66:
+    best = max(all_keys(), key=lambda key: _likeness(key, path, wanted))
+    if _likeness(best, path, wanted) < 0.66:
         return None
     shared = _num_shared(best.path[:-1], path[:-1])
     return ".".join([*map(str, path[:shared]), *best.path[shared:]])
@@ -293,14 +271,12 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
         # Of the findings about one value of several allowed types the first is kept.
         place = number if key is None or key.is_section else path
         found.setdefault(place, {**detail, "loc": path})
-    details = list(found.values())
-    meant = {
-        nearest_key(detail["loc"]) for detail in details if detail["type"] == "extra_forbidden"
-    }
+    unknown = [each["loc"] for each in found.values() if each["type"] == "extra_forbidden"]
+    meant = {*map(nearest_key, unknown)}
     return [
-        (detail["loc"], _sentence(detail))
-        for detail in details
-        if not (detail["type"] == "missing" and ".".join(map(str, detail["loc"])) in meant)
+        (each["loc"], _sentence(each))
+        for each in found.values()
+        if each["type"] != "missing" or ".".join(map(str, each["loc"])) not in meant
     ]
 
 
@@ -326,12 +302,9 @@ def _sentence(detail: ErrorDetails) -> str:
     allowed = key.allowed if key else detail["msg"].lower().removeprefix("input should be ")
     if kind == "missing":
         return f"{dotted} is missing; it must be {allowed}"
-    if isinstance(found, dict) and "{" in allowed:
-        shown = json.dumps(found)
-    elif isinstance(found, dict | list):
-        shown = "a section" if isinstance(found, dict) else "a list"
-    else:
-        shown = json.dumps(found) if found is None or isinstance(found, bool) else repr(found)
+    shown = json.dumps(found) if found is None or isinstance(found, bool | dict) else repr(found)
+    if isinstance(found, list) or (isinstance(found, dict) and "{" not in allowed):
+        shown = "a list" if isinstance(found, list) else "a section"
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     sentence = f"{dotted} is {shown}; it must be {allowed}"
     if key and key.is_section and (choice := _choice_in(dotted, found)):

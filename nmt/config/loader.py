@@ -53,7 +53,11 @@ def load_config(
             problems.append(error.problem)
         except ValueError as error:
             problems.append(f"`set` {text}: {error}")
-    missing = _missing(document.values, check_files)
+    missing = None  # what names missing files, if there are any
+    try:
+        check_files(dict(_corpora("data", document.values.get("data"))))
+    except DataError as error:
+        missing = error
     try:
         values = document.values
         if is_scaled and count_characters is not None:
@@ -90,17 +94,6 @@ def _read_keys(path: Path) -> Document:
             fix="Make a configuration of two files of text: `nmt init SOURCE TARGET`.",
         ) from error
     return document
-
-
-def _missing(
-    values: dict[str, Any], check_files: Callable[[Mapping[str, CorpusConfig]], None]
-) -> DataError | None:
-    """Return what names missing files, if there are any."""
-    try:
-        check_files(dict(_corpora("data", values.get("data"))))
-    except DataError as error:
-        return error
-    return None
 
 
 def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:

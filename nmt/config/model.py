@@ -40,9 +40,7 @@ class ModelConfig(Section):
     """An encoder-decoder Transformer. The defaults are the published base model."""
 
     preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
-    """Values to start from; other keys of this section override them. ``transformer-base`` and
-    ``-big`` are the paper's; ``tiny`` is for small data and CPUs; ``modern`` has RMSNorm, SwiGLU
-    and rotary positions."""
+    """Values to start from: the paper's two, ``tiny`` for small data and CPUs, or ``modern``."""
     encoder_layers: int = Field(default=6, ge=1, le=100)
     """Layers of the encoder."""
     decoder_layers: int = Field(default=6, ge=1, le=100)
@@ -62,14 +60,11 @@ class ModelConfig(Section):
     norm_position: Literal["post", "pre"] = "post"
     """Normalise after each residual sum (Vaswani et al. 2017) or before each sub-layer."""
     norm: Literal["layer", "layer-std", "rms"] = "layer"
-    """LayerNorm (Ba et al. 2016), dividing by sqrt(variance + epsilon); ``layer-std``, dividing by
-    the standard deviation + epsilon; or RMSNorm (Zhang and Sennrich 2019)."""
+    """LayerNorm; ``layer-std``, which divides by std + epsilon; or RMSNorm (``rms``)."""
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
     """Epsilon of the norms; 1e-5 when null, or 1e-6 for ``rms``."""
     positions: Annotated[str, Registered("position scheme", _POSITIONS)] = "sinusoidal"
-    """Sinusoids interleaved (the paper), in two halves (``-concatenated``: Hugging Face) or in two
-    halves up to 10000 x 2 pi (``-halves``: Tensor2Tensor, Marian); a learned table; ``rotary`` (Su
-    et al. 2021); ``relative`` (Shaw et al. 2018); or none."""
+    """Sinusoids: the paper, Hugging Face (``-concatenated``) or Marian (``-halves``); or others."""
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
     """Rows of the learned table; other encodings have no limit."""
     first_position: int = Field(default=0, ge=0, le=1)
@@ -86,8 +81,7 @@ class ModelConfig(Section):
     )
     """Biases in the linear layers and LayerNorms: in all, in none, or in those that are listed."""
     embeddings: Literal["separate", "decoder-tied", "inputs-shared", "tied"] = "tied"
-    """Tables that are shared: none; target and output; source and target (``inputs-shared``); all
-    (``tied``). The last two need a joint vocabulary."""
+    """Tables that are shared; ``inputs-shared`` and ``tied`` (all) need a joint vocabulary."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(model_dim)."""
     output_bias: bool = False

@@ -80,9 +80,7 @@ class RunConfig(Section):
     )
 
     preset: Literal["low-resource"] | None = None
-    """Values to start from; given keys override them. ``low-resource`` suits 5,000 to 15,000 short
-    pairs: ``tiny`` with dropout 0.3, R-Drop, Muon, a vocabulary of 2,000 and batches of 2,048
-    tokens."""
+    """Values to start from; ``low-resource`` suits 5,000 to 15,000 short pairs."""
     name: str
     """Name of the experiment; folders are named after it."""
     source_language: Annotated[LanguageCode, Binds("data", "run")]
@@ -161,17 +159,13 @@ class RunConfig(Section):
             )
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
-        yield from self._unknown_tags()
-        if self.filters.min_length > longest:
-            yield f"filters.min_length is above filters.max_length ({longest})"
-
-    def _unknown_tags(self) -> Iterator[str]:
-        if self.training.start_from is not None:  # whose vocabulary has others
-            return
-        for key, corpus in self.data.corpora.items():
+        # Another run's vocabulary, where training starts from one, has tags of its own.
+        for where, corpus in self.data.corpora.items() if not self.training.start_from else ():
             if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols) is None:
                 known = ", ".join(self.tag_symbols) or "none"
-                yield f"{key}.tag {corpus.tag} is no user-defined symbol (there are: {known})"
+                yield f"{where}.tag {corpus.tag} is no user-defined symbol (there are: {known})"
+        if self.filters.min_length > longest:
+            yield f"filters.min_length is above filters.max_length ({longest})"
 
 
 def check_languages(codes: Mapping[str, str]) -> None:

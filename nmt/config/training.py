@@ -46,9 +46,7 @@ class ScheduleConfig(Section):
     """The learning rate as a function of the update."""
 
     shape: Annotated[str, Registered("schedule", _SCHEDULES)] = "inverse_sqrt"
-    """Curve after warm-up: ``inverse_sqrt``; ``constant``; ``noam`` (the paper); ``linear`` and
-    ``cosine``, which fall to zero at the end; ``wsd``, which falls over the last
-    ``decay_share``."""
+    """Curve after warm-up; ``linear``, ``cosine`` and (in ``decay_share``) ``wsd`` fall."""
     peak_lr: float = Field(default=5e-4, gt=0, le=10)
     """Largest learning rate, reached at the end of warm-up (for ``noam``: a factor, usually 1)."""
     warmup_steps: int = Field(default=4000, ge=0)
@@ -82,10 +80,7 @@ class OptimizerConfig(Section):
     """How gradients change the weights."""
 
     kind: Annotated[str, Registered("optimizer", _OPTIMIZERS)] = "adamw"
-    """``adamw`` (Loshchilov and Hutter 2019); ``schedule-free`` AdamW (Defazio et al. 2024; use a
-    constant schedule); ``muon`` (Jordan et al. 2024; try ``peak_lr: 4e-3``), best in short
-    trainings of ``tiny``; ``adafactor`` (Shazeer and Stern 2018; try ``peak_lr: 0.01``), with
-    little state."""
+    """``muon`` suits short runs of ``tiny`` (``peak_lr: 4e-3``), ``adafactor`` little memory."""
     betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
     """Decay of the running means of gradient and squared gradient."""
     epsilon: float = Field(default=1e-9, gt=0)
@@ -108,8 +103,7 @@ class ValidationConfig(Section):
     max_sentences: int | None = Field(default=None, ge=1)
     """Decode at most this many sentences; the loss is always of the whole set."""
     metric: Annotated[str, Registered("metric", _METRICS), Binds("run")] = "bleu"
-    """Names the best checkpoint and stops early: ``loss``, or a metric such as ``bleu`` or
-    ``chrf``."""
+    """Names the best checkpoint and stops early: ``loss``, ``bleu``, ``chrf`` or another metric."""
 
 
 class TrainingConfig(Section):
@@ -122,9 +116,7 @@ class TrainingConfig(Section):
     max_steps: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
     """Stop after this many updates."""
     max_minutes: Annotated[float | None, Binds("budget")] = Field(default=None, gt=0)
-    """Stop after about this long, validation and saving included. Timed updates at the start turn
-    it into a number of updates, which is recorded, so that schedules and resumed runs stay
-    exact."""
+    """Stop after about so many minutes; the updates that fit are measured, and recorded."""
     max_epochs: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
     """Stop after this many passes through the training data."""
     seed: Annotated[int, Binds("run")] = Field(default=1, ge=0, lt=2**31)
@@ -134,14 +126,11 @@ class TrainingConfig(Section):
         BeforeValidator(full_dtype_name),
         Binds("run"),
     ] = "auto"
-    """Arithmetic; ``auto`` is bfloat16 where the hardware computes in it, float16 with a scaled
-    loss on GPUs that have only that, and float32 elsewhere. ``bf16`` and ``fp16`` are accepted."""
+    """``auto`` is bfloat16 where the hardware has it, float16 on other GPUs, else float32."""
     device: DeviceName = "auto"
-    """``auto`` is the CUDA GPU if there is one; ``cuda:1`` is the second GPU; ``mps`` is Apple's,
-    in float32."""
+    """``auto`` is the CUDA GPU if there is one; ``cuda:1`` is the second; ``mps`` is Apple's."""
     compile: Literal["auto"] | bool = "auto"
-    """Compile the layers when training starts, which takes a minute. ``auto`` does so on a GPU if
-    enough updates follow."""
+    """Compile the layers, which takes a minute; ``auto``: on a GPU if enough updates follow."""
     deterministic: bool = True
     """On a GPU, add in a fixed order, so that resuming is bit-exact; some kernels are slower."""
     threads: int | None = Field(default=None, ge=1, le=1024)
@@ -149,11 +138,9 @@ class TrainingConfig(Section):
     label_smoothing: Annotated[float, Binds("run")] = Field(default=0.1, ge=0, lt=1)
     """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
     objective: Annotated[str, Registered("objective", _OBJECTIVES), Binds("run")] = "auto"
-    """``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` is ``r_drop`` where that is above
-    0."""
+    """``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` goes by the key ``r_drop``."""
     r_drop: Annotated[float, Binds("run")] = Field(default=0.0, ge=0)
-    """Weight of the divergence between two passes with other dropout (Liang et al. 2021; 5 is
-    usual)."""
+    """Weight of the divergence of two passes with other dropout (Liang et al. 2021); often 5."""
     optimizer: Annotated[OptimizerConfig, Binds("run")] = OptimizerConfig()
     schedule: Annotated[ScheduleConfig, Binds("run")] = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -180,8 +167,7 @@ class TrainingConfig(Section):
     keep_best: int = Field(default=1, ge=1)
     """Best checkpoints to keep besides."""
     average_last: int | None = Field(default=None, ge=2)
-    """At the end, average this many of the newest checkpoints (Vaswani et al. 2017, section 6.1)
-    into ``average``; the average becomes the best checkpoint if it validates better."""
+    """Average so many of the newest checkpoints at the end; the average may become the best."""
     on_full_disk: Literal["stop", "continue"] = "stop"
     """When a checkpoint does not fit on the disk: stop with exit code 4, or warn and train on."""
 

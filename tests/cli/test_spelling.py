@@ -77,7 +77,7 @@ MISTAKES = {
     "config shw c.yaml": "nmt config has no command shw.",
     "-v train c.yaml": "No such option: -v",
     "info": "nmt has no command info.",
-    "train .": ". is a folder.",
+    "train .": ".: Is a directory.",
     "train in.gz": "in.gz is no YAML configuration: byte 1 is not UTF-8.",
     "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
     "inspect M attention --source a -o a.png":
