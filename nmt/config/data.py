@@ -101,10 +101,8 @@ class CorpusConfig(Section):
         if (self.source is None) != (self.target is None):
             yield "source and target must be given together"
         elif len(places) != 1:
-            yield (
-                "name exactly one of: source + target, "
-                f"{', '.join(names[1:])} (found: {', '.join(places) or 'none'})"
-            )
+            found, others = ", ".join(places) or "none", ", ".join(names[1:])
+            yield f"name exactly one of: source + target, {others} (found: {found})"
         if self.huggingface is None and (self.subset is not None or self.streaming):
             yield "subset and streaming belong to huggingface, which is not given"
 
@@ -181,19 +179,15 @@ class DataConfig(Section):
     @field_validator("test")
     @classmethod
     def _plain_names(cls, value: dict[str, CorpusConfig]) -> dict[str, CorpusConfig]:
-        bad = [name for name in value if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name)]
-        if bad:
-            raise ValueError(
-                f"{', '.join(map(repr, bad))} cannot name a test set; "
-                "use letters, digits, hyphens and underscores"
-            )
+        pattern, words = r"[A-Za-z0-9][A-Za-z0-9_-]*", "letters, digits, hyphens and underscores"
+        if bad := [repr(name) for name in value if not re.fullmatch(pattern, name)]:
+            raise ValueError(f"{', '.join(bad)} cannot name a test set; use {words}")
         return value
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=256_000)]
-
-
 _NumUnused = Annotated[int, Field(ge=0, le=256_000)]
+_OR_SIDES = ", or one a side: {source: ..., target: ...}"
 
 
 def _both_sides(number: int | Mapping[Literal["source", "target"], int]) -> tuple[int, int]:
@@ -206,17 +200,11 @@ class TokenizerConfig(Section):
     kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
     """Subwords (``bpe`` or ``unigram``), words between spaces, or characters."""
     vocab_size: _VocabSize | dict[Literal["source", "target"], _VocabSize] = Field(
-        default=8000,
-        json_schema_extra={
-            "allowed": "a whole number from 5 to 256000, or one a side: {source: ..., target: ...}"
-        },
+        default=8000, json_schema_extra={"allowed": f"a whole number from 5 to 256000{_OR_SIDES}"}
     )
     """Entries of each vocabulary, four special ones included; per side with ``joint: false``."""
     unused_entries: _NumUnused | dict[Literal["source", "target"], _NumUnused] = Field(
-        default=0,
-        json_schema_extra={
-            "allowed": "a whole number, at least 0, or one a side: {source: ..., target: ...}"
-        },
+        default=0, json_schema_extra={"allowed": f"a whole number, at least 0{_OR_SIDES}"}
     )
     """Entries that no text becomes; they fill a vocabulary that is too large for the text."""
     joint: bool = True
@@ -250,20 +238,19 @@ class TokenizerConfig(Section):
         return 261 if self.kind in ("word", "char") else 300
 
     def _disagreements(self) -> Iterator[str]:
-        sizes = {"vocab_size": self.vocab_size, "unused_entries": self.unused_entries}
-        for key, size in sizes.items():
+        for key in ("vocab_size", "unused_entries"):
+            size = getattr(self, key)
             if isinstance(size, dict) and (len(size) < 2 or self.joint):
                 needed = "joint false, or give one number" if self.joint else "source and target"
                 yield f"{key} with sizes of each side needs {needed}"
                 return
-        if min(self.vocab_sizes) < self.min_vocab_size:
-            yield (
-                f"vocab_size is {min(self.vocab_sizes)}; byte_fallback takes 256 entries: raise it "
-                f"to {self.min_vocab_size} or more, or set byte_fallback to false"
-            )
+        smallest, least = min(self.vocab_sizes), self.min_vocab_size
+        if smallest < least:
+            fix = f"raise it to {least} or more, or set byte_fallback to false"
+            yield f"vocab_size is {smallest}; byte_fallback takes 256 entries: {fix}"
         for size, unused in zip(self.vocab_sizes, self.unused, strict=True):
-            if unused and size - unused < self.min_vocab_size:
-                yield f"unused_entries of vocab_size {size}: at most {size - self.min_vocab_size}"
+            if unused and size - unused < least:
+                yield f"unused_entries of vocab_size {size}: at most {size - least}"
 
 
 class BatchConfig(Section):

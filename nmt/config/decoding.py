@@ -83,7 +83,6 @@ class DecodingConfig(Section):
         return type(self)(**{**kept, "beam_size": beam_size})
 
     def _disagreements(self) -> Iterator[str]:
-        one_by_one = self.sampling or self.return_alternatives
         way = "sampling" if self.sampling else "return_alternatives"
         for key in (*_OF_SAMPLING, *_OF_BEAMS):
             if (value := getattr(self, key)) == type(self).model_fields[key].default:
@@ -96,22 +95,12 @@ class DecodingConfig(Section):
             yield "sampling and return_alternatives exclude each other"
         elif self.return_alternatives and self.prefix_bias_beta:
             yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
-        if not one_by_one:
-            yield from self._beam_disagreements()
-
-    def _beam_disagreements(self) -> Iterator[str]:
-        if self.n_best > self.beam_size:
-            yield (
-                f"n_best ({self.n_best}) is more than beam_size ({self.beam_size}): "
-                "raise `beam_size`"
-            )
-        elif self.n_best > self.patience * self.beam_size:
-            yield (
-                f"n_best ({self.n_best}) is more than patience x beam_size "
-                f"({self.patience * self.beam_size:g})"
-            )
-        if self.beam_size % self.diverse_beam_groups:
-            yield (
-                f"diverse_beam_groups ({self.diverse_beam_groups}) does not divide "
-                f"beam_size ({self.beam_size})"
-            )
+        if self.sampling or self.return_alternatives:
+            return
+        best, beam, groups = self.n_best, self.beam_size, self.diverse_beam_groups
+        if best > beam:
+            yield f"n_best ({best}) is more than beam_size ({beam}): raise `beam_size`"
+        elif best > self.patience * beam:
+            yield f"n_best ({best}) is more than patience x beam_size ({self.patience * beam:g})"
+        if beam % groups:
+            yield f"diverse_beam_groups ({groups}) does not divide beam_size ({beam})"

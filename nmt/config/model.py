@@ -15,9 +15,9 @@ _POSITIONS = (
     "sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves", "learned", "rotary", "relative",
     "none",
 )  # fmt: skip
-BiasPlace = Literal["attention", "feed-forward", "norm"]
-"""Layers that may have a bias."""
+BiasPlace = Literal["attention", "feed-forward", "norm"]  # Layers that may have a bias.
 
+# Name -> the fields of `ModelConfig` that differ from its defaults (the paper's base).
 MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     # Vaswani et al. (2017), table 3.
     "transformer-base": {},
@@ -33,7 +33,6 @@ MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
         "bias": False,
     },
 })  # fmt: skip
-"""Name -> the fields of `ModelConfig` that differ from its defaults (the paper's base)."""
 
 
 class ModelConfig(Section):
@@ -115,19 +114,15 @@ class ModelConfig(Section):
         for dim in (self.model_dim, self.decoder_dim):
             nearest = self._nearest_width(dim)
             if dim % heads:
-                yield (
-                    f"num_heads ({heads}) must divide the width {dim}: use num_heads "
-                    f"{_nearest_divisor(dim, heads)} or the width {nearest}"
-                )
+                other = f"use num_heads {_nearest_divisor(dim, heads)} or the width {nearest}"
+                yield f"num_heads ({heads}) must divide the width {dim}: {other}"
             elif self.positions == "rotary" and (dim // heads) % 2:
                 yield f"rotary positions need an even width per head: use the width {nearest}"
             if self.positions.startswith("sinusoidal") and dim % 2:
                 yield f"sinusoidal positions need an even width: use {nearest}"
         if kv_heads is not None and heads % kv_heads:
-            yield (
-                f"num_kv_heads ({kv_heads}) must divide num_heads ({heads}): "
-                f"use {_nearest_divisor(heads, kv_heads)}"
-            )
+            other = f"use {_nearest_divisor(heads, kv_heads)}"
+            yield f"num_kv_heads ({kv_heads}) must divide num_heads ({heads}): {other}"
         if self.shares_inputs and self.decoder_dim != self.model_dim:
             yield f"{self.embeddings} embeddings need decoder_model_dim equal to model_dim"
 

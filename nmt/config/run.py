@@ -18,25 +18,22 @@ from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError
 
-LanguageCode = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$",
-        json_schema_extra={"allowed": "a language code such as de or pt-BR"},
-    ),
-]
+_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
+_CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
+LanguageCode = Annotated[str, Field(pattern=_CODE, json_schema_extra=_CODE_IN_WORDS)]
+# Codes of countries that are often taken for those of their languages, and are no language's.
 _COUNTRIES: Mapping[str, tuple[str, str]] = MappingProxyType({
     "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
     "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"), "vn": ("Vietnamese", "vi"),
 })  # fmt: skip
-"""Codes of countries that are often taken for those of their languages, and are no language's."""
 _FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 _ADAMW_PEAK = 1e-3
+# What trains a ``tiny`` model best in little time (scripts/README.md).
 MUON: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "optimizer": {"kind": "muon", "newton_schulz_steps": 3},
     "schedule": {"shape": "linear", "peak_lr": 4e-3, "warmup": 0.06},
 })  # fmt: skip
-"""What trains a ``tiny`` model best in little time (scripts/README.md)."""
+# Name -> the values of each section that differ from the defaults.
 RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
     # Measured in scripts/README.md, as is what else was tried. Without BPE-dropout: on Multi30k
     # en-de, in 80 minutes of one core, it cost 2 BLEU (one seed).
@@ -47,7 +44,6 @@ RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
         "training": {"r_drop": 3.0, **MUON},
     },
 })  # fmt: skip
-"""Name -> the values of each section that differ from the defaults."""
 
 
 def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,17 +135,15 @@ class RunConfig(Section):
             yield f"prepared_dir and run_dir are both {self.run_dir}; give each its own folder"
         if self.model.shares_inputs and not self.tokenizer.joint:
             other = "decoder-tied" if self.model.ties_output else "separate"
-            yield (
-                f"model.embeddings {self.model.embeddings} needs tokenizer.joint true; "
-                f"use {other} instead"
-            )
+            kind = self.model.embeddings
+            yield f"model.embeddings {kind} needs tokenizer.joint true; use {other} instead"
         key = "tokens_per_update" if self.batch.tokens_per_update else "max_tokens"
         tokens = getattr(self.batch, key)
-        if tokens is not None and 2 * longest + 2 + bos > tokens:
+        least = 2 * longest + 2 + bos
+        if tokens is not None and least > tokens:
             yield (
-                f"batch.{key} is {tokens}, too small for a pair with "
-                f"filters.max_length ({longest}) tokens on each side; "
-                f"raise it to {2 * longest + 2 + bos} or lower filters.max_length"
+                f"batch.{key} is {tokens}, too small for a pair with filters.max_length ({longest})"
+                f" tokens on each side; raise it to {least} or lower filters.max_length"
             )
         rows = longest + 1 + bos + self.model.first_position
         if self.model.positions == "learned" and rows > self.model.max_positions:
@@ -183,8 +177,8 @@ def check_languages(codes: Mapping[str, str]) -> None:
     problems = []
     for where, code in codes.items():
         primary = re.split("[-_]", code)[0]
-        if country := _COUNTRIES.get(primary.lower()):
-            language, meant = country
+        language, meant = _COUNTRIES.get(primary.lower(), ("", ""))
+        if meant:
             problems.append(f"{where}: {primary} is a country; the code of {language} is {meant}")
         elif "_" in code and not _FLORES.fullmatch(code):
             problems.append(f"{where}: {code} has an underscore; write {primary}")

@@ -22,12 +22,10 @@ from nmt.registry import names_of
 T = TypeVar("T")
 _FREE = object()
 
+# YAML has no paths and no tuples: text and lists are taken, too.
 FilePath = Annotated[Path, Strict(strict=False)]
-"""A path; text is taken too, as YAML has no paths."""
 Many = Annotated[tuple[T, ...], Strict(strict=False)]
-"""Any number of values; a list is taken too, as YAML has no tuples."""
 Pair = Annotated[tuple[T, T], Strict(strict=False)]
-"""Two values; a list is taken too."""
 
 
 class Section(BaseModel):

@@ -189,14 +189,10 @@ class TrainingConfig(Section):
         if self.optimizer.kind == "schedule-free":
             name = "optimizer.kind schedule-free"
             if shape != "constant":
-                yield (
-                    f"{name} needs no falling learning rate: set schedule.shape constant "
-                    f"(found {shape})"
-                )
+                yield f"{name} needs a constant rate: set schedule.shape constant (found {shape})"
             if self.ema_decay is not None:
                 yield f"{name} uses a mean of the weights already: leave ema_decay out"
             if self.optimizer.betas[0] == 0:
                 yield f"{name} needs optimizer.betas above 0"
         if steps is not None and self.keep_last < steps:
-            need = f"set keep_last to {steps} or more"
-            yield f"average_last {steps} needs as many checkpoints: {need}"
+            yield f"average_last {steps} needs as many: set keep_last to {steps} or more"
