@@ -51,7 +51,7 @@ class Outcome:
         return f"{asdict(self.options)}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {"beam_size": self.options.beam_size}
+        return {"größe": self.options.beam_size}
 
 
 def work(options: Options) -> Outcome | None:
@@ -84,7 +84,7 @@ def test_flags_become_fields_with_their_types() -> None:
 
     assert call("work", *line.split()).stdout == f"{values}\n"
     assert call("work", "m").stdout == f"{asdict(Options(model=Path('m')))}\n"
-    assert call("work", "m", "-b", "3", "--json").stdout == '{"beam_size": 3}\n'
+    assert call("work", "m", "-b", "3", "--json").stdout == '{"größe": 3}\n'
 
 
 def test_help_has_sections_and_spells_the_fields_in_it() -> None:
@@ -118,7 +118,7 @@ def test_mistakes_are_named_as_they_are_typed(words: list[str], message: str) ->
 
 def test_a_failure_comes_after_the_result() -> None:
     found = call("work", "m", "--kind", "b", "--json")
-    assert (found.exit_code, found.stdout) == (6, '{"beam_size": null}\n')
+    assert (found.exit_code, found.stdout) == (6, '{"größe": null}\n')
     assert found.stderr == "error: --beam-size is too low.\n  fix: Raise it.\n"
 
 

@@ -18,7 +18,8 @@ from nmt.errors import DataError
 from tests.inference.conftest import sentences
 from tests.terminal import Frames, terminal
 
-LOADING = {"device": "cpu", "threads": 1, "engine": "torch"}
+PLACE: dict[str, Any] = {"device": "cpu", "threads": 1}
+LOADING: dict[str, Any] = {**PLACE, "engine": "torch"}
 LINES = ["", *sentences(7, seed=4, longest=8), " "]
 COUNTS = [f"{number}/9" for number in range(2, 10)]
 """Both blank lines at once, then each line is a batch by itself."""
@@ -33,8 +34,7 @@ def source(tmp_path: Path) -> Path:
 
 def options_of(run: Path, source: Path, **options: Any) -> TranslateOptions:
     output = source.with_name("out.txt")
-    loading: dict[str, Any] = LOADING
-    return TranslateOptions(model=run, input=source, output=output, **loading, **options)
+    return TranslateOptions(model=run, input=source, output=output, **LOADING, **options)
 
 
 def assert_complete(frames: Frames) -> None:
@@ -70,21 +70,12 @@ def test_lines_with_errors_leave_the_count_right(
 def test_score_and_evaluate_show_each_batch(
     runs: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ScoreOptions(
-        model=runs["plain"],
-        source=source,
-        target=source,
-        output=source.with_name("out"),
-        device="cpu",
-        threads=1,
-    )
+    out = source.with_name("out")
+    asked: dict[str, Any] = {"resamples": 0, "batch_tokens": 1, **LOADING}
+    model = runs["plain"]
     with terminal(monkeypatch) as frames:
-        score(options)
-        asked = EvaluateOptions(
-            models=(runs["plain"],), source=source, reference=(source,), resamples=0,
-            batch_tokens=1, device="cpu", threads=1, engine="torch",
-        )  # fmt: skip
-        evaluate(asked)
+        score(ScoreOptions(model=model, source=source, target=source, output=out, **PLACE))
+        evaluate(EvaluateOptions(models=(model,), source=source, reference=(source,), **asked))
     assert frames.counts("scoring") == ["0/9", "7/9", "9/9"]
     assert frames.counts("translating") == ["0/9", *COUNTS]
     assert_complete(frames)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -110,11 +111,17 @@ def test_an_older_checkpoint_than_asked_for_is_not_used_in_silence(run: Path) ->
         assert "step-00000006" in result.stderr, result.exit_code
 
 
+def test_a_model_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _, mode: mode == os.F_OK)
+    refused(nmt("translate", tmp_path), 4, f"{tmp_path} cannot be read", "fix:")
+
+
 def test_a_place_that_cannot_be_written_is_named(world: Path) -> None:
     """Fault 9."""
     config = world / "config.yaml"
     place = world / "test.de" / "below"  # a file is no folder, even for the superuser
-    assert "test.de" in str(place)
     for command in (
         ("prepare", config, "--set", f"prepared_dir={place}"),
         ("train", config, "--run-dir", place),
