@@ -146,8 +146,8 @@ def test_the_checkpoints_of_a_run_are_not_mixed_with_its_mean(run_dir: Path) -> 
     refused(2, "among the checkpoints", run_dir, run_dir / "checkpoints" / "step-00000099")
     assert averaged(run_dir, "-o", run_dir / "mean")["steps"] == list(STEPS)
     assert load_model(run_dir).step == 40
-    refused(4, "has no checkpoints", run_dir / "mean", run_dir / "again")
-    refused(4, "has no checkpoints", run_dir / "nowhere", run_dir / "again")
+    for source in ("mean", "nowhere"):
+        refused(4, "has no checkpoints", run_dir / source, run_dir / "again")
 
 
 def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
