@@ -125,7 +125,10 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are
 def test_a_validation_says_what_was_measured_and_with_what() -> None:
     event = validation_event(5, Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char"))
     assert "2.72, BLEU 21.50 (tokenizer char), chrF 4.00 (" in event.text
-    assert "perplexity 1.09e+200 (" in validation_event(5, Scores(460.6)).text
+    assert (event.values["bleu"], event.values["bleu_tokenizer"]) == (21.5, "char")
+    event = validation_event(5, Scores(460.6))  # of no text
+    assert "perplexity 1.09e+200 (" in event.text
+    assert (event.values["bleu"], event.values["bleu_tokenizer"]) == (None, None)
 
 
 def test_lines_that_find_the_disk_full_wait_until_there_is_room(tmp_path: Path) -> None:
