@@ -81,7 +81,6 @@ def test_flags_become_fields_with_their_types() -> None:
         model=Path("m"), others=(Path("n"), Path("o")), beam_size=2, cache=False,
         with_=("p", "q"), weights=(1.0, 2.5), pair=(Path("r"), Path("s")),
     ))  # fmt: skip
-
     assert call("work", *line.split()).stdout == f"{values}\n"
     assert call("work", "m").stdout == f"{asdict(Options(model=Path('m')))}\n"
     assert call("work", "m", "-b", "3", "--json").stdout == '{"größe": 3}\n'

@@ -33,7 +33,6 @@ def test_a_page_has_every_part_of_one_sentence(runs: dict[str, Path], tmp_path: 
     page = tmp_path / "page.html"
     printed = shown(runs["plain"], "--source", ATTACK, "-o", page)
     text = page.read_text(encoding="utf-8")
-
     assert printed == ""
     for name in VIEWS:
         assert (f'<section id="{name}">' in text) == (name not in NOT_IN_PAGE)

@@ -338,7 +338,6 @@ def test_a_table_or_json_that_would_be_translated_as_text_is_noticed() -> None:
     flags = "--device cpu --threads 1 --format jsonl"
     csv = "in.csv is read as plain text; each line is translated whole, columns and all"
     json = "nmt: warning: in.jsonl.gz is read as plain text; --input-format json reads JSON"
-
     assert csv in nmt(f"translate M in.csv {flags}").stderr
     assert json in nmt(f"translate M in.jsonl.gz {flags}").stderr
     assert json not in nmt(f"translate M in.jsonl.gz {flags} --input-format json").stderr

@@ -211,7 +211,6 @@ def test_a_lost_log_message_loses_no_output(own_run: Path, tmp_path: Path) -> No
     flags = (own_run, *FLAGS, "-b", "1", "-i", source, "-o", output)
     command = (*COMMAND[:2], program, "translate", *flags)
     subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *command], timeout=PATIENCE_SECONDS, check=True)
-
     assert output.read_text("utf-8").split("\n")[:-1] == expected
 
 
@@ -302,7 +301,6 @@ def test_json_has_source_translation_score_and_alternatives(run_dir: Path) -> No
 def test_json_has_tokens_and_attention_when_asked_for(run_dir: Path) -> None:
     flags = ("--format", "json", "--token-scores", "--attention", "--n-best", 2, "--no-guard")
     first, blank = (json.loads(x) for x in translated(run_dir, *flags, text=f"{LINES[0]}\n\n"))
-
     assert (blank["tokens"], blank["attention"]) == ([], [])
     total = sum(token["log_prob"] for token in first["tokens"])
     assert total / len(first["tokens"]) == pytest.approx(first["score"], abs=1e-4)
@@ -324,7 +322,6 @@ def test_the_guard_flags_and_counts_what_no_retry_clears(run_dir: Path) -> None:
     own_run, text = run_dir, "\n".join(LINES[:3])
     flagged = [json.loads(x) for x in translated(own_run, "--format", "json", text=text)]
     plain = [json.loads(x) for x in translated(own_run, "--format=json", "--no-guard", text=text)]
-
     assert all(result["alarms"] == ["long"] for result in flagged)
     assert [result["alarms"] + result["retried"] for result in plain] == [[], [], []]
     result = translate(own_run, text=f"{text}\n\n")
@@ -490,7 +487,6 @@ def test_text_ends_at_a_request_that_cannot_be_answered(
     lines = [{"source": line} for line in LINES]
     text = "\n".join(json.dumps(request) for request in [*lines, bad, *lines])
     result = translate(run_dir, "--input-format", "json", text=text)
-
     assert result.exit_code == 3
     assert f"Line {len(LINES) + 1}" in result.stderr
     assert "With --format json the other lines are answered all the same." in result.stderr

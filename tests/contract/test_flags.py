@@ -21,7 +21,6 @@ def test_the_flags_are_those_that_scripts_rely_on() -> None:
             shown = "/".join(sorted(parameter.opts)) if is_option else parameter.name.upper()
             lines.append(f"{name} {shown}\n")
             assert parameter.help, f"{name}: {parameter.name}"
-
     assert "".join(sorted(lines)) == GOLDEN.read_text(encoding="utf-8")
 
 

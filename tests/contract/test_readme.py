@@ -130,7 +130,6 @@ def test_every_command_uses_flags_that_exist(line: str) -> None:
     while hasattr(command, "commands"):
         context = command.make_context("nmt", [], parent=context, resilient_parsing=True)
         command = command.get_command(context, words.pop(0))
-
     # Raises for a flag or an argument that does not exist, or a value of a wrong type.
     command.make_context(command.name, words, parent=context)
 
@@ -143,7 +142,6 @@ def test_the_error_shown_is_the_error_met(tmp_path: Path, monkeypatch: pytest.Mo
         Path(name).touch()
     arguments = ["config", "show", "mine.yaml", "--set", "batch.max_tokens=big"]
     result = CliRunner().invoke(app, arguments)
-
     assert result.stderr in {block.text for block in blocks()}
 
 
