@@ -20,16 +20,16 @@ from typing import Any
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.commands.evaluate_options import EvaluateOptions, check_options, sort_files
-from nmt.commands.loading import loading, mbr
-from nmt.commands.overlap import rows_in_training
-from nmt.commands.test_set import (
-    TestNames,
-    TestSet,
+from nmt.commands.evaluation_set import (
+    EvaluationSet,
+    SetNames,
     list_test_sets,
     load_test_sets,
     read_labels,
     read_systems,
 )
+from nmt.commands.loading import loading, mbr
+from nmt.commands.overlap import rows_in_training
 from nmt.config.loader import load_config, refuse_idle
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError
@@ -75,7 +75,7 @@ REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_
 _READ = ("decoding", "data", "source_language", "target_language")
 
 
-def evaluate(options: EvaluateOptions) -> EvaluationReport | TestNames:
+def evaluate(options: EvaluateOptions) -> EvaluationReport | SetNames:
     """Score models or files of translations on test sets.
 
     Raises:
@@ -203,7 +203,7 @@ class EvaluatedModel:
         """Free the weights."""
         self._translator = None
 
-    def record(self, test: TestSet, system: System) -> None:
+    def record(self, test: EvaluationSet, system: System) -> None:
         """Show the scores on the page of the run."""
         if not self.loading["ensemble"]:
             scores = {score.metric: score.value for score in system.scores}
@@ -225,7 +225,7 @@ class EvaluatedSet:
 
     def __init__(
         self,
-        whole: TestSet,
+        whole: EvaluationSet,
         options: EvaluateOptions,
         gates: Mapping[str, float],
         models: Sequence[EvaluatedModel],

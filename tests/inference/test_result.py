@@ -95,7 +95,7 @@ LINES = [*sentences(8, seed=3), ""]
 EYE = Mbr("chrf", 8, compare=lambda texts: np.eye(len(texts))[::-1])
 
 
-@pytest.mark.parametrize("options", [{"beam_size": 4}, {"mbr": EYE}], ids=str)
+@pytest.mark.parametrize("options", [{"beam_size": 4}, {"mbr": EYE}], ids=["beam", "mbr"])
 def test_token_scores_make_up_the_score(translator: Translator, options: dict[str, Any]) -> None:
     """Also of a candidate that is chosen among samples."""
     for result in translator.with_options(outputs={"token_scores"}, **options).translate(LINES):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.commands.evaluate import EvaluatedModel
-from nmt.commands.test_set import read_text
+from nmt.commands.evaluation_set import read_text
 from nmt.errors import DataError
 from nmt.extras.analysis.models import load_scorer
 from nmt.metrics.result import Section

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nmt.commands.test_set import TestSet
+from nmt.commands.evaluation_set import EvaluationSet
 from nmt.errors import DataError
 from nmt.metrics.metric import Metric, Scorer
 from nmt.metrics.significance import Floats
@@ -32,7 +32,7 @@ class ExternalMetric(Metric):
 
     label = NAME
 
-    def __init__(self, command: str, test: TestSet) -> None:
+    def __init__(self, command: str, test: EvaluationSet) -> None:
         self._command, self._test = command, test
         self.signature = f"mean of: {command}"
 
@@ -85,6 +85,6 @@ class ExternalMetric(Metric):
 class ExternalScorer(Scorer):
     """An external metric of a test set."""
 
-    def __init__(self, command: str, test: TestSet) -> None:
+    def __init__(self, command: str, test: EvaluationSet) -> None:
         self.name, self._reference = NAME, test.references[0]
         self.metric = ExternalMetric(command, test)

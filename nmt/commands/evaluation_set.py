@@ -21,7 +21,7 @@ _UNBOUNDED_CHARACTERS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestSet:
+class EvaluationSet:
     """Sentences with their references."""
 
     name: str  # The test set's name, or the name of the first reference file.
@@ -36,14 +36,14 @@ class TestSet:
     def __len__(self) -> int:
         return len(self.references[0])
 
-    def first(self, count: int | None) -> TestSet:
+    def first(self, count: int | None) -> EvaluationSet:
         """Return the set cut to its first sentences; whole when None."""
         source = None if self.source is None else self.source[:count]
         references = tuple(stream[:count] for stream in self.references)
         return replace(self, source=source, references=references)
 
 
-def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[TestSet]:
+def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[EvaluationSet]:
     """Read the test sets that are asked for; without any, all of the model's configuration.
 
     Args:
@@ -108,7 +108,9 @@ def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str 
     return target
 
 
-def _named(name: str, pair: str | None, target: str | None, config: RunConfig | None) -> TestSet:
+def _named(
+    name: str, pair: str | None, target: str | None, config: RunConfig | None
+) -> EvaluationSet:
     own = {"valid": config.data.valid, **config.data.test} if config else {}
     own_pair = "-".join(config.languages.values()) if config else None
     if config and name in own:
@@ -133,7 +135,7 @@ def _named(name: str, pair: str | None, target: str | None, config: RunConfig | 
     return replace(_read_files(source, references, target), name=name)
 
 
-def _from_config(name: str, config: RunConfig) -> TestSet:
+def _from_config(name: str, config: RunConfig) -> EvaluationSet:
     is_test = name in config.data.test
     corpus = config.data.test[name] if is_test else config.data.valid
     check_files({f"data.test.{name}" if is_test else "data.valid": corpus})
@@ -155,7 +157,7 @@ def _from_config(name: str, config: RunConfig) -> TestSet:
                 f"Test set {name}, line {pair.line:,}: {pair.reason}.", fix="Correct the line."
             )
         pairs.append(pair)
-    return TestSet(
+    return EvaluationSet(
         name=name,
         source=tuple(pair.source for pair in pairs),
         references=(tuple(pair.target for pair in pairs),),
@@ -166,7 +168,7 @@ def _from_config(name: str, config: RunConfig) -> TestSet:
 
 def _read_files(
     source: Path | None, references: Sequence[Path], target_language: str | None
-) -> TestSet:
+) -> EvaluationSet:
     files = (*references, *([source] if source else []))
     first, *others = sides = [read_text(path) for path in files]
     if not first:
@@ -176,7 +178,7 @@ def _read_files(
             fix = "Line i of every file must belong to sentence i: export them together again."
             counts = len(first), len(side)
             raise DataError.not_parallel(str(files[0]), str(path), counts, fix=fix)
-    return TestSet(
+    return EvaluationSet(
         name=references[0].name,
         source=sides[-1] if source else None,
         references=tuple(sides[: len(references)]),
@@ -196,7 +198,7 @@ def read_text(path: Path) -> tuple[str, ...]:
         return tuple(decoded_lines(stream, name))
 
 
-def read_systems(paths: Sequence[Path], whole: TestSet, limit: int | None) -> list[System]:
+def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
     """Read translations of the whole set, or of just the sentences that are scored.
 
     Systems are named after their files: shortly if that tells them apart.
@@ -211,7 +213,7 @@ def read_systems(paths: Sequence[Path], whole: TestSet, limit: int | None) -> li
 
 
 def read_labels(
-    texts: Sequence[str], whole: TestSet, limit: int | None
+    texts: Sequence[str], whole: EvaluationSet, limit: int | None
 ) -> dict[str, Sequence[str]]:
     """Read files of labels, one for each sentence, from ``NAME=FILE``."""
     labels = {}
@@ -225,7 +227,7 @@ def read_labels(
     return labels
 
 
-def _fitting(path: Path, whole: TestSet, limit: int | None) -> Sequence[str]:
+def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[str]:
     lines = read_text(path)
     if len(lines) not in (len(whole), limit):
         fix = "Line i must translate sentence i of the test set: translate all of it."
@@ -235,7 +237,7 @@ def _fitting(path: Path, whole: TestSet, limit: int | None) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class TestNames:
+class SetNames:
     """Names of test sets."""
 
     names: Sequence[str]
@@ -249,8 +251,8 @@ class TestNames:
         return {"tests": list(self.names)}
 
 
-def list_test_sets(folders: Iterable[Path]) -> TestNames:
+def list_test_sets(folders: Iterable[Path]) -> SetNames:
     """Return the names of the test sets of some models, and then sacrebleu's."""
     configs = (load_config(folder / "config.yaml") for folder in folders)
     own = dict.fromkeys(name for config in configs for name in (*config.data.test, "valid"))
-    return TestNames([*own, *published_names()])
+    return SetNames([*own, *published_names()])
