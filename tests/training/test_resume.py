@@ -18,6 +18,7 @@ import yaml
 
 from nmt.checkpoint.files import checkpoint_dir, newest_checkpoint
 from nmt.files.lock import run_lock
+from tests.conftest import MISSING
 from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
 
@@ -279,6 +280,8 @@ def test_another_model_or_other_data_are_refused(
     """FAULT 12. What the run has begun with stays, too: it is needed when the settings are."""
     prepared = stopped.config.parent / "prepared" / "manifest.json"
     before = stopped.contents(), prepared.read_bytes()
+    if "--dry-run" in flags and "planning" in MISSING:
+        pytest.skip("the extra planning is missing")
     result = stopped.train(*flags)
     assert result.code == 4, result.stderr
     assert message in result.stderr
