@@ -112,3 +112,9 @@ def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
 
     assert "\x1b" not in part_text(part)
     assert "1,050,624" in part_text(part)
+
+
+def test_all_steps_are_on_the_page_without_its_script() -> None:
+    made = page(Steps("t", [Step(f"moment {n}", [Text("", [f"line {n}"])]) for n in range(9)]))
+
+    assert [f"line {n}" in made for n in range(9)] == [True] * 9
