@@ -5,7 +5,6 @@ The public names below load on first use, so that importing one does not import 
 
 from __future__ import annotations
 
-import re
 import sys
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
@@ -26,20 +25,22 @@ from nmt.version import __version__
 
 if TYPE_CHECKING:
     from nmt.commands.augment import augment
-    from nmt.commands.augment_options import AugmentOptions
     from nmt.commands.average import average
-    from nmt.commands.average_options import AverageOptions
+    from nmt.commands.config import load_config
     from nmt.commands.evaluate import evaluate
     from nmt.commands.evaluate_options import EvaluateOptions
-    from nmt.commands.load_config import load_config
+    from nmt.commands.options import (
+        AugmentOptions,
+        AverageOptions,
+        PrepareOptions,
+        ScoreOptions,
+        TrainOptions,
+        TranslateOptions,
+    )
     from nmt.commands.prepare import prepare
-    from nmt.commands.prepare_options import PrepareOptions
     from nmt.commands.score import score
-    from nmt.commands.score_options import ScoreOptions
     from nmt.commands.train import train
-    from nmt.commands.train_options import TrainOptions
     from nmt.commands.translate import translate
-    from nmt.commands.translate_options import TranslateOptions
     from nmt.extras.exchange.export import export
     from nmt.extras.exchange.hub import pull, push
     from nmt.extras.exchange.import_model import import_model
@@ -66,8 +67,14 @@ __all__ = [
     "pull", "push", "score", "serve", "train", "translate",
 ]  # fmt: skip
 
-# Modules of names that no command of the core is named after.
+# Modules of names other than the core's commands, whose modules are named after them.
 _HOMES = {
+    "nmt.commands.config": ("load_config",),
+    "nmt.commands.evaluate_options": ("EvaluateOptions",),
+    "nmt.commands.options": (
+        "AugmentOptions", "AverageOptions", "PrepareOptions", "ScoreOptions", "TrainOptions",
+        "TranslateOptions",
+    ),
     "nmt.extras.exchange.export": ("export",),
     "nmt.extras.exchange.hub": ("pull", "push"),
     "nmt.extras.exchange.import_model": ("import_model",),
@@ -100,8 +107,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv.count("-m"):  # Python looks for a m
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    command = re.sub("Options$", "_options", name).lower()
-    return load_attribute(f"{_MODULES.get(name, f'nmt.commands.{command}')}:{name}")
+    return load_attribute(f"{_MODULES.get(name, f'nmt.commands.{name}')}:{name}")
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,8 @@
 """Command lines that cannot be meant -> the command to type.
 
 Flags of other tools, words too many, texts in place of a configuration, a sentence in place of a
-file, and checkpoints of other tools.
+file, and checkpoints of other tools. `Spelling` looks up what other tools call our flags: that
+stands beside the configuration's keys, in ``nmt/config/aliases.yaml``.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from nmt.cli.spelling import SIDES, Line, Spelling
+from nmt.cli.builder import parameter_name
+from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
 from nmt.errors import ConfigError
 
 # What words behind the arguments of a command most probably are.
@@ -25,6 +29,13 @@ _BY_POSITION = {
 }
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
 _CHECKPOINT = re.compile(r".*\.(pt|pth|ckpt)")
+# What may follow a flag that is a switch here: ``--gpu 0``.
+_SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
+# Of sacrebleu, which takes several in a row.
+_METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
+_LANGUAGE = re.compile("(?!out)[a-z]{2,3}")
+_REMARK = ": "  # Behind it: why a value of the foreign flag is none of ours.
+SIDES = ("SOURCE", "TARGET")
 
 
 def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> None:
@@ -86,3 +97,161 @@ def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -
 def _looks_like_file(word: str) -> bool:
     """Whether a word names a file rather than being text to translate."""
     return os.path.lexists(word) or bool(_FILE.fullmatch(word))
+
+
+@dataclass
+class Line:
+    """A command line in our words."""
+
+    plain: list[str] = field(default_factory=list)  # Words without a flag.
+    flags: list[str] = field(default_factory=list)  # Flags and their values.
+    found: dict[str, str] = field(default_factory=dict)  # Flag of others -> ours.
+    # Values of flags of others that are arguments here.
+    arguments: dict[str, str] = field(default_factory=dict)
+    codes: list[str] = field(default_factory=list)  # Languages, where we have files.
+
+
+class Spelling:
+    """The flags and arguments of one command, and what others call them.
+
+    Args:
+        path: The command as it is typed, for example ``nmt translate``.
+        parameters: Its parameters.
+    """
+
+    def __init__(self, path: str, parameters: Sequence[Any]) -> None:
+        self.path, self.name = path, path.rpartition(" ")[2]
+        options = [each for each in parameters if each.param_type_name == "option"]
+        names = [(name, each) for each in options for name in (*each.opts, *each.secondary_opts)]
+        self._num_values = {name: 0 if x.is_flag or x.count else x.nargs for name, x in names}
+        self.long = {name: parameter_name(each) for name, each in names}
+        arguments = [each for each in parameters if each.param_type_name == "argument"]
+        self.arguments = [parameter_name(each) for each in arguments]
+        self.has_many = any(each.nargs < 0 for each in arguments)
+        self.trains = self.name in ("train", "prepare")
+
+    def refuse_foreign(self, line: Line) -> None:
+        """Refuse flags of other tools.
+
+        Raises:
+            ConfigError: Names each with ours, and the command to type.
+        """
+        if line.found:
+            named = ", ".join(
+                f"{name} (here: {ours.removeprefix(_REMARK)})" for name, ours in line.found.items()
+            )
+            raise ConfigError(f"{self.path} has no {named}.", fix=f"Type: {self.command(line)}")
+
+    def read(self, args: Sequence[str]) -> Line:
+        """Return a command line with our words for those of other tools."""
+        line, rest = Line(), deque(args)
+        is_named = any(
+            word[:1] != "-"
+            and not _METRIC.fullmatch(word)
+            and (before[:1] != "-" or "=" in before or not self._num_values.get(before, 1))
+            for before, word in pairwise(["", *args])
+        )
+        while rest and (word := rest.popleft()) != "--":  # no flag comes after it
+            name, equals, value = word.partition("=")
+            if name in self._num_values:
+                count = max(self._num_values[name] - bool(equals), 0)
+                values = [rest.popleft() for _ in range(min(count, len(rest)))]
+                if count > 1 and (len(values) < count or any(x[:1] == "-" for x in values)):
+                    raise ConfigError(f"{name} needs {count} words.", fix="Write all of them.")
+                line.flags += [word, *values]
+            elif _METRIC.fullmatch(word) and line.flags[-2:-1] in (["--metric"], ["-m"]):
+                line.flags[-1] += f",{word}"
+                line.found[word] = f"--metric {line.flags[-1]}"
+            elif word == "-" or not word.startswith("-"):
+                line.plain.append(word)
+            elif ours := self._ours(name, is_named):
+                if not equals and rest and self._is_value(ours, rest[0]):
+                    value = rest.popleft()
+                self._replace(line, rest, (name, ours, value))
+            else:
+                line.flags.append(word)
+        line.plain += rest
+        if line.codes and "--languages" not in map(self.long.get, line.flags):
+            line.flags += ["--languages", "-".join([*line.codes, "TARGET"][:2])]
+        return line
+
+    def _replace(self, line: Line, rest: deque[str], foreign: tuple[str, str, str]) -> None:
+        """Put what is to be typed for a flag of others into ``line``, or in front of ``rest``."""
+        name, ours, value = foreign
+        target, _, remark = ours.partition(_REMARK)
+        flag, _, fixed = target.partition(" ")
+        line.found[name] = ours
+        if flag in ("--input", "--output", *SIDES) and _LANGUAGE.fullmatch(value):
+            is_known = flag not in SIDES  # to the model
+            line.found[name] = "the model knows its languages" if is_known else "--languages"
+            line.codes += [] if is_known else [value]
+        elif target.isupper():
+            if target in line.arguments:
+                values = f"{line.arguments[target]} and {value}"
+                fix = "Join their keys in one file; --set KEY=VALUE changes single keys."
+                raise ConfigError(f"{self.path} takes one {target}, not {values}.", fix=fix)
+            line.arguments[target] = value or target
+        elif ours in self._num_values:
+            takes_value = self._num_values[ours] > 0
+            rest.extendleft([value or "VALUE", ours] if takes_value else [ours])
+        elif flag in self._num_values and fixed and not (remark and flag in line.flags):
+            if fixed.endswith("cuda") and value.isdecimal() and int(value):
+                fixed += f":{value}"
+            elif flag == "--set" and "=" not in fixed:
+                fixed += f"={value or ('true' if _is_switch(fixed) else 'VALUE')}"
+            line.flags += [flag, fixed]
+
+    def command(self, line: Line) -> str:
+        """Return the command to type."""
+        plain = list(line.plain)
+        for name in sorted(line.arguments, key=self.arguments.index):
+            place = self.arguments.index(name)
+            plain += self.arguments[len(plain) : place]  # which are missing
+            plain.insert(place, line.arguments[name])
+        return f"{self.path} {shlex.join([*plain, *line.flags])}".rstrip()
+
+    def _ours(self, name: str, is_named: bool) -> str | None:
+        """Return what this command has for a flag of others: a flag or an argument, perhaps."""
+        word = name.lstrip("-").lower().replace("-", "_")
+        for ours in self._candidates(word) if word else ():
+            target = re.split("[ :]", ours)[0]
+            if ours.startswith("--set "):  # a trained model has no other key to change
+                fits = "CONFIG" in self.arguments or ours.startswith("--set decoding.")
+                fits = fits and "--set" in self._num_values
+            elif target == "--hypothesis" and word in ("i", "input"):
+                fits = "--hypothesis" in self._num_values and not is_named  # else of the model
+            elif target in (*SIDES, "PREFIX") and self.trains:
+                fits = not is_named
+            else:
+                known = (*self.arguments, *self._num_values)
+                fits = not (is_of_command_line(ours) and target) or target in known
+            if fits:
+                return ours
+        return None
+
+    @staticmethod
+    def _candidates(word: str) -> Iterator[str]:
+        listed = aliases().get(word, ())
+        yield f"--{word.replace('_', '-')}"
+        yield from filter(is_of_command_line, listed)
+        if len(word) > 1:  # one letter is of formulas
+            named = [".".join(key.path) for key in all_keys() if key.path[-1] == word]
+            keys = [key for key in (*listed, *named) if not is_of_command_line(key)]
+            plain = [key for key in keys if re.fullmatch(r"[a-z_0-9.]+", key)]  # without a remark
+            yield from (f"--{key.rpartition('.')[2].replace('_', '-')}" for key in plain)
+            yield from (f"--set {key}" for key in plain)
+            yield from (f"{key} in the configuration" for key in keys)
+
+    def _is_value(self, ours: str, following: str) -> bool:
+        """Whether the word after a foreign flag is its value."""
+        flag, _, fixed = ours.partition(_REMARK)[0].partition(" ")
+        is_whole = "=" in fixed or _is_switch(fixed) if flag == "--set" else bool(fixed)
+        is_whole = is_whole and "{" not in ours  # a field of JSON has a value
+        if is_whole or not self._num_values.get(flag, True):
+            return _SWITCH_VALUE.fullmatch(following) is not None
+        return following == "-" or not following.startswith("-")
+
+
+def _is_switch(key: str) -> bool:
+    found = find_key(key.split("."))
+    return found is not None and found.allowed == "true or false"

@@ -25,7 +25,7 @@ nmt init deutsch.txt.gz english.txt.gz --languages de-en -o experiments/de-en
 """,
     ),
     "prepare": Entry(
-        "nmt.commands.prepare_options:PrepareOptions",
+        "nmt.commands.options:PrepareOptions",
         "nmt.commands.prepare:prepare",
         """Filter and tokenize corpora into a folder; print a report.
 
@@ -43,7 +43,7 @@ nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786
 """,
     ),
     "augment": Entry(
-        "nmt.commands.augment_options:AugmentOptions",
+        "nmt.commands.options:AugmentOptions",
         "nmt.commands.augment:augment",
         """Make pairs for training by translating text of one language.
 
@@ -57,7 +57,7 @@ nmt augment news.de --with runs/teacher -o news-ft --forward
 """,
     ),
     "average": Entry(
-        "nmt.commands.average_options:AverageOptions",
+        "nmt.commands.options:AverageOptions",
         "nmt.commands.average:average",
         """Average the weights of checkpoints of a run into one model.
 
@@ -105,7 +105,7 @@ nmt train my.yaml --set training.start_from=models/en-de
 """,
     ),
     "translate": Entry(
-        "nmt.commands.translate_options:TranslateOptions",
+        "nmt.commands.options:TranslateOptions",
         "nmt.commands.translate:translate",
         """Translate lines: N in, N out, in order, blank lines kept.
 
@@ -121,7 +121,7 @@ torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.de -o out.en
 """,
     ),
     "train": Entry(
-        "nmt.commands.train_options:TrainOptions",
+        "nmt.commands.options:TrainOptions",
         "nmt.commands.train:train",
         """Train a model. Prepares the data if needed; resumes from the last checkpoint.
 
@@ -138,7 +138,7 @@ torchrun --nproc-per-node 4 -m nmt train configs/base.yaml
 """,
     ),
     "score": Entry(
-        "nmt.commands.score_options:ScoreOptions",
+        "nmt.commands.options:ScoreOptions",
         "nmt.commands.score:score",
         """Score given translations: log probability per token.
 
@@ -213,25 +213,25 @@ nmt pull hub:my-org/mine@3f2a1c9 -o models/mine
 """,
     ),
     "config schema": Entry(
-        "nmt.commands.config_options:SchemaOptions",
+        "nmt.commands.options:SchemaOptions",
         "nmt.commands.config:schema",
         "Print the JSON schema of a configuration, for editors.",
         "nmt config schema > nmt.schema.json",
     ),
     "config keys": Entry(
-        "nmt.commands.config_options:KeysOptions",
+        "nmt.commands.options:KeysOptions",
         "nmt.commands.config:keys",
         "Print keys with defaults, bounds and meaning, as Markdown.",
         "nmt config keys model",
     ),
     "config show": Entry(
-        "nmt.commands.config_options:ShowOptions",
+        "nmt.commands.options:ShowOptions",
         "nmt.commands.config:show",
         "Print the resolved configuration, defaults and presets included.",
         "nmt config show configs/demo.yaml --set model.preset=modern",
     ),
     "config check": Entry(
-        "nmt.commands.config_options:CheckOptions",
+        "nmt.commands.options:CheckOptions",
         "nmt.commands.config:check",
         "Check YAML configuration files; report all problems of all files.",
         "nmt config check configs/*.yaml",

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from nmt.checkpoint.model_folder import find_model
-from nmt.commands.augment_options import AugmentOptions
 from nmt.commands.loading import decoding_changes
-from nmt.commands.options import given
+from nmt.commands.options import AugmentOptions, given
 from nmt.config.run import RunConfig
 from nmt.data.block_map import Result, Stored, map_blocks
 from nmt.data.checks import other_language

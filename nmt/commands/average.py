@@ -12,7 +12,7 @@ from nmt.checkpoint.files import STATE, list_checkpoints, read_state
 from nmt.checkpoint.model_folder import load_model
 from nmt.checkpoint.new_model_folder import check_new_folder
 from nmt.checkpoint.retention import by_score, write_average
-from nmt.commands.average_options import AverageOptions
+from nmt.commands.options import AverageOptions
 from nmt.commands.result import log_next_commands
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest

@@ -1,24 +1,55 @@
-"""``nmt config``: look at configurations without running them."""
+"""Configuration files, with values for the size of their corpora; ``nmt config`` looks at them."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.commands.advice import advice
-from nmt.commands.config_options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
-from nmt.commands.load_config import load_config
+from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
+from nmt.config import loader
 from nmt.config.keys import describe_keys
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.checks import swapped_sets
-from nmt.data.corpus import check_files
+from nmt.data.corpus import check_files, count_characters
 from nmt.errors import ConfigError, DataError, NmtError
+from nmt.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a configuration file; without ``training`` it gets values for the size of its corpora.
+
+    Args:
+        path: A YAML file.
+        overrides: ``section.key=value`` each, the value as YAML; later ones win.
+
+    Raises:
+        ConfigError: Anything is wrong, missing files are named too; or ``training`` is missing and
+            nobody knows the size.
+        DataError: ``training`` is missing, and so is a file of the corpora.
+    """
+    return loader.load_config(
+        path, overrides, count_characters=count_characters, check_files=check_files
+    )
+
+
+ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry(
+    "kind of advice", {"plan": "nmt.extras.planning.advice:advise_on"}
+)
+
+
+def advice(config: RunConfig) -> list[str]:
+    """Return what will disappoint about a configuration, and what to set instead."""
+    with suppress(ConfigError):  # the extra is missing
+        return list(ADVICE["plan"](config))
+    return []
 
 
 @dataclass(frozen=True, slots=True)

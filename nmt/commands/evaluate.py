@@ -27,9 +27,9 @@ from nmt.commands.evaluation_set import (
     load_test_sets,
     read_labels,
     read_systems,
+    rows_in_training,
 )
 from nmt.commands.loading import loading, mbr
-from nmt.commands.overlap import rows_in_training
 from nmt.config.loader import load_config, refuse_idle
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError

@@ -36,8 +36,8 @@ from random import Random
 from typing import IO
 
 from nmt.checkpoint.model_folder import SHORTLIST
-from nmt.commands.load_config import load_config
-from nmt.commands.prepare_options import PreparationOptions, PrepareOptions
+from nmt.commands.config import load_config
+from nmt.commands.options import PreparationOptions, PrepareOptions
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values

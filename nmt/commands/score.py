@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from nmt.commands.loading import decoding_changes, loading
-from nmt.commands.options import given
-from nmt.commands.score_options import ScoreOptions
+from nmt.commands.options import ScoreOptions, given
 from nmt.errors import DataError
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks

@@ -28,11 +28,10 @@ from typing import Any
 
 from nmt.checkpoint.files import Checkpoint, list_checkpoints
 from nmt.checkpoint.run import check_resumable, data_check, write_run_files
-from nmt.commands.advice import advice
-from nmt.commands.load_config import load_config
+from nmt.commands.config import advice, load_config
+from nmt.commands.options import TrainOptions
 from nmt.commands.prepare import prepare_data
 from nmt.commands.result import Result, log_next_commands
-from nmt.commands.train_options import TrainOptions
 from nmt.commands.train_setup import (
     build,
     check_start,

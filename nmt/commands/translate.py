@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from nmt.commands.loading import decoding_changes, loading, mbr
-from nmt.commands.translate_options import TranslateOptions
+from nmt.commands.options import TranslateOptions
 from nmt.config.loader import load_config
 from nmt.data.checks import other_language
 from nmt.errors import ConfigError, DataError, shell_command

@@ -10,10 +10,9 @@ import pytest
 
 from nmt.commands.evaluate import evaluate
 from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.commands.options import ScoreOptions, TranslateOptions
 from nmt.commands.score import score
-from nmt.commands.score_options import ScoreOptions
 from nmt.commands.translate import translate
-from nmt.commands.translate_options import TranslateOptions
 from nmt.errors import DataError
 from tests.inference.conftest import sentences
 from tests.terminal import Frames, terminal

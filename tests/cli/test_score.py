@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from nmt.commands import score as score_module
-from nmt.commands.score_options import ScoreOptions
+from nmt.commands.options import ScoreOptions
 from tests.cli.commands import call, lines_of, refused
 from tests.inference.conftest import sentences
 

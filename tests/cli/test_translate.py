@@ -21,7 +21,7 @@ from typer.testing import Result
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.cli.app import app
 from nmt.commands import translate as command
-from nmt.commands.translate_options import TranslateOptions
+from nmt.commands.options import TranslateOptions
 from nmt.inference import guard
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import Tokenizer

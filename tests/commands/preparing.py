@@ -8,8 +8,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from nmt.commands.options import PreparationOptions
 from nmt.commands.prepare import prepare_data
-from nmt.commands.prepare_options import PreparationOptions
 from nmt.config.run import RunConfig
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.prepared import PreparedData, PreparedManifest

@@ -10,7 +10,7 @@ import pytest
 
 from nmt.commands import augment as recipe
 from nmt.commands.augment import augment
-from nmt.commands.augment_options import AugmentOptions
+from nmt.commands.options import AugmentOptions
 from nmt.data.corpus import Block
 from nmt.errors import ConfigError
 from nmt.inference.result import Result

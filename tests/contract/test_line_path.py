@@ -13,8 +13,8 @@ import pytest
 
 import nmt
 from nmt.commands import translate as command
+from nmt.commands.options import TranslateOptions
 from nmt.commands.translate import translate
-from nmt.commands.translate_options import TranslateOptions
 from nmt.text.tokenizer import load_tokenizers
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.checkpoint.model_folder import CONFIDENCE
-from nmt.commands.overlap import rows_in_training
+from nmt.commands.evaluation_set import rows_in_training
+from nmt.commands.options import TranslateOptions
 from nmt.commands.train import fit
 from nmt.commands.translate import translate
-from nmt.commands.translate_options import TranslateOptions
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference import calibration

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nmt.commands.evaluate import EvaluatedSet
-from nmt.commands.overlap import training_data
+from nmt.commands.evaluation_set import training_data
 from nmt.data.diagnosis import LEAKAGE
 from nmt.data.prepared import PreparedData
 from nmt.extras.analysis.word_counts import LineCounts, count_in_training, sum_counts

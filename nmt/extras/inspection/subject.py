@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
-from nmt.commands.load_config import load_config
+from nmt.commands.config import load_config
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import change_options, refuse_idle
 from nmt.config.run import RunConfig

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.checkpoint.run import data_check
-from nmt.commands.advice import advice
-from nmt.commands.load_config import load_config
+from nmt.commands.config import advice, load_config
+from nmt.commands.options import TrainOptions
 from nmt.commands.prepare import prepare_data
-from nmt.commands.train_options import TrainOptions
 from nmt.commands.train_setup import build, compile_model
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.commands.load_config import load_config
+from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
 from nmt.config.scaling import scale_of
 from nmt.data.checks import CorpusCheck

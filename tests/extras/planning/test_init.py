@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.commands.load_config import load_config
+from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RUN_PRESETS, RunConfig
 from nmt.config.scaling import SCALES, scale_of, with_scale
