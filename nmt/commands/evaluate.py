@@ -57,8 +57,8 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
         "confidence": f"{_EXTRA}.confidence:confidence_section",
         "fail_under": f"{_EXTRA}.gates:parse_gates",
         "external": f"{_EXTRA}.external:ExternalScorer",
-        "contrastive": f"{_EXTRA}.contrastive:Contrastive",
-        "baseline report": f"{_EXTRA}.baseline:read_baseline_report",
+        "contrastive": f"{_EXTRA}.robustness:Contrastive",
+        "baseline report": f"{_EXTRA}.reports:read_baseline_report",
     },
 )
 # What a file of `report` holds, by the ending of its name.
@@ -66,8 +66,8 @@ REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] =
     "ending of a report",
     {
         ".html": f"{_EXTRA}.page:as_page",
-        ".md": f"{_EXTRA}.markdown:as_markdown",
-        ".xml": f"{_EXTRA}.junit:as_junit",
+        ".md": f"{_EXTRA}.reports:as_markdown",
+        ".xml": f"{_EXTRA}.reports:as_junit",
     },
 )
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from nmt.cli.app import app
 from nmt.extras.exchange.ctranslate2 import MODEL
-from nmt.extras.inspection.view import NOT_IN_PAGE, VIEWS
+from nmt.extras.inspection.options import NOT_IN_PAGE, VIEWS
 from tests.cli.commands import refused
 
 HELLO = Path(__file__).parents[2] / "configs" / "hello.yaml"

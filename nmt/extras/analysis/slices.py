@@ -1,6 +1,11 @@
 """Parts of a test set that have something in common: where a system is weak. Pure.
 
 Every group of slices tells all sentences apart, so its counts add up to the test set.
+
+How often words occur in the training data is counted from the token ids of the prepared folder,
+which are read once, in chunks; nothing is stored for it. A word is the subwords between spaces and
+punctuation, identified by a 64-bit hash of their ids. Where a tokenizer cuts a word in two ways, as
+"1" and "1.", its occurrences in the other way are not counted.
 """
 
 from __future__ import annotations
@@ -8,20 +13,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.commands.evaluation_set import training_data
 from nmt.data.diagnosis import LEAKAGE
 from nmt.data.prepared import PreparedData
-from nmt.extras.analysis.word_counts import LineCounts, count_in_training, sum_counts
+from nmt.data.store import ParallelStore
 from nmt.files.progress import progress_bar
 from nmt.metrics.metric import Scorer
 from nmt.metrics.result import Section, System, show_score
 from nmt.metrics.scoring import Resampling, measure
 from nmt.text.numbers import numbers_of
-from nmt.text.tokenizer import load_tokenizers
+from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
 SMALL_SLICE = 30  # A slice of fewer sentences is marked: its scores say little.
 SEEN, NOT_SEEN = "source in training data", "not found"
@@ -40,6 +47,10 @@ _LENGTHS = {10.0: "below 10", 20.0: "10-19", 30.0: "20-29", 40.0: "30-39"}
 _COUNTS = {1.0: "unseen", 10.0: "1-9 times", 100.0: "10-99 times"}
 _COVERED = {0.25: "below 25%", 0.5: "25-49%", 0.75: "50-74%"}
 _RATIOS = {0.8: "below 0.8", 1.25: "0.8-1.25"}
+_Hashes = npt.NDArray[np.uint64]
+_LONGEST_WORD = 64  # subwords; those behind count alike
+_FACTORS = np.random.default_rng(1).integers(1, 1 << 63, _LONGEST_WORD, np.uint64) | np.uint64(1)
+_SPACE = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,3 +250,86 @@ def _is_name(token: str) -> bool:
 def _kept(wanted: set[str], written: set[str]) -> int:
     """Return 0 for nothing to keep, 1 for all kept, 2 for some lost."""
     return 0 if not wanted else 1 if wanted <= written else 2
+
+
+@dataclass(frozen=True, slots=True)
+class LineCounts:
+    """What the training data have of one line."""
+
+    words: Sequence[int]  # Occurrences of each word.
+    # Occurrences of each two words in a row, punctuation between them left out.
+    pairs: Sequence[int]
+
+
+def sum_counts(counts: Sequence[LineCounts]) -> LineCounts:
+    """Add what several training data have of one line.
+
+    >>> sum_counts([LineCounts([1, 0], [2]), LineCounts([3, 4], [0])])
+    LineCounts(words=[4, 4], pairs=[2])
+    """
+    words, pairs = zip(*((each.words, each.pairs) for each in counts), strict=True)
+    return LineCounts(*([sum(x) for x in zip(*each, strict=True)] for each in (words, pairs)))
+
+
+def count_in_training(
+    store: ParallelStore, tokenizer: Tokenizer, lines: Sequence[str]
+) -> list[LineCounts]:
+    """Count the words of ``lines`` in the source side of a store.
+
+    Args:
+        store: Of the training data.
+        tokenizer: Of its source.
+        lines: One sentence each.
+    """
+    split = _Splitter(tokenizer)
+    encoded = tokenizer.encode_batch(lines)
+    offsets = np.cumsum([0, *map(len, encoded)])
+    ids = np.fromiter(chain.from_iterable(encoded), np.int64, int(offsets[-1]))
+    hashes, line_of, pairs, first_of = split.words(ids, offsets)
+    wanted, place = np.unique(np.concatenate([hashes, pairs]), return_inverse=True)
+    counts = np.zeros(len(wanted) + 1, np.int64)  # the last one for all that is not wanted
+    for start in range(0, len(store), _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
+        words, _, couples, _ = split.words(*store.source_ids(rows))
+        found = np.concatenate([words, couples])
+        at = np.searchsorted(wanted, found).clip(max=max(len(wanted) - 1, 0))
+        at = np.where(wanted[at] == found, at, len(wanted)) if len(wanted) else at
+        counts += np.bincount(at, minlength=len(wanted) + 1)
+    word_counts, pair_counts = np.split(counts[place], [len(hashes)])
+    borders = np.arange(1, len(lines))
+    by_line = np.split(word_counts, np.searchsorted(line_of, borders))
+    pairs_by_line = np.split(pair_counts, np.searchsorted(first_of, borders))
+    return [
+        LineCounts(*map(np.ndarray.tolist, x)) for x in zip(by_line, pairs_by_line, strict=True)
+    ]
+
+
+class _Splitter:
+    """Cuts token ids into words."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        texts = [piece for piece, _, _ in tokenizer.pieces()]
+        self._begins = np.array([text.startswith(_SPACE) for text in texts])
+        self._is_word = np.array([any(map(str.isalnum, text)) for text in texts])
+
+    def words(
+        self, ids: npt.NDArray[np.integer], offsets: npt.NDArray[np.int64]
+    ) -> tuple[_Hashes, npt.NDArray[np.intp], _Hashes, npt.NDArray[np.intp]]:
+        """Return the hash and the line of each word, and of each two words in a row of a line."""
+        is_word = self._is_word[ids]
+        starts = self._begins[ids] | ~is_word
+        starts[1:] |= ~is_word[:-1]
+        starts[offsets[:-1][np.diff(offsets) > 0]] = True
+        (first,) = np.nonzero(starts)
+        if not len(first):
+            return (*(np.empty(0, np.uint64), np.empty(0, np.intp)) * 2,)
+        within = np.arange(len(ids)) - np.repeat(first, np.diff([*first, len(ids)]))
+        mixed = (ids.astype(np.uint64) + np.uint64(1)) * _FACTORS[
+            within.clip(max=_LONGEST_WORD - 1)
+        ]
+        first_is_word = is_word[first]
+        hashes = np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)[first_is_word]
+        line_of = np.searchsorted(offsets, first[first_is_word], side="right") - 1
+        is_same = line_of[1:] == line_of[:-1]
+        pairs = (hashes[:-1] * _FACTORS[0] + hashes[1:] * _FACTORS[1])[is_same]
+        return hashes, line_of, pairs, line_of[1:][is_same]

@@ -24,8 +24,15 @@ from nmt.extras.inspection.figure import (
     Table,
     Text,
 )  # fmt: skip
-from nmt.extras.inspection.recording import Kind, record, without_head
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
+from nmt.extras.inspection.sublayers import (
+    KINDS,
+    Kind,
+    layer_names,
+    off_diagonal,
+    record,
+    without_head,
+)
 from nmt.inference.alignment import align_words, as_pharaoh, words_of
 from nmt.inference.stepper import source_of
 from nmt.inference.torch_engine import TorchEngine
@@ -40,11 +47,6 @@ Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 _NEAR = 1.0  # Tokens from the diagonal that still count as on it.
 _MOSTLY = 0.5  # Share of attention that makes the role of a head.
 _NAMES = ("previous token", "itself", "end", "diagonal")
-KINDS: dict[Kind, str] = {
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention",
-    "cross": "Attention of the decoder to the source",
-}
 _DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"
 _MAX_HEADS = 64  # Of one grid.
 _MAX_WEIGHTS = 100_000  # That one kind of attention draws: a page is to stay below a few megabytes.
@@ -115,26 +117,6 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
     if kind != "decoder":
         return rows
     return [[*row[:end], *[None] * (len(row) - end)] for end, row in enumerate(rows, 1)]
-
-
-def layer_names(num_layers: int) -> list[str]:
-    """Return what to call the layers of a stack, from 1.
-
-    >>> layer_names(1), layer_names(3)
-    (['layer 1'], ['layer 1', 'layer 2', 'layer 3 (top)'])
-    """
-    names = [f"layer {layer}" for layer in range(1, num_layers + 1)]
-    return [*names[:-1], f"{names[-1]} (top)"] if num_layers > 1 else names
-
-
-def off_diagonal(rows: int, columns: int) -> Tensor:
-    """Return how far each column is from where a row stands: (T, S), in columns.
-
-    Between sentences of other lengths a token stands where it would if both were as long: the
-    first at the first and the last at the last.
-    """
-    places = torch.arange(rows) * ((columns - 1) / max(rows - 1, 1))
-    return (torch.arange(columns) - places.unsqueeze(1)).abs()
 
 
 @torch.inference_mode()

@@ -14,13 +14,10 @@ import torch
 
 from nmt.config.flag import changed
 from nmt.errors import ConfigError, shell_command
-from nmt.extras.inspection.figure import Figure, Part, as_dict
-from nmt.extras.inspection.options import InspectOptions, Style
-from nmt.extras.inspection.page import render_page
+from nmt.extras.inspection.figure import Figure, Part, as_dict, part_text
+from nmt.extras.inspection.options import NOT_IN_PAGE, VIEWS, InspectOptions, Style
+from nmt.extras.inspection.page import document, render_page
 from nmt.extras.inspection.subject import Subject
-from nmt.extras.inspection.svg import document
-from nmt.extras.inspection.text import part_text
-from nmt.extras.inspection.view import NOT_IN_PAGE, VIEWS
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.files.atomic import check_output, open_output
 from nmt.registry import chosen, load_attribute

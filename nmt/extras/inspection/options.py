@@ -1,4 +1,8 @@
-"""What ``nmt inspect`` can be asked for. Loads no torch."""
+"""The views and the options of ``nmt inspect``. Loads no torch, and none of the views.
+
+To add a view, write a function ``(Subject) -> Iterator[Figure]`` whose docstring is its title and
+explanation, and enter it in `VIEWS`. What the view needs is checked before anything is loaded.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,48 @@ from typing import Annotated, ClassVar, Literal
 
 from nmt.commands.options import Overrides, Tag, file_or_standard
 from nmt.config.flag import Flag
-from nmt.extras.inspection.view import VIEWS
 
 Style = Literal["text", "html", "svg", "json"]
+
+# What a view reads: the configuration alone; a tokenizer, too, and a text; weights; weights and a
+# source sentence.
+Need = Literal["configuration", "vocabulary", "model", "sentence"]
+# Fields of the options that change what a view shows.
+_MODEL = ("checkpoint",)
+_PAIR = ("source", "target", "tag", *_MODEL)
+_LAYER = (*_PAIR, "layer")
+_HEAD = (*_LAYER, "head")
+_SEARCH = ("source", "tag", *_MODEL, "unmasked")
+_TEST_SET = ("tag", *_MODEL, "test", "limit")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An entry of `VIEWS`."""
+
+    module: str  # Module of this package whose function of the view's name makes the figures.
+    needs: Need
+    summary: str  # One line for ``--help`` and the contents of the page.
+    options: tuple[str, ...] = _PAIR  # Fields of the options that change what is shown.
+
+
+VIEWS: dict[str, View] = {
+    "parameters": View("structure", "configuration", "formula and count of every part", ()),
+    "diagram": View("structure", "configuration", "the stacks: sublayers, norms, residuals", ()),
+    "shapes": View("structure", "sentence", "tensors of one pass: shape, mean, spread", _LAYER),
+    "vocabulary": View("inputs", "vocabulary", "pieces and ids, vectors, neighbours"),
+    "positions": View("inputs", "configuration", "the position encoding, distances", _MODEL),
+    "shift": View("inputs", "vocabulary", "decoder input, output and masks of a small batch"),
+    "attention": View("attention", "sentence", "who looks where: layers, heads, arcs", _HEAD),
+    "score": View("sublayers", "sentence", "the arithmetic of one query, number by number", _HEAD),
+    "flow": View("sublayers", "sentence", "the residual stream, entropy of heads, gradient norms"),
+    "alignment": View("attention", "sentence", "links between source and target"),
+    "trace": View("prediction", "sentence", "every decoding step and the beam tree", _SEARCH),
+    "distributions": View("prediction", "sentence", "target and model, per checkpoint"),
+    "heads": View("attention", "model", "what each head does on a test set", _TEST_SET),
+}
+# The whole page offers these as commands: they take longer, or more checkpoints.
+NOT_IN_PAGE = ("distributions", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,26 +1,42 @@
-"""Parts as one page: contents, explanations, figures, and buttons where time matters.
+"""Figures as a page and as SVG: inside a page they take its colours, alone they bring their own.
 
-The page is complete without its script, which shows the steps of a `Steps` one at a time.
+A page is complete without its script, which shows the steps of a `Steps` one at a time. Shapes
+carry classes and no colours (``templates/drawing.css.j2``), so one drawing serves light and dark
+pages and paper. Coordinates are pixels; the origin is the upper left corner.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import singledispatch
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
+from unicodedata import east_asian_width
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from nmt.extras.inspection.figure import Figure, Part, Steps, Table, Text
-from nmt.extras.inspection.svg import draw
-from nmt.extras.inspection.text import cell_text, numeric_columns
-from nmt.report.page import render
+from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import cell_text, figure_lines, numeric_columns
+from nmt.report.page import Point, render, short_number, visible
+
+_EM, _ROW = 13, 20  # Size of letters, and with some air the least height of a row.
+_BROAD = "\u2581\u2192"  # Word border and arrow: wider than letters, as capitals are.
+_COLORS = 8  # Of links, in turn.
+_LEVELS = 24  # Shades of a heatmap.
+# Cells of a heatmap that say their number under the pointer; more would make pages heavy.
+_MAX_TITLES = 150
+_MAX_NUMBERS = 80  # Cells that have their number written in them.
+_WIDE = 640  # Width in which a heatmap of many columns should fit.
+_FAINT = 0.02  # Weight below which a link is not drawn.
+_PITCH = 50  # From a box of a stack to the next one.
 
 
 def render_page(
-    title: str, facts: Mapping[str, str], parts: Sequence[Part], offers: Mapping[str, str]
+    title: str, facts: Mapping[str, str], parts: Sequence[fig.Part], offers: Mapping[str, str]
 ) -> Markup:
     """Return a page that needs nothing else.
 
@@ -38,13 +54,348 @@ def render_page(
     )  # fmt: skip
 
 
-def figure_html(figure: Figure) -> Markup:
+def figure_html(figure: fig.Figure) -> Markup:
     """Return a figure with its title and note: a drawing where its class has no template."""
     kind, content = type(figure).__name__.lower(), dict[str, Any]()
-    if isinstance(figure, Table):
+    if isinstance(figure, fig.Table):
         rows = [[cell_text(cell) for cell in row] for row in figure.rows]
         numeric = [*numeric_columns(figure.rows), *[False] * len(figure.head)]
         content = {"rows": rows, "numeric": numeric}
-    elif not isinstance(figure, Text | Steps):
+    elif not isinstance(figure, fig.Text | fig.Steps):
         content = {"drawing": draw(figure).as_svg(figure.title)}
     return render("figure.html.j2", kind=kind, figure=figure, figure_html=figure_html, **content)
+
+
+class Drawing:
+    """A part of an SVG document; it grows with what is drawn on it."""
+
+    def __init__(self) -> None:
+        self.width = self.height = 1.0
+        self.body = Markup()
+
+    def grow(self, right: float, bottom: float) -> None:
+        """Make room up to a point."""
+        self.width, self.height = max(self.width, right), max(self.height, bottom)
+
+    def text(self, label: str, x: float, y: float, kind: str = "start", **more: Any) -> None:
+        """Write a label; room is made for one that starts at the point."""
+        self.body += tag("text", label, x=x, y=y, class_=kind, **more)
+        self.grow(x + (text_width(label) if "start" in kind else 0), y + 4)
+
+    def column(self, names: Sequence[str], x: float, top: float, kind: str) -> None:
+        """Write labels below one another, one in the middle of each row."""
+        for number, name in enumerate(names):
+            self.text(name, x, top + (number + 0.5) * _ROW + 4, kind)
+
+    def path(self, d: str, kind: str, **more: Any) -> None:
+        """Draw a line; no room is made for it."""
+        self.body += tag("path", class_=kind, d=d, **more)
+
+    def rect(self, place: Point, size: Point, kind: str, *inside: Any, **more: Any) -> None:
+        """Draw a rectangle from its upper left corner."""
+        (x, y), (width, height) = place, size
+        more |= {"x": x, "y": y, "width": width, "height": height}
+        self.body += tag("rect", *inside, class_=kind, **more)
+        self.grow(x + width, y + height)
+
+    def put(self, inner: Drawing, x: float, y: float) -> None:
+        """Place another drawing on this one."""
+        self.body += tag("g", inner.body, transform=f"translate({_short(x)} {_short(y)})")
+        self.grow(x + inner.width, y + inner.height)
+
+    def as_svg(self, title: str, *, style: Markup | None = None) -> Markup:
+        """Return an element for a page, or with a style a document of its own."""
+        width, height = _short(self.width), _short(self.height)
+        at_least = f"width:{width}px;max-width:max(100%,{_short(self.width * 0.7)}px)"
+        place = {"style": at_least}
+        if style:
+            place = {"width": width, "height": height, "xmlns": "http://www.w3.org/2000/svg"}
+        return tag(
+            "svg", style or Markup(), self.body, class_="drawing",
+            viewBox=f"0 0 {width} {height}", role="img", aria_label=title, **place,
+        )  # fmt: skip
+
+
+def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
+    """Return an element; of attribute names, ``_`` becomes ``-`` and a last ``_`` goes.
+
+    >>> tag("text", "a < b", x=3, class_="y", text_anchor="end")
+    Markup('<text x="3" class="y" text-anchor="end">a &lt; b</text>')
+    """
+    named = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(visible(str(_short(value))))}"'
+        for key, value in attributes.items()
+    )
+    content = "".join(escape(visible(x) if not isinstance(x, Markup) else x) for x in inside)
+    return Markup(f"<{name}{named}>{content}</{name}>" if content else f"<{name}{named}/>")
+
+
+def text_width(text: str) -> float:
+    """Return about how wide a label is in pixels.
+
+    >>> text_width("ab"), text_width("日")
+    (14.0, 13.0)
+    """
+    wide = sum(east_asian_width(each) in "WF" for each in visible(text))
+    broad = sum(each.isupper() or each in _BROAD for each in text)
+    return (len(visible(text)) - wide) * 7.0 + wide * _EM + broad * 3
+
+
+def _longest(texts: Iterable[str]) -> float:
+    return max([0.0, *map(text_width, texts)])
+
+
+def _box_width(box: fig.Box | fig.Node) -> float:
+    return max(text_width(box.label), text_width(box.detail) * 0.85)
+
+
+def _short(value: Any) -> Any:
+    """Return a number with a decimal, if it needs one, and all else as it is."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+
+
+def _level_curve(start: Point, end: Point) -> str:
+    """Return the path of a line that leaves and arrives level."""
+    (x1, y1), (x2, y2) = start, end
+    middle = (x1 + x2) / 2
+    return f"M{x1:.0f},{y1:.0f}C{middle:.0f},{y1:.0f} {middle:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
+
+
+def document(figures: Sequence[fig.Figure]) -> Markup:
+    """Return an SVG file: the drawings among the figures below one another, else all of them."""
+    drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
+    style = tag("style", render("drawing.css.j2", alone=True))
+    whole = _below([("", each) for each in drawn])
+    return whole.as_svg(drawn[0].title, style=style) + Markup("\n")
+
+
+def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Drawing:
+    """Return drawings under their titles, for a file that has no page around them."""
+    on, y = Drawing(), 8.0
+    for before, figure in figures:
+        title, inner = ": ".join(filter(None, (before, figure.title))), draw(figure)
+        on.text(title, 8, y + 14, "start ink title")
+        on.put(inner, 8, y + 26)
+        on.grow(24 + text_width(title) * 1.1, 0)
+        y += inner.height + 50
+        on.grow(inner.width + 16, y)
+    return on
+
+
+@singledispatch
+def draw(figure: fig.Figure) -> Drawing:
+    """Return a figure as a drawing, without its title and note."""
+    on = Drawing()
+    for row, line in enumerate(figure_lines(figure), 1):
+        on.text(line, 0, row * _ROW - 5, "code", xml__space="preserve")
+        on.grow(text_width(line) * 1.15, row * _ROW)
+    return on
+
+
+@draw.register
+def _(figure: fig.Steps) -> Drawing:
+    return _below([(step.title, each) for step in figure.steps for each in step.figures])
+
+
+@draw.register
+def _(figure: fig.Heatmap) -> Drawing:
+    on, (low, high) = Drawing(), figure.bounds
+    num_rows, num_columns = len(figure.rows), len(figure.columns)
+    is_written = num_rows * num_columns <= _MAX_NUMBERS
+    width = 42.0 if is_written else min(_ROW, max(1.0, _WIDE / max(num_columns, 1)))
+    height = _ROW if is_written else min(_ROW, max(width, 3.0))
+    left, reach = 8 + _longest(figure.rows), _longest(figure.columns)
+    slope = 0.0 if is_written and reach < 40 else 55.0
+    top = 22 + reach * math.sin(math.radians(slope))
+    _cells(figure, on, (left, top), (width, height), is_written=is_written)
+    for row in _every(num_rows, height):
+        on.text(figure.rows[row], left - 6, top + (row + 0.5) * height + 4, "end")
+    for column in _every(num_columns, width * (0.75 if slope else 1)):  # slanted lines lie closer
+        x, y = left + (column + 0.5) * width + (4 if slope else 0), top - 6
+        turn = {"transform": f"rotate({-slope:.0f} {_short(x)} {_short(y)})"} if slope else {}
+        on.text(figure.columns[column], x, y, "first" if slope else "mid", **turn)
+    bottom = top + num_rows * height
+    on.text(short_number(low), left + 34, bottom + 20, "end soft")
+    ramp = [[low + (high - low) * (each + 0.5) / 12 for each in range(12)]]
+    _shades(ramp, on, (low, high), (left + 38, bottom + 10), (7, 10))
+    on.text(short_number(high), left + 126, bottom + 20, "start soft")
+    sides = ("down", figure.down), ("across", figure.across)
+    if names := " / ".join(f"{side}: {name}" for side, name in sides if name):
+        on.text(names, left, bottom + 42, "start soft")
+    lean = reach * math.cos(math.radians(slope)) if slope else 20
+    on.grow(max(left + num_columns * width + lean, left + 190), bottom + 30)
+    return on
+
+
+def _every(count: int, size: float) -> range:
+    """Return which of many labels have room: all, or every second, tenth and so on."""
+    return range(0, count, max(1, math.ceil(_EM / size)))
+
+
+def _level(value: float | None, low: float, high: float) -> int | None:
+    """Return the shade of a value: 0 for none, negative for the other hue."""
+    if value is None or math.isnan(value):
+        return None
+    start = max(low, 0.0)
+    share = (value - start) / (high - start)
+    return round(max(-1.0 if low < 0 else 0.0, min(1.0, share)) * _LEVELS)
+
+
+def _shades(values: fig.Matrix, on: Drawing, bounds: Point, place: Point, size: Point) -> None:
+    """Draw cells as one path for each shade; neighbours of one shade are one shape."""
+    paths: dict[int | None, str] = {}
+    for y, row in enumerate(values):
+        x = 0
+        for level, run in groupby(_level(value, *bounds) for value in row):
+            length = len(list(run))
+            paths[level] = paths.get(level, "") + f"M{x},{y}h{length}v1h-{length}z"
+            x += length
+    inner = Drawing()
+    for level, shapes in paths.items():
+        if level is None:
+            inner.path(shapes, "none")
+        elif level:
+            kind = "cold" if level < 0 else "heat"
+            inner.path(shapes, kind, fill_opacity=round(abs(level) / _LEVELS, 2))
+    move = f"translate({_short(place[0])} {_short(place[1])}) scale({size[0]:.5g} {size[1]:.5g})"
+    on.body += tag("g", inner.body, transform=move, class_="cells")
+
+
+def _cells(
+    figure: fig.Heatmap, on: Drawing, place: Point, size: Point, *, is_written: bool
+) -> None:
+    """Draw the coloured cells of a heatmap, its frame and its numbers."""
+    (left, top), (width, height), bounds = place, size, figure.bounds
+    num_rows, num_columns = len(figure.rows), len(figure.columns)
+    _shades(figure.values, on, bounds, place, size)
+    on.rect(place, (num_columns * width, num_rows * height), "frame")
+    for y, row in enumerate(figure.values if num_rows * num_columns <= _MAX_TITLES else ()):
+        for x, value in enumerate(row):
+            number = "" if value is None else short_number(value)
+            name = f"{figure.rows[y]}, {figure.columns[x]}: {number or 'masked'}"
+            corner = left + x * width, top + y * height
+            on.rect(corner, size, "hit", tag("title", name))
+            if is_written and value is not None:
+                is_strong = abs(_level(value, *bounds) or 0) > _LEVELS * 0.55
+                shown = f"{value:.2f}" if abs(value) < 100 else number
+                kind = "mid inner" if is_strong else "mid ink"
+                on.text(shown, corner[0] + width / 2, corner[1] + height / 2 + 4, kind)
+
+
+@draw.register
+def _(figure: fig.Grid) -> Drawing:
+    on, maps = Drawing(), [each for row in figure.figures for each in row]
+    columns, rows = (max(map(len, x)) for x in ([m.columns for m in maps], [m.rows for m in maps]))
+    cell = max(1.5, min(8.0, 110 / max(columns, rows, 1)))
+    left, pitch = 8 + _longest(figure.rows), max(cell * columns, _longest(figure.columns)) + 10
+    for number, name in enumerate(figure.columns):
+        on.text(name, left + number * pitch, 14)
+    for y, row in enumerate(figure.figures):
+        top = 22 + y * (cell * rows + 10)
+        on.text(figure.rows[y], left - 8, top + 12, "end")
+        for x, each in enumerate(row):
+            small = Drawing()
+            small.body += tag("title", each.title)
+            _cells(each, small, (0, 0), (cell, cell), is_written=False)
+            on.put(small, left + x * pitch, top)
+    return on
+
+
+@draw.register
+def _(figure: fig.Links) -> Drawing:
+    on, left, top, legend = Drawing(), 8 + _longest(figure.left), 0, 0.0
+    if len(figure.weights) > 1:
+        top = _ROW
+    for color, (name, weights) in enumerate(figure.weights.items()):
+        kind = f"c{color % _COLORS}"
+        if top:
+            on.text(name, legend, 13, f"start {kind}")
+            legend += text_width(name) + 14
+        for i, row in enumerate(weights):
+            for j, weight in enumerate(row):
+                if weight is not None and weight >= _FAINT:
+                    y1, y2 = (top + (each + 0.5) * _ROW for each in (i, j))
+                    line, opacity = _level_curve((left, y1), (left + 120, y2)), f"{weight:.2f}"
+                    on.path(line, f"link {kind}", stroke_opacity=opacity)
+    on.column(figure.left, left - 6, top, "end ink")
+    on.column(figure.right, left + 126, top, "start ink")
+    return on
+
+
+@draw.register
+def _(figure: fig.Tree) -> Drawing:
+    on, (depths, rows) = Drawing(), layout(figure)
+    widths = [_box_width(node) + 14 for node in figure.nodes]
+    starts, height = [0.0], 40
+    for depth in range(max(depths, default=-1) + 1):
+        column = (size for size, own in zip(widths, depths, strict=True) if own == depth)
+        starts.append(starts[-1] + 26 + max(column))
+    for node, depth, row, width in zip(figure.nodes, depths, rows, widths, strict=True):
+        left, top = starts[depth], row * height + 2
+        if node.parent is not None:
+            start = starts[depth - 1] + widths[node.parent], rows[node.parent] * height + 19
+            on.path(_level_curve(start, (left, top + 17)), f"branch {node.kind}")
+        on.rect((left, top), (width, height - 6), f"node {node.kind}", rx=5)
+        on.text(node.label, left + width / 2, top + 14, f"mid {node.kind}")
+        on.text(node.detail, left + width / 2, top + 28, "mid small")
+    return on
+
+
+def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
+    """Return the column and the row of each node: leaves in rows, parents amid their children."""
+    children: list[list[int]] = [[] for _ in tree.nodes]
+    for index, node in enumerate(tree.nodes):
+        if node.parent is not None:
+            children[node.parent].append(index)
+    # Depth first, so that the leaves of a node stand together.
+    leaves = [path[-1] for path in sorted(tree.paths) if not children[path[-1]]]
+    rows = [0.0] * len(tree.nodes)
+    for index in reversed(range(len(rows))):  # children come after their parent
+        below = [rows[child] for child in children[index]]
+        rows[index] = sum(below) / len(below) if below else float(leaves.index(index))
+    return [len(path) - 1 for path in tree.paths], rows
+
+
+@draw.register
+def _(figure: fig.Diagram) -> Drawing:
+    on, bottom = Drawing(), max(len(stack.boxes) for stack in figure.stacks) * _PITCH - 24
+    sides, lanes, left = list[Point](), list[float](), 34.0
+    for number, stack in enumerate(figure.stacks):
+        width = 24 + max([110.0, *map(_box_width, stack.boxes)])
+        _stack(stack, on, left, width, bottom)
+        names = [name for start, _, name in figure.arrows if start[0] == number]
+        sides.append((left, left + width))
+        lanes.append(left + width + (56 if stack.repeated else 4))
+        left = lanes[-1] + 14 * len(names) + _longest(names) + 38
+    for number, lane in enumerate(lanes):
+        arrows = [each for each in figure.arrows if each[0][0] == number]
+        for x, (start, end, name) in enumerate(arrows):
+            y1, y2 = (bottom - row * _PITCH + 17 for row in (start[1], end[1]))
+            to, tip = (sides[number][1], 7) if end[0] == number else (sides[end[0]][0], -7)
+            line = f"M{sides[number][1]:.0f},{y1}H{lane + 8 + 14 * x:.0f}V{y2}H{to:.0f}"
+            on.path(line, "arrow")
+            on.path(f"M{to:.0f},{y2}l{tip},-4v8z", "tip")
+            on.text(name, lane + 14 * len(arrows) + 4, y2 - 6, "start soft")
+    return on
+
+
+def _stack(stack: fig.Stack, on: Drawing, left: float, width: float, bottom: int) -> None:
+    """Draw boxes, residual connections on their left, and the number of layers on their right."""
+    middle, edge = left + width / 2, left + width + 8
+    on.text(stack.title, middle, bottom + 64, "mid ink")
+    on.grow(edge, bottom + 72)
+    for row, box in enumerate(stack.boxes):
+        y = bottom - row * _PITCH
+        on.path(f"M{middle:.0f},{y + 34}v{_PITCH - 34}", "arrow")
+        on.rect((left, y), (width, 34), f"box {box.kind}", rx=6)
+        on.text(box.label, middle, y + (14 if box.detail else 21), "mid ink")
+        on.text(box.detail, middle, y + 28, "mid small")
+        if box.residual:
+            low = y + box.residual * _PITCH + 42
+            on.path(f"M{middle:.0f},{low}H{left - 14:.0f}V{y + 17}H{left:.0f}", "residual")
+            on.path(f"M{left:.0f},{y + 17}l-7,-4v8z", "tip")
+    if stack.repeated:
+        low, high = (bottom - row * _PITCH for row in stack.repeated[:2])
+        on.path(f"M{edge:.0f},{low + 38}h7V{high - 4}h-7", "brace")
+        name = f"\N{MULTIPLICATION SIGN} {stack.repeated[2]}"
+        on.text(name, edge + 12, (low + high) / 2 + 21, "start ink")

@@ -19,8 +19,7 @@ from nmt.config.loader import change_options, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
 from nmt.errors import CheckpointError, ConfigError, NmtError
-from nmt.extras.inspection.options import InspectOptions
-from nmt.extras.inspection.view import Need
+from nmt.extras.inspection.options import InspectOptions, Need
 from nmt.inference.guard import GuardLimits, Output, check
 from nmt.inference.segment import Segment
 from nmt.inference.torch_engine import TorchEngine

@@ -8,7 +8,7 @@ import torch
 
 from nmt.config.model import ModelConfig
 from nmt.extras.inspection.figure import Figure, Table
-from nmt.extras.inspection.positions import (
+from nmt.extras.inspection.inputs import (
     LAYOUTS,
     NUM_POSITIONS,
     encoding_heatmap,

@@ -16,7 +16,7 @@ from nmt.extras.analysis.confidence import (
     correlation,
     ranks,
 )
-from nmt.extras.analysis.markdown import as_markdown
+from nmt.extras.analysis.reports import as_markdown
 from nmt.inference.result import Result
 from nmt.metrics.metric import Score
 from nmt.metrics.result import Evaluation, EvaluationReport, System

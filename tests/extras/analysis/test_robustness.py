@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.extras.analysis.contrastive import Contrastive
-from nmt.extras.analysis.robustness import JOINED, SPLIT, noisy_sources, robustness_section
+from nmt.extras.analysis.robustness import (
+    JOINED,
+    SPLIT,
+    Contrastive,
+    noisy_sources,
+    robustness_section,
+)
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import Section, System
 from nmt.metrics.scoring import Resampling
@@ -73,7 +78,7 @@ def test_accuracy_counts_what_is_more_probable_and_no_ties(
     scorer = SimpleNamespace(
         score=lambda pairs: [SimpleNamespace(score=len(target)) for _, target in pairs]
     )
-    monkeypatch.setattr("nmt.extras.analysis.contrastive.load_scorer", lambda _: scorer)
+    monkeypatch.setattr("nmt.extras.analysis.robustness.load_scorer", lambda _: scorer)
     path, model = tmp_path / "pairs.tsv", SimpleNamespace(name="m")
     path.write_text("a\tlonger\tx\tlength\nb\ty\tlonger\tlength\nc\tsame\tsame\ttie\nd\tzz\tz\n")
     section = Contrastive(path)([cast("Any", model)])

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 
 from nmt.config.data import TokenizerConfig
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
-from nmt.extras.analysis import word_counts
-from nmt.extras.analysis.slices import Group, groups_of_source, groups_of_system, score_slices
-from nmt.extras.analysis.word_counts import LineCounts, count_in_training
+from nmt.extras.analysis import slices
+from nmt.extras.analysis.slices import (
+    Group,
+    LineCounts,
+    count_in_training,
+    groups_of_source,
+    groups_of_system,
+    score_slices,
+)
 from nmt.inference.result import Result
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import System
@@ -103,7 +109,7 @@ def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None
 def test_words_of_training_are_counted_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
-    monkeypatch.setattr(word_counts, "_ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(slices, "_ROWS_AT_ONCE", rows_at_once)
     generator, ends = np.random.default_rng(1), [".", "", "!", ", so", "?"]
     words = ["dog", "dogs", "doghouse", "house", "a", "the", "Über", "übel", "ß"]
     lines = [

@@ -26,10 +26,9 @@ from nmt.extras.inspection.figure import (
     Table,
     Text,
     Tree,
+    part_text,
 )
-from nmt.extras.inspection.page import render_page
-from nmt.extras.inspection.svg import document, layout
-from nmt.extras.inspection.text import part_text
+from nmt.extras.inspection.page import document, layout, render_page
 
 ATTACK = "<img src=x onerror=alert(1)>\u202e&"
 VALUES: Matrix = [[0.25, None], [0.5, 1.0]]

@@ -15,11 +15,11 @@ from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.attention import head_losses, look_shares
 from nmt.extras.inspection.command import make_part
-from nmt.extras.inspection.distributions import losses, smoothed_target
 from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
-from nmt.extras.inspection.flow import distance, entropy
 from nmt.extras.inspection.options import InspectOptions
+from nmt.extras.inspection.prediction import losses, smoothed_target
 from nmt.extras.inspection.subject import Subject
+from nmt.extras.inspection.sublayers import distance, entropy
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.model.transformer import build_model

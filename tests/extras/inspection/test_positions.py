@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.extras.inspection.figure import Figure, Heatmap, Table, Text
-from nmt.extras.inspection.positions import (
+from nmt.extras.inspection.inputs import (
     LAYOUTS,
     positions,
     rates,

@@ -5,9 +5,8 @@ import pytest
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.command import make_part
-from nmt.extras.inspection.options import InspectOptions
+from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.subject import Subject
-from nmt.extras.inspection.view import VIEWS
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.inference.conftest import sentences
 

@@ -19,9 +19,9 @@ from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Heatmap, Table, Text
+from nmt.extras.inspection.inputs import collate_pairs, decoder_mask, neighbours, pairs_of
 from nmt.extras.inspection.options import InspectOptions
 from nmt.extras.inspection.subject import Subject
-from nmt.extras.inspection.words import collate_pairs, decoder_mask, neighbours, pairs_of
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.model.attention import attention
 from nmt.model.transformer import build_model

@@ -10,8 +10,8 @@ import torch
 
 from nmt.config.decoding import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.extras.inspection.recording import without_causal_mask
-from nmt.extras.inspection.trace import check_options, recompute_words, trace_search
+from nmt.extras.inspection.prediction import check_options, recompute_words, trace_search
+from nmt.extras.inspection.sublayers import without_causal_mask
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed

@@ -1,19 +1,21 @@
-"""``nmt inspect MODEL trace``: how a translation comes about, step by step.
+"""How a model decodes: the search by steps (`trace`), and probabilities (`distributions`).
 
 The search runs as always; a `Stepper` around the model's notes what passes. One sentence at a time,
 greedy or beam search. Also the search of texts that leave out the causal mask: all words are
 recomputed at every step.
 
-Shapes: K beams, V vocabulary.
+Shapes: K beams, T target positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.config.decoding import DecodingConfig
@@ -21,6 +23,7 @@ from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import (
     Cell,
     Figure,
+    Heatmap,
     Node,
     NodeKind,
     Step,
@@ -29,8 +32,8 @@ from nmt.extras.inspection.figure import (
     Text,
     Tree,
 )
-from nmt.extras.inspection.recording import without_causal_mask
 from nmt.extras.inspection.subject import Subject, labels
+from nmt.extras.inspection.sublayers import without_causal_mask
 from nmt.inference.stepper import ModelStepper, States
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
@@ -47,6 +50,9 @@ _UNMASKED = """\
 Some texts recompute every word at each step without the causal mask. Each position then reads the \
 word that it is to predict, which training with the mask has not prepared it for. With the mask \
 nothing changes once it is said, so keys and values can be cached."""
+_NUM_DRAWN = 6
+_SMALL_VOCABULARY = 24  # Up to here all tokens are drawn.
+_DEFAULT = ("untrained", "best")
 
 
 @dataclass
@@ -269,7 +275,7 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
     """Translate by recomputing all words at every step, from those of the step before.
 
     With the causal mask no word ever changes, and the result is that of greedy search. Without it
-    (see `nmt.extras.inspection.recording.without_causal_mask`) earlier words read later ones.
+    (see `nmt.extras.inspection.sublayers.without_causal_mask`) earlier words read later ones.
 
     Args:
         model: In evaluation mode.
@@ -285,3 +291,97 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
         logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
         words = logits.argmax(-1).tolist()
         yield words
+
+
+@torch.inference_mode()
+def distributions(subject: Subject) -> Iterator[Figure]:
+    """Target and predicted distributions.
+
+    The target's own distribution has 1 for the right token, and label smoothing spreads a little of
+    that over the vocabulary. Training lowers the cross-entropy of it and the model's: the entropy
+    of the target's, which nothing can lower, and the Kullback-Leibler divergence. The log
+    probabilities are those of `nmt score`, where PAD, UNK and BOS are never chosen; the loss is
+    that of training.
+    """
+    gold, names = [*subject.target_ids, EOS_ID], subject.choice.checkpoint or _DEFAULT
+    models = {name: subject.load(name) for name in names}
+    logits = {k: model.logits(model(subject.source, subject.target)) for k, model in models.items()}
+    smoothing = subject.config.training.label_smoothing
+    steps = [
+        Step(label, [_likely(subject, place, gold[place], logits)])
+        for place, label in enumerate(subject.target_labels)
+    ]
+    yield Steps("Target and model, word by word", steps)
+    head = ("read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability",
+            "cross-entropy", "KL divergence")  # fmt: skip
+    for name, values in logits.items():
+        parts = losses(values, gold, smoothing)
+        rows: list[list[Cell]] = [
+            [label, math.exp(numbers[0]), *numbers]
+            for label, numbers in zip(subject.target_labels, parts.tolist(), strict=True)
+        ]
+        rows.append(["sum", None, *parts.sum(0).tolist()])
+        note = f"Perplexity of the target: {math.exp(-parts[:, 0].mean()):.2f}."
+        yield Table(f"Checkpoint {name}", head, rows, total=True, note=note)
+    vocab_size = subject.tokenizers.target.vocab_size
+    right, other, entropy = smoothed_target(vocab_size, smoothing)
+    share = f"{smoothing:g} / {vocab_size:,}"
+    lines = [
+        f"right token: 1 - {smoothing:g} + {share} = {right:.6f}",
+        f"each other token: {share} = {other:.3g}",
+        f"cross-entropy = entropy of the target {entropy:.4f} nats + KL divergence",
+    ]
+    yield Text("Label smoothing", lines)
+
+
+def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> Heatmap:
+    """Return the probability of the right token and of the most probable ones of every model."""
+    vocab_size = subject.tokenizers.target.vocab_size
+    shares = {name: values[place].softmax(-1) for name, values in logits.items()}
+    likely = [x.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist() for x in shares.values()]
+    tokens = list(dict.fromkeys([gold, *chain(*likely)]))
+    if vocab_size <= _SMALL_VOCABULARY:
+        tokens = list(range(vocab_size))
+    right, other, _ = smoothed_target(vocab_size, subject.config.training.label_smoothing)
+    columns = {"target": [right if token == gold else other for token in tokens]}
+    columns |= {name: own[tokens].tolist() for name, own in shares.items()}
+    names, values = (
+        labels(subject.tokenizers.target, tokens),
+        list(zip(*columns.values(), strict=True)),
+    )
+    note = "" if len(tokens) == vocab_size else f"{len(tokens)} of {vocab_size:,} tokens."
+    title = f"Position {place + 1}: probability"
+    return Heatmap(title, values, names, list(columns), 0.0, 1.0, note=note)
+
+
+def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
+    """Return the probability of the right token and of each other one, and the entropy of all.
+
+    >>> smoothed_target(4, 0.0)
+    (1.0, 0.0, 0.0)
+    """
+    other = smoothing / vocab_size
+    right = 1 - smoothing + other
+    spread = (vocab_size - 1) * other * math.log(other) if other else 0.0
+    return right, other, abs(right * math.log(right) + spread)
+
+
+def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
+    """Work out the loss of every position, in nats.
+
+    Args:
+        logits: (T, V), not normalised.
+        gold: Right tokens, EOS the last. T ids.
+        smoothing: Probability that is spread evenly over the vocabulary.
+
+    Returns:
+        The log probability of the right token, as `nmt score` has it; the cross-entropy of the
+        target's distribution and the model's; the part of it that training can lower. (T, 3).
+    """
+    right = torch.tensor(gold)
+    cross = F.cross_entropy(logits, right, label_smoothing=smoothing, reduction="none")
+    usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
+    usable = usable.scatter(1, right.unsqueeze(1), logits.gather(1, right.unsqueeze(1)))
+    log_probs = -F.cross_entropy(usable, right, reduction="none")
+    _, _, entropy = smoothed_target(logits.shape[1], smoothing)
+    return torch.stack((log_probs, cross, cross - entropy), 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmt.extras.inspection.recording import (
+from nmt.extras.inspection.sublayers import (
     Kind,
     Recording,
     record,

@@ -1,0 +1,189 @@
+"""An evaluation as Markdown for a pull request, as JUnit XML, and read back as a baseline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from nmt.commands.evaluate import EvaluatedModel
+from nmt.errors import ConfigError
+from nmt.extras.analysis.gates import gates_of
+from nmt.files.json_file import field, read_json
+from nmt.metrics.metric import Score, Scorer, as_quality, label_of
+from nmt.metrics.result import (
+    Evaluation,
+    EvaluationReport,
+    Section,
+    System,
+    hash_references,
+    paired_tests,
+    prefixed,
+    score_rows,
+    show_p_value,
+    show_score,
+)
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
+_USUAL_ALPHA = 0.05
+# Characters that no XML document may hold.
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_VERSION = re.compile(r"\|version:[^|]*")
+_AGAIN = "Make it again with `report` FILE.json on this test set."
+
+
+def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
+    """Return headings, and tables that a click unfolds."""
+    evaluations = report.evaluations
+    sections = [(x, name) for each, name in prefixed(evaluations) for x in each.sections]
+    gates = [gate for each in evaluations for gate in gates_of(each)]
+    missed = [gate for gate in gates if not gate.met]
+    outcome = f": {len(missed)} of {len(gates)} gates missed" if missed else ": all gates met"
+    blocks = [f"### Translation quality{outcome if gates else ''}"]
+    if missed:
+        blocks.append("\n".join(f"- **missed** {_escaped(str(gate))}" for gate in missed))
+    blocks += [f"**{_escaped(each.title)}**" for each in evaluations]
+    has_base = any(each.baseline for each in evaluations)
+    alpha = next((gate.alpha for gate in gates if gate.alpha is not None), _USUAL_ALPHA)
+    blocks.append(_table(_changes(evaluations, alpha) if has_base else score_rows(evaluations)))
+    sections += [(section, "") for section in report.sections]
+    blocks += [_folded(name, section) for section, name in sections if section.rows]
+    signatures = dict.fromkeys(
+        f"{x.metric} `{x.signature}`" for each in evaluations for x in each.systems[0].scores
+    )
+    legend = ", ".join([*paired_tests(evaluations), *signatures])
+    return "\n\n".join([*blocks, f"<sub>{legend}</sub>"]) + "\n"
+
+
+def _changes(evaluations: Sequence[Evaluation], alpha: float) -> list[list[str]]:
+    rows = [["system", "metric", "before", "now", "change", "95% interval", "real?"]]
+    for each, prefix in prefixed(evaluations):
+        for system in each.systems:
+            rows += (_change(prefix + system.name, score, alpha) for score in system.scores)
+    return rows
+
+
+def _change(name: str, score: Score, alpha: float) -> list[str]:
+    found = score.comparison
+    row = [name, label_of(score.metric)]
+    if found is None:
+        return [*row, "", f"{score.value:.2f}", "", "", ""]
+    row += [f"{score.value - found.delta:.2f}", f"{score.value:.2f}", f"{found.delta:+.2f}"]
+    if found.p_value is None or found.low is None or found.high is None:
+        return [*row, "", "not tested"]
+    word = "no significant difference"
+    if found.p_value < alpha:
+        word = "worse" if as_quality(score.metric, found.delta) < 0 else "better"
+    return [
+        *row,
+        f"{found.low:+.2f} to {found.high:+.2f}",
+        f"{word} ({show_p_value(found.p_value)})",
+    ]
+
+
+def _folded(prefix: str, section: Section) -> str:
+    title = _escaped(prefix + section.title)
+    inner = "\n\n".join(filter(None, [_table(section.rows), _escaped(section.meaning)]))
+    return f"<details><summary>{title}</summary>\n\n{inner}\n\n</details>"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
+
+
+def _escaped(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
+
+
+def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
+    """Return the document."""
+    root = ElementTree.Element("testsuites", name="nmt evaluate")
+    for each in report.evaluations:
+        suite = ElementTree.SubElement(root, "testsuite", name=_clean(each.test))
+        gates = gates_of(each)
+        for gate in gates:
+            limit = f" {gate.required:g}" if gate.kind == "fail-under" else ""
+            case = _add(suite, f"{gate.system}: {gate.metric} {gate.kind}{limit}")
+            if not gate.met:
+                failure = {"message": _clean(str(gate)), "type": gate.kind}
+                ElementTree.SubElement(case, "failure", failure)
+        for system in each.systems if not gates else ():
+            for score in system.scores:
+                _add(suite, f"{system.name}: {score.metric} {show_score(score)}")
+        suite.set("tests", str(len(suite)))
+        suite.set("failures", str(sum(not gate.met for gate in gates)))
+        suite.set("errors", "0")
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
+
+
+def _add(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    place = {"classname": f"nmt.evaluate.{suite.get('name')}", "name": _clean(name)}
+    return ElementTree.SubElement(suite, "testcase", place)
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def read_baseline_report(
+    path: Path, test: str, references: Sequence[Sequence[str]], scorers: Sequence[Scorer]
+) -> System:
+    """Return the system of a report, to be scored again beside the others.
+
+    Args:
+        path: What ``nmt evaluate`` printed as JSON or wrote as a report.
+        test: Name of the test set, for messages.
+        references: Of the test set.
+        scorers: Metrics. Where the report has scores by them, the signatures must agree, but for
+            the version of sacrebleu: all is scored by the same one now.
+
+    Raises:
+        ConfigError: It is no such report, is of another test set, has no or several systems or no
+            translations, or was scored in another way.
+    """
+    try:
+        document = field(read_json(path), kind=dict)
+        found = document.get("evaluations", [document])
+        wanted = hash_references(references)
+        fitting = [each for each in found if each.get("references_sha256") == wanted]
+        if not fitting:
+            names = ", ".join(str(each.get("test")) for each in found)
+            raise ConfigError(
+                f"{path} is a baseline of another test set: its references ({names}) are not "
+                f"those of {test}.",
+                fix="Evaluate the baseline on the same sentences and references.",
+            )
+        (system, *others) = field(fitting[0], "systems", kind=list)
+        if others:
+            raise ConfigError(
+                f"{path} holds {len(others) + 1} systems, so the baseline is not clear.",
+                fix="Make a report of one system.",
+            )
+        _check_signatures(path, system, scorers)
+        lines = system.get("hypotheses")
+        if not lines or len(lines) != len(references[0]) or set(map(type, lines)) != {str}:
+            raise ConfigError(
+                f"{path} has no translations (hypotheses) of {test}, so nothing can be tested.",
+                fix=_AGAIN,
+            )
+        return System(f"{field(system, 'name', kind=str)} ({path.name})", lines)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} is not a report of an evaluation: {error}.", fix=_AGAIN
+        ) from error
+
+
+def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> None:
+    then = {score["metric"]: score["signature"] for score in system.get("scores", ())}
+    for scorer in scorers:
+        now = scorer.metric.signature
+        before = then.get(scorer.name, now)
+        if _VERSION.sub("", before) != _VERSION.sub("", now):
+            raise ConfigError(
+                f"{path} has another signature of {scorer.name}: {before}, now {now}.",
+                fix="Score both in the same way (`tokenize`, `lowercase`, references).",
+            )

@@ -1,0 +1,392 @@
+"""What sublayers do in one pass: recorded, written out (`score`), and summed up (`flow`).
+
+Hooks see the input and the output of each sublayer. Queries, keys and weights, which stay
+inside, are recomputed from that with the sublayer's own projections, in the form of the
+paper: softmax(Q K^T / sqrt(E)) V. Nothing in the model is changed, and
+without hooks it has no cost.
+
+Shapes: T tokens that a sublayer reads for, S tokens whose keys it reads, H heads, E head width, D
+model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.errors import ConfigError
+from nmt.extras.inspection.figure import (
+    Cell,
+    Figure,
+    Heatmap,
+    Step,
+    Steps,
+    Table,
+    Text,
+    vector_text,
+)
+from nmt.extras.inspection.subject import Subject
+from nmt.model.layers import CrossAttention, Residual, SelfAttention
+from nmt.model.transformer import Transformer, evaluating
+from nmt.packed import Packed
+from nmt.text import EOS_ID
+
+# Attention of the encoder, of the decoder to itself, and of the decoder to the source.
+Kind = Literal["encoder", "decoder", "cross"]
+Side = Literal["encoder", "decoder"]
+Attention = SelfAttention | CrossAttention
+KINDS: dict[Kind, str] = {
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention",
+    "cross": "Attention of the decoder to the source",
+}
+_SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
+_MAX_NUMBERS = 100_000
+_TIMES, _ROOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}"
+_HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
+         "gradient by stream", "gradient by weights")  # fmt: skip
+
+
+class Heads(NamedTuple):
+    """What the heads of one attention sublayer work out, step by step."""
+
+    query: Tensor  # After norm and rotation, if the model has them. (H, T, E).
+    key: Tensor  # The same; those of a group are repeated for each of its queries. (H, S, E).
+    value: Tensor  # (H, S, E).
+    products: Tensor  # Of each query and each key. (H, T, S).
+    # Divided by sqrt(E), with the bias of a position scheme; minus infinity under the mask.
+    scores: Tensor
+    weights: Tensor  # Softmax of the scores: each row sums to 1. (H, T, S).
+    mixed: Tensor  # Sum of the values times their weights. (H, T, E).
+
+    @property
+    def concatenated(self) -> Tensor:
+        """All heads side by side: (T, H * E)."""
+        return self.mixed.transpose(0, 1).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """A sublayer in one pass, with the residual connection around it."""
+
+    side: Side
+    layer: int  # From 1, upward.
+    name: str  # ``self_attention``, ``cross_attention`` or ``feed_forward``.
+    module: nn.Module
+    residual: Residual
+    # What it reads: the residual stream, after the norm in a pre-norm model. (T, D).
+    inputs: Tensor
+    memory: Tensor | None  # What its keys come from, where that is the encoder's output. (S, D').
+    added: Tensor  # What it adds to the residual stream. (T, D).
+    before: Tensor  # The residual stream. (T, D).
+    after: Tensor  # The residual stream above it, after the norm in a post-norm model. (T, D).
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of attention; None for feed-forward."""
+        kinds: dict[str, Kind] = {"self_attention": self.side, "cross_attention": "cross"}
+        return kinds.get(self.name)
+
+    def heads(self) -> Heads:
+        """Work out again what its heads do."""
+        module = self.module
+        assert isinstance(module, SelfAttention | CrossAttention)
+        width, bias, vectors = module.head_dim, None, None
+        if isinstance(module, SelfAttention):
+            fused = module.query_key_value(self.inputs).unflatten(1, (-1, width))
+            query, key, value = fused.split(module.sizes, 1)
+            if module.heads:
+                query, key = module.heads["query_norm"](query), module.heads["key_norm"](key)
+            if (scheme := module.positions) is not None:
+                order = torch.arange(len(self.inputs))
+                query, key = scheme.rotate(query, order), scheme.rotate(key, order)
+                bias, vectors = scheme.bias(order, order), scheme.vectors(order, order)
+        else:
+            assert self.memory is not None
+            query = module.query(self.inputs).unflatten(1, (-1, width))
+            query = module.heads["query_norm"](query) if module.heads else query
+            key, value = module.project_cross_kv(self.memory)
+        share = module.num_heads // module.num_kv_heads
+        key, value = (x.repeat_interleave(share, 1).transpose(0, 1) for x in (key, value))
+        query = query.transpose(0, 1)
+        products = query @ key.mT
+        # Shaw et al. (2018): keys and values that depend on the distance, too.
+        if vectors is not None:
+            products = products + torch.einsum("hte,tse->hts", query, vectors[0])
+        scores = products * width**-0.5
+        scores = scores if bias is None else scores + bias
+        if self.kind == "decoder":
+            future = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(future, -torch.inf)
+        weights = scores.softmax(-1)
+        mixed = weights @ value
+        if vectors is not None:
+            mixed = mixed + torch.einsum("hts,tse->hte", weights, vectors[1])
+        return Heads(query, key, value, products, scores, weights, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A pass over one sentence pair."""
+
+    sublayers: tuple[Sublayer, ...]  # From below: those of the encoder, then those of the decoder.
+    hidden: Tensor  # The decoder's output. (T, D).
+
+    def attention(self, kind: Kind) -> tuple[Sublayer, ...]:
+        """Sublayers of one kind of attention, the lowest first."""
+        return tuple(each for each in self.sublayers if each.kind == kind)
+
+    def weights(self, kind: Kind) -> Tensor:
+        """What the heads of one kind read, the lowest layer first: (layers, H, T, S)."""
+        return torch.stack([each.heads().weights for each in self.attention(kind)])
+
+    def mean_attention(self) -> Tensor:
+        """Attention to the source: mean over the heads of the upper half of the layers. (T, S)."""
+        weights = self.weights("cross")
+        return weights[len(weights) // 2 :].mean(1).mean(0)
+
+
+def record(model: Transformer, source: Packed, target: Packed) -> Recording:
+    """Record one pass over a sentence pair: teacher forcing, as in training, but no dropout.
+
+    Gradients can be taken of it unless the caller turned them off.
+
+    Args:
+        model: In any mode.
+        source: What the encoder reads: one sentence.
+        target: What the decoder reads: BOS and the target.
+    """
+    sublayers: list[Sublayer] = []
+    seen: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}
+
+    def watch(side: Side, number: int, layer: nn.Module, name: str) -> None:
+        module = layer.get_submodule(name)
+        residual = getattr(layer, name.replace("_attention", "") + "_residual")
+
+        def of_sublayer(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            memory = args[1] if name == "cross_attention" else None
+            seen[name] = args[0], memory, output
+
+        def of_residual(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            place = side, number, name, module, residual
+            sublayers.append(Sublayer(*place, *seen.pop(name), args[0], output))
+
+        handles.enter_context(module.register_forward_hook(of_sublayer))
+        handles.enter_context(residual.register_forward_hook(of_residual))
+
+    with evaluating(model), ExitStack() as handles:
+        for side in get_args(Side):
+            for number, layer in enumerate(getattr(model, side), 1):
+                for name in filter(partial(hasattr, layer), _SUBLAYERS):
+                    watch(side, number, layer, name)
+        hidden = model(source, target)
+    return Recording(tuple(sublayers), hidden)
+
+
+@contextmanager
+def without_causal_mask(model: Transformer) -> Iterator[None]:
+    """Let the decoder's tokens read those after them, too, in passes that are made inside."""
+
+    def see_all(_: nn.Module, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**options, "causal": False}
+
+    with ExitStack() as handles:
+        for layer in model.decoder:
+            attention = layer.get_submodule("self_attention")
+            handles.enter_context(attention.register_forward_pre_hook(see_all, with_kwargs=True))
+        yield
+
+
+@contextmanager
+def without_head(attention: Attention, head: int) -> Iterator[None]:
+    """Set what a head (numbered from 1) gives to 0, in passes that are made inside."""
+    columns = torch.arange((head - 1) * attention.head_dim, head * attention.head_dim)
+
+    def silence(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        return (args[0].index_fill(-1, columns, 0),)
+
+    with attention.output.register_forward_pre_hook(silence):
+        yield
+
+
+@torch.inference_mode()
+def score(subject: Subject) -> Iterator[Figure]:
+    """The arithmetic of attention.
+
+    The product of a token's query q and every key k, divided by the square root of the head's
+    width, is the score; softmax makes weights of scores; a head's output is the sum of the values v
+    times their weights. All heads' outputs, side by side, times W^O are added to the residual
+    stream. Of a long vector the first numbers are written.
+    """
+    layers = record(subject.model, subject.source, subject.target).attention("encoder")
+    layer = max(subject.layers(len(layers)), default=len(layers))
+    sublayer, name = layers[layer - 1], layer_names(len(layers))[layer - 1]
+    heads, labels = sublayer.heads(), subject.source_labels
+    chosen = subject.choice.head or (1,)
+    if len(chosen) * len(labels) ** 2 * 16 > _MAX_NUMBERS:
+        raise ConfigError(
+            f"The arithmetic of {len(chosen)} heads and {len(labels)} tokens is too long to draw.",
+            fix="Choose one with `head`, or pass a shorter sentence.",
+        )
+    for head in chosen:
+        steps = [
+            Step(f"query of {label}", _query(labels, place, heads, head - 1))
+            for place, label in enumerate(labels)
+        ]
+        yield Steps(f"Encoder {name}, head {head}: one query at a time", steps)
+    steps = [Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)]
+    yield Steps(f"Encoder {name}: all heads, W^O, add and norm", steps)
+    yield _matrices(sublayer, heads)
+
+
+def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[Figure]:
+    """Return the work of one query: a row for each key, and their sum."""
+    query, keys, values = heads.query[head, place], heads.key[head], heads.value[head]
+    products, scores, weights = (
+        x[head, place].tolist() for x in (heads.products, heads.scores, heads.weights)
+    )
+    rows: list[list[Cell]] = [
+        [label, vector_text(key), product, scaled, weight, vector_text(value),
+         vector_text(value * weight)]
+        for label, key, product, scaled, weight, value
+        in zip(labels, keys, products, scores, weights, values, strict=True)
+    ]  # fmt: skip
+    mixed = vector_text(heads.mixed[head, place])
+    rows.append(["sum", "", None, None, sum(weights), "", mixed])
+    width, title, dot = len(query), f"Query of {labels[place]}", "q \N{DOT OPERATOR} k"
+    head_row = ("key of", "k", dot, f"/ {_ROOT}{width}", "softmax", "v", f"softmax {_TIMES} v")
+    pairs = list(zip(query.tolist(), keys[0].tolist(), strict=True))
+    terms = " + ".join(f"{a:.3f} {_TIMES} {b:.3f}" for a, b in pairs[:6])
+    more, first = f" + ... ({width} terms)" if width > 6 else "", f"{products[0]:.4f}"
+    lines = [
+        f"q = {vector_text(query)}",
+        f"{dot} of {labels[0]} = {terms}{more} = {first}",
+        f"{first} / {_ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
+    ]
+    return [Text(f"{title}, written out", lines), Table(title, head_row, rows, total=True)]
+
+
+def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> Table:
+    """Return what becomes of one token: heads side by side, W^O, add and norm."""
+    total = sublayer.before + sublayer.added
+    stages = {f"head {number}": mixed for number, mixed in enumerate(heads.mixed, 1)} | {
+        "all heads side by side": heads.concatenated,
+        "times W^O": sublayer.added,
+        "residual stream": sublayer.before,
+        "their sum": total,
+    }
+    note = "The norm stands before the sublayer (pre-norm): q, k and v read it."
+    if not torch.equal(sublayer.after, total):
+        stages["norm of the sum"], note = sublayer.after, ""
+    rows = [
+        [name, rows.shape[1], float(rows[place].norm()), vector_text(rows[place])]
+        for name, rows in stages.items()
+    ]
+    head = "", "width", "length", "numbers"
+    return Table("All heads, W^O, add and norm", head, rows, note=note)
+
+
+def _matrices(sublayer: Sublayer, heads: Heads) -> Table:
+    """Return the same for all tokens at once, with shapes."""
+    (tokens, dim), (count, _, width) = sublayer.inputs.shape, heads.query.shape
+    module = sublayer.module
+    assert isinstance(module, SelfAttention)
+    groups, bias = module.num_kv_heads, " + b" if "output.bias" in module.state_dict() else ""
+    suffix = ", then norm per head" if len(module.heads) else ""
+    suffix += ", then position" if module.positions is not None else ""
+
+    def size(columns: int, copies: int = 0) -> str:
+        return f"{copies} of {size(columns)}" if copies else f"{tokens} {_TIMES} {columns}"
+
+    rows = [
+        ["X", "what the sublayer reads", size(dim)],
+        ["Q", f"X W^Q{bias}{suffix}", size(width, count)],
+        ["K", f"X W^K{bias}{suffix}", size(width, groups)],
+        ["V", f"X W^V{bias}", size(width, groups)],
+        ["scores", f"Q K^T / {_ROOT}{width}", size(tokens, count)],
+        ["A", "softmax(scores), by rows", size(tokens, count)],
+        ["Z", "A V", size(width, count)],
+        ["concat", "Z of all heads side by side", size(count * width)],
+        ["output", f"concat W^O{bias}", size(dim)],
+    ]
+    difference: Tensor = (module.output(heads.concatenated) - sublayer.added).abs().max()
+    note = f"Largest difference to the output of the model's own attention: {difference:.1e}."
+    if groups < count:
+        note += f" {count // groups} queries share each key and value."
+    return Table("The same as matrices", ["matrix", "is", "shape"], rows, note=note)
+
+
+def flow(subject: Subject) -> Iterator[Figure]:
+    """Flow.
+
+    Each sublayer reads the residual stream and adds to it; norms are means over the tokens.
+    Gradients are those of the cross-entropy of the target, per token: by the stream above a
+    sublayer, and by its own weights. The entropy of a head's weights is 0 if it reads one token,
+    and the logarithm of the length if it reads all alike.
+    """
+    recording = record(subject.model, subject.source, subject.target)
+    gold = torch.tensor([*subject.target_ids, EOS_ID])
+    loss = F.cross_entropy(subject.model.logits(recording.hidden), gold)
+    # The topmost stream of a post-norm model is the output itself. Gradients are left nowhere.
+    places = [x for each in recording.sublayers for x in (each.after, *each.module.parameters())]
+    gradients = iter(torch.autograd.grad(loss, places))
+    for side, num_layers in (("encoder", len(subject.model.encoder)),
+                             ("decoder", len(subject.model.decoder))):  # fmt: skip
+        rows = []
+        for each in (x for x in recording.sublayers if x.side == side):
+            before, added, after = (
+                x.detach().norm(dim=-1).mean().item() for x in (each.before, each.added, each.after)
+            )
+            stream = float(next(gradients).norm())
+            squares = sum(float(next(gradients).square().sum()) for _ in each.module.parameters())
+            name = f"{layer_names(num_layers)[each.layer - 1]}, {each.name.replace('_', '-')}"
+            rows.append([name, before, added, after, added / before, stream, squares**0.5])
+        note = "From the lowest sublayer to the top."
+        yield Table(f"{side.capitalize()}: norms", _HEAD, rows, note=note)
+    for kind, title in KINDS.items():
+        weights = recording.weights(kind).detach()
+        names = layer_names(len(weights)), [f"head {n}" for n in range(1, weights.shape[1] + 1)]
+        note = "Tokens between the one that reads and those it reads."
+        if kind == "cross":
+            note += " The target is laid along the source, first on first and last on last."
+        for name, values, unit in (
+            ("entropy", entropy(weights), "In nats."), ("distance", distance(weights), note),
+        ):  # fmt: skip
+            yield Heatmap(f"{title}: {name}", values.tolist(), *names, 0.0, note=unit)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """Return the mean entropy of the rows of each head, in nats. (..., T, S) -> (...)."""
+    return torch.special.entr(weights).sum(-1).mean(-1)
+
+
+def distance(weights: Tensor) -> Tensor:
+    """Return how far from itself a token reads: the mean of each head. (..., T, S) -> (...)."""
+    return (weights * off_diagonal(*weights.shape[-2:])).sum(-1).mean(-1)
+
+
+def layer_names(num_layers: int) -> list[str]:
+    """Return what to call the layers of a stack, from 1.
+
+    >>> layer_names(1), layer_names(3)
+    (['layer 1'], ['layer 1', 'layer 2', 'layer 3 (top)'])
+    """
+    names = [f"layer {layer}" for layer in range(1, num_layers + 1)]
+    return [*names[:-1], f"{names[-1]} (top)"] if num_layers > 1 else names
+
+
+def off_diagonal(rows: int, columns: int) -> Tensor:
+    """Return how far each column is from where a row stands: (T, S), in columns.
+
+    Between sentences of other lengths a token stands where it would if both were as long: the
+    first at the first and the last at the last.
+    """
+    places = torch.arange(rows) * ((columns - 1) / max(rows - 1, 1))
+    return (torch.arange(columns) - places.unsqueeze(1)).abs()
