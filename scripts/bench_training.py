@@ -43,13 +43,12 @@ from nmt.config.run import RunConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Position
 from nmt.data.prepared import PreparedData
-from nmt.device.device import prepare_process
+from nmt.device.device import prepare_process, use_huge_pages
 from nmt.device.distributed import Processes
-from nmt.device.memory import use_huge_pages
 from nmt.device.precision import has_fast_bf16
 from nmt.model.positions import sinusoids
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StopSignal
+from nmt.training.processes import StopSignal
+from nmt.training.timing import TrainingSetup
 
 KINDS = {
     "products of layers and loss": ("mm", "addmm", "addmm_"),

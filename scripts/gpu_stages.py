@@ -51,10 +51,9 @@ from nmt.inference.translator import Translator
 from nmt.model import decoder_state
 from nmt.model.attention import FLASH
 from nmt.model.transformer import Transformer, build_model
-from nmt.training.checkpoints import CheckpointWriter
+from nmt.training.checkpoints import CheckpointWriter, Progress
 from nmt.training.losses import CrossEntropy, cross_entropy
 from nmt.training.optimizer import build_optimizer
-from nmt.training.progress import Progress
 from nmt.training.update import Updater, read_together
 
 SIZES = {"base": ModelConfig(), "big": ModelConfig(preset="transformer-big")}

@@ -28,8 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.model_folder import load_model
-from nmt.checkpoint.new_model_folder import check_new_folder, write_model_folder
+from nmt.checkpoint.model_folder import check_new_folder, load_model, write_model_folder
 from nmt.config.loader import dump_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig

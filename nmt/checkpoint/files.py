@@ -1,4 +1,4 @@
-"""Checkpoint folders: written whole or not at all, verified before anything is read.
+"""Checkpoint folders: written whole or not at all, verified before anything is read; the best.
 
 A folder is written under a temporary name beside its place: the files, each forced to the disk,
 then the manifest, then the rename, then the parent. So whatever stops the process, a folder with
@@ -11,9 +11,10 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -317,3 +318,65 @@ def read_best(run_dir: Path) -> Path | None:
         return None
     folder = run_dir / AVERAGE if name == AVERAGE else checkpoints_dir(run_dir) / name
     return folder if folder.is_dir() else None
+
+
+def rank(score: float) -> float:
+    """Return a number to compare scores by: the score itself, but NaN is lowest.
+
+    >>> max([float("nan"), -3.0, -5.0], key=rank)
+    -3.0
+    """
+    return -math.inf if math.isnan(score) else score
+
+
+def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
+    """Return the steps that have a score, best first, the earlier of equals before the later.
+
+    >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
+    [30, 20, 10]
+    """
+    scored = (step for step in steps if step in scores)
+    return sorted(scored, key=lambda step: (-rank(scores[step]), step))
+
+
+def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
+    """Return the steps of the newest checkpoints that a run that was never stopped would have.
+
+    Args:
+        steps: Checkpoints there are. The last counts always; the others if they were due, and
+            not only saved because the process was stopped.
+        count: How many.
+        due_every: A checkpoint is due at the multiples of these.
+
+    >>> newest_steps([10, 20, 22, 30, 33], 3, due_every=[10])
+    [20, 30, 33]
+    """
+    ordered = sorted(steps)
+    due = [step for step in ordered[:-1] if any(step % every == 0 for every in due_every)]
+    return [*due, *ordered[-1:]][-count:]
+
+
+def expired(
+    steps: Collection[int],
+    scores: Mapping[int, float],
+    *,
+    keep_last: int,
+    keep_best: int,
+    due_every: Collection[int],
+) -> list[int]:
+    """Return the steps whose checkpoints may go.
+
+    Args:
+        steps: Checkpoints there are.
+        scores: Validation score of some of them; higher is better, NaN is lowest.
+        keep_last: Newest checkpoints to keep; see `newest_steps`.
+        keep_best: Best checkpoints to keep besides; the earlier of equals.
+        due_every: A checkpoint is due at the multiples of these.
+
+    >>> scores = {10: 3.0, 20: 9.0, 30: 5.0}
+    >>> expired([10, 20, 30, 40], scores, keep_last=1, keep_best=1, due_every=[10])
+    [10, 30]
+    """
+    best = by_score(steps, scores)[:keep_best]
+    kept = {*newest_steps(steps, keep_last, due_every=due_every), *best}
+    return sorted(step for step in steps if step not in kept)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.files import STATE, list_checkpoints, read_state
-from nmt.checkpoint.model_folder import load_model
-from nmt.checkpoint.new_model_folder import check_new_folder
-from nmt.checkpoint.retention import by_score, write_average
+from nmt.checkpoint.files import STATE, by_score, list_checkpoints, read_state
+from nmt.checkpoint.model_folder import check_new_folder, load_model, write_average
 from nmt.commands.options import AverageOptions
 from nmt.commands.result import log_next_commands
 from nmt.errors import CheckpointError

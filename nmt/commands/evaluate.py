@@ -42,7 +42,7 @@ from nmt.metrics.metric import METRICS, MetricOptions, References, Scorer
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
 from nmt.registry import Registry
-from nmt.training.html_report import record_evaluation
+from nmt.training.report import record_evaluation
 
 logger = logging.getLogger(__name__)
 

@@ -46,9 +46,14 @@ from nmt.config.run import RunConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Position
 from nmt.data.prepared import PreparedData
-from nmt.device.device import choose_device, deterministic, prepare_process, restore_random_state
+from nmt.device.device import (
+    choose_device,
+    deterministic,
+    prepare_process,
+    restore_random_state,
+    use_huge_pages,
+)
 from nmt.device.distributed import Processes, join
-from nmt.device.memory import use_huge_pages
 from nmt.errors import ConfigError, DivergedError, shell_command
 from nmt.files.lock import run_lock
 from nmt.inference.calibration import calibrate_confidence
@@ -56,14 +61,18 @@ from nmt.inference.shortlist_file import copy_shortlist
 from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS
 from nmt.registry import load_attribute
-from nmt.training.checkpoints import CheckpointWriter, average_at_end, load_newest, tidy_run_folder
-from nmt.training.launch import launch
-from nmt.training.progress import Progress, TrainingSummary
+from nmt.training.checkpoints import (
+    CheckpointWriter,
+    Progress,
+    TrainingSummary,
+    average_at_end,
+    load_newest,
+    tidy_run_folder,
+)
+from nmt.training.processes import StoppedBySignal, StopSignal, launch, report_one_failure
 from nmt.training.report import Event, Reporter, ReporterList, RunLog
 from nmt.training.schedule import build_schedule
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StoppedBySignal, StopSignal, report_one_failure
-from nmt.training.timing import plan_budget
+from nmt.training.timing import TrainingSetup, plan_budget
 from nmt.training.update import UpdateStats, read_together
 
 logger = logging.getLogger(__name__)

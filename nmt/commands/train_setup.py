@@ -31,22 +31,21 @@ from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
-from nmt.training.html_report import HtmlReport
+from nmt.training.checkpoints import Progress
 from nmt.training.losses import OBJECTIVES, objective_name
 from nmt.training.optimizer import build_optimizer, freeze
-from nmt.training.progress import Progress
+from nmt.training.processes import StopSignal
 from nmt.training.report import (
     Console,
     Event,
+    HtmlReport,
     JsonLines,
     Reporter,
     ReporterList,
     RunLog,
     TensorBoard,
 )
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StopSignal
-from nmt.training.timing import fit_batches
+from nmt.training.timing import TrainingSetup, fit_batches
 from nmt.training.update import Updater
 from nmt.training.validation import HeldOutText, Validator, fixed_batches
 

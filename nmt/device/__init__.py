@@ -1,6 +1,6 @@
 """One process's place in the machine: ranks, device, precision, memory, random state.
 
-This module itself loads no torch: what torchrun and `nmt.training.launch` say in environment
+This module itself loads no torch: what torchrun and `nmt.training.processes` say in environment
 variables, and how many CPU cores there are.
 """
 

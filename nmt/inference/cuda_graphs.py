@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.device.memory import free_bytes
+from nmt.device.device import free_bytes
 from nmt.model.decoder_state import DecoderState, StepInputs
 from nmt.model.transformer import Transformer
 

@@ -12,8 +12,7 @@ from typing_extensions import override
 from nmt.checkpoint.model_folder import ModelBundle, is_ctranslate2, load_model
 from nmt.config.decoding import DecodingConfig
 from nmt.config.model import ModelConfig
-from nmt.device.device import choose_device, prepare_process
-from nmt.device.memory import free_bytes
+from nmt.device.device import choose_device, free_bytes, prepare_process
 from nmt.device.precision import fastest_dtype
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.cuda_graphs import GraphedDecodeToken

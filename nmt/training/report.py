@@ -1,8 +1,8 @@
-"""What happens in training -> metrics.jsonl, log.txt, messages, a progress bar, TensorBoard.
+"""What happens in training -> metrics.jsonl, log.txt, report.html, a progress bar, TensorBoard.
 
 Updates, validations, saves and notes are events: each reporter of a run is given all of them. To
 add one, write a `Reporter` and put it into the list that `make_reporters` makes. Warnings are
-logged; `RunLog` writes those of all packages into log.txt, too.
+logged; `RunLog` writes those of all packages into log.txt, too. Loads no torch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -24,6 +25,18 @@ from nmt.errors import ConfigError
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
+from nmt.metrics.metric import METRICS, label_of
+from nmt.report.page import (
+    LIMIT,
+    NUM_AVERAGES,
+    Chart,
+    Curve,
+    Point,
+    finite,
+    render,
+    render_chart,
+    short_number,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -268,3 +281,275 @@ class ReporterList:
         """Close all."""
         for reporter in self._reporters:
             reporter.close()
+
+
+_Line = Mapping[str, Any]
+_MAX_ROWS = 100
+_WIDE = 520, 280
+_COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Alarms", "Seconds")
+_DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "alarms": 0, "seconds": 1}
+_SAMPLE_PARTS = ("Source", "Translation", "Reference")
+_RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
+_SAMPLE_RANKS = ("Best", "Median", "Worst")
+# What `_about` shows of the latest start.
+_ABOUT = ("schedule", "device", "precision", "threads", "parameters", "pairs", "dropped")
+
+
+def render_report(title: str, events: Iterable[_Line], config_text: str = "") -> str:
+    """Return the page of a run.
+
+    Long curves are thinned to about 400 points: the lowest and highest of each stretch stay.
+
+    Args:
+        title: Name of the run.
+        events: The lines of ``metrics.jsonl``, ``starts.jsonl`` and ``evaluations.jsonl``, parsed.
+            Later ones win where steps are equal.
+        config_text: The configuration the run goes by.
+    """
+    lines = list(events)
+    updates, validations, starts = _sorted_by_step(lines)
+    last = validations[-1] if validations else {}
+    asked = str(starts[-1].get("metric", "bleu")) if starts else "bleu"
+    metric = asked if asked in METRICS and _best(validations, asked) else "perplexity"
+    rows, note = _table(validations, metric)
+    resumes = [line["step"] for line in starts if line["step"] > 0]
+    return render(
+        "run.html.j2",
+        title=title,
+        facts=_facts(updates, validations, metric),
+        about=[*_about(starts), *_test_scores(lines)],
+        is_noisy=len(updates) > 2 * NUM_AVERAGES,
+        charts=[render_chart(chart) for chart in _charts(updates, validations, resumes)],
+        sampled_at=f" at step {last['step']:,.0f}" if last.get("samples") else "",
+        samples=_samples(last),
+        columns=_COLUMNS,
+        validations=rows,
+        table_note=note,
+        config_text=config_text,
+    )
+
+
+def _table(validations: Sequence[_Line], metric: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the latest validations, newest first, with that of the best score; and a note."""
+    best = _best(validations, metric)
+    latest = validations[-_MAX_ROWS:]
+    shown = latest if best is None or best in latest else [best, *latest]
+    rows = [
+        {
+            "step": f"{line['step']:,.0f}",
+            "cells": [_fixed(_number(line, key), n) for key, n in _DECIMALS.items()],
+            "is_best": line is best,
+        }
+        for line in reversed(shown)
+    ]
+    all_shown = len(shown) == len(validations)
+    note = "" if all_shown else f"{len(shown)} of {len(validations):,}: the latest and the best. "
+    tokenizer = validations[-1].get("bleu_tokenizer") if validations else None
+    note += f"BLEU with tokenizer {tokenizer}. " if tokenizer else ""
+    note += "Alarms: translations that look degenerate. "
+    return rows, note + (f"Bold: best {label_of(metric)}." if best else "")
+
+
+def _facts(
+    updates: Sequence[_Line], validations: Sequence[_Line], metric: str
+) -> list[dict[str, str]]:
+    """Return the state of the run in a few numbers; nothing before the first update."""
+    both = [*updates, *validations]
+    if not both:
+        return []
+    last = max(both, key=lambda line: line["step"])
+    minutes = round(sum(value for _, value in finite(_points(both, "seconds"))) / 60)
+    facts = [
+        ("Step", f"{last['step']:,.0f}", ""),
+        ("Epoch", _fixed(_number(last, "epoch"), 0), ""),
+        ("Time", f"{minutes // 60:,} h " * (minutes >= 60) + f"{minutes % 60} min", ""),
+    ]
+    pairs = [(_number(u, "seconds"), _number(u, "target_tokens_per_second")) for u in updates]
+    timed = [(seconds, rate) for seconds, rate in pairs if seconds > 0 and rate >= 0]
+    if timed:
+        rate = sum(seconds * rate for seconds, rate in timed) / sum(x for x, _ in timed)
+        facts.append(("Average speed", _fixed(rate, 0), "target tokens/s"))
+    for key in dict.fromkeys((metric, "perplexity")):
+        if best := _best(validations, key):
+            label = f"Best {METRICS[key].label}" if key in METRICS else f"Lowest {key}"
+            facts.append((label, _fixed(_number(best, key), 2), f"at step {best['step']:,.0f}"))
+    return [_fact(*each) for each in facts]
+
+
+def _fact(name: str, value: str, note: str = "") -> dict[str, str]:
+    return {"name": name, "value": value, "note": note}
+
+
+def _about(starts: Sequence[_Line]) -> list[dict[str, str]]:
+    """Return what the latest start trains, on what, and where training was resumed."""
+    if not starts:
+        return []
+    known = [(name, starts[-1].get(name)) for name in _ABOUT]
+    facts = [_fact(name.capitalize(), _shown(value)) for name, value in known if value is not None]
+    resumes = [f"{line['step']:,.0f}" for line in starts if line["step"] > 0]
+    return facts + ([_fact("Resumed at step", ", ".join(resumes))] if resumes else [])
+
+
+def _test_scores(lines: Iterable[_Line]) -> list[dict[str, str]]:
+    """Return the latest scores of each checkpoint on each test set."""
+    found = {}
+    for line in lines:
+        if line.get("kind") == "evaluation":
+            test, checkpoint = str(line.get("test")), str(line.get("checkpoint"))
+            given = line.get("scores")
+            scores = given if isinstance(given, Mapping) else {}
+            shown = (f"{label_of(each)} {_fixed(_number(scores, each), 2)}" for each in scores)
+            note = f"checkpoint {checkpoint}"
+            found[test, checkpoint] = _fact(f"Test: {test}", ", ".join(shown), note)
+    return list(found.values())
+
+
+def _shown(value: Any) -> str:
+    """Return a recorded value to read; of several named numbers each with its name.
+
+    >>> _shown(1200), _shown({"too long": 3, "empty": 1}), _shown({})
+    ('1,200', '3 too long, 1 empty', 'none')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_shown(each)} {name}" for name, each in value.items()) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _samples(validation: _Line) -> list[list[tuple[str, Any]]]:
+    """Return the parts of each sample, with their names, and why it was chosen."""
+    samples, chrf = validation.get("samples") or (), validation.get("sample_chrf")
+    known = chrf if isinstance(chrf, list) else []
+    ranks: list[tuple[str, Any]] = [
+        ("Chosen as", f"{rank.lower()} (chrF {_fixed(_number({'chrf': value}, 'chrf'), 1)})")
+        for rank, value in zip(_SAMPLE_RANKS, known, strict=False)
+    ]
+    parts = [list(zip(_SAMPLE_PARTS, sample, strict=False)) for sample in samples]
+    return [[*ranks[i : i + 1], *part] for i, part in enumerate(parts)]
+
+
+def _charts(
+    updates: Sequence[_Line], validations: Sequence[_Line], resumes: Sequence[float]
+) -> list[Chart]:
+    end = max([1.0, *(lines[-1]["step"] for lines in (updates, validations) if lines)])
+    loss = Curve("training (smoothed objective)", _points(updates, "loss"), noisy=True)
+    objective = _points(validations, "objective")
+    of_references = Curve("validation (the same objective)", objective, marked=True)
+    bleu = Curve("BLEU", _points(validations, "bleu"), marked=True)
+    chrf = Curve("chrF", _points(validations, "chrf"), marked=True)
+    rate = Curve("", _points(updates, "learning_rate"))
+    speed = Curve("", _points(updates, "target_tokens_per_second"), noisy=True)
+    norm = Curve("", _points(updates, "gradient_norm"), noisy=True)
+    chart = partial(Chart, end=end, marks=[step for step in resumes if step <= end])
+    return [
+        chart("Loss", "nats per target token", [loss, of_references], size=_WIDE),
+        chart("Translation quality", "score, 0 to 100", [bleu, chrf], size=_WIDE),
+        chart("Learning rate", "per update", [rate], from_zero=True),
+        chart("Speed", "target tokens per second", [speed], from_zero=True),
+        chart("Gradient norm", "before clipping", [norm], log_if_wide=True),
+    ]
+
+
+def _sorted_by_step(events: Iterable[_Line]) -> list[list[_Line]]:
+    found: dict[str, dict[float, _Line]] = {"update": {}, "validation": {}, "start": {}}
+    for line in events:
+        if line.get("kind") in found and _number(line, "step") >= 0:
+            found[line["kind"]][line["step"]] = line
+    return [[by_step[step] for step in sorted(by_step)] for by_step in found.values()]
+
+
+def _points(lines: Sequence[_Line], key: str) -> list[Point]:
+    return [(line["step"], _number(line, key)) for line in lines]
+
+
+def _number(line: _Line, key: str) -> float:
+    value = line.get(key, math.nan)
+    try:
+        return value if -LIMIT < value < LIMIT else math.nan
+    except TypeError:  # null, say
+        return math.nan
+
+
+def _best(lines: Sequence[_Line], metric: str) -> _Line | None:
+    """Return the line with the best score by a metric, or of the lowest perplexity."""
+    is_error = metric not in METRICS or METRICS[metric].lower_is_better
+    known = [line for line in lines if not math.isnan(_number(line, metric))]
+    choose = min if is_error else max
+    return choose(known, key=lambda line: _number(line, metric)) if known else None
+
+
+def _fixed(value: float, decimals: int) -> str:
+    if math.isnan(value):
+        return "\N{EN DASH}"
+    return f"{value:,.{decimals}f}" if abs(value) < 1e9 else short_number(value)
+
+
+class HtmlReport:
+    """Keeps ``report.html`` of a run up to date: at every validation and at the end.
+
+    It reads what `JsonLines` write, so it comes after them among the reporters.
+
+    Args:
+        run_dir: Folder of the run.
+        title: Name of the run.
+    """
+
+    def __init__(self, run_dir: Path, title: str) -> None:
+        self._run_dir, self._title = run_dir, title
+
+    def report(self, event: Event) -> None:
+        """Write the page after a validation."""
+        if event.kind == "validation":
+            self.close()
+
+    def close(self) -> None:
+        """Write the page."""
+        temporary = self._run_dir / ".tmp-report.html"
+        try:
+            config = _read(self._run_dir / "config.yaml")
+            page = render_report(self._title, _records(self._run_dir), config)
+            temporary.write_text(page, encoding="utf-8")
+            temporary.replace(self._run_dir / "report.html")
+        except OSError:  # a full disk stops no training; the page before stays
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def record_evaluation(run_dir: Path, title: str, line: _Line) -> None:
+    """Append scores of a test set to ``evaluations.jsonl`` of a run, and show them on its page.
+
+    Args:
+        run_dir: A folder without ``metrics.jsonl`` is no run, and is left as it is; so is one that
+            cannot be written.
+        title: Name of the run.
+        line: ``test``, ``checkpoint`` and ``scores`` by metric.
+    """
+    if (run_dir / _RECORDS[0]).is_file():
+        with suppress(OSError):
+            text = json.dumps({"kind": "evaluation", **line}, ensure_ascii=False)
+            with (run_dir / _RECORDS[2]).open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+            HtmlReport(run_dir, title).close()
+
+
+def learning_curves(run_dir: Path) -> list[Chart]:
+    """Return charts of a run's loss and quality by step; none of a folder that is no run."""
+    updates, validations, starts = _sorted_by_step(_records(run_dir))
+    if not (updates or validations):
+        return []
+    return _charts(updates, validations, [line["step"] for line in starts if line["step"] > 0])[:2]
+
+
+def _records(run_dir: Path) -> Iterable[_Line]:
+    return _parsed("\n".join(_read(run_dir / name) for name in _RECORDS))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _parsed(lines: str) -> Iterable[_Line]:
+    for line in lines.split("\n"):
+        with suppress(ValueError):  # the last line of a killed process may be half a line
+            values = parse_json(line)
+            if isinstance(values, dict):
+                yield values

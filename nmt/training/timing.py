@@ -1,4 +1,4 @@
-"""Updates of the real setup, timed and put back: budgets of minutes, sizes of batches, dry runs."""
+"""The setup of one process, timed and put back: budgets of minutes, sizes of batches, dry runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
+from nmt.data.prepared import PreparedData
 from nmt.device import local_size
-from nmt.device.device import random_state, restore_random_state
-from nmt.device.memory import free_bytes, measure_peak
+from nmt.device.device import free_bytes, measure_peak, random_state, restore_random_state
 from nmt.errors import DeviceError
 from nmt.files.progress import progress_bar
-from nmt.training.progress import Progress
-from nmt.training.setup import TrainingSetup
+from nmt.training.checkpoints import Progress
 from nmt.training.update import Updater
 from nmt.training.validation import Validator
 
@@ -302,3 +301,14 @@ def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -
     (few, few_bytes), (many, many_bytes) = low, high
     per_token = max((many_bytes - few_bytes) / max(many - few, 1), 1.0)
     return max(0, int(many + (free - many_bytes) / per_token))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSetup:
+    """What one process trains with; `nmt.commands.train_setup.build` puts it together."""
+
+    training: TrainingConfig
+    data: PreparedData
+    updater: Updater  # of a model with new weights
+    loader: Loader
+    validator: Validator

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.data.batch import Batch
 from nmt.device.device import (
@@ -18,13 +18,12 @@ from nmt.device.device import (
     random_state,
     restore_random_state,
 )
-from nmt.device.distributed import Processes
+from nmt.device.distributed import PendingSum, Processes
 from nmt.device.precision import LossScale, Precision
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.training.losses import CrossEntropy, LossSum, Objective
-from nmt.training.optimizer import ModelOptimizer
-from nmt.training.reduction import GradientReduction
+from nmt.training.optimizer import FlatParameters, ModelOptimizer
 
 _MOST_SPLITS = 3
 
@@ -262,3 +261,83 @@ def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
         fix="Lower batch.max_tokens or max_sentences and raise batch.accumulate, lower "
         "filters.max_length, or set training.activation_checkpointing.",
     )
+
+
+# 32 MiB: enough for the full rate of a network, and for several in an update.
+_SLICE_SIZE = 1 << 23
+
+
+class GradientReduction:
+    """Sums ``parameters.shared`` over all processes.
+
+    Args:
+        model: Whose gradients these are.
+        parameters: Its parameters; their gradients are summed in place, in float32.
+        processes: All of them; each has a gradient of its own.
+        in_slices: Whether to send slices during backward. Else `finish` sends all at once.
+        size: Numbers of a slice, at least.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: FlatParameters,
+        processes: Processes,
+        *,
+        in_slices: bool,
+        size: int = _SLICE_SIZE,
+    ) -> None:
+        self._processes, self._slices = processes, list[Tensor]()
+        self._counts: list[int] = []  # Parameters of each slice.
+        self._missing: list[int] = []  # Those of them without their gradient.
+        self._sent: list[PendingSum] = []
+        self._kept: list[Tensor] = []
+        self._is_on = False
+        # The layers' matrices come first, and have their gradients in about the opposite order.
+        stop = parameters.matrix_size if in_slices else 0
+        rest, count = parameters.shared[stop:], 0
+        for name, view in reversed(list(parameters.views(parameters.shared[:stop]))):
+            arrived = partial(self._arrived, len(self._slices))
+            model.get_parameter(name).register_post_accumulate_grad_hook(arrived)
+            begin, count = int(view.storage_offset()), count + 1
+            if stop - begin >= size or begin == 0:
+                self._slices.append(parameters.shared[begin:stop])
+                self._counts.append(count)
+                stop, count = begin, 0
+        self._slices.append(rest)  # embeddings, biases, norms and sums: complete at the very end
+
+    @contextmanager
+    def during_backward(self) -> Iterator[None]:
+        """Send slices in this backward pass, the last one of the update."""
+        self._missing, self._is_on = list(self._counts), True
+        try:
+            yield
+        finally:
+            self._is_on = False
+
+    def _arrived(self, index: int, _parameter: Tensor) -> None:
+        if not self._is_on:
+            return
+        self._missing[index] -= 1
+        while len(self._sent) < len(self._missing) and not self._missing[len(self._sent)]:
+            self._send()
+
+    def _send(self) -> None:
+        self._sent.append(self._processes.begin_sum(self._slices[len(self._sent)]))
+
+    def keep(self) -> None:
+        """Keep the slices sent so far, as the gradient is about to be computed once more."""
+        for pending in self._sent:
+            pending.wait()
+        new = self._slices[len(self._kept) : len(self._sent)]
+        self._kept += [part.clone() for part in new]
+
+    def finish(self) -> None:
+        """Send what is left, and have the device wait for all of it."""
+        while len(self._sent) < len(self._slices):
+            self._send()
+        for pending in self._sent:
+            pending.wait()
+        for part, values in zip(self._slices, self._kept, strict=False):
+            part.copy_(values)
+        self._sent, self._kept = [], []

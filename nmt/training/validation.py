@@ -24,8 +24,8 @@ from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.text.tokenizer import Tokenizers
+from nmt.training.processes import StopSignal
 from nmt.training.report import Event
-from nmt.training.signals import StopSignal
 from nmt.training.update import Updater
 
 T = TypeVar("T")

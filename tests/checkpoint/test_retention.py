@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.checkpoint.files import load_tensors, save_checkpoint
-from nmt.checkpoint.model_folder import CONFIDENCE
-from nmt.checkpoint.retention import average_weights, expired, newest, write_average
+from nmt.checkpoint.files import expired, load_tensors, newest_steps, save_checkpoint
+from nmt.checkpoint.model_folder import CONFIDENCE, average_weights, write_average
 from nmt.errors import CheckpointError
 from nmt.files.manifest import Manifest
 from tests.checkpoint.faults import contents, fail_writes
@@ -211,4 +210,4 @@ def test_stops_on_the_way_do_not_change_which_are_newest_at_the_end(
             there.add(step)
             there -= {*expired(there, {}, keep_last=count, keep_best=1, due_every=[every])}
     due = {*range(every, total + 1, every), total}
-    assert newest(there, count, due_every=[every]) == sorted(due)[-count:]
+    assert newest_steps(there, count, due_every=[every]) == sorted(due)[-count:]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from nmt.device import memory
-from nmt.device.memory import free_bytes, measure_peak
+from nmt.device import device as memory
+from nmt.device.device import free_bytes, measure_peak
 
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
@@ -120,7 +120,7 @@ def test_huge_pages_take_addresses_and_no_memory() -> None:
     """The flag ``hg`` of Linux marks mappings that it backs with huge pages."""
     program = (
         "from nmt.device.device import prepare_process\n"
-        "from nmt.device.memory import use_huge_pages\n"
+        "from nmt.device.device import use_huge_pages\n"
         "prepare_process(1); use_huge_pages(); print(open('/proc/self/smaps').read())"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

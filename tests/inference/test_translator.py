@@ -25,7 +25,7 @@ from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.tokenizer import Tokenizer, Tokenizers
-from nmt.training.signals import StoppedBySignal
+from nmt.training.processes import StoppedBySignal
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.test_guard import STRICT
 

@@ -203,11 +203,11 @@ def _serve() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(sys.argv[1])
     Path("sitecustomize.py").write_text("from tests.training.runs import arm\narm()\n")
-    for name in ("commands.train", "training.launch", "cli.app"):
+    for name in ("commands.train", "training.processes", "cli.app"):
         importlib.import_module(f"nmt.{name}")  # once, for all children
     importlib.import_module("jinja2")
     importlib.import_module("torch._dynamo")
-    vars(importlib.import_module("nmt.training.signals"))["_SECONDS_TO_REPORT"] = 0.5
+    vars(importlib.import_module("nmt.training.processes"))["_SECONDS_TO_REPORT"] = 0.5
     for number, line in enumerate(sys.stdin):
         request = json.loads(line)
         with socket.socket() as free:

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.training.html_report import HtmlReport, render_report
-from nmt.training.report import JsonLines
+from nmt.training.report import HtmlReport, JsonLines, render_report
 from tests.training.small import full_disk, update_event, validation_event
 
 NAN = math.nan

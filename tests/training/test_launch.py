@@ -18,9 +18,8 @@ from nmt.commands import train as story
 from nmt.config.training import TrainingConfig
 from nmt.device.distributed import PEER_LOST
 from nmt.errors import DeviceError, shell_command
-from nmt.training.launch import ProcessKilledError, launch
-from nmt.training.progress import TrainingSummary
-from nmt.training.signals import StoppedBySignal
+from nmt.training.checkpoints import TrainingSummary
+from nmt.training.processes import ProcessKilledError, StoppedBySignal, launch
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 # The first process runs on until torchrun ends it, as one does that a peer has left.

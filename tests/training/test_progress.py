@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data.loader import Position
-from nmt.training.progress import History, Progress
+from nmt.training.checkpoints import History, Progress
 from nmt.training.update import UpdateStats
 
 SCORES = st.lists(st.floats(allow_nan=False), max_size=20)

@@ -16,8 +16,7 @@ from nmt.device.compilation import compile_layers
 from nmt.device.device import deterministic
 from nmt.device.distributed import PendingSum, Processes
 from nmt.device.precision import Precision
-from nmt.training.reduction import GradientReduction
-from nmt.training.update import Updater
+from nmt.training.update import GradientReduction, Updater
 from tests.training.runs import Run, Server, all_stderr, codes
 from tests.training.small import FLOAT32, batch_of, small_model, updater_of
 from tests.training.test_optimizers import optimizer_of

@@ -11,7 +11,7 @@ import pytest
 from typing_extensions import override
 
 from nmt.device.distributed import Processes
-from nmt.training.signals import StoppedBySignal, StopSignal
+from nmt.training.processes import StoppedBySignal, StopSignal
 
 T = TypeVar("T")
 

@@ -24,16 +24,15 @@ from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader, Position
-from nmt.device.device import random_state
-from nmt.device.memory import measure_peak
+from nmt.device.device import measure_peak, random_state
 from nmt.device.precision import Precision
 from nmt.errors import DeviceError
 from nmt.inference.torch_engine import TorchEngine
 from nmt.training import timing
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StoppedBySignal
+from nmt.training.processes import StoppedBySignal
 from nmt.training.timing import (
     TimePlan,
+    TrainingSetup,
     fit_batches,
     largest_batches,
     time_plan,

@@ -19,8 +19,8 @@ from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.distributed import Processes
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StoppedBySignal
+from nmt.training.processes import StoppedBySignal
+from nmt.training.timing import TrainingSetup
 from nmt.training.validation import fixed_batches
 from tests.training.toy import make_config, setup_of, write_corpus
 

@@ -11,8 +11,8 @@ from nmt.commands.train_setup import build
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.distributed import Processes
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StopSignal
+from nmt.training.processes import StopSignal
+from nmt.training.timing import TrainingSetup
 
 STEPS = 30
 CONFIG: dict[str, Any] = {

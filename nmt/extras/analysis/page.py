@@ -22,7 +22,7 @@ from nmt.metrics.result import (
     score_rows,
 )
 from nmt.report.page import Bar, Chart, Curve, render, render_bars, render_chart
-from nmt.training.html_report import learning_curves
+from nmt.training.report import learning_curves
 
 _SHOWN = 10  # Sentences of each list.
 

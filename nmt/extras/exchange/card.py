@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.files import read_state
-from nmt.checkpoint.model_folder import ModelBundle
-from nmt.checkpoint.retention import RECORD
+from nmt.checkpoint.model_folder import RECORD, ModelBundle
 from nmt.checkpoint.run import trained_on
 from nmt.config.document import dump_document
 from nmt.config.run import RunConfig

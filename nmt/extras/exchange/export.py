@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint import model_folder
-from nmt.checkpoint.model_folder import CARD, CONFIG, ModelBundle
-from nmt.checkpoint.new_model_folder import check_new_folder, write_model_folder
+from nmt.checkpoint.model_folder import (
+    CARD,
+    CONFIG,
+    ModelBundle,
+    check_new_folder,
+    write_model_folder,
+)
 from nmt.commands.result import log_next_commands
 from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nmt.checkpoint.model_folder import CARD, find_model
-from nmt.checkpoint.new_model_folder import check_new_folder
+from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
 from nmt.errors import CheckpointError, ConfigError, shell_command
 from nmt.extras.exchange.card import front_matter, model_index, without_front_matter
 from nmt.extras.exchange.options import PullOptions, PushOptions

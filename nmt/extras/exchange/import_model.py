@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint.new_model_folder import check_new_folder
+from nmt.checkpoint.model_folder import check_new_folder
 from nmt.config.run import check_languages
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.hugging_face import is_hugging_face, read_hugging_face

@@ -17,8 +17,7 @@ import torch
 from safetensors.numpy import save_file
 
 from nmt.checkpoint.files import MODEL, tensor_differences
-from nmt.checkpoint.model_folder import CARD, CONFIG, TOKENIZER
-from nmt.checkpoint.new_model_folder import write_model_folder
+from nmt.checkpoint.model_folder import CARD, CONFIG, TOKENIZER, write_model_folder
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import dump_config

@@ -22,17 +22,15 @@ from nmt.commands.train_setup import build, compile_model
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.compilation import Compilation
-from nmt.device.device import choose_device, deterministic, prepare_process
+from nmt.device.device import choose_device, deterministic, measure_peak, prepare_process
 from nmt.device.distributed import Processes
-from nmt.device.memory import measure_peak
 from nmt.extras.planning.cost import LengthSums, training_flops
 from nmt.files.progress import progress_bar
 from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name
 from nmt.training.optimizer import ModelOptimizer
-from nmt.training.setup import TrainingSetup
-from nmt.training.signals import StopSignal
-from nmt.training.timing import MOST_SECONDS, Rows, largest_batches, time_plan
+from nmt.training.processes import StopSignal
+from nmt.training.timing import MOST_SECONDS, Rows, TrainingSetup, largest_batches, time_plan
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from nmt.checkpoint.files import (
     save_checkpoint,
     write_best,
 )
-from nmt.checkpoint.model_folder import SHORTLIST, is_ctranslate2, load_model
-from nmt.checkpoint.retention import write_average
+from nmt.checkpoint.model_folder import SHORTLIST, is_ctranslate2, load_model, write_average
 from nmt.cli.app import app
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError

@@ -1,4 +1,8 @@
-"""SIGTERM and SIGINT -> a request to stop after the current update; how processes end together."""
+"""Processes of `nmt train` on this machine: how several are started, and how all of them end.
+
+torchrun, called from Python, starts them. SIGTERM and SIGINT become a request to stop after the
+current update.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self, TypeVar
 
-from nmt.device import local_rank
+import torch
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from nmt.config.training import TrainingConfig
+from nmt.device import local_rank, usable_cores
 from nmt.device.distributed import PEER_LOST, Processes
+from nmt.errors import DeviceError, NmtError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -114,3 +125,58 @@ def report_one_failure(processes: Processes) -> Iterator[None]:
             raise
         time.sleep(_SECONDS_TO_REPORT)  # torchrun ends all once one has: let that one report first
         raise SystemExit(PEER_LOST) from None
+
+
+class ProcessKilledError(NmtError):
+    """A process was ended from outside, as by the system when memory runs out."""
+
+    exit_code = PEER_LOST
+
+
+def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfig) -> None:
+    """Run ``nmt`` with ``arguments`` in several processes; return when all have ended well.
+
+    Args:
+        arguments: Of the command line, without those that started several processes.
+        num_processes: How many; on GPUs, each takes one.
+        training: Says how many CPU threads each gets (the cores shared evenly when None), and on
+            what they compute.
+
+    Raises:
+        DeviceError: There are fewer GPUs.
+        ProcessKilledError: Names the process.
+        SystemExit: A process failed and has printed why; the code is its own.
+        StoppedBySignal: All were asked to stop, and have saved.
+    """
+    num_gpus = torch.cuda.device_count()
+    if training.device != "cpu" and num_gpus and num_gpus < num_processes:
+        raise DeviceError(
+            f"{num_processes} processes were asked for, but there are {num_gpus} GPUs.",
+            fix=f"Set `devices` to {num_gpus}, or training.device to cpu.",
+        )
+    share = max(1, usable_cores() // num_processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or share))
+    options = ["--standalone", f"--nproc-per-node={num_processes}", "--module", "nmt"]
+    try:
+        run.main([*options, *arguments])
+    except SignalException as stopped:
+        raise StoppedBySignal(stopped.sigval) from None
+    except ChildFailedError as error:
+        raise _cause(error, num_processes) from None
+
+
+def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
+    """Say which process ended the others: not one that lost a peer, nor one ended by torchrun."""
+    secondary = (PEER_LOST, -signal.SIGTERM)
+    ended = sorted(error.failures.items(), key=lambda item: item[1].exitcode in secondary)
+    rank, failure = ended[0]
+    if failure.exitcode - 128 in (signal.SIGINT, signal.SIGTERM):
+        return StoppedBySignal(failure.exitcode - 128)
+    if failure.exitcode > 0:
+        return SystemExit(failure.exitcode)
+    return ProcessKilledError(
+        f"Process {rank} of {num_processes} (pid {failure.pid}) was killed by "
+        f"{signal.Signals(-failure.exitcode).name}; the others have ended.",
+        fix="If memory ran out, lower batch.max_tokens. Start the same command again: it "
+        "resumes from the last checkpoint.",
+    )
