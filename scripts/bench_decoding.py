@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint.model_folder import load_model
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.device.device import prepare_process
 from nmt.files.lines import read_lines
 from nmt.inference.stepper import ModelStepper

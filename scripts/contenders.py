@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt.checkpoint.model_folder import SHORTLIST, ModelBundle
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.device.precision import has_fast_bf16
 from nmt.errors import NmtError
 from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2

@@ -35,8 +35,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 # The parts of the package that are not public; all that has to follow when one moves.
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.batch import Batch, collate
 from nmt.data.plan import epoch_random, plan_batches

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from nmt.config.data import CorpusConfig
-from nmt.config.filters import FilterConfig
+from nmt.config.data import CorpusConfig, FilterConfig
 from nmt.data.corpus import read_corpus
 from nmt.data.filters import REASONS, training_filters
 from nmt.data.pairs import ReadOptions, SentencePair

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.files import MODEL, OPTIMIZER, checkpoint_dir, checkpoints_dir
-from nmt.files.manifest import sha256_of_file
+from nmt.files.json_file import sha256_of_file
 
 MOST_STARTS = 100
 

@@ -30,8 +30,7 @@ from nmt.files.atomic import (
     write_errors,
     write_text,
 )
-from nmt.files.json_file import field, read_json
-from nmt.files.manifest import Manifest, UnknownFormatError
+from nmt.files.json_file import Manifest, UnknownFormatError, field, read_json
 
 if TYPE_CHECKING:  # finding a checkpoint needs no torch
     from torch import Tensor

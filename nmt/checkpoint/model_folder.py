@@ -41,8 +41,7 @@ from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError, shell_command
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
-from nmt.files.json_file import field, read_json
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest, field, read_json
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 from nmt.version import __version__
 

@@ -201,7 +201,7 @@ class _Command(TyperCommand):
 
 def _model_default(name: str) -> str:
     """Describe the default of a flag that a model's configuration has."""
-    decoding = load_attribute("nmt.config.decoding:DecodingConfig").model_fields
+    decoding = load_attribute("nmt.config.model:DecodingConfig").model_fields
     if name not in decoding:
         return OF_THE_MODEL
     default = decoding[name].default

@@ -21,11 +21,9 @@ from nmt.data.block_map import Result, Stored, map_blocks
 from nmt.data.checks import other_language
 from nmt.data.corpus import Block
 from nmt.errors import ConfigError, DataError
-from nmt.files.atomic import open_output, remove_folder, write_errors, write_json
-from nmt.files.json_file import read_json
+from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
+from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
 from nmt.files.lines import decoded_lines, open_binary
-from nmt.files.lock import file_lock
-from nmt.files.manifest import sha256_of_file, sha256_of_json
 from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from nmt.checkpoint.model_folder import check_new_folder, load_model, write_aver
 from nmt.commands.options import AverageOptions
 from nmt.commands.result import log_next_commands
 from nmt.errors import CheckpointError
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -66,8 +66,13 @@ from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.data.vocabulary import Reservoir, learn_tokenizers
 from nmt.data.workers import open_workers
 from nmt.errors import ConfigError, DataError
-from nmt.files.atomic import atomic_folder, remove_leftovers, restore_replaced, write_errors
-from nmt.files.lock import file_lock
+from nmt.files.atomic import (
+    atomic_folder,
+    file_lock,
+    remove_leftovers,
+    restore_replaced,
+    write_errors,
+)
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 

@@ -55,7 +55,7 @@ from nmt.device.device import (
 )
 from nmt.device.distributed import Processes, join
 from nmt.errors import ConfigError, DivergedError, shell_command
-from nmt.files.lock import run_lock
+from nmt.files.atomic import run_lock
 from nmt.inference.calibration import calibrate_confidence
 from nmt.inference.shortlist_file import copy_shortlist
 from nmt.inference.translator import Translator

@@ -1,22 +1,24 @@
-"""YAML file and overrides -> `RunConfig`, and back."""
+"""YAML file and overrides -> `RunConfig`, and back.
+
+Plain values remember their lines; hostile and ambiguous text is refused.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import yaml
 from pydantic import ValidationError
 
 from nmt.config.data import CorpusConfig
-from nmt.config.decoding import DecodingConfig
-from nmt.config.document import Document, dump_document, read_document
-from nmt.config.keys import find_problems
-from nmt.config.run import RunConfig
-from nmt.config.scaling import with_scale
+from nmt.config.keys import KeyPath, find_key, find_problems, unknown_key
+from nmt.config.model import DecodingConfig
+from nmt.config.run import RunConfig, with_scale
 from nmt.config.training import ScheduleConfig
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, did_you_mean
 
 
 def load_config(
@@ -164,3 +166,255 @@ def dump_config(config: RunConfig) -> str:
     if schedule["warmup"] is not None and schedule["warmup_steps"] == usual:
         del schedule["warmup_steps"]  # training.schedule.warmup is used instead
     return dump_document(values)
+
+
+MAX_BYTES: Final = 1 << 20  # Largest configuration file; a real one has a few thousand bytes.
+# Most values after aliases are expanded; nested aliases can ask for billions.
+MAX_VALUES: Final = 20_000
+# A path that starts so is taken relative to the folder of the configuration file.
+BESIDE: Final = "@config/"
+_MAX_DIGITS: Final = 10  # Of a list position.
+
+_CORE_TAG = "tag:yaml.org,2002:"
+_KINDS: Mapping[type[yaml.Node], tuple[str, ...]] = {
+    yaml.MappingNode: ("map",), yaml.SequenceNode: ("seq",),
+    yaml.ScalarNode: ("str", "bool", "null", "float", "int"),
+}  # fmt: skip
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d[\d_]*\.?([eE][-+]?\d+)?")
+# The core schema of YAML 1.2. PyYAML's own rules are those of 1.1, where `no` (Norwegian) is
+# false, `5e-4` is text and `1:30` is ninety.
+_FLOAT = rf"{_NUMBER.pattern}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+_RESOLVERS: Mapping[str, tuple[str, list[str]]] = {  # name -> pattern, first characters
+    "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "float": (_FLOAT, list("-+0123456789.")),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the scalars of YAML 1.2, and ``@config/x`` without quotes."""
+
+    def check_plain(self) -> bool:
+        # YAML reserves @ and gives it no meaning; here it starts a path.
+        return self.peek() == "@" or bool(super().check_plain())
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper; quotes what either version of YAML would not read as text."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the name is PyYAML's
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    # PyYAML folds these line ends into spaces unless the text stands in double quotes.
+    style = '"' if re.search("[\r\n\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar(_CORE_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Loader.yaml_implicit_resolvers = {}
+for _name, (_pattern, _first) in _RESOLVERS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_CORE_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _first)
+
+
+def dump_document(values: Any) -> str:
+    """Write plain values as YAML that `parse_document` reads back to the same values."""
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
+
+
+def read_document(path: Path) -> Document:
+    """Read one YAML file; ``@config/x`` in it is x beside the file.
+
+    Raises:
+        ConfigError: The file cannot be read, is not UTF-8, is too large, or is refused by
+            `parse_document`.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        places = [path] if path.is_dir() else [path.parent, Path("configs"), Path()]
+        near = {file for place in places for file in place.glob("*.y*ml")}
+        near |= set() if path.is_dir() else {*Path().glob("*/config.yaml")}
+        others = sorted(map(str, near - {path}))
+        such_as = f", such as {', '.join(others[:3])}" if others else ""
+        raise ConfigError(
+            f"{path}: {error.strerror or error}.{did_you_mean(str(path), others)}",
+            fix=f"Name a configuration file{such_as}; `nmt init SOURCE TARGET` makes one.",
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(
+            f"{path} is larger than {MAX_BYTES:,} bytes.",
+            fix="A configuration names files, it does not hold their text; is this the right file?",
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start:,} is not UTF-8.", fix="Save the file as UTF-8."
+        ) from error
+    return parse_document(text, name=str(path), folder=path.parent)
+
+
+def parse_document(text: str, *, name: str, folder: Path | None = None) -> Document:
+    """Parse YAML text.
+
+    Args:
+        text: One YAML document.
+        name: What to call it in messages; usually its path.
+        folder: What ``@config`` stands for at the start of a value. None leaves it there.
+
+    Raises:
+        ConfigError: It is no YAML, repeats a key, uses a tag, or expands too far. Carries the line.
+
+    >>> parse_document("a: {b: no}", name="x").values
+    {'a': {'b': 'no'}}
+    """
+    try:
+        root = _Loader(text).get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark else name
+        if "\\t" in (error.problem or ""):
+            fix = "YAML indents with spaces only."
+            raise ConfigError(f"{where}: found a tab.", fix=fix) from error
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(
+            f"{where}: this is not YAML: {problem}.",
+            fix="Compare with a file in configs/; mind colons, indentation and quotes.",
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: {error}", fix="Remove the control characters.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} is nested too deeply.", fix="Flatten it.") from error
+    return Document(root, name, folder)
+
+
+class Document:
+    """Parsed YAML with overrides on top; knows where each value came from.
+
+    Nothing is constructed but text, numbers and containers.
+    """
+
+    def __init__(self, root: yaml.Node | None, name: str, folder: Path | None) -> None:
+        self._name = name
+        self._folder = folder
+        self._open: list[int] = []
+        self._flags: dict[KeyPath, str] = {}
+        self.lines: dict[KeyPath, int] = {}  # The line of every value, from 1.
+        # Nested dicts with string keys, lists, strings, numbers, booleans and None.
+        self.values: Any = {} if root is None else self._read(root, ())
+
+    def override(self, text: str) -> None:
+        """Put one ``key=value`` on top.
+
+        Raises:
+            ConfigError: The value is no YAML.
+            ValueError: There is no such key, or no place for it.
+        """
+        dotted, equals, value_text = text.partition("=")
+        if not equals or not dotted.strip():
+            raise ValueError("write it as section.key=value")
+        value = None
+        if value_text:
+            value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
+        parts = dotted.strip().split(".")
+        path = tuple(int(x) if x.isdecimal() and len(x) < _MAX_DIGITS else x for x in parts)
+        if find_key(path) is None:
+            raise ValueError(unknown_key(path, value))
+        found = self._put(path, value)
+        for places in (self._flags, self.lines):  # of what this has replaced
+            for known in [known for known in places if known[: len(found)] == found]:
+                del places[known]
+        self._flags[found] = text
+
+    def _put(self, path: KeyPath, value: Any) -> KeyPath:
+        """Set a value; return its path as the checks name it: integers for positions only."""
+        place: Any = self.values
+        found: list[str | int] = []
+        for depth, part in enumerate(path):
+            above = ".".join(map(str, path[:depth]))
+            if isinstance(place, dict):
+                found.append(str(part))
+            elif not isinstance(place, list):
+                raise ValueError(f"{above} is not a section")
+            elif isinstance(part, int) and part < len(place):
+                found.append(part)
+            else:
+                raise ValueError(f"{above} has {len(place)} entries, from 0")
+            index: Any = found[-1]
+            if depth == len(path) - 1:
+                place[index] = value
+            elif isinstance(place, dict) and place.get(index) is None:
+                place[index] = {}
+            place = place[index]
+        return tuple(found)
+
+    def place(self, path: KeyPath) -> tuple[bool, int, str]:
+        """Say where a value came from: if from a flag, the line at or above it, and in words."""
+        starts = [path[:end] for end in range(len(path), -1, -1)]
+        near = next(start for start in starts if start in self.lines)
+        if flag := next((self._flags[start] for start in starts if start in self._flags), ""):
+            return True, self.lines[near], f"`set` {flag}"
+        where = f"{self._name}:{self.lines[near]}" if near else self._name
+        # A rule of a section may be broken by overrides of its parts.
+        inside = [text for known, text in self._flags.items() if known[: len(path)] == path]
+        return False, self.lines[near], where + (f" with `set` {', '.join(inside)}" * bool(inside))
+
+    def _read(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.lines[path] = node.start_mark.line + 1
+        if len(self.lines) > MAX_VALUES or id(node) in self._open:
+            fix = "Write the repeated values out instead."
+            raise self._refusal(node, "aliases expand too far", fix)
+        if node.tag not in {_CORE_TAG + kind for kind in _KINDS[type(node)]}:
+            tag = node.tag.replace(_CORE_TAG, "!!")
+            fix = "Use plain text, numbers, true, false, null, lists and keys only."
+            raise self._refusal(node, f"the tag {tag} is refused", fix)
+        if isinstance(node, yaml.ScalarNode):
+            value = _scalar(node.value, node.tag.removeprefix(_CORE_TAG))
+            if self._folder and isinstance(value, str) and value.startswith(BESIDE):
+                return str(self._folder / value.removeprefix(BESIDE))
+            return value
+        self._open.append(id(node))
+        value = (
+            self._mapping(node, path)
+            if isinstance(node, yaml.MappingNode)
+            else [self._read(item, (*path, i)) for i, item in enumerate(node.value)]
+        )
+        self._open.pop()
+        return value
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._refusal(key_node, "a key must be plain text", "Use a word as the key.")
+            inner = (*path, key_node.value)
+            if key_node.value in result:
+                dotted = ".".join(map(str, inner))
+                problem = f"the key {dotted} was given on line {self.lines[inner]} already"
+                raise self._refusal(key_node, problem, "Keep one of the two.")
+            result[key_node.value] = self._read(value_node, inner)
+            self.lines[inner] = key_node.start_mark.line + 1
+        return result
+
+    def _refusal(self, node: yaml.Node, problem: str, fix: str) -> ConfigError:
+        return ConfigError(f"{self._name}:{node.start_mark.line + 1}: {problem}.", fix=fix)
+
+
+def _scalar(text: str, kind: str) -> Any:
+    """The value that a plain text spells; a whole number is an int, also when written as 1e5."""
+    if kind in ("null", "bool", "str"):
+        return {"null": None, "bool": text.lower() == "true", "str": text}[kind]
+    plain = text.replace("_", "").lower()
+    if plain.lstrip("+-") in (".inf", ".nan"):
+        return float(plain.replace(".", ""))
+    if re.fullmatch(r"[-+]?\d+", plain):
+        # int() refuses thousands of digits; such text is left as text, and refused as that.
+        return int(plain) if len(plain) < 100 else text
+    if re.fullmatch(_NUMBER, text) is None:
+        return text
+    number = float(plain)
+    return int(number) if "e" in plain and number.is_integer() and number < 1e15 else number

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import CorpusConfig
-from nmt.config.filters import FilterConfig
+from nmt.config.data import CorpusConfig, FilterConfig
 from nmt.data.filters import REASON_FILTERS, REASONS, FilterChain, Finding
 from nmt.data.findings import Found
 from nmt.data.lexicon import Lexicon

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, get_args
 
-from nmt.config.filters import Action, FilterConfig, FilterLimits
+from nmt.config.data import Action, FilterConfig, FilterLimits
 from nmt.errors import ConfigError
 from nmt.registry import Registry
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.config.data import CorpusConfig, DataConfig, TokenizerConfig
-from nmt.config.filters import FilterConfig
+from nmt.config.data import CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.data.corpus import corpus_files, corpus_names, is_piped
 from nmt.data.prepare_report import PrepareReport
 from nmt.data.prepared import FORMAT_VERSION, TOKENIZER, PreparedData
 from nmt.errors import DataError
+from nmt.files.json_file import sha256_of_file, sha256_of_json
 from nmt.files.lines import STANDARD, is_standard
-from nmt.files.manifest import sha256_of_file, sha256_of_json
 from nmt.text.tokenizer import tokenizer_hash
 
 _SPOOL = "standard-input.tsv"

@@ -6,14 +6,18 @@ Their libraries are imported on use only; both may download.
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from nmt.data.pairs import in_languages
 from nmt.errors import ConfigError, DataError, nearest_word, shell_command
-from nmt.files.network import hub_address, reaches
 
 if TYPE_CHECKING:
     from nmt.config.data import CorpusConfig
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 # What `datasets` calls the formats of local files.
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _ROWS_AT_ONCE = 1000
+_HUB = "https://huggingface.co"
+_CONNECT_SECONDS = 1.5
 
 
 def huggingface_pairs(
@@ -172,3 +178,25 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
             f"The test set {name} ({pair}) has no reference.", fix="Choose another test set."
         )
     return Path(source), [Path(reference) for reference in references]
+
+
+def hub_address() -> str:
+    """Return the address of the hub of Hugging Face, or of the one that ``HF_ENDPOINT`` names."""
+    return os.environ.get("HF_ENDPOINT", _HUB)
+
+
+def reaches(url: str) -> bool:
+    """Whether a server can be connected to; those who download try for half a minute, or longer."""
+    place, reached = urlsplit(url), []
+    port = place.port or (443 if place.scheme == "https" else 80)
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection((str(place.hostname), port), _CONNECT_SECONDS).close()
+            reached.append(True)
+
+    # Looking up names, and each of several addresses, may take as long again.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_CONNECT_SECONDS)
+    return bool(reached) or bool(getproxies())

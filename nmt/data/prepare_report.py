@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nmt.config.filters import FilterConfig
+from nmt.config.data import FilterConfig
 from nmt.data.findings import KEPT, READ, printable
 from nmt.data.prepared import AGAIN
 from nmt.data.store import ParallelStore

@@ -12,9 +12,8 @@ from typing import Any
 from nmt.data.held_out import VALID
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
-from nmt.files.json_file import read_json
+from nmt.files.json_file import FileRecord, damage, read_json, sha256_of_file, sha256_of_json
 from nmt.files.lines import read_lines
-from nmt.files.manifest import FileRecord, damage, sha256_of_file, sha256_of_json
 from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
 
 FORMAT_VERSION = 2

@@ -31,7 +31,7 @@ from nmt.data.held_out import VALID, report_name
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.store import FlatIds, ParallelStore
 from nmt.data.workers import Workers
-from nmt.files.manifest import sha256_of_json
+from nmt.files.json_file import sha256_of_json
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 

@@ -3,6 +3,10 @@
 A reader finds the old content or the new one, also after a kill or a power cut. The temporary name
 is ``.NAME.tmp-PID-N``, and its writer holds a lock on it: what another process can lock was left
 behind by one that is gone, and the next writer of the same name removes it.
+
+At the end: locks of files, so that one process at a time works on a folder. The kernel drops a lock
+with its process, however that ends: a lock cannot go stale. The file names its holder, so that a
+second process can say who is in its way.
 """
 
 from __future__ import annotations
@@ -12,19 +16,23 @@ import fcntl
 import gzip
 import itertools
 import json
+import logging
 import lzma
 import os
 import shutil
 import signal
+import socket
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, cast
 
-from nmt.errors import ConfigError, DataError, NmtError
+from nmt.errors import CheckpointError, ConfigError, DataError, NmtError
 from nmt.files.lines import is_standard
 
 _FIX = "Choose a place you can write to, on a disk with room."
@@ -38,7 +46,10 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
 # Of the files in run, model and data folders.
 _PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
+_LOCK = ".lock"  # in a run folder
 _serial = itertools.count()
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -246,7 +257,7 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
         else:
             compress = _COMPRESSORS.get(path.suffix, nullcontext)
             with atomic_file(path) as raw, compress(raw) as stream:
-                yield cast(IO[bytes], stream)
+                yield cast("IO[bytes]", stream)
 
 
 def _temporary(place: Path) -> Path:
@@ -271,3 +282,80 @@ def _unwound_by_signals() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+
+
+class InUseError(Exception):
+    """Another process holds a lock. Its text says which."""
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterator[bool]:
+    """Hold the exclusive lock of a file, which is made if missing and names its holder.
+
+    Args:
+        path: The file.
+        wait: Wait for another holder, with a note, instead of raising.
+        remove: Remove the file at the end.
+
+    Yields:
+        Whether another process held the lock when this one came.
+
+    Raises:
+        InUseError: Another process holds it, and ``wait`` is not set.
+        OSError: The file cannot be written.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - a translation rarely needs it
+
+    lock, has_waited = FileLock(path), False
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        other = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+        if not wait:
+            raise InUseError(other) from error
+        logger.info("waiting for %s, which holds %s", other, path)
+        lock.acquire()
+        has_waited = True
+    with lock:
+        place, started = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z")
+        with suppress(OSError):  # a full disk: the lock holds without a name, too
+            path.write_text(f"process {os.getpid()} on {place} since {started}\n", "utf-8")
+        try:
+            yield has_waited
+        finally:
+            if remove:  # before the lock ends: whoever waits notices, and makes a new file
+                path.unlink(missing_ok=True)
+            lock.release()
+
+
+@contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Hold a run folder, which is made if missing, and goes if nothing is written: one training.
+
+    Raises:
+        CheckpointError: Another process trains there, or the folder cannot be written.
+    """
+    held = file_lock(run_dir / _LOCK)
+    try:
+        made = [place for place in (run_dir, *run_dir.parents) if not place.exists()]
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # An older lock opens even where nothing new can be written.
+        for place in (run_dir, run_dir / "checkpoints"):
+            if place.exists():
+                TemporaryFile(dir=place).close()
+        held.__enter__()
+    except InUseError as error:
+        fix = "Wait for it, stop it, or set another run_dir."
+        raise CheckpointError(f"{run_dir} is in use by {error}.", fix=fix) from error
+    except OSError as error:
+        fix = "Set run_dir to a folder you can write to, or change its permissions."
+        raise CheckpointError(f"{run_dir} cannot be written: {error.strerror}.", fix=fix) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if made and [path.name for path in run_dir.iterdir()] == [_LOCK]:
+                (run_dir / _LOCK).unlink()
+                for place in made:
+                    place.rmdir()
+        held.__exit__(None, None, None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from nmt.checkpoint.model_folder import is_ctranslate2, readable
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.options import EngineOptions, Needs, parse_device, parse_dtype
 from nmt.registry import Registry

@@ -21,12 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.result import Alarm, Result
 from nmt.inference.segment import SENTENCE_BORDER, Segment
 from nmt.search.hypothesis import NONE, Hypothesis
-from nmt.text.loops import longest_loop
+from nmt.text.languages import longest_loop
 from nmt.text.tokenizer import Tokenizers
 
 _NGRAM = 3

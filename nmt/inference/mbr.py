@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import change_options
+from nmt.config.model import DecodingConfig
 from nmt.metrics.pairwise import pairwise_bleu, pairwise_chrf
 from nmt.metrics.sacrebleu import bleu_words
 from nmt.metrics.significance import Floats

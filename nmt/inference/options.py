@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import ConfigError
 from nmt.inference.confidence import ConfidenceModel

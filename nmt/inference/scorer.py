@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import change_options
+from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError
 from nmt.inference.alignment import Links, align_words, subwords
 from nmt.inference.engine import LoadedModel, batch_by_length

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.request import Request
 from nmt.search.hypothesis import NONE, Constraints, contains

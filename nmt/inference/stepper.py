@@ -73,7 +73,7 @@ class ModelStepper:
         mixture: How their probabilities become one.
         runs: Do what `Transformer.decode_token` of each does, faster.
         with_coverage: Whether a search will ask for the coverage of the source.
-        keep_special_mass: See `nmt.config.decoding.DecodingConfig`.
+        keep_special_mass: See `nmt.config.model.DecodingConfig`.
         vocabulary: The few tokens that the batch to be translated may need; all if None. Ids are
             then indices into it.
     """

@@ -10,8 +10,7 @@ import torch
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import ModelBundle, is_ctranslate2, load_model
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.device.device import choose_device, free_bytes, prepare_process
 from nmt.device.precision import fastest_dtype
 from nmt.errors import CheckpointError, ConfigError
@@ -47,7 +46,7 @@ class TorchEngine(Engine):
             are scored.
         end_loops: Whether outputs that go round in circles are ended: of a model that has learned
             little, when nobody reads them.
-        keep_special_mass: In `token_log_probs`; see `nmt.config.decoding.DecodingConfig`.
+        keep_special_mass: In `token_log_probs`; see `nmt.config.model.DecodingConfig`.
     """
 
     name = "torch"

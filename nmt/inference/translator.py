@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import change_options
+from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.alignment import AlignedSegment, align_words, join_alignments, subwords
 from nmt.inference.confidence import read_confidence

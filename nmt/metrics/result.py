@@ -6,7 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
+
+from rich.cells import cell_len, set_cell_size
 
 from nmt.errors import GateError, NmtError
 from nmt.metrics.metric import Score
@@ -154,8 +157,6 @@ class EvaluationReport:
 
     def as_text(self) -> str:
         """Return tables with two decimals and 95% intervals, and below them how to read them."""
-        from nmt.report.table import text_table  # noqa: PLC0415 - only text loads rich
-
         if self.sentence_level:
             return "\n".join(json.dumps(x, ensure_ascii=False) for x in self._sentences())
         titles = "\n".join(each.title for each in self.evaluations)
@@ -230,3 +231,15 @@ def hash_references(references: Iterable[Sequence[str]]) -> str:
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as aligned columns, with two spaces between and none at the end of a line.
+
+    Cells may hold any script: a wide character counts as two. Nothing is cut or wrapped, whatever
+    the terminal's width, so that output can be searched and compared.
+    """
+    columns = zip_longest(*rows, fillvalue="")
+    widths = [max(map(cell_len, column)) for column in columns]
+    lines = (map(set_cell_size, row, widths) for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

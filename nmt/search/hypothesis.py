@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = tuple[int, ...]

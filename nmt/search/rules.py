@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.search.hypothesis import Constraints, Ids, limits_of
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
 

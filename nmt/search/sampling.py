@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.search.greedy import IndependentSelector
 from nmt.search.selector import BeamState, SearchInputs
 

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.packed import Packed
 from nmt.registry import Registry
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty, max_finished

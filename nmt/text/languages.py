@@ -1,9 +1,12 @@
-"""What is known of languages: scripts, the commonest words, and py3langid where it is there."""
+"""What a text shows without a model: its script and language, its numbers, and its loops.
+
+Languages are told by scripts, the commonest words, and py3langid where it is there.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -50,6 +53,9 @@ _SCRIPTS = {
 # Scripts that are written together, and names that ISO 15924 has for such writing.
 _ALSO = {"Kana": "Hani", "Hang": "Hani", "Jpan": "Kana", "Kore": "Hang", "Hans": "Hani",
          "Hant": "Hani"}  # fmt: skip
+_NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
+_SEPARATORS = re.compile(r"\D")
+_MOST_DIGITS = 30  # that count: Python reads very long ones slowly
 
 
 def primary_code(language: str) -> str:
@@ -103,3 +109,33 @@ def is_identifiable(language: str) -> bool:
     """Whether py3langid is installed and knows the language."""
     model = identifier()
     return model is not None and primary_code(language) in model.labels
+
+
+def longest_loop(tokens: Sequence[Hashable]) -> int:
+    """Return how many tokens in a row repeat what stands right before them, in whole copies.
+
+    >>> longest_loop("a dog runs".split()), longest_loop("a dog a dog a dog runs".split())
+    (0, 4)
+    """
+    if len(set(tokens)) == len(tokens):
+        return 0
+    longest = 0
+    for period in range(1, len(tokens) // 2 + 1):
+        run = 0
+        for token, before in zip(tokens[period:], tokens, strict=False):
+            run = run + 1 if token == before else 0
+            if run > longest and run >= period:
+                longest = run
+    return longest
+
+
+def numbers_of(text: str) -> set[str]:
+    """Return the numbers in plain digits, without separators and leading zeros.
+
+    Digits of all scripts count alike. Which separator is a decimal one differs between languages,
+    and cannot be known.
+
+    >>> sorted(numbers_of("1.250 km, 007 \u0663"))
+    ['1250', '3', '7']
+    """
+    return {str(int(_SEPARATORS.sub("", each)[:_MOST_DIGITS])) for each in _NUMBER.findall(text)}

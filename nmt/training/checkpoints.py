@@ -41,7 +41,7 @@ from nmt.device.device import random_state
 from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest
 from nmt.training.report import Event, Reporter
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.data.batch import Batch
 from nmt.data.loader import Loader
 from nmt.data.plan import epoch_random, plan_batches

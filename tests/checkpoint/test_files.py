@@ -35,7 +35,7 @@ from nmt.checkpoint.files import (
     write_best,
 )
 from nmt.errors import CheckpointError
-from nmt.files.manifest import FORMAT_VERSION, Manifest
+from nmt.files.json_file import FORMAT_VERSION, Manifest
 from tests.checkpoint.faults import contents, fail_writes, flip_bit
 
 FLAT = torch.arange(12.0)

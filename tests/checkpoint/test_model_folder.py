@@ -16,7 +16,7 @@ from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
 from nmt.checkpoint.model_folder import load_model
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.errors import CheckpointError
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest
 from nmt.model.transformer import build_model
 from nmt.text.tokenizer import tokenizer_hash, train_sentencepiece
 from tests.checkpoint.faults import flip_bit, toy_config

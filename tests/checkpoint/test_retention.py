@@ -17,7 +17,7 @@ from torch import Tensor
 from nmt.checkpoint.files import expired, load_tensors, newest_steps, save_checkpoint
 from nmt.checkpoint.model_folder import CONFIDENCE, average_weights, write_average
 from nmt.errors import CheckpointError
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest
 from tests.checkpoint.faults import contents, fail_writes
 
 STEPS = st.sets(st.integers(1, 500), max_size=30)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.document import MAX_BYTES, dump_document, parse_document, read_document
+from nmt.config.loader import MAX_BYTES, dump_document, parse_document, read_document
 from nmt.errors import ConfigError
 
 LOOK_ALIKES = ["no", "yes", "on", "null", "~", "1e5", "1:30", "0x1f", "2026-11-21", "1_000", "="]

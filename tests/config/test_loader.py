@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, TokenizerConfig
-from nmt.config.decoding import DecodingConfig
-from nmt.config.filters import FilterConfig
+from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.config.loader import dump_config, load_config
-from nmt.config.model import MODEL_PRESETS, ModelConfig
+from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.errors import ConfigError

@@ -7,9 +7,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from nmt.config.data import AugmentConfig, BatchConfig, CorpusConfig, DataConfig, TokenizerConfig
-from nmt.config.decoding import DecodingConfig
 from nmt.config.keys import find_key
-from nmt.config.model import MODEL_PRESETS, ModelConfig
+from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import Binds, Registered, Section, bound_values
 from nmt.config.training import OptimizerConfig, TrainingConfig

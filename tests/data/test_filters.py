@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config.filters import FilterConfig
+from nmt.config.data import FilterConfig
 from nmt.config.loader import load_config
 from nmt.data.filters import (
     FILTERS,

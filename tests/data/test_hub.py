@@ -111,8 +111,8 @@ def test_a_hub_out_of_reach_is_not_tried_again_and_again(
 
     modes: list[str] = []
     monkeypatch.setattr("socket.create_connection", refuse)
-    monkeypatch.setattr("nmt.files.network._CONNECT_SECONDS", 0.01)
-    monkeypatch.setattr("nmt.files.network.getproxies", dict)
+    monkeypatch.setattr("nmt.data.hubs._CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr("nmt.data.hubs.getproxies", dict)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(
         "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])

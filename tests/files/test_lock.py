@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import CheckpointError
-from nmt.files.lock import run_lock
+from nmt.files.atomic import run_lock
 
 _HOLD = """
 import sys
 from pathlib import Path
-from nmt.files.lock import run_lock
+from nmt.files.atomic import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import CheckpointError
-from nmt.files.manifest import FORMAT_VERSION, NAME, Manifest, UnknownFormatError, sha256_of_json
+from nmt.files.json_file import FORMAT_VERSION, NAME, Manifest, UnknownFormatError, sha256_of_json
 
 
 def folder_with(folder: Path, **files: bytes) -> Manifest:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from nmt.config.data import TokenizerConfig
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.inference.engine import Engine
 from nmt.inference.options import TranslationOptions
 from nmt.inference.torch_engine import TorchEngine

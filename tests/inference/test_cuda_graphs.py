@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.inference import cuda_graphs as graphed
 from nmt.inference.cuda_graphs import CudaGraphs, GraphedDecodeToken
 from nmt.inference.stepper import ModelStepper

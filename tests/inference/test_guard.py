@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.engine import Engine
 from nmt.inference.guard import (
@@ -30,7 +30,7 @@ from nmt.inference.guard import (
 from nmt.inference.result import Alarm
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Hypothesis
-from nmt.text.loops import longest_loop
+from nmt.text.languages import longest_loop
 from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, WORDS, translator_of
 

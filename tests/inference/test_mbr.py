@@ -10,7 +10,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.mbr import EPSILON, Mbr, expected_utilities, rank_by_utility
 from nmt.inference.translator import Translator

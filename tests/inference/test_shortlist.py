@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from nmt.checkpoint.model_folder import SHORTLIST as NAME
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.engine import EngineLacksError
 from nmt.inference.shortlist import BatchVocabulary, Shortlist

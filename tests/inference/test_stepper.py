@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.inference.stepper import Mixture, ModelStepper
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer, build_model

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, contains, length_penalty
 from nmt.search.rules import length_limits
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.inference.cuda_graphs import GraphedDecodeToken
 from nmt.inference.stepper import ModelStepper
 from nmt.model.transformer import build_model

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.packed import Packed
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis

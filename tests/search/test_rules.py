@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.search.hypothesis import Constraints, length_penalty
 from nmt.search.rules import Rules, end_loops, length_limits
 from nmt.text import EOS_ID, UNK_ID
-from nmt.text.loops import longest_loop
+from nmt.text.languages import longest_loop
 
 
 @given(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.search import sampling
 from nmt.search.loop import search
 from nmt.search.sampling import exponential, nucleus, sample_keys

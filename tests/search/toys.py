@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.packed import Packed
 from nmt.search.hypothesis import Hypothesis
 from nmt.search.loop import search

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from nmt.checkpoint.files import checkpoint_dir, newest_checkpoint
-from nmt.files.lock import run_lock
+from nmt.files.atomic import run_lock
 from tests.conftest import MISSING
 from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS

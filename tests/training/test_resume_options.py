@@ -12,7 +12,7 @@ import torch
 
 from nmt.checkpoint.files import AVERAGE, MODEL, load_checkpoint, load_tensors, read_best
 from nmt.checkpoint.model_folder import load_model
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest
 from tests.training.runs import Harm, Run, Server
 
 OPTIONS: dict[str, dict[str, Any]] = {

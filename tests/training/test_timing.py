@@ -19,7 +19,7 @@ from nmt.checkpoint.files import list_checkpoints, load_checkpoint, newest_check
 from nmt.commands.prepare import prepare_data as prepare
 from nmt.commands.train import fit
 from nmt.config.data import BatchConfig
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
 from nmt.data.batch import Batch

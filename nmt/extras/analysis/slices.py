@@ -27,7 +27,7 @@ from nmt.files.progress import progress_bar
 from nmt.metrics.metric import Scorer
 from nmt.metrics.result import Section, System, show_score
 from nmt.metrics.scoring import Resampling, measure
-from nmt.text.numbers import numbers_of
+from nmt.text.languages import numbers_of
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
 SMALL_SLICE = 30  # A slice of fewer sentences is marked: its scores say little.

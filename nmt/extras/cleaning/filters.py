@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from nmt.config.filters import FilterLimits
+from nmt.config.data import FilterLimits
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
 from nmt.extras.cleaning.identification import are_swapped, wrong_language
-from nmt.text.languages import foreign_share, is_identifiable, letters_of, primary_code, script_of
-from nmt.text.loops import longest_loop
-from nmt.text.numbers import numbers_of
+from nmt.text.languages import (
+    foreign_share,
+    is_identifiable,
+    letters_of,
+    longest_loop,
+    numbers_of,
+    primary_code,
+    script_of,
+)
 
 Maker = Callable[..., Filter]  # (limits, source language, target language) -> a filter
 

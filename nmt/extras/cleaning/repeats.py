@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.filters import Action, FilterLimits
+from nmt.config.data import Action, FilterLimits
 from nmt.data.filters import Finding
 from nmt.extras.cleaning.column import Column
 

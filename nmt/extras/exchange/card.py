@@ -9,7 +9,7 @@ from typing import Any
 from nmt.checkpoint.files import read_state
 from nmt.checkpoint.model_folder import RECORD, ModelBundle
 from nmt.checkpoint.run import trained_on
-from nmt.config.document import dump_document
+from nmt.config.loader import dump_document
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
 from nmt.errors import DataError, shell_command

@@ -16,9 +16,8 @@ from pathlib import Path
 from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, read_weights
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
-from nmt.files.atomic import atomic_folder, remove_folder
-from nmt.files.lock import file_lock
-from nmt.files.manifest import Manifest, sha256_of_file, sha256_of_json
+from nmt.files.atomic import atomic_folder, file_lock, remove_folder
+from nmt.files.json_file import Manifest, sha256_of_file, sha256_of_json
 from nmt.inference.engine import EngineLacksError
 from nmt.inference.shortlist_file import ShortlistParts, require_shortlist
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.targets import ExportTarget

@@ -26,7 +26,7 @@ from typing import Any
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import TOKENIZER, find_model, is_ctranslate2, load_folder_config
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.device import gpu_number, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
@@ -39,8 +39,7 @@ from nmt.extras.exchange.ctranslate2 import (
     not_followed,
     num_positions,
 )
-from nmt.files.json_file import field, read_json
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest, field, read_json
 from nmt.inference.engine import Engine, EngineLacksError, LoadedModel
 from nmt.inference.options import EngineOptions, Needs, parse_dtype
 from nmt.search.hypothesis import (

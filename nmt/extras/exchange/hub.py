@@ -17,13 +17,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
+from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, shell_command
 from nmt.extras.exchange.card import front_matter, model_index, without_front_matter
 from nmt.extras.exchange.options import PullOptions, PushOptions
 from nmt.files.atomic import atomic_folder
-from nmt.files.manifest import NAME as MANIFEST
-from nmt.files.manifest import Manifest
-from nmt.files.network import hub_address, reaches
+from nmt.files.json_file import NAME as MANIFEST
+from nmt.files.json_file import Manifest
 
 _NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 _ALLOWED = (".safetensors", ".json", ".yaml", ".model", ".md")  # none of them can hold code

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.imported import (
     EMBEDDINGS,

@@ -19,9 +19,8 @@ from safetensors.numpy import save_file
 from nmt.checkpoint.files import MODEL, tensor_differences
 from nmt.checkpoint.model_folder import CARD, CONFIG, TOKENIZER, write_model_folder
 from nmt.config.data import CorpusConfig, DataConfig
-from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import dump_config
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.card import model_card

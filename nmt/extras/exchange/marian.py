@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from nmt.config.decoding import DecodingConfig
-from nmt.config.document import parse_document
-from nmt.config.model import ModelConfig
+from nmt.config.loader import parse_document
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import ConfigError
 from nmt.extras.exchange.imported import (
     EMBEDDINGS,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nmt.checkpoint.files import MODEL
 from nmt.checkpoint.model_folder import ModelBundle
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.registry import Registry
 

@@ -14,8 +14,8 @@ import torch
 
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
 from nmt.commands.config import load_config
-from nmt.config.decoding import DecodingConfig
 from nmt.config.loader import change_options, refuse_idle
+from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
 from nmt.errors import CheckpointError, ConfigError, NmtError

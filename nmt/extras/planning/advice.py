@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from nmt.config.run import RunConfig
-from nmt.config.scaling import usual_vocab_size
+from nmt.config.run import RunConfig, usual_vocab_size
 from nmt.data.corpus import corpus_names
 from nmt.data.findings import KEPT
 from nmt.data.prepare_report import PrepareReport

@@ -17,7 +17,7 @@ import numpy as np
 
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
-from nmt.config.scaling import scale_of
+from nmt.config.run import scale_of
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import count_characters, read_corpus
 from nmt.data.pairs import BadPair, ReadOptions

@@ -13,7 +13,7 @@ from typing import Any
 from nmt.checkpoint.model_folder import CARD, find_model, is_ctranslate2, load_folder_config
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.serving.languages import is_rtl, language_name
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest
 from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request
 from nmt.inference.result import Result

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from nmt.config.filters import FilterConfig
+from nmt.config.data import FilterConfig
 from nmt.data.filters import REASONS, training_filters
 from nmt.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.filters import Action, FilterLimits
+from nmt.config.data import Action, FilterLimits
 from nmt.extras.cleaning.repeats import RepeatFinder, normalized, pair_hashes
 
 ALL: dict[str, Action] = dict.fromkeys(

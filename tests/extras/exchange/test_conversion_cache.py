@@ -16,7 +16,7 @@ import torch
 
 from nmt.checkpoint.files import MODEL, checkpoint_dir, save_checkpoint
 from nmt.checkpoint.model_folder import SHORTLIST, find_model, load_model
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange import conversion_cache
 from nmt.extras.exchange.ctranslate2 import CTranslate2Target

@@ -12,8 +12,7 @@ import torch
 
 from nmt.checkpoint.files import MODEL
 from nmt.checkpoint.model_folder import ModelBundle
-from nmt.config.decoding import DecodingConfig
-from nmt.config.model import ModelConfig
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.extras.exchange import ctranslate2
 from nmt.extras.exchange.ctranslate2 import (
@@ -26,7 +25,7 @@ from nmt.extras.exchange.ctranslate2 import (
     num_positions,
 )
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
-from nmt.files.manifest import FileRecord, Manifest
+from nmt.files.json_file import FileRecord, Manifest
 from nmt.inference.guard import GuardLimits, fallback_search
 from nmt.inference.result import Alarm
 from nmt.inference.shortlist_file import ShortlistParts

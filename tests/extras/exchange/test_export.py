@@ -26,7 +26,7 @@ from nmt.extras.exchange import export as export_module
 from nmt.extras.exchange.export import ExportSummary, export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.exchange.targets import EXPORT_TARGETS, ExportTarget
-from nmt.files.manifest import Manifest
+from nmt.files.json_file import Manifest
 from nmt.inference.options import Ensemble
 from nmt.inference.translator import Translator
 from tests.checkpoint.faults import flip_bit

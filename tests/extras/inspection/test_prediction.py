@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.config.decoding import DecodingConfig
+from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.prediction import check_options, recompute_words, trace_search
 from nmt.extras.inspection.sublayers import without_causal_mask

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from nmt.config.run import RunConfig
-from nmt.config.scaling import SCALES, scale_of, usual_vocab_size
+from nmt.config.run import SCALES, RunConfig, scale_of, usual_vocab_size
 from nmt.config.training import ScheduleConfig, TrainingConfig
 from nmt.data.prepare_report import PrepareReport, SideReport
 from nmt.extras.planning.advice import Plan, advise

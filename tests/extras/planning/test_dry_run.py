@@ -24,7 +24,7 @@ from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
 from nmt.extras.planning.cost import LengthSums, training_flops
 from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
-from nmt.files.lock import run_lock
+from nmt.files.atomic import run_lock
 from nmt.model.transformer import Transformer, build_model, count_parameters
 from nmt.training.optimizer import build_optimizer, freeze
 from nmt.training.update import Updater

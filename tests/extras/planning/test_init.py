@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from nmt.cli.app import app
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
-from nmt.config.run import RUN_PRESETS, RunConfig
-from nmt.config.scaling import SCALES, scale_of, with_scale
+from nmt.config.run import RUN_PRESETS, SCALES, RunConfig, scale_of, with_scale
 from nmt.data.corpus import count_characters
 from nmt.errors import ConfigError, DataError
 from nmt.extras.planning.init import Start, init
