@@ -20,7 +20,7 @@ _TOKEN_STEP, _CELL_STEP = 32, 4
 
 
 class Packed:
-    """Token ids of a batch. Made once, by `nmt.data.batch.collate` or an engine.
+    """Token ids of a batch. Made once, by `nmt.data.loader.collate` or an engine.
 
     Args:
         ids: All tokens, one sentence after another. (N,), int64.

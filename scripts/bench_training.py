@@ -40,8 +40,7 @@ from nmt.commands.train_setup import build
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
-from nmt.data.batch import Batch
-from nmt.data.loader import Position
+from nmt.data.loader import Batch, Position
 from nmt.data.prepared import PreparedData
 from nmt.device.device import prepare_process, use_huge_pages
 from nmt.device.distributed import Processes

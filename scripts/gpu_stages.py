@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 # The parts of the package that are not public; all that has to follow when one moves.
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
-from nmt.data.batch import Batch, collate
+from nmt.data.loader import Batch, collate
 from nmt.data.plan import epoch_random, plan_batches
 from nmt.device import compilation
 from nmt.device.compilation import compile_layers
@@ -149,7 +149,7 @@ class Recorder:
 
 
 class DrawnPairs:
-    """Sentence pairs of random ids, in the form that `nmt.data.batch.collate` reads.
+    """Sentence pairs of random ids, in the form that `nmt.data.loader.collate` reads.
 
     Args:
         vocab_size: Entries of both vocabularies.

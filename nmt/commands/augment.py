@@ -17,9 +17,9 @@ from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes
 from nmt.commands.options import AugmentOptions, given
 from nmt.config.run import RunConfig
-from nmt.data.block_map import Result, Stored, map_blocks
 from nmt.data.checks import other_language
 from nmt.data.corpus import Block
+from nmt.data.workers import Result, Stored, map_blocks
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json

@@ -16,10 +16,10 @@ times: to look, to encode, to decide:
 
 The report counts the pairs of each corpus: read, kept, and dropped, each under the first reason
 that drops it. It also counts pairs with a reason that is only reported, and sentences of held-out
-sets that training has. Both lists name every such pair (`nmt.data.findings`).
+sets that training has. Both lists name every such pair (`nmt.data.prepare_report`).
 
 Memory holds the sample, one block of pairs and a few bytes a line, however large the corpora. The
-results of whole blocks are stored beside the folder (`nmt.data.block_map`): the same command after
+results of whole blocks are stored beside the folder (`nmt.data.workers`): the same command after
 a kill reads them, and makes what is missing.
 """
 
@@ -41,30 +41,51 @@ from nmt.commands.options import PreparationOptions, PrepareOptions
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
-from nmt.data.block_map import map_blocks, work_folder
-from nmt.data.corpus import check_files, check_sources
-from nmt.data.diagnosis import Diagnosis, Material, make_diagnosis
-from nmt.data.filters import FilterChain, held_out_filters, training_filters
-from nmt.data.findings import READ, Findings
-from nmt.data.freshness import Recipe, are_unchanged, current_report, describe_sources
-from nmt.data.held_out import VALID, Overlap, held_out_sets, report_name
+from nmt.data.checks import Overlap, held_out_sets, report_name
+from nmt.data.corpus import VALID, check_files, check_sources
+from nmt.data.filters import (
+    Diagnosis,
+    FilterChain,
+    Material,
+    held_out_filters,
+    make_diagnosis,
+    training_filters,
+)
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
-from nmt.data.prepare_report import PrepareReport, report_side, sample_lengths
+from nmt.data.prepare_report import (
+    READ,
+    Findings,
+    PrepareReport,
+    current_report,
+    report_side,
+    sample_lengths,
+)
 from nmt.data.prepared import (
     MANIFEST,
     TOKENIZER,
     TRAIN,
     PreparedManifest,
+    Recipe,
     Verified,
+    are_unchanged,
+    describe_sources,
     verify_prepared,
 )
-from nmt.data.reading import Decide, Encode, Encoded, Look, Reading, kept_pairs
+from nmt.data.reading import (
+    Decide,
+    Encode,
+    Encoded,
+    Look,
+    Reading,
+    Reservoir,
+    kept_pairs,
+    learn_tokenizers,
+)
 from nmt.data.resegment import noisy_texts
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
-from nmt.data.vocabulary import Reservoir, learn_tokenizers
-from nmt.data.workers import open_workers
+from nmt.data.workers import map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import (
     atomic_folder,

@@ -43,8 +43,7 @@ from nmt.commands.train_setup import (
 )
 from nmt.config.flag import changed
 from nmt.config.run import RunConfig
-from nmt.data.batch import Batch
-from nmt.data.loader import Position
+from nmt.data.loader import Batch, Position
 from nmt.data.prepared import PreparedData
 from nmt.device.device import (
     choose_device,

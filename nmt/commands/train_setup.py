@@ -15,9 +15,9 @@ from nmt.checkpoint.run import identity, machine, reshared
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
-from nmt.data.findings import KEPT, READ
 from nmt.data.loader import Loader
-from nmt.data.mixing import build_stages, tempered_weights
+from nmt.data.plan import build_stages, tempered_weights
+from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import PreparedData
 from nmt.data.resegment import Augmenter, InTurn, Resegment, Resegmenter
 from nmt.device import own_cores

@@ -29,6 +29,7 @@ from nmt.data.pairs import (
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import is_standard, near_file, open_binary
 
+VALID = "valid"  # name of the validation set in reports
 BLOCK_PAIRS = 10_000
 # Of a block, until there were enough for a whole one: a progress bar moves, workers get some.
 _FIRST_PAIRS = 1000
@@ -39,7 +40,7 @@ _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 
 def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     """Return a name for each corpus in reports: its own or that of its place, made unique."""
-    names = ["valid"]  # the validation set stands beside them
+    names = [VALID]
     for corpus in corpora:
         place = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl or corpus.huggingface
         demo = f"demo-{corpus.demo}" if corpus.demo else corpus.sacrebleu

@@ -3,15 +3,29 @@
 A filter has a reason, such as ``markup``, and each reason has an action: drop the pair, only report
 it, or off. To add a filter, write a `Filter` and register what makes it in `FILTERS`; a
 configuration names it under ``filters.extra``.
+
+A `Diagnosis` is what an extra may find out about whole corpora. `nmt.commands.prepare` calls its
+methods in the order in which they stand here. The core knows only this class, which finds nothing:
+where the extra's folder is missing, pairs are prepared with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-from nmt.config.data import Action, FilterConfig, FilterLimits
+import numpy as np
+import numpy.typing as npt
+
+from nmt.config.data import Action, CorpusConfig, FilterConfig, FilterLimits
+from nmt.data.lexicon import Lexicon
+from nmt.data.pairs import SentencePair
+from nmt.data.store import ParallelStore
+from nmt.data.workers import Workers
 from nmt.errors import ConfigError
 from nmt.registry import Registry
 
@@ -24,6 +38,8 @@ REASONS = tuple(
     if "off" in get_args(field.annotation)
 )  # fmt: skip
 _SHORT_PAIR_ALLOWANCE = 3
+_HOME = "nmt.extras.cleaning.filters"
+_CLEANING = "cleaning"
 
 
 class Finding(NamedTuple):
@@ -32,6 +48,23 @@ class Finding(NamedTuple):
     reason: str  # never changes its meaning
     value: float | str = ""  # what was measured or seen
     limit: float | str = ""  # what is allowed, where there is a bound
+
+
+class Found(NamedTuple):
+    """A `Finding` at its place."""
+
+    corpus: str
+    line: int  # in the corpus, from 1
+    reason: str
+    value: float | str = ""
+    limit: float | str = ""
+    source: str = ""
+    target: str = ""
+
+    @property
+    def draw(self) -> tuple[int, str, int]:
+        """Order in which examples are taken: spread over the corpora, and always the same."""
+        return zlib.crc32(f"{self.corpus}:{self.line}".encode()), self.corpus, self.line
 
 
 class Filter:
@@ -54,9 +87,10 @@ class Filter:
         return None
 
 
-_HOME = "nmt.extras.cleaning.filters"
 # What makes the filters that ``filters.extra`` can name; its parameters become arguments.
 FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
+
+
 # What makes the filters of reasons that texts alone give, in the order in which they are called.
 REASON_FILTERS: Registry[Callable[[FilterLimits, str, str], Filter]] = Registry(
     "filter",
@@ -209,3 +243,133 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
 def held_out_filters(config: FilterConfig) -> FilterChain:
     """Return the filters of validation pairs: only what the model cannot hold is dropped."""
     return FilterChain([Blank(), Length(config.max_length)])
+
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What there is to look at, and where to work."""
+
+    filters: FilterConfig
+    languages: tuple[str, str]
+    corpora: Mapping[str, CorpusConfig]  # of training, by their names in reports
+    held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
+    score_with: Sequence[Path] = ()  # models that are to score pairs
+    folder: Path  # the prepared folder in the making: lists may be written into it
+    scratch: Path  # for large arrays; it goes at the end
+    workers: Workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisReport:
+    """What goes into the `PrepareReport`."""
+
+    shifts: Sequence[Mapping[str, Any]] = ()
+    unrelated: Sequence[Mapping[str, Any]] = ()
+    leakage: Sequence[Mapping[str, Any]] = ()
+    near: Mapping[str, int] = field(default_factory=dict)  # held-out sentences, by their set
+    languages: Mapping[str, Any] = field(default_factory=dict)  # more of the reason ``language``
+    warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()  # further lines of the text that a user reads
+
+
+class Diagnosis:
+    """Looks at the training pairs of one preparation, block by block, and judges them."""
+
+    def __init__(self, material: Material) -> None:
+        self.material = material
+
+    @property
+    def look(self) -> Callable[[Sequence[SentencePair]], Arrays] | None:
+        """What a block says by itself: the pairs that its filters keep -> arrays.
+
+        Picklable and pure. It is called in any process, and its arrays are stored: after a kill
+        they are read and not made again.
+        """
+        return None
+
+    @property
+    def depends_on(self) -> Any:
+        """All that ``look`` depends on beside the pairs and the filters section. Plain data."""
+        return None
+
+    def see(
+        self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
+    ) -> None:
+        """Take the next block, in the order of the corpora: its kept pairs and all findings."""
+
+    def end(self, num_lines: Mapping[str, int]) -> None:
+        """Take the number of lines of each corpus: all blocks were seen."""
+
+    @property
+    def compares_words(self) -> bool:
+        """Whether `learn` has something to do. Then test sets are encoded, too."""
+        return False
+
+    def learn(
+        self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
+    ) -> None:
+        """Look at the token ids of every line of all corpora and held-out sets.
+
+        Args:
+            lines: Whole sentences; of dropped pairs, too.
+            spans: First row of each corpus or set, and the row behind its last.
+            sizes: Entries of the source and of the target vocabulary.
+        """
+
+    @property
+    def lexicon(self) -> Lexicon | None:
+        """What `learn` has learned of words, if that is a lexicon of all pairs."""
+        return None
+
+    def of_block(
+        self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
+    ) -> Mapping[int, Sequence[Finding]]:
+        """Return the findings of a block of a corpus, by the line's place in it.
+
+        Called in the order of the corpora, for training only.
+
+        Args:
+            corpus: Its name.
+            start: Lines of the corpus before the block.
+            is_kept: Whether the filters of texts have kept each line of the block.
+        """
+        del corpus, start, is_kept
+        return {}
+
+    def report(self) -> DiagnosisReport:
+        """Return what to report; all files in the folder are complete then."""
+        return DiagnosisReport()
+
+
+DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry(
+    "diagnosis of corpora", {_CLEANING: "nmt.extras.cleaning.diagnosis:CorpusDiagnosis"}
+)
+
+
+LEAKAGE: Registry[Callable[..., Any]] = Registry(
+    "search for leakage", {"near": "nmt.extras.cleaning.leakage:find_leakage"}
+)
+
+
+def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
+    """Return the diagnosis of the cleaning extra, or one that finds nothing.
+
+    Raises:
+        ConfigError: The extra is missing, and what only it can do was asked for.
+    """
+    if make := DIAGNOSES.find(_CLEANING):
+        return make(material)
+    alone = {*REASON_FILTERS.names(), "ratio"}
+    whole = [name for name in REASONS if name not in alone]
+    asked = ["`score_with`"] if material.score_with else []
+    asked += [f"filters.{name}: drop" for name in whole if filters.actions.get(name) == "drop"]
+    if asked:
+        raise ConfigError(
+            f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing.",
+            fix="Install nmt again with all of its folders, or do without.",
+        )
+    filters.notes.append(f"{', '.join(whole)} not looked for: nmt/extras/cleaning is missing")
+    return Diagnosis(material)

@@ -2,29 +2,145 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from heapq import nsmallest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from nmt.config.data import FilterConfig
-from nmt.data.findings import KEPT, READ, printable
-from nmt.data.prepared import AGAIN
+from nmt.data.filters import FilterChain, Found
+from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
 from nmt.data.store import ParallelStore
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
 from nmt.registry import Registry
-from nmt.text.tokenizer import Tokenizer
+from nmt.text.tokenizer import Tokenizer, tokenizer_hash
 
 REPORT = "report.json"
 _TEXT_WIDTH = 40
 _NUM_LENGTHS = 400
+# Lists of the pairs with a finding: corpus, line, reason, value, limit.
+DROPPED, REPORTED = "dropped.tsv.gz", "reported.tsv.gz"
+# Keys of a corpus's counts that are not reasons.
+READ, KEPT = "read", "kept"
+_COLUMNS = "corpus", "line", "reason", "value", "limit"
+_EXAMPLE = "corpus", "line", "source", "target", "value"
+_NUM_EXAMPLES = 5
+
+
+def printable(value: float | str) -> str:
+    """Return a number or a text with its invisible characters as escapes."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
+
+
+@contextmanager
+def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
+    """Open a new compressed TSV file; the same rows give the same bytes."""
+    # Without a file name and a time in it.
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
+        file.write("\t".join(columns).encode() + b"\n")
+        yield file
+
+
+class Findings:
+    """Counts of each corpus, examples of each reason, and both lists, written as they come.
+
+    Args:
+        folder: Where to write the lists.
+        training: Filters of the training pairs.
+        corpora: Names of the training corpora.
+        held_out: Name of the set that is prepared beside them; all its findings drop.
+    """
+
+    def __init__(
+        self, folder: Path, training: FilterChain, corpora: Iterable[str], held_out: str
+    ) -> None:
+        self._training, self._corpora, self._files = training, [*corpora], ExitStack()
+        self._dropped, self._reported = (
+            self._files.enter_context(open_table(folder / name, *_COLUMNS))
+            for name in (DROPPED, REPORTED)
+        )
+        self._reasons: dict[str, Counter[str]] = {}  # pairs of each corpus
+        self._examples: dict[str, list[Found]] = {}
+        # Pairs read, kept, and dropped under their first reason that drops.
+        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, held_out)}
+
+    def take(self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]) -> list[Found]:
+        """Count and list what a function found in a block; return the findings."""
+        rows, counts = values
+        self.counts[corpus].update(counts)
+        found = [Found(*row) for row in rows]  # of a file they are lists
+        is_training, by_reason = corpus in self._corpora, dict[str, list[Found]]()
+        for each in found:
+            is_dropped = not is_training or self._training.drops(each.reason)
+            row = "\t".join(map(printable, each[: len(_COLUMNS)])) + "\n"
+            (self._dropped if is_dropped else self._reported).write(row.encode())
+            if is_training:
+                by_reason.setdefault(each.reason, []).append(each)
+        for reason, group in by_reason.items():
+            self._reasons.setdefault(reason, Counter()).update(each.corpus for each in group)
+            both = [*self._examples.get(reason, ()), *group]
+            self._examples[reason] = nsmallest(_NUM_EXAMPLES, both, key=lambda each: each.draw)
+        return found
+
+    def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
+        """Check that some pair of some corpora is left.
+
+        Raises:
+            DataError: No pair is; says why.
+        """
+        reasons = sum((self.counts[name] for name in corpora), Counter[str]())
+        if not reasons[KEPT]:
+            counts = (f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
+            raise DataError(
+                f"No {kind} pair is left after the filters. "
+                f"Dropped: {', '.join(counts) or 'nothing'}.",
+                fix="Check the files, or relax the filters section.",
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
+        actions = self._training.actions
+        reported = [name for name in self._reasons if actions.get(name) == "report"]
+        names = dict.fromkeys((*actions, *self._reasons))
+        return {
+            "counts": {
+                name: {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
+                for name, counts in self.counts.items()
+            },
+            "findings": {
+                corpus: {name: n for name in reported if (n := self._reasons[name][corpus])}
+                for corpus in self._corpora
+            },
+            "reasons": {
+                name: {
+                    "count": self._reasons.get(name, Counter()).total(),
+                    "action": actions.get(name, "drop"),
+                    "examples": [
+                        {field: getattr(each, field) for field in _EXAMPLE}
+                        for each in self._examples.get(name, ())
+                    ],
+                }
+                for name in names
+            },
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +334,32 @@ class PrepareReport:
         if self.unchecked:
             names = ", ".join(self.unchecked)
             yield f"not compared with {names}, which might have to be downloaded"
+
+
+def current_report(
+    folder: Path, recipe: Recipe, scored_with: tuple[str, ...] = (), piped: Path | None = None
+) -> PrepareReport | None:
+    """Return the report of a prepared folder if it is whole and would be made again as it is.
+
+    Args:
+        folder: The prepared folder.
+        recipe: What would be made.
+        scored_with: Models that would score the pairs; a folder with scores is as good as without.
+        piped: A copy of standard input; without it, that is taken to be what it was.
+    """
+    try:
+        manifest = PreparedData.open(folder).manifest
+        is_current = (
+            (not scored_with or tuple(manifest.scored_with) == scored_with)
+            and manifest.config_hash == recipe.hash(manifest.vocab_hash)
+            and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
+            # A folder of Hugging Face files may have more or fewer.
+            and set(manifest.sources) == {str(path) for path in recipe.files}
+            and are_unchanged(manifest.sources, piped)
+        )
+        return PrepareReport.read(folder) if is_current else None
+    except (DataError, OSError):
+        return None
 
 
 PAGES: Registry[Callable[[PrepareReport], str]] = Registry(

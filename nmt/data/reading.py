@@ -1,41 +1,52 @@
 """One reading of all corpora, and what `nmt prepare` does with each of their blocks.
 
-Three pure functions, for any process. Look: which pairs the filters of texts keep. Encode: the
-token ids of every line. Decide: which pairs are kept now that their lengths are known, and what the
-whole corpora say of them.
+Three pure functions, for any process. Look: which pairs the filters of texts keep; a sample of
+them, the `Reservoir`, teaches the tokenizers. Encode: the token ids of every line. Decide: which
+pairs are kept now that their lengths are known, and what the whole corpora say of them.
 """
 
 from __future__ import annotations
 
+import random
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import CorpusConfig
-from nmt.data.block_map import Result, Stored, has_changed, map_blocks
-from nmt.data.checks import CorpusCheck
-from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
-from nmt.data.diagnosis import Diagnosis
-from nmt.data.filters import FilterChain, Finding
-from nmt.data.findings import KEPT, Found
-from nmt.data.freshness import Recipe
-from nmt.data.held_out import VALID, report_name
+from nmt.config.data import CorpusConfig, TokenizerConfig
+from nmt.data.checks import CorpusCheck, report_name
+from nmt.data.corpus import BLOCK_PAIRS, VALID, Block, read_blocks
+from nmt.data.filters import Diagnosis, FilterChain, Finding, Found
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
+from nmt.data.prepare_report import KEPT
+from nmt.data.prepared import Recipe
 from nmt.data.store import FlatIds, ParallelStore
-from nmt.data.workers import Workers
+from nmt.data.workers import Result, Stored, Workers, has_changed, map_blocks
+from nmt.errors import DataError
 from nmt.files.json_file import sha256_of_json
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import (
+    JOINT,
+    SOURCE,
+    TARGET,
+    Tokenizers,
+    load_tokenizers,
+    train_sentencepiece,
+)
 from nmt.version import __version__
 
 Mask = npt.NDArray[np.bool_]
+_MOST_CHARACTERS = 100_000_000
+_SEED = 1
+# Fixed: the unigram model depends on it, and should not depend on the machine.
+_LEARNING_THREADS = 16
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -227,3 +238,87 @@ class Reading:
             is_kept = self.is_kept[name][number]
             known = Known(lengths, is_kept, diagnosis.of_block(name, start, is_kept))
             yield replace(block, known=known)
+
+
+class Reservoir:
+    """Keeps a uniform random sample of the pairs added, in bounded memory (Vitter 1985).
+
+    The same pairs give the same sample.
+
+    Args:
+        capacity: Most pairs to keep.
+        max_characters: Most characters to keep. When the sample outgrows them, a random half of
+            it goes, which leaves it uniform.
+        seed: Decides what is drawn.
+    """
+
+    def __init__(
+        self, capacity: int, *, max_characters: int = _MOST_CHARACTERS, seed: int = _SEED
+    ) -> None:
+        self._capacity, self._max_characters = capacity, max_characters
+        self._random = random.Random(seed)
+        self._pairs: list[tuple[str, str]] = []
+        self._seen = self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def add(self, source: str, target: str) -> None:
+        """Add a pair, by algorithm R."""
+        self._seen += 1
+        if len(self._pairs) < self._capacity:
+            self._pairs.append((source, target))
+        else:
+            slot = self._random.randrange(self._seen)
+            if slot >= self._capacity:
+                return
+            self._characters -= sum(map(len, self._pairs[slot]))
+            self._pairs[slot] = (source, target)
+        self._characters += len(source) + len(target)
+        if self._characters > self._max_characters and len(self._pairs) > 1:
+            self._capacity = len(self._pairs) // 2
+            self._pairs = self._random.sample(self._pairs, self._capacity)
+            self._characters = sum(len(source) + len(target) for source, target in self._pairs)
+
+    def drain(self) -> Iterator[tuple[str, str]]:
+        """Yield the pairs and forget them, so that whoever copies them needs no room for two."""
+        self._pairs.reverse()
+        while self._pairs:
+            yield self._pairs.pop()
+
+
+def learn_tokenizers(
+    sample: Reservoir, folder: Path, config: TokenizerConfig, start_from: Path | None = None
+) -> Tokenizers:
+    """Write the tokenizers into a new folder, and return them.
+
+    Args:
+        sample: Text to learn from; empty afterwards.
+        folder: Where to write them.
+        config: What they are to be.
+        start_from: Folder of tokenizers that are to be taken instead: fine-tuning keeps the
+            vocabulary of the model it starts from.
+
+    Raises:
+        DataError: The sample is empty.
+        TokenizerError: The text allows no vocabulary of this size, or those there are damaged.
+    """
+    if not len(sample):
+        raise DataError(
+            "The training corpora hold no pair with text on both sides.",
+            fix="Check the files that data.train names.",
+        )
+    folder.mkdir()
+    texts: dict[str, Iterable[str]] = {}
+    if start_from is not None:
+        load_tokenizers(start_from)  # says what is wrong with them
+        for path in start_from.glob("*.model"):
+            shutil.copy(path, folder)
+    elif config.joint:
+        texts = {JOINT: chain.from_iterable(sample.drain())}
+    else:
+        sources, targets = zip(*sample.drain(), strict=True)
+        texts = {SOURCE: sources, TARGET: targets}
+    for name, lines in texts.items():
+        train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
+    return load_tokenizers(folder)

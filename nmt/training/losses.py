@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nmt.config.training import TrainingConfig
-from nmt.data.batch import Batch
+from nmt.data.loader import Batch
 from nmt.model.transformer import Transformer
 from nmt.packed import rounded
 from nmt.registry import Registry

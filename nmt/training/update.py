@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from nmt.data.batch import Batch
+from nmt.data.loader import Batch
 from nmt.device.device import (
     choose_device_queue,
     is_out_of_memory,

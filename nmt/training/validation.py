@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from nmt.config.model import DecodingConfig
-from nmt.data.batch import Batch
-from nmt.data.loader import Loader
+from nmt.data.loader import Batch, Loader
 from nmt.data.plan import epoch_random, plan_batches
 from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar

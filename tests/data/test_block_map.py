@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from nmt.data import reading
-from nmt.data.block_map import Result, map_blocks
 from nmt.data.corpus import Block, read_blocks
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import MANIFEST, PreparedManifest
 from nmt.data.reading import Encode, Look
+from nmt.data.workers import Result, map_blocks
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, prepare, write_pairs
 

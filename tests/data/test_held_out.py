@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nmt.data.held_out import Overlap
+from nmt.data.checks import Overlap
 from nmt.data.pairs import SentencePair
 
 

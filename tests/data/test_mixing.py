@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig, DataConfig
 from nmt.data.loader import Loader, Position
-from nmt.data.mixing import Stage, build_stages, tempered_weights
+from nmt.data.plan import Stage, build_stages, tempered_weights
 from nmt.data.store import ParallelStore
 from tests.data.test_store import store_of
 

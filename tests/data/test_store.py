@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.data.batch import collate
+from nmt.data.loader import collate
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import DataError
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.data.vocabulary import Reservoir
+from nmt.data.reading import Reservoir
 
 
 def drawn(count: int, capacity: int, seed: int = 1, max_characters: int = 10**9) -> list[int]:

@@ -12,8 +12,7 @@ import torch
 
 from nmt.config.model import ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
-from nmt.data.batch import Batch
-from nmt.data.loader import Position
+from nmt.data.loader import Batch, Position
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
-from nmt.data.batch import Batch
+from nmt.data.loader import Batch
 from nmt.model.transformer import Transformer
 from nmt.training.losses import OBJECTIVES, LossSum, objective_name
 from nmt.training.optimizer import (

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
-from nmt.data.batch import Batch
+from nmt.data.loader import Batch
 from nmt.device.compilation import compiled
 from nmt.model.transformer import Transformer
 from nmt.training import losses

@@ -22,8 +22,7 @@ from nmt.config.data import BatchConfig
 from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TrainingConfig
-from nmt.data.batch import Batch
-from nmt.data.loader import Loader, Position
+from nmt.data.loader import Batch, Loader, Position
 from nmt.device.device import measure_peak, random_state
 from nmt.device.precision import Precision
 from nmt.errors import DeviceError

@@ -18,7 +18,7 @@ from torch import Tensor
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.commands.train import fit
 from nmt.config.run import RunConfig
-from nmt.data.batch import Batch
+from nmt.data.loader import Batch
 from nmt.errors import DeviceError, DivergedError
 from nmt.training.losses import LossSum
 from nmt.training.update import Updater

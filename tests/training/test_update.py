@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
-from nmt.data.batch import Batch
+from nmt.data.loader import Batch
 from nmt.device import precision as precision_module
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer

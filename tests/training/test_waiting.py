@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
-from nmt.data.batch import Batch
+from nmt.data.loader import Batch
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.training import checkpoints

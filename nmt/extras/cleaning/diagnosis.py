@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.diagnosis import Arrays, Diagnosis, DiagnosisReport, Material
-from nmt.data.filters import Finding, filter_actions
-from nmt.data.findings import Found
+from nmt.data.filters import (
+    Arrays,
+    Diagnosis,
+    DiagnosisReport,
+    Finding,
+    Found,
+    Material,
+    filter_actions,
+)
 from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore

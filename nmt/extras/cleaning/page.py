@@ -7,8 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from nmt.data.findings import KEPT, READ
-from nmt.data.prepare_report import PrepareReport
+from nmt.data.prepare_report import KEPT, READ, PrepareReport
 from nmt.report.page import Chart, Curve, render, render_chart
 
 _WIDTH, _PLOT = 1000, (400, 300)

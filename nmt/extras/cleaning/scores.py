@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.findings import open_table
+from nmt.data.prepare_report import open_table
 from nmt.errors import DataError
 from nmt.extras.cleaning.column import Column
 from nmt.files.lines import open_binary, split_lines

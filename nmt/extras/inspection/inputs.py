@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.data.batch import Batch, collate
+from nmt.data.loader import Batch, collate
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import ConfigError
 from nmt.extras.inspection.figure import Cell, Figure, Heatmap, Table, Text, vector_text

@@ -8,8 +8,7 @@ from math import ceil
 
 from nmt.config.run import RunConfig, usual_vocab_size
 from nmt.data.corpus import corpus_names
-from nmt.data.findings import KEPT
-from nmt.data.prepare_report import PrepareReport
+from nmt.data.prepare_report import KEPT, PrepareReport
 from nmt.errors import DataError
 from nmt.training.schedule import build_schedule
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nmt.commands.prepare import prepare_data as prepare
 from nmt.config.loader import load_config
-from nmt.data.batch import collate
+from nmt.data.loader import collate
 from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError
 from nmt.extras.inspection.command import make_part

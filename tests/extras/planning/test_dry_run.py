@@ -19,8 +19,7 @@ from nmt.commands.prepare import prepare_data as prepare
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig
-from nmt.data.batch import Batch
-from nmt.data.loader import Loader, Position
+from nmt.data.loader import Batch, Loader, Position
 from nmt.data.prepared import PreparedData
 from nmt.extras.planning.cost import LengthSums, training_flops
 from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
