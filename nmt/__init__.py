@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from nmt.extras.planning.doctor import doctor
     from nmt.extras.planning.init import init
     from nmt.extras.planning.options import InitOptions
-    from nmt.extras.serving.command import serve
-    from nmt.extras.serving.options import ServeOptions
+    from nmt.extras.serving.options import ServeOptions, serve
     from nmt.inference.request import Request
     from nmt.inference.result import Result
     from nmt.inference.translator import Translator
@@ -86,8 +85,7 @@ _HOMES = {
     "nmt.extras.planning.doctor": ("doctor",),
     "nmt.extras.planning.init": ("init",),
     "nmt.extras.planning.options": ("InitOptions",),
-    "nmt.extras.serving.command": ("serve",),
-    "nmt.extras.serving.options": ("ServeOptions",),
+    "nmt.extras.serving.options": ("ServeOptions", "serve"),
     "nmt.inference.request": ("Request",),
     "nmt.inference.result": ("Result",),
     "nmt.inference.translator": ("Translator",),

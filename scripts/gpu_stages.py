@@ -44,7 +44,7 @@ from nmt.device.compilation import compile_layers
 from nmt.device.compilation import compiled as compile_function
 from nmt.device.device import choose_device, deterministic, prepare_process
 from nmt.device.precision import Precision, choose_precision
-from nmt.extras.planning.cost import LengthSums, training_flops
+from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model import decoder_state

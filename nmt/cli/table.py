@@ -173,7 +173,7 @@ nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en
     ),
     "serve": Entry(
         "nmt.extras.serving.options:ServeOptions",
-        "nmt.extras.serving.command:serve",
+        "nmt.extras.serving.options:serve",
         """Serve models over HTTP: a JSON API, LibreTranslate's API, and a page.
 
         Requests of all clients share batches. On SIGTERM, /health/ready answers 503, running

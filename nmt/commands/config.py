@@ -41,7 +41,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry(
-    "kind of advice", {"plan": "nmt.extras.planning.advice:advise_on"}
+    "kind of advice", {"plan": "nmt.extras.planning.plan:advise_on"}
 )
 
 

@@ -13,20 +13,25 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.lexicon import Lexicon, Pairs, Values, learn_lexicon, sample_step
-from nmt.data.store import Lines, Rows
+from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
+from nmt.data.store import Ids, Lines, ParallelStore, Rows
 from nmt.data.workers import HERE, Workers
-from nmt.extras.cleaning.column import Column
-from nmt.extras.cleaning.evidence import Evidence, Measured, share_above, usual_scores
-from nmt.extras.cleaning.lexicon import PairScorer
-from nmt.extras.cleaning.offsets import first_offsets
-from nmt.extras.cleaning.ranges import Range, find_ranges, is_odd, joined
-from nmt.extras.cleaning.scores import Scores
+from nmt.extras.cleaning.evidence import (
+    Evidence,
+    Mask,
+    Measured,
+    PairScorer,
+    Values,
+    share_above,
+    usual_scores,
+)
+from nmt.extras.cleaning.ranges import Range, find_ranges, first_offsets, is_odd, joined
+from nmt.extras.cleaning.scores import Column, Scores
 from nmt.files.progress import progress_bar
 
 _ROUNDS = 4
@@ -40,9 +45,8 @@ _FEWEST_UNRELATED = 1000  # Lines of a corpus that may say that some are unrelat
 _FEWEST_UNSEEN = 30
 _SAMPLE, _FAR = 4000, 200
 _DOUBTFUL = -3.5  # Standard deviations below what is usual: such lines do not teach again.
-
+MOST_TOKENS = 64
 Offsets = npt.NDArray[np.int16]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +230,47 @@ def _next_lessons(judgement: _Judgement, taught: Offsets) -> tuple[Offsets, Mask
         offsets[place] = found.offset or 0
         teaches[place] = found.offset is not None
     return offsets, teaches & ~(judgement.is_doubtful & (offsets == taught))
+
+
+class CutLines:
+    """A view of a store in which each sentence ends after `MOST_TOKENS` tokens.
+
+    Memory holds two bytes a line. It travels to other processes as its store.
+    """
+
+    def __init__(self, store: ParallelStore) -> None:
+        self._store = store
+        self.source_lengths = _CutLengths(store.source_lengths)
+        self.target_lengths = _CutLengths(store.target_lengths)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CutLines, (self._store,)
+
+    def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
+        """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        return _cut(*self._store.source_ids(rows))
+
+    def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
+        """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        return _cut(*self._store.target_ids(rows))
+
+
+class _CutLengths:
+    def __init__(self, lengths: npt.NDArray[np.integer]) -> None:
+        self._values = np.minimum(lengths, MOST_TOKENS).astype(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, rows: Any, /) -> npt.NDArray[np.int32]:
+        return self._values[rows].astype(np.int32)
+
+
+def _cut(ids: Ids, offsets: Rows) -> tuple[Ids, Rows]:
+    """Return the first tokens of each sentence."""
+    whole = np.diff(offsets)
+    lengths = np.minimum(whole, MOST_TOKENS)
+    if (lengths == whole).all():
+        return ids, offsets
+    cut = np.concatenate(([0], np.cumsum(lengths)))
+    return ids[np.arange(cut[-1]) + np.repeat(offsets[:-1] - cut[:-1], lengths)], cut

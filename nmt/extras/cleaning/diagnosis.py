@@ -28,13 +28,19 @@ from nmt.data.filters import (
 from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
-from nmt.extras.cleaning.alignment import align_corpora
+from nmt.extras.cleaning.alignment import CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
-from nmt.extras.cleaning.lines import CutLines
 from nmt.extras.cleaning.ranges import Range
 from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
-from nmt.extras.cleaning.scores import DUAL, LEXICAL, ScorePairs, Scores, read_scores, write_scores
-from nmt.registry import load_attribute
+from nmt.extras.cleaning.scores import (
+    DUAL,
+    LEXICAL,
+    ScorePairs,
+    Scores,
+    dual_scorer,
+    read_scores,
+    write_scores,
+)
 
 _HASHES, _LEAKS = "hashes", "leaks"
 _NUM_FIRST = 5
@@ -69,7 +75,6 @@ class CorpusDiagnosis(Diagnosis):
         self._repeats: Future[Repeats] | None = None
         self._dual: ScorePairs | None = None
         if material.score_with:
-            dual_scorer = load_attribute("nmt.extras.cleaning.dual:dual_scorer")  # loads torch
             self._dual = dual_scorer(material.score_with, material.languages)
         # Of the kept pairs of all corpora, in order: line and score by two models.
         self._dual_lines, self._dual_scores = array("q"), array("f")

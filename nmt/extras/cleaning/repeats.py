@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from nmt.config.data import Action, FilterLimits
 from nmt.data.filters import Finding
-from nmt.extras.cleaning.column import Column
+from nmt.extras.cleaning.scores import Column
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]

@@ -1,18 +1,70 @@
-"""A number for each line of a corpus, from any scorer: a low one is a reason against its pair."""
+"""A number for each line of a corpus, from any scorer: a low one is a reason against its pair.
+
+Two translation models, one for each direction, are such a scorer: dual conditional cross-entropy
+(Junczys-Dowmunt 2018, section 2.1).
+"""
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.data.prepare_report import open_table
-from nmt.errors import DataError
-from nmt.extras.cleaning.column import Column
+from nmt.errors import ConfigError, DataError
 from nmt.files.lines import open_binary, split_lines
+from nmt.registry import load_attribute
+
+_WRITTEN_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 20
+
+
+class Column:
+    """An array in a file, read and changed by slices. Numbers not written yet are 0.
+
+    It may be sent to any process that sees the file.
+
+    Args:
+        path: A new file; an old one is replaced.
+        dtype: Of the numbers.
+        size: How many.
+    """
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, size: int) -> None:
+        self._path, self._dtype, self._size = path, np.dtype(dtype), size
+        with path.open("wb") as file:
+            file.truncate(size * self._dtype.itemsize)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self._size
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        """Return the numbers of a range of rows."""
+        start, stop, step = rows.indices(self._size)
+        place = start * self._dtype.itemsize
+        return np.fromfile(self._path, self._dtype, max(stop - start, 0), offset=place)[::step]
+
+    def __setitem__(self, rows: slice, values: npt.NDArray[Any]) -> None:
+        """Change the numbers of a range of rows."""
+        with self._path.open("r+b") as file:
+            file.seek(rows.indices(self._size)[0] * self._dtype.itemsize)
+            file.write(values.astype(self._dtype).tobytes())
+
+    def raise_to(self, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+        """Let no number of some rising rows be below that of ``values``."""
+        for start in range(0, self._size, _AT_ONCE):
+            low, high = np.searchsorted(rows, (start, start + _AT_ONCE))
+            if low < high:
+                window, places = self[start : start + _AT_ONCE], rows[low:high] - start
+                window[places] = np.maximum(window[places], values[low:high])
+                self[start:] = window
+
 
 # Of each line of a corpus; higher is better, not a number where there is none. (lines,).
 Scores = npt.NDArray[np.float32] | Column
@@ -20,7 +72,6 @@ Scores = npt.NDArray[np.float32] | Column
 ScorePairs = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
 # Lists of scores: corpus, line, score.
 LEXICAL, DUAL = "lexical.tsv.gz", "dual_cross_entropy.tsv.gz"
-_WRITTEN_AT_ONCE = 1 << 16
 
 
 def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.float32]:
@@ -71,3 +122,54 @@ def write_scores(
                 rows = zip(numbers[start : start + _WRITTEN_AT_ONCE], part, strict=True)
                 text = "".join(f"{corpus}\t{line}\t{value:.4f}\n" for line, value in rows)
                 file.write(text.encode())
+
+
+def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
+    """Load two models, and return a function that scores pairs with both.
+
+    Args:
+        runs: Run or model folders, one for each direction, in any order.
+        languages: Of source and target.
+
+    Raises:
+        ConfigError: They are not two, or do not translate between the languages.
+        CheckpointError: A model is missing or damaged.
+    """
+    scorers = map(load_attribute("nmt.inference.scorer:Scorer").load, runs)  # which loads torch
+    found = {scorer.languages: scorer for scorer in scorers}
+    try:
+        forward, backward = found[languages], found[languages[::-1]]
+    except KeyError as error:
+        directions = ", ".join("-".join(each) for each in found)
+        raise ConfigError(
+            f"`score_with` needs a model from {languages[0]} to {languages[1]} and one back, not "
+            f"{directions or 'none'}.",
+            fix="Name two run or model folders with a comma between them.",
+        ) from error
+
+    def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        back = backward.score([(target, source) for source, target in pairs])
+        return [
+            dual_score(_entropy(one), _entropy(other))
+            for one, other in zip(forward.score(pairs), back, strict=True)
+        ]
+
+    return score
+
+
+def dual_score(forward: float, backward: float) -> float:
+    """Return the score of a pair, from 0 to 1: high if it is likely, and alike in both directions.
+
+    Args:
+        forward: Cross-entropy of the target given the source, in nats per token.
+        backward: That of the source given the target.
+
+    >>> dual_score(0, 0), dual_score(1, 3) == math.exp(-(2 + 2))
+    (1.0, True)
+    """
+    return math.exp(-(abs(forward - backward) + (forward + backward) / 2))
+
+
+def _entropy(pair: Any) -> float:
+    """Return nats per token; not a number for what has none, or is too long for the model."""
+    return -pair.log_prob / len(pair.tokens) if pair.tokens else math.nan

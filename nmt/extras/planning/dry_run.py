@@ -24,7 +24,7 @@ from nmt.data.prepared import PreparedData
 from nmt.device.compilation import Compilation
 from nmt.device.device import choose_device, deterministic, measure_peak, prepare_process
 from nmt.device.distributed import Processes
-from nmt.extras.planning.cost import LengthSums, training_flops
+from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.progress import progress_bar
 from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name

@@ -22,17 +22,24 @@ from starlette.types import ASGIApp, Lifespan
 
 from nmt.errors import NmtError
 from nmt.extras.serving import libretranslate
-from nmt.extras.serving.access import Client, Gate, known_client
-from nmt.extras.serving.bodies import MOST_HYPOTHESES, DocumentBody, Fault, ScoreBody, TranslateBody
-from nmt.extras.serving.documents.document import FORMATS
-from nmt.extras.serving.edge import Edge
-from nmt.extras.serving.faults import RETRY, RefusedError, as_response, refusal
+from nmt.extras.serving.access import Client, Edge, Gate, known_client
+from nmt.extras.serving.bodies import (
+    MOST_HYPOTHESES,
+    RETRY,
+    DocumentBody,
+    Fault,
+    RefusedError,
+    ScoreBody,
+    TranslateBody,
+    as_response,
+    refusal,
+)
+from nmt.extras.serving.documents import FORMATS
 from nmt.extras.serving.service import Served, Service
 from nmt.version import __version__
 
 _LINES = "application/x-ndjson"
 _FAULTS = (401, 403, 408, 413, 422, 429, 503, 504)
-
 router = APIRouter(responses={status: {"model": Fault} for status in _FAULTS})
 
 

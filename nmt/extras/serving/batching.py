@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from nmt.errors import ConfigError, NmtError
-from nmt.extras.serving.faults import log_fault
+from nmt.extras.serving.bodies import log_fault
 from nmt.inference.request import Request
 
 T = TypeVar("T")

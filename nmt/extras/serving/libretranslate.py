@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 
 from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
-from nmt.extras.serving.faults import RefusedError
-from nmt.extras.serving.languages import detect, language_name
+from nmt.extras.serving.bodies import RefusedError
+from nmt.extras.serving.models import detect, language_name
 from nmt.extras.serving.service import Served, Service
 
 router = APIRouter(tags=["LibreTranslate"])

@@ -1,21 +1,24 @@
-"""Options of `nmt.serve`. Loads neither torch nor the packages of a server."""
+"""`nmt.serve`, and its options. Loads neither torch nor the packages of a server."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from nmt.commands.options import Json, Threads
 from nmt.config.flag import Flag
 from nmt.errors import ConfigError
+from nmt.registry import load_attribute
 
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 # Of a JSON text: a character may be two escaped surrogates; a text has options of its own.
 _BYTES_OF_CHARACTER, _BYTES_OF_TEXT, _BYTES_OF_REST = 12, 256, 1 << 16
+_NEEDED = ("fastapi", "prometheus_client", "sentencex", "srt", "uvicorn")
 
 
 class Rate(NamedTuple):
@@ -176,3 +179,38 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModels:
+    """What each model is."""
+
+    models: list[dict[str, Any]]
+
+    def as_text(self) -> str:
+        """One line for each model."""
+        return "\n".join(
+            f"{x['name']}: {x['engines']['translate']}, {x['dtype']}, {x['sha256'][:12]}"
+            for x in self.models
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All that GET /v1/models says of them."""
+        return asdict(self)
+
+
+def serve(options: ServeOptions) -> CheckedModels | None:
+    """Serve models until a signal ends it.
+
+    Returns:
+        With ``check`` what each model is, and nothing is served.
+
+    Raises:
+        ConfigError: Packages are missing, the address cannot be used, or an option is wrong.
+        CheckpointError: A model is missing or damaged.
+    """
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise ConfigError(
+            f"`nmt serve` needs {', '.join(missing)}.", fix="pip install -e '.[serve]'"
+        )
+    return load_attribute("nmt.extras.serving.server:start_server")(options)

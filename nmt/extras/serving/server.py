@@ -9,8 +9,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,35 +19,15 @@ from nmt.errors import ConfigError
 from nmt.extras.serving.access import Gate, read_keys
 from nmt.extras.serving.app import make_app
 from nmt.extras.serving.batching import Batcher
-from nmt.extras.serving.metrics import Metrics
 from nmt.extras.serving.models import ServedModel, name_models
-from nmt.extras.serving.options import ServeOptions
-from nmt.extras.serving.service import Service
+from nmt.extras.serving.options import CheckedModels, ServeOptions
+from nmt.extras.serving.service import Metrics, Service
 
 logger = logging.getLogger(__name__)
-
 _MOST_HEADER_BYTES = 1 << 15
 # After SIGTERM, in which new requests are still taken: whoever sends them has to notice first.
 _DRAIN_SECONDS = 1.0
 _BACKLOG = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedModels:
-    """What each model is."""
-
-    models: list[dict[str, Any]]
-
-    def as_text(self) -> str:
-        """One line for each model."""
-        return "\n".join(
-            f"{x['name']}: {x['engines']['translate']}, {x['dtype']}, {x['sha256'][:12]}"
-            for x in self.models
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """All that GET /v1/models says of them."""
-        return asdict(self)
 
 
 def start_server(options: ServeOptions) -> CheckedModels | None:

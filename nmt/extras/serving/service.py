@@ -1,26 +1,33 @@
-"""Requests -> answers: which model, which sentences, which batch."""
+"""Requests -> answers: which model, which sentences, which batch. What happens is counted.
+
+No label of a count holds what a client sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 from fastapi import Depends
 from fastapi import Request as HttpRequest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from nmt.config.loader import change_options
 from nmt.errors import NmtError
-from nmt.extras.serving.answers import join_results
 from nmt.extras.serving.batching import Batcher
-from nmt.extras.serving.bodies import Choice, DocumentBody, Text, TranslateBody
-from nmt.extras.serving.documents.document import read_document
-from nmt.extras.serving.faults import RefusedError
-from nmt.extras.serving.languages import detect
-from nmt.extras.serving.metrics import Metrics
-from nmt.extras.serving.models import ServedModel, Task
+from nmt.extras.serving.bodies import (
+    Choice,
+    DocumentBody,
+    RefusedError,
+    Text,
+    TranslateBody,
+    join_results,
+)
+from nmt.extras.serving.documents import read_document
+from nmt.extras.serving.models import ServedModel, Task, detect
 from nmt.extras.serving.options import ServeOptions
 from nmt.inference.request import Request
 from nmt.inference.result import Result
@@ -31,6 +38,33 @@ _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "a
 _DETECTED_CHARACTERS = 2000
 # Of a text whose attention is shown: its size is the product of the words of both sides.
 _ATTENDED_CHARACTERS = 2000
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """Counters of one server."""
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        self.responses = Counter(
+            "nmt_responses", "Answers by path and status.", ["path", "status"], registry=own
+        )
+        self.sentences = Counter("nmt_sentences", "Sentences of accepted requests.", registry=own)
+        self.characters = Counter("nmt_characters", "Their characters.", registry=own)
+        self.seconds = Histogram(
+            "nmt_request_seconds", "From the whole request to the end of its answer.",
+            buckets=_SECONDS, registry=own,
+        )  # fmt: skip
+        self.batches = Histogram(
+            "nmt_batch_texts", "Sentences of a batch.", buckets=_TEXTS, registry=own
+        )
+        self.active = Gauge("nmt_active_requests", "Requests that are answered now.", registry=own)
+        self._waiting = Gauge("nmt_waiting_texts", "Sentences that wait.", registry=own)
+
+    def watch(self, num_waiting: Callable[[], float]) -> None:
+        """Name the source of the number of sentences that wait."""
+        self._waiting.set_function(num_waiting)
 
 
 class Service:

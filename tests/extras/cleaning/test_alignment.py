@@ -14,10 +14,8 @@ import pytest
 
 from nmt.data.lexicon import Pairs, learn_lexicon
 from nmt.extras.cleaning.alignment import Alignment, align_corpora
-from nmt.extras.cleaning.evidence import usual_scores
-from nmt.extras.cleaning.lexicon import PairScorer
-from nmt.extras.cleaning.offsets import alike_offset, likely_offsets
-from nmt.extras.cleaning.ranges import Range, best_path, joined
+from nmt.extras.cleaning.evidence import PairScorer, usual_scores
+from nmt.extras.cleaning.ranges import Range, alike_offset, best_path, joined, likely_offsets
 
 Rows = npt.NDArray[np.int64]
 VOCAB = 400

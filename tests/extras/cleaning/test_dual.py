@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.cleaning.dual import dual_score, dual_scorer
+from nmt.extras.cleaning.scores import dual_score, dual_scorer
 from nmt.inference.scorer import Scorer
 from nmt.text.tokenizer import load_tokenizers
 from tests.commands.preparing import config_for, corpus, prepare

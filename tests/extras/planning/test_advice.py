@@ -10,7 +10,7 @@ import pytest
 from nmt.config.run import SCALES, RunConfig, scale_of, usual_vocab_size
 from nmt.config.training import ScheduleConfig, TrainingConfig
 from nmt.data.prepare_report import PrepareReport, SideReport
-from nmt.extras.planning.advice import Plan, advise
+from nmt.extras.planning.plan import Plan, advise
 from nmt.training.schedule import SCHEDULES, build_schedule
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.config.model import MODEL_PRESETS, ModelConfig
-from nmt.extras.planning.cost import LengthSums, MatmulParameters, matmul_parameters, training_flops
+from nmt.extras.planning.plan import LengthSums, MatmulParameters, matmul_parameters, training_flops
 from nmt.model.transformer import build_model, count_parameters
 from nmt.packed import Packed
 

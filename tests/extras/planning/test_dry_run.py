@@ -21,8 +21,8 @@ from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig
 from nmt.data.loader import Batch, Loader, Position
 from nmt.data.prepared import PreparedData
-from nmt.extras.planning.cost import LengthSums, training_flops
 from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
+from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
 from nmt.model.transformer import Transformer, build_model, count_parameters
 from nmt.training.optimizer import build_optimizer, freeze

@@ -12,11 +12,10 @@ from fastapi.testclient import TestClient
 from nmt.extras.serving.access import Gate, digest
 from nmt.extras.serving.app import make_app
 from nmt.extras.serving.batching import Batcher
-from nmt.extras.serving.metrics import Metrics
 from nmt.extras.serving.models import ServedModel
 from nmt.extras.serving.options import ServeOptions
 from nmt.extras.serving.server import server_config
-from nmt.extras.serving.service import Service
+from nmt.extras.serving.service import Metrics, Service
 from nmt.text.tokenizer import load_tokenizers
 from tests.extras.serving.process import Server
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer

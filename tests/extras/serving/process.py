@@ -19,8 +19,7 @@ import httpx2
 _START = """
 import json, sys
 from nmt.cli.messages import configure_logging
-from nmt.extras.serving.command import serve
-from nmt.extras.serving.options import ServeOptions
+from nmt.extras.serving.options import ServeOptions, serve
 configure_logging()
 serve(ServeOptions(**{"port": 0, **json.loads(sys.argv[1])}))
 """

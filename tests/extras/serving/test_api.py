@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.errors import ConfigError
-from nmt.extras.serving.answers import join_results
-from nmt.extras.serving.command import serve
-from nmt.extras.serving.languages import detect
-from nmt.extras.serving.options import ServeOptions
+from nmt.extras.serving.bodies import join_results
+from nmt.extras.serving.models import detect
+from nmt.extras.serving.options import ServeOptions, serve
 from nmt.inference.result import Result
 from nmt.inference.translator import Translator
 from nmt.text.sentences import SplitText
@@ -203,7 +202,7 @@ def test_a_text_in_none_of_the_languages_gets_no_confidence(
     monkeypatch: pytest.MonkeyPatch, has_model: bool
 ) -> None:
     if not has_model:
-        monkeypatch.setattr("nmt.extras.serving.languages.is_identifiable", lambda _: False)
+        monkeypatch.setattr("nmt.extras.serving.models.is_identifiable", lambda _: False)
     german, english, japanese = "Der Hund ist nicht da.", "The dog is not there.", "犬が走る"
     for text, served, least, most in (
         (german, "en de", 90, 100),

@@ -1,1 +1,0 @@
-"""Documents with markup -> sentences to translate, and their translations -> documents."""
