@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from nmt.extras.planning.init import init
     from nmt.extras.planning.options import InitOptions
     from nmt.extras.serving.options import ServeOptions, serve
-    from nmt.inference.request import Request
-    from nmt.inference.result import Result
+    from nmt.inference.request import Request, Result
     from nmt.inference.translator import Translator
     from nmt.metrics.metric import Score
 
@@ -86,8 +85,7 @@ _HOMES = {
     "nmt.extras.planning.init": ("init",),
     "nmt.extras.planning.options": ("InitOptions",),
     "nmt.extras.serving.options": ("ServeOptions", "serve"),
-    "nmt.inference.request": ("Request",),
-    "nmt.inference.result": ("Result",),
+    "nmt.inference.request": ("Request", "Result"),
     "nmt.inference.translator": ("Translator",),
     "nmt.metrics.metric": ("Score",),
 }  # fmt: skip

@@ -28,7 +28,7 @@ import sacrebleu
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.device import usable_cores
 from nmt.files.lines import read_lines
-from nmt.inference.options import Dtype
+from nmt.inference.engine import Dtype
 
 NMT = Path(sys.executable).with_name("nmt")
 EXPORTED = ("float32", "int8")

@@ -31,8 +31,7 @@ from nmt.extras.exchange.ctranslate2 import VOCABULARY_MAP, import_ctranslate2
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
-from nmt.inference.engine import Engine, Task
-from nmt.inference.options import Dtype, EngineOptions, Needs
+from nmt.inference.engine import Dtype, Engine, EngineOptions, Needs, Task
 from nmt.inference.torch_engine import load_torch
 from nmt.model.positions import LearnedPositions, sinusoids
 from nmt.model.transformer import Transformer

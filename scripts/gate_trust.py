@@ -23,10 +23,9 @@ import torch
 from nmt.checkpoint.model_folder import load_model
 from nmt.extras.analysis.gates import check_regressions
 from nmt.files.lines import read_lines
-from nmt.inference.options import TranslationOptions
 from nmt.inference.segment import joiner_for
 from nmt.inference.torch_engine import TorchEngine
-from nmt.inference.translator import Translator
+from nmt.inference.translator import TranslationOptions, Translator
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nmt.commands.options import EngineOptions, MbrOptions, ModelOptions
 from nmt.config.loader import load_config, refuse_idle
 from nmt.errors import ConfigError
-from nmt.inference.options import Ensemble
+from nmt.inference.engine import Ensemble
 
 if TYPE_CHECKING:
     from nmt.inference.mbr import Mbr

@@ -55,8 +55,8 @@ from nmt.device.device import (
 from nmt.device.distributed import Processes, join
 from nmt.errors import ConfigError, DivergedError, shell_command
 from nmt.files.atomic import run_lock
-from nmt.inference.calibration import calibrate_confidence
-from nmt.inference.shortlist_file import copy_shortlist
+from nmt.inference.confidence import calibrate_confidence
+from nmt.inference.engine import copy_shortlist
 from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS
 from nmt.registry import load_attribute
@@ -396,6 +396,11 @@ def _finish(
     if is_first:
         threads, device = config.training.threads, config.training.device
         load = partial(Translator.load, run_dir, engine="torch", device=device, threads=threads)
-        calibrate_confidence(run_dir, data, load)
+        calibrate_confidence(
+            run_dir,
+            data.valid_source,
+            data.valid_target,
+            lambda lines, progress: load(progress=progress).translate(lines),
+        )
         log_next_commands(run_dir)
     return summary

@@ -37,11 +37,17 @@ from nmt.files.lines import (
     read_chunks,
 )
 from nmt.files.progress import file_bar
-from nmt.inference.alignment import as_pharaoh
 from nmt.inference.distributed import errors_only, join_team, translated
 from nmt.inference.guard import GuardCounts
-from nmt.inference.request import ERROR, Request, RequestError, meant_field, parse_request
-from nmt.inference.result import Result
+from nmt.inference.request import (
+    ERROR,
+    Request,
+    RequestError,
+    Result,
+    as_pharaoh,
+    meant_field,
+    parse_request,
+)
 from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -22,12 +22,18 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from nmt.checkpoint.model_folder import CONFIDENCE, read_extra
-from nmt.inference.result import Result
+from nmt.checkpoint.model_folder import CONFIDENCE, read_extra, write_extra
+from nmt.files.progress import progress_bar
+from nmt.inference.request import Result
+from nmt.metrics.metric import MetricOptions, Scorer
 
 _RIDGE = 10.0  # beside as many lines as there are, of features with variance 1
 _SMOOTH_CHARACTERS = 10
+_MOST_TRANSLATED = 1000
+_FEWEST_LINES = 100  # fewer say nothing about rare lines
 
+# Lines, and a function that is called with how many are done -> their translations.
+Translate = Callable[[Sequence[str], Callable[[int], object]], Sequence[Result]]
 _Number = Annotated[float, Field(strict=True, ge=-1e6, le=1e6)]
 
 
@@ -110,3 +116,33 @@ def read_confidence(folder: Path) -> ConfidenceModel | None:
     """
     fix = "Restore it, or remove it: translations have no confidence then."
     return read_extra(folder / CONFIDENCE, ConfidenceModel, fix=fix)
+
+
+def calibrate_confidence(
+    run_dir: Path, sources: Sequence[str], targets: Sequence[str], translate: Translate
+) -> None:
+    """Fit a model to translations of a validation set, and write ``confidence.json``.
+
+    Translates 1,000 lines at most. Does nothing if fewer than 100 lines have text.
+
+    Args:
+        run_dir: Of the run.
+        sources: Source lines of the validation set.
+        targets: Their references.
+        translate: Translates with the trained model; is given what to tell of lines done.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].strip()]
+    if len(pairs) < _FEWEST_LINES:
+        return
+    rows = np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST_TRANSLATED), dtype=np.int64)
+    lines, references = zip(*(pairs[row] for row in rows.tolist()), strict=True)
+    with progress_bar("fitting confidence", unit="lines", total=len(lines), leave=False) as bar:
+        results = translate(lines, bar.update)
+    scorer = Scorer("chrf", [references], MetricOptions())
+    scores = scorer.sentence_scores(scorer.statistics([result.text for result in results]))
+    kept = [pair for pair in zip(results, scores, strict=True) if pair[0].num_tokens]
+    fitted = fit_confidence(*zip(*kept, strict=True))
+    write_extra(run_dir / CONFIDENCE, fitted.text().encode())

@@ -18,8 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from nmt.device import is_one_of_torchrun
 from nmt.errors import DataError
-from nmt.inference.request import Request
-from nmt.inference.result import Result
+from nmt.inference.request import Request, Result
 from nmt.inference.translator import Translator
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What runs a trained model: `Engine`, and the choice of one. Loads no torch.
+"""What runs a trained model: `Engine`, the choice of one, and what it reads. Loads no torch.
 
 A second engine is a subclass of `Engine` with a method `search`, and a function that loads it,
 registered in `ENGINES`.
@@ -7,26 +7,127 @@ registered in `ENGINES`.
 from __future__ import annotations
 
 import logging
+import math
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from nmt.checkpoint.model_folder import is_ctranslate2, readable
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from nmt.checkpoint.model_folder import SHORTLIST, is_ctranslate2, readable, write_extra
 from nmt.config.model import DecodingConfig
-from nmt.errors import ConfigError
-from nmt.inference.options import EngineOptions, Needs, parse_device, parse_dtype
-from nmt.registry import Registry
+from nmt.config.training import full_device_name, full_dtype_name
+from nmt.errors import CheckpointError, ConfigError
+from nmt.registry import Registry, chosen
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
-
+# What a model's weights are kept and multiplied in.
+Dtype = Literal["float32", "float16", "bfloat16", "int8"]
+Mean = Literal["arithmetic", "geometric"]
+# What is returned besides texts and scores.
+OutputName: TypeAlias = Literal["alignments", "attention", "token_scores"]
+_DEVICES = ("auto", "cpu", "cuda")
 _CONVERTED = (None, "float32", "int8")  # Dtypes in which CTranslate2 is chosen for a CPU.
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+
+
+def parse_dtype(text: str) -> Dtype | None:
+    """Return the dtype of this name; None for ``auto``.
+
+    Raises:
+        ConfigError: There is none.
+
+    >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
+    ('bfloat16', 'int8', None)
+    """
+    names: dict[str, Dtype | None] = {"auto": None, **{dtype: dtype for dtype in get_args(Dtype)}}
+    return chosen(names, str(full_dtype_name(text)), "dtype")
+
+
+def parse_device(text: str) -> str:
+    """Return the device of this name.
+
+    Raises:
+        ConfigError: There is none.
+
+    >>> parse_device("gpu:1"), parse_device("auto")
+    ('cuda:1', 'auto')
+    """
+    name = str(full_device_name(text))
+    is_numbered = re.fullmatch(r"cuda:\d{1,3}", name) is not None
+    return name if is_numbered else chosen({each: each for each in _DEVICES}, name, "device")
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """What joins the first model. They may differ in shape, not in languages and vocabulary."""
+
+    others: tuple[Path, ...] = ()  # Run or model folders; none: the first model is alone.
+    # Of the first model and of the others; equal ones where there are none.
+    weights: tuple[float, ...] = ()
+    mean: Mean = "arithmetic"  # Of the probabilities of the next token, or of their logarithms.
+
+    def shares(self) -> tuple[float, ...]:
+        """Return the weight of every model; they sum to 1.
+
+        Raises:
+            ConfigError: Too few, too many, negative or only zeros.
+
+        >>> Ensemble((Path("b"), Path("c")), (1.0, 1.0, 2.0)).shares()
+        (0.25, 0.25, 0.5)
+        """
+        count = len(self.others) + 1
+        weights = self.weights or (1.0,) * count
+        shown = ",".join(f"{weight:g}" for weight in weights)
+        if len(weights) != count:
+            raise ConfigError(
+                f"{len(weights)} weights ({shown}) for {count} model{'s' if count > 1 else ''}.",
+                fix="Give one weight for MODEL and one for each `with`, in this order.",
+            )
+        total = sum(weights)
+        if min(weights) < 0 or not 0 < total < math.inf:
+            raise ConfigError(
+                f"The weights {shown} are no weights.",
+                fix="Give numbers that are not negative, at least one of them above 0.",
+            )
+        return tuple(weight / total for weight in weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Which engine runs a model, and where."""
+
+    # ``torch``, ``ctranslate2``, another of `ENGINES`, or ``auto``:
+    # CTranslate2 on a CPU where it has all that is asked for, otherwise torch.
+    engine: str = "auto"
+    # ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second of several GPUs.
+    device: str = "auto"
+    # ``float32``, ``float16`` on GPUs, ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto``
+    # is float32 on a CPU, 16 bits on a GPU, and what an exported model has.
+    dtype: str = "auto"
+    checkpoint: str = "best"  # Of a run folder: ``best``, ``last``, ``step-N`` or ``average``.
+    threads: int | None = None  # CPU threads; the engine's choice when None.
+    ensemble: Ensemble | None = None  # Models that translate together with the first.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What is needed of an engine, so that one is chosen that has all of it."""
+
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)  # How to search.
+    outputs: frozenset[OutputName] = frozenset()
+    constraints: bool = False
+    longest: int | None = None  # Tokens of the longest source; None if there is no limit.
 
 
 class BatchRoom(NamedTuple):
@@ -180,6 +281,76 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
             batches.append([])
         batches[-1].append(row)
     return batches
+
+
+class ShortlistParts(NamedTuple):
+    """The short lists of a model. F common tokens, V source tokens, C candidates of each."""
+
+    # Target ids that every sentence may need, the most frequent first. (F,).
+    common: npt.NDArray[np.integer[Any]]
+    # Target ids that each source token may become, the likeliest first; -1 where there are fewer.
+    # (V, C).
+    candidates: npt.NDArray[np.integer[Any]]
+
+
+def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts | None:
+    """Return the short lists of a run or model folder; None if it has none.
+
+    Args:
+        folder: Where the file is looked for.
+        vocab_sizes: Entries of the source and of the target vocabulary.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    path = folder / SHORTLIST
+    if not path.is_file():
+        return None
+    try:
+        found = load_file(path)
+        parts = ShortlistParts(found["common"], found["candidates"])
+        if (parts.common.ndim, parts.candidates.ndim) != (1, 2) or not parts.candidates.size:
+            raise ValueError("its parts have other shapes")
+        if any(part.dtype.kind != "i" for part in parts):
+            raise ValueError("its parts are no whole numbers")
+        source_size, target_size = vocab_sizes
+        largest = max(part.max(initial=-1) for part in parts)
+        if len(parts.candidates) != source_size or largest >= target_size:
+            raise ValueError("it is of another vocabulary")
+        if parts.common.min(initial=0) < 0 or parts.candidates.min() < -1:
+            raise ValueError("it holds numbers that are no tokens")
+    except (OSError, SafetensorError, LookupError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error}.",
+            fix="Remove it; a finished run gets it again when its training is started again.",
+        ) from error
+    return parts
+
+
+def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts:
+    """Return the short lists of a folder, which ``decoding.shortlist`` asks for.
+
+    Raises:
+        ConfigError: It has none.
+        CheckpointError: They are damaged.
+    """
+    if (parts := read_shortlist(folder, vocab_sizes)) is None:
+        raise ConfigError(
+            f"decoding.shortlist is on, but {folder} has no {SHORTLIST}.",
+            fix="Start `nmt train CONFIG` again: a finished run only writes it. Or set "
+            "decoding.shortlist to false.",
+        )
+    return parts
+
+
+def copy_shortlist(prepared_dir: Path, run_dir: Path) -> None:
+    """Copy the short lists that `prepare` made into a run, which is then complete without its data.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    if (made := prepared_dir / SHORTLIST).is_file():
+        write_extra(run_dir / SHORTLIST, made.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)

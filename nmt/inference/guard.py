@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.inference.result import Alarm, Result
+from nmt.inference.request import Alarm, Result
 from nmt.inference.segment import SENTENCE_BORDER, Segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.languages import longest_loop

@@ -18,9 +18,9 @@ import numpy as np
 
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
-from nmt.metrics.pairwise import pairwise_bleu, pairwise_chrf
+from nmt.metrics.metric import Floats
+from nmt.metrics.ngrams import pairwise_bleu, pairwise_chrf
 from nmt.metrics.sacrebleu import bleu_words
-from nmt.metrics.significance import Floats
 from nmt.search.hypothesis import Hypothesis
 
 UtilityName = Literal["chrf", "bleu"]

@@ -17,10 +17,8 @@ from typing import Any
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError
-from nmt.inference.alignment import Links, align_words, subwords
-from nmt.inference.engine import LoadedModel, batch_by_length
-from nmt.inference.options import EngineOptions, Needs
-from nmt.inference.result import TokenScore, score_tokens
+from nmt.inference.engine import EngineOptions, LoadedModel, Needs, batch_by_length
+from nmt.inference.request import Links, TokenScore, align_words, score_tokens, subwords
 from nmt.inference.segment import encode_fitting
 from nmt.inference.torch_engine import load_torch
 from nmt.search.hypothesis import length_penalty

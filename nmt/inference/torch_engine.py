@@ -15,10 +15,17 @@ from nmt.device.device import choose_device, free_bytes, prepare_process
 from nmt.device.precision import fastest_dtype
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.cuda_graphs import GraphedDecodeToken
-from nmt.inference.engine import BatchRoom, Engine, LoadedModel, Task
-from nmt.inference.options import EngineOptions, Ensemble, Needs, parse_dtype
-from nmt.inference.shortlist import BatchVocabulary, Shortlist
-from nmt.inference.stepper import Mixture, ModelStepper, source_of
+from nmt.inference.engine import (
+    BatchRoom,
+    Engine,
+    EngineOptions,
+    Ensemble,
+    LoadedModel,
+    Needs,
+    Task,
+    parse_dtype,
+)
+from nmt.inference.stepper import BatchVocabulary, Mixture, ModelStepper, Shortlist, source_of
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
 from nmt.search.hypothesis import Constraints, Hypothesis

@@ -10,27 +10,83 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
-from nmt.inference.alignment import AlignedSegment, align_words, join_alignments, subwords
-from nmt.inference.confidence import read_confidence
-from nmt.inference.engine import Engine, EngineLacksError, Task, choose_engine
-from nmt.inference.guard import Output, check
-from nmt.inference.options import EngineOptions, Needs, TranslationOptions
-from nmt.inference.request import Request
-from nmt.inference.result import Alternative, Result, TokenScore, score_tokens
+from nmt.inference.confidence import ConfidenceModel, read_confidence
+from nmt.inference.engine import (
+    Engine,
+    EngineLacksError,
+    EngineOptions,
+    Needs,
+    OutputName,
+    Task,
+    choose_engine,
+)
+from nmt.inference.guard import GuardLimits, Output, check
+from nmt.inference.request import (
+    AlignedSegment,
+    Alternative,
+    Request,
+    Result,
+    TokenScore,
+    align_words,
+    join_alignments,
+    score_tokens,
+    subwords,
+)
 from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, joiner_for, segment
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
+if TYPE_CHECKING:  # its metrics take time to load
+    from nmt.inference.mbr import Mbr
+
 _LINE_BREAKS = re.compile(r"[\r\n]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslationOptions:
+    """What holds for all lines of a translator."""
+
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    outputs: frozenset[OutputName] = frozenset()
+    # Whether lines may have a prefix or phrases, which not every engine can follow.
+    constraints: bool = False
+    # Most source subwords at once; longer lines are cut, translated and joined. None: none is.
+    max_length: int | None = 256
+    joiner: str = " "  # What joins the parts.
+    tag: str | None = None  # Language or domain of lines that name none.
+    guard: bool = True  # Whether outputs are looked at: see `nmt.inference.guard`.
+    retry: bool = True  # Whether the guard searches again; otherwise it only raises alarms.
+    limits: GuardLimits = field(default_factory=GuardLimits)  # What the guard takes for normal.
+    confidence: ConfidenceModel | None = None  # Predicts the quality of each translation.
+    mbr: Mbr | None = None  # Chooses the candidate most like all others, by minimum Bayes risk.
+    # Called after each batch with the lines that it completes; may raise to interrupt.
+    progress: Callable[[int], object] = lambda _: None
+
+    @property
+    def search(self) -> DecodingConfig:
+        """What the engine is asked for: with MBR more than what is returned."""
+        return self.mbr.search_options(self.decoding) if self.mbr else self.decoding
+
+    @property
+    def needs(self) -> Needs:
+        """What the engine must have."""
+        return Needs(
+            decoding=self.search,
+            outputs=self.outputs,
+            constraints=self.constraints,
+            longest=self.max_length,
+        )
+
+
 _OF_ENGINE = {each.name for each in fields(EngineOptions)}
 _OWN = {each.name for each in fields(TranslationOptions)} - {"decoding"}
 
@@ -49,7 +105,7 @@ class Translator:
     """
 
     def __init__(self, engine: Engine, tokenizers: Tokenizers, options: TranslationOptions) -> None:
-        if lacking := engine.lacks(Needs.of(options)):
+        if lacking := engine.lacks(options.needs):
             raise EngineLacksError.of(engine.name, lacking)
         if options.tag is not None:
             tokenizers.source.tag_id(options.tag)
@@ -81,7 +137,7 @@ class Translator:
             confidence=read_confidence(folder),
         )
         wanted = _changed(wanted, options)
-        loaded = choose_engine(folder, engine, Needs.of(wanted))
+        loaded = choose_engine(folder, engine, wanted.needs)
         if split:  # of several models, one may read less than the first
             wanted = replace(wanted, max_length=options.get("max_length", loaded.max_length))
         elif (most := loaded.engine.max_positions) is not None:
@@ -148,7 +204,7 @@ class Translator:
         requests = [Request(x) if isinstance(x, str) else x for x in texts]
         options = self.options
         if not options.constraints and any(x.is_constrained for x in requests):
-            needs = replace(Needs.of(options), constraints=True)
+            needs = replace(options.needs, constraints=True)
             if lacking := self.engine.lacks(needs):
                 raise EngineLacksError.of(self.engine.name, lacking)
         decoding, longest = options.decoding, options.max_length

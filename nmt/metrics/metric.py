@@ -10,14 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from nmt.errors import DataError
 from nmt.registry import Registry
 
-if TYPE_CHECKING:
-    from nmt.metrics.significance import Comparison, Confidence, Floats
+if TYPE_CHECKING:  # help lists the metrics, and numpy takes time to load
+    import numpy as np
+    import numpy.typing as npt
 
+Floats: TypeAlias = "npt.NDArray[np.float64]"
+# Paired bootstrap resampling, or approximate randomisation.
+Significance: TypeAlias = Literal["bs", "ar"]
 # Streams of lines; line i of each is a reference of sentence i. At least one stream.
 References = Sequence[Sequence[str]]
 
@@ -69,6 +73,36 @@ METRICS: Registry[type[Metric]] = Registry(
         "ter": "nmt.metrics.sacrebleu:Ter",
     },
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """The 95% interval of a score over resampled test sets."""
+
+    mean: float  # Mean of the resampled scores.
+    # Half of the distance between ``low`` and ``high``: the number after the plus-minus sign.
+    half_width: float
+    low: float  # 2.5% of the resampled scores are below.
+    high: float  # 2.5% of the resampled scores are above.
+    resamples: int  # Resampled test sets.
+    seed: int  # Seed of the draws.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A system against a baseline on the same sentences."""
+
+    baseline: str  # Name of the baseline.
+    delta: float  # Score of the system minus score of the baseline.
+    # 2.5% of the differences on resampled test sets are below; None without resampling.
+    low: float | None = None
+    high: float | None = None  # 2.5% of them are above.
+    # How often chance alone makes a difference this large; None without resampling.
+    p_value: float | None
+    significance: Significance = "bs"  # What the p-value comes from.
+    # Resampled test sets, or trials of approximate randomisation; 0 if there were none.
+    resamples: int
+    seed: int  # Seed of the draws.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

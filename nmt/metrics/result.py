@@ -12,8 +12,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from nmt.errors import GateError, NmtError
-from nmt.metrics.metric import Score
-from nmt.metrics.significance import Floats
+from nmt.metrics.metric import Floats, Score
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from sacrebleu.metrics.ter import TER
 
 from nmt.errors import ConfigError, did_you_mean
 from nmt.metrics import ngrams
-from nmt.metrics.metric import Metric, MetricOptions, References
+from nmt.metrics.metric import Floats, Metric, MetricOptions, References
 from nmt.metrics.ngrams import Lines
-from nmt.metrics.significance import Floats
 
 logger = logging.getLogger(__name__)
 

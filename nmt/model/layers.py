@@ -20,10 +20,9 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Segments, attention, cached_attention, mean_weights
+from nmt.model.attention import Segments, attention, cached_attention, mean_weights, row_width
 from nmt.model.decoder_state import CrossCache, LayerCache, SelfCache
 from nmt.model.dropout import dropout
-from nmt.model.padding import row_width
 from nmt.model.positions import POSITIONS
 from nmt.packed import Packed
 
@@ -66,7 +65,7 @@ class StdLayerNorm(nn.LayerNorm):
     @override
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) -> (N, D), or more dimensions in front; in float32 as `RMSNorm`."""
-        wide, bias = _wide(x), cast(Tensor | None, self.bias)
+        wide, bias = _wide(x), cast("Tensor | None", self.bias)
         centred = wide - wide.mean(-1, keepdim=True)
         # The slope of the square root has no value at 0, where all features are equal.
         deviation = centred.square().mean(-1, keepdim=True).clamp_min(_LEAST_VARIANCE).sqrt()

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import prepare
+from nmt.model.attention import Rectangle, prepare, to_rectangle
 from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache, StepInputs
 from nmt.model.layers import (
     CrossAttention,
@@ -28,7 +28,6 @@ from nmt.model.layers import (
     SelfAttention,
     make_norm,
 )
-from nmt.model.padding import Rectangle, to_rectangle
 from nmt.model.positions import Embedding
 from nmt.packed import Packed
 

@@ -1,4 +1,8 @@
-"""Beam search (Graves 2012; Sutskever et al. 2014), plain or in groups that avoid each other.
+"""Beam search (Graves 2012; Sutskever et al. 2014): plain, in groups, or with required phrases.
+
+Required phrases as in Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018). In
+addition, a hypothesis that continues where the model would have ended has a cost: phrases then
+stand inside the sentence.
 
 Shapes: B sentences still active, K beams in G groups of k, V vocabulary, t tokens so far.
 """
@@ -6,6 +10,8 @@ Shapes: B sentences still active, K beams in G groups of k, V vocabulary, t toke
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -14,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Hypothesis, Ids, contains, length_penalty
 from nmt.search.selector import (
     BeamState,
     FinishedHypotheses,
@@ -23,7 +29,13 @@ from nmt.search.selector import (
     Selector,
     largest,
 )
-from nmt.text import EOS_ID
+from nmt.text import EOS_ID, PAD_ID
+
+# Of each phrase, the length of its longest beginning that the output ends in; its whole length,
+# once it has been there.
+Progress = tuple[int, ...]
+# Cost, in nats, of going on for a phrase where the model finds the end most probable.
+_PAST_END = 10.0
 
 
 class Candidates(NamedTuple):
@@ -170,3 +182,202 @@ class DiverseSelector(BeamSelector):
         parents, tokens, totals = (torch.cat(parts, dim=1) for parts in zip(*groups, strict=True))
         best = totals.unflatten(1, (self._num_groups, -1)).amax(-1)
         return Selection(tokens, totals, parents, self._finished.active(pools, best).any(1))
+
+
+@lru_cache(1 << 16)
+def _advance(phrase: Ids, matched: int, token: int) -> int:
+    """Length of the longest beginning of ``phrase`` that the matched one ends in with ``token``.
+
+    >>> _advance((4, 4, 5, 4, 4, 6), 5, 5), _advance((4, 4, 5), 2, 6)
+    (3, 0)
+    """
+    seen = (*phrase[:matched], token)
+    return next(n for n in range(len(seen), -1, -1) if seen[len(seen) - n :] == phrase[:n])
+
+
+class RequiredPhrases:
+    """The phrases of one sentence, each an automaton.
+
+    Args:
+        phrases: Token ids. One that is part of another is met with it.
+    """
+
+    def __init__(self, phrases: Sequence[Ids]) -> None:
+        unique = dict.fromkeys(phrases)
+        self.phrases = tuple(
+            phrase
+            for phrase in unique
+            if not any(contains(other, phrase) for other in unique if other != phrase)
+        )
+        self.num_tokens = sum(map(len, self.phrases))  # Tokens of all phrases.
+        self.start: Progress = (0,) * len(self.phrases)  # Of an empty output.
+
+    def advance(self, progress: Progress, token: int) -> Progress:
+        """Return the progress after one more token."""
+        return tuple(
+            matched if matched == len(phrase) else _advance(phrase, matched, token)
+            for phrase, matched in zip(self.phrases, progress, strict=True)
+        )
+
+    def wanted(self, progress: Progress) -> set[int]:
+        """Tokens that bring a phrase further."""
+        return {phrase[matched] for phrase, matched in self._open(progress)}
+
+    def num_met(self, progress: Progress) -> int:
+        """Return how many tokens are met: of finished phrases and of the one that is furthest.
+
+        Every wanted token that belongs to that one adds one or more. The output contains all
+        phrases when all tokens are met.
+        """
+        begun = max((matched for _, matched in self._open(progress)), default=0)
+        missing = sum(len(phrase) for phrase, _ in self._open(progress))
+        return self.num_tokens - missing + begun
+
+    def _open(self, progress: Progress) -> Iterator[tuple[Ids, int]]:
+        pairs = zip(self.phrases, progress, strict=True)
+        return ((phrase, matched) for phrase, matched in pairs if matched < len(phrase))
+
+
+def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
+    """Divide the beam among banks of hypotheses that have met equally many tokens.
+
+    Every bank gets the same part, the last one the remainder; what a bank cannot fill goes to the
+    highest banks that can use it. Source: Post and Vilar (2018), section 3.2, who pass it on from
+    bank to bank.
+
+    Args:
+        counts: Candidates in each bank, by tokens met.
+        beam_size: Places to give.
+
+    Returns:
+        Places of each bank, none above its count; together ``beam_size`` or all candidates.
+
+    >>> bank_sizes([9, 9, 1], 8)
+    [2, 5, 1]
+    >>> bank_sizes([9, 9, 0, 0], 3)
+    [0, 3, 0, 0]
+    """
+    share, rest = divmod(beam_size, len(counts))
+    sizes = [min(count, share) for count in counts]
+    sizes[-1] = min(counts[-1], share + rest)
+    left = beam_size - sum(sizes)
+    for bank in reversed(range(len(counts))):
+        extra = min(left, counts[bank] - sizes[bank])
+        sizes[bank] += extra
+        left -= extra
+    return sizes
+
+
+class _Candidate(NamedTuple):
+    """One continuation."""
+
+    # Negative log probability, and ``past_end``. The order of fields is that of candidates.
+    cost: float
+    beam: int
+    token: int
+    progress: Progress
+    past_end: float  # `_PAST_END` or 0.
+
+
+class ConstrainedSelector(BeamSelector):
+    """Shares the beam among hypotheses with different numbers of met tokens.
+
+    Candidates are the continuations of plain beam search, and for each beam its best one and all
+    that bring a required phrase further. Only what contains all phrases may end; what goes on for
+    a phrase past the model's own end ranks, and scores, as if it were less likely by `_PAST_END`
+    nats. A sentence without required phrases is searched as by `BeamSelector`.
+    """
+
+    meets_required_phrases = True
+
+    def __init__(self, inputs: SearchInputs) -> None:
+        super().__init__(inputs)
+        self._phrases = [RequiredPhrases(own.required) for own in inputs.constraints]
+        self._progress = [[own.start] for own in self._phrases]  # of each sentence, of each beam
+        self._past_end = [[0.0] for _ in self._phrases]
+        self._paid: dict[int, list[float]] = {}  # what the beams of this step had paid before
+        self._penalty = length_penalty(inputs.options)
+
+    @override
+    def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
+        found = super()._expand(beams, log_probs)
+        best = log_probs.argmax(dim=-1).tolist()
+        for row, sentence in enumerate(beams.sentences.tolist()):
+            own = self._phrases[sentence]
+            if not own.num_tokens:
+                continue
+            both = enumerate(zip(self._progress[sentence], best[row], strict=True))
+            steps = [
+                (beam, token)
+                for beam, (progress, first) in both
+                for token in {first, *own.wanted(progress)}
+            ]
+            parents, tokens = torch.tensor(steps).unbind(1)
+            totals = beams.totals[row, parents] + log_probs[row, parents, tokens].cpu()
+            more = Candidates(parents, tokens, totals)
+            pairs = zip(found, more, strict=True)
+            has_ended = [token == EOS_ID for token in best[row]]
+            lists = [torch.cat((x[row], y)).tolist() for x, y in pairs]
+            kept = self._divide(sentence, has_ended, *lists)
+            for values, chosen in zip(found, zip(*kept, strict=True), strict=True):
+                values[row] = torch.tensor(chosen)
+        return found
+
+    def _divide(
+        self,
+        sentence: int,
+        has_ended: list[bool],
+        parents: list[int],
+        tokens: list[int],
+        scores: list[float],
+    ) -> list[tuple[int, int, float]]:
+        """Choose what ends and, behind it, what continues; note the progress of the latter."""
+        own, before = self._phrases[sentence], self._progress[sentence]
+        paid = self._paid[sentence] = self._past_end[sentence]
+
+        def candidate(beam: int, token: int, score: float) -> _Candidate:
+            goes_on = has_ended[beam] and own.num_met(before[beam]) < own.num_tokens
+            past_end = _PAST_END if goes_on else paid[beam]
+            progress = own.advance(before[beam], token)
+            return _Candidate(past_end - score, beam, token, progress, past_end)
+
+        candidates = sorted(
+            candidate(beam, token, score)
+            for beam, token, score in set(zip(parents, tokens, scores, strict=True))
+            if math.isfinite(score)
+            and (token != EOS_ID or own.num_met(before[beam]) == own.num_tokens)
+        )
+        ended = [c for c in self._within_banks(own, candidates) if c.token == EOS_ID]
+        live = self._within_banks(own, [c for c in candidates if c.token != EOS_ID])
+        nothing = _Candidate(math.inf, 0, PAD_ID, own.start, 0.0)
+        live += [nothing] * (self._beam_size - len(live))
+        self._progress[sentence] = [candidate.progress for candidate in live]
+        self._past_end[sentence] = [candidate.past_end for candidate in live]
+        kept = ended + live + [nothing] * (self._beam_size - len(ended))
+        return [(each.beam, each.token, each.past_end - each.cost) for each in kept]
+
+    @override
+    def _finish(
+        self, found: Candidates, pools: Tensor, history: Tensor, coverage: Tensor | None
+    ) -> None:
+        costs = torch.zeros(history.shape[:2])
+        for row, sentence in enumerate(pools.tolist()):
+            if paid := self._paid.get(sentence):
+                costs[row] = torch.tensor(paid)
+        if self._paid:
+            lost = -costs / self._penalty(history.shape[2] + 1)
+            coverage = lost if coverage is None else coverage + lost
+        super()._finish(found, pools, history, coverage)
+
+    def _within_banks(
+        self, own: RequiredPhrases, candidates: Sequence[_Candidate]
+    ) -> list[_Candidate]:
+        """The best of each bank, in the same order."""
+        banks = [own.num_met(candidate.progress) for candidate in candidates]
+        counts = [banks.count(bank) for bank in range(own.num_tokens + 1)]
+        places, kept = bank_sizes(counts, self._beam_size), []
+        for candidate, bank in zip(candidates, banks, strict=True):
+            if places[bank]:
+                places[bank] -= 1
+                kept.append(candidate)
+        return kept

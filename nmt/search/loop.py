@@ -21,8 +21,7 @@ from nmt.packed import Packed
 from nmt.search.greedy import greedy_without_waiting
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, length_penalty
 from nmt.search.rules import Rules
-from nmt.search.selector import SELECTORS, BeamState, SearchInputs
-from nmt.search.stepper import S, Stepper
+from nmt.search.selector import SELECTORS, BeamState, S, SearchInputs, Stepper
 
 _LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # a score must stay a number
 

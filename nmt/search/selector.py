@@ -1,4 +1,4 @@
-"""What a search algorithm is: a `Selector`, the registry, and what selectors share.
+"""What a search needs of a model, `Stepper`, and what an algorithm is: a `Selector`.
 
 To add an algorithm, write a `Selector` in a module of its own and register it in `SELECTORS`; with
 ``decoding.search`` it is then chosen by its name. `FinishedHypotheses` holds what ended;
@@ -15,7 +15,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,53 @@ from nmt.packed import Packed
 from nmt.registry import Registry
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty, max_finished
 from nmt.text import BOS_ID
+
+S = TypeVar("S")
+
+
+class Stepper(Protocol[S]):
+    """Gives the log probabilities of the next token. Its state is opaque to the search.
+
+    What comes after a state may use its memory again: the search continues each state once.
+
+    Shapes: B sentences still active, S source positions, K beams of each sentence, V vocabulary.
+    """
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """What the ids of the search stand for. (V,), int64; None where they are themselves."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions of the decoder: the longest output, with EOS; None if there is no limit."""
+        ...
+
+    def start(self, source: Packed) -> S:
+        """Read the source ids of B sentences; one beam for each."""
+        ...
+
+    def step(self, state: S, tokens: Tensor) -> tuple[Tensor, S]:
+        """Append ``tokens`` (B, K), int64; return log probabilities (B, K, V), float32, and state.
+
+        The search may overwrite the log probabilities.
+        """
+        ...
+
+    def select(self, state: S, sentences: Tensor, beams: Tensor) -> S:
+        """Keep ``sentences`` (B',), ascending, and in each the given ``beams`` (B', K').
+
+        Both may be on the CPU, wherever the state is. A beam may be kept several times: K' need not
+        be K.
+        """
+        ...
+
+    def coverage(self, state: S) -> Tensor:
+        """Attention that each source token got in all steps so far: (B, K, S), float32.
+
+        The search asks only where it has a coverage penalty; a stepper not made for it may refuse.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +84,7 @@ class SearchInputs:
     constraints: Sequence[Constraints]
     # Longest output of each sentence with EOS. (sentences,), int64, on the CPU.
     max_lengths: Tensor
-    tokens: Tensor | None  # See `nmt.search.stepper.Stepper`.
+    tokens: Tensor | None  # See `nmt.search.selector.Stepper`.
 
 
 class Selection(NamedTuple):
@@ -133,9 +180,9 @@ SELECTORS: Registry[type[Selector]] = Registry(
         "greedy": "nmt.search.greedy:GreedySelector",
         "beam": "nmt.search.beam:BeamSelector",
         "diverse": "nmt.search.beam:DiverseSelector",
-        "sampling": "nmt.search.sampling:SamplingSelector",
+        "sampling": "nmt.search.greedy:SamplingSelector",
         "alternatives": "nmt.search.greedy:AlternativesSelector",
-        "constrained": "nmt.search.constrained:ConstrainedSelector",
+        "constrained": "nmt.search.beam:ConstrainedSelector",
     },
 )
 

@@ -17,9 +17,8 @@ from nmt.data.loader import Batch, Loader
 from nmt.data.plan import epoch_random, plan_batches
 from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar
-from nmt.inference.options import TranslationOptions
 from nmt.inference.torch_engine import TorchEngine
-from nmt.inference.translator import Translator
+from nmt.inference.translator import TranslationOptions, Translator
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.text.tokenizer import Tokenizers

@@ -13,7 +13,7 @@ from nmt.commands.augment import augment
 from nmt.commands.options import AugmentOptions
 from nmt.data.corpus import Block
 from nmt.errors import ConfigError
-from nmt.inference.result import Result
+from nmt.inference.request import Result
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import load_tokenizers
 from tests.inference.conftest import sentences

@@ -21,7 +21,7 @@ from nmt import EvaluateOptions, evaluate
 from nmt.cli.app import app
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
-from nmt.inference.result import Result as Translation
+from nmt.inference.request import Result as Translation
 from nmt.metrics.result import EvaluationReport
 
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]

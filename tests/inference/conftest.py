@@ -11,9 +11,8 @@ import torch
 from nmt.config.data import TokenizerConfig
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.inference.engine import Engine
-from nmt.inference.options import TranslationOptions
 from nmt.inference.torch_engine import TorchEngine
-from nmt.inference.translator import Translator
+from nmt.inference.translator import TranslationOptions, Translator
 from nmt.model.transformer import Transformer, build_model
 from nmt.text.tokenizer import Tokenizer, Tokenizers, train_sentencepiece
 

@@ -22,9 +22,9 @@ from nmt.commands.train import fit
 from nmt.commands.translate import translate
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.inference import calibration
+from nmt.inference import confidence
 from nmt.inference.confidence import ConfidenceModel, Term, fit_confidence, read_confidence
-from nmt.inference.result import Result
+from nmt.inference.request import Result
 from nmt.inference.translator import Translator
 from tests.training.toy import make_config, write_corpus
 
@@ -114,7 +114,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
         write_corpus(folder)
         for side in ("de", "en"):
             (folder / f"valid.{side}").write_bytes((folder / f"train.{side}").read_bytes())
-        patch.setattr(calibration, "_MOST_TRANSLATED", 120)
+        patch.setattr(confidence, "_MOST_TRANSLATED", 120)
         config = make_config(run_dir=str(folder / "run"))
         config = config.model_copy(update={"prepared_dir": folder / "prepared"})
         fit(config)

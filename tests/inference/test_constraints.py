@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from nmt.errors import ConfigError, DataError
-from nmt.inference.request import Request
-from nmt.inference.result import Result
+from nmt.inference.request import Request, Result
 from nmt.inference.segment import segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator

@@ -10,8 +10,15 @@ import pytest
 
 from nmt.errors import ConfigError
 from nmt.inference import engine as engines
-from nmt.inference.engine import EngineLoader, LoadedModel, choose_engine
-from nmt.inference.options import EngineOptions, Ensemble, Needs, parse_dtype
+from nmt.inference.engine import (
+    EngineLoader,
+    EngineOptions,
+    Ensemble,
+    LoadedModel,
+    Needs,
+    choose_engine,
+    parse_dtype,
+)
 from nmt.inference.torch_engine import load_torch
 from nmt.inference.translator import Translator
 from nmt.registry import Registry

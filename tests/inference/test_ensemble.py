@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from nmt.errors import CheckpointError, ConfigError
-from nmt.inference.options import EngineOptions, Ensemble, Needs
-from nmt.inference.result import Result
+from nmt.inference.engine import EngineOptions, Ensemble, Needs
+from nmt.inference.request import Result
 from nmt.inference.stepper import Mixture, ModelStepper
 from nmt.inference.torch_engine import TorchEngine, load_torch
 from nmt.inference.translator import Translator

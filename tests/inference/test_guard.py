@@ -27,7 +27,7 @@ from nmt.inference.guard import (
     fallback_search,
     repeated_ngrams,
 )
-from nmt.inference.result import Alarm
+from nmt.inference.request import Alarm
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Hypothesis
 from nmt.text.languages import longest_loop

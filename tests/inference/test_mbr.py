@@ -14,7 +14,7 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.mbr import EPSILON, Mbr, expected_utilities, rank_by_utility
 from nmt.inference.translator import Translator
-from nmt.metrics.pairwise import pairwise_chrf
+from nmt.metrics.ngrams import pairwise_chrf
 from nmt.search.hypothesis import Hypothesis
 from tests.inference.conftest import OPTIONS, sentences
 

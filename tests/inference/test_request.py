@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.inference.request import Request, parse_request
-from nmt.inference.result import RESULT_FIELDS, Result, TokenScore
+from nmt.inference.request import RESULT_FIELDS, Request, Result, TokenScore, parse_request
 
 RESERVED = {"low_confidence", "prefix", "required", "forbidden", "error", *RESULT_FIELDS}
 VALUES = st.recursive(

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from nmt.inference.alignment import align_words, join_alignments
 from nmt.inference.engine import Engine, EngineLacksError
 from nmt.inference.mbr import Mbr
+from nmt.inference.request import align_words, join_alignments
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer

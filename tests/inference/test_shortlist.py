@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from nmt.checkpoint.model_folder import SHORTLIST as NAME
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.inference.engine import EngineLacksError
-from nmt.inference.shortlist import BatchVocabulary, Shortlist
-from nmt.inference.shortlist_file import read_shortlist
-from nmt.inference.stepper import Mixture, ModelStepper
+from nmt.inference.engine import EngineLacksError, read_shortlist
+from nmt.inference.stepper import BatchVocabulary, Mixture, ModelStepper, Shortlist
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed

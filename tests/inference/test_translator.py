@@ -14,11 +14,9 @@ import torch
 from typing_extensions import override
 
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.inference.engine import BatchRoom, Engine, EngineLacksError
+from nmt.inference.engine import BatchRoom, Engine, EngineLacksError, Needs
 from nmt.inference.mbr import Mbr
-from nmt.inference.options import Needs
-from nmt.inference.request import Request
-from nmt.inference.result import Result
+from nmt.inference.request import Request, Result
 from nmt.inference.segment import LONGEST_LINE
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.metrics.metric import METRICS, Metric, MetricOptions, References, as_quality
-from nmt.metrics.significance import Floats
+from nmt.metrics.metric import METRICS, Floats, Metric, MetricOptions, References, as_quality
 from nmt.training.validation import Scores
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from nmt.metrics import pairwise
-from nmt.metrics.pairwise import pairwise_bleu, pairwise_chrf
+from nmt.metrics import ngrams
+from nmt.metrics.ngrams import pairwise_bleu, pairwise_chrf
 from nmt.metrics.sacrebleu import bleu_words
 
 ODD = [
@@ -25,7 +25,7 @@ def test_every_pair_has_sacrebleus_sentence_score(texts: list[str], is_held_in_p
     chrf, bleu = CHRF(), BLEU(effective_order=True)
     with pytest.MonkeyPatch.context() as patch:
         if is_held_in_parts:
-            patch.setattr(pairwise, "_MOST_CELLS", 50)
+            patch.setattr(ngrams, "_MOST_CELLS", 50)
         found_chrf, found_bleu = pairwise_chrf(texts), pairwise_bleu(texts, bleu_words("en"))
     for i, hypothesis in enumerate(texts):
         for j, reference in enumerate(texts):

@@ -17,9 +17,8 @@ from sacrebleu.metrics.ter import TER
 
 from nmt.errors import ConfigError, DataError
 from nmt.metrics import ngrams
-from nmt.metrics.metric import MetricOptions, Score, Scorer
+from nmt.metrics.metric import Floats, MetricOptions, Score, Scorer
 from nmt.metrics.sacrebleu import bleu_tokenizer, default_tokenizer
-from nmt.metrics.significance import Floats
 
 
 def corpus_score(

@@ -15,17 +15,17 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
 from nmt.files.lines import read_lines
-from nmt.metrics import significance
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics import scoring
+from nmt.metrics.metric import Floats, MetricOptions, Scorer
 from nmt.metrics.result import System
-from nmt.metrics.scoring import Resampling, score_systems
-from nmt.metrics.significance import (
-    Floats,
+from nmt.metrics.scoring import (
+    Resampling,
     confidence_interval,
     least_p_value,
     paired_p_value,
     randomised_differences,
     resample_scores,
+    score_systems,
 )
 
 
@@ -77,7 +77,7 @@ def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.M
     one, other = (np.random.default_rng(n).integers(0, 9, (17, 1)).astype(float) for n in (1, 2))
     means = resampled_means(one[:, 0].tolist(), resamples=40)
     differences = exchanged(one, other, trials=200)
-    monkeypatch.setattr(significance, "_CHUNK_DRAWS", 50)
+    monkeypatch.setattr(scoring, "_CHUNK_DRAWS", 50)
     # The draws are the same; the order of summation may not be.
     again = resampled_means(one[:, 0].tolist(), resamples=40)
     assert again == pytest.approx(means, rel=1e-12)

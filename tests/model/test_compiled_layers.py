@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.device.compilation import compile_layers, compiled
 from nmt.device.precision import Precision
-from nmt.model.padding import Rectangle
+from nmt.model.attention import Rectangle
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend
 from tests.model.small import VARIANTS, packed, random_parameters, results, small_model

@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model import attention as module
-from nmt.model import flash
-from nmt.model.attention import attention, sdpa_attention
-from nmt.model.flash import FlashAttention, find_flash
+from nmt.model.attention import FlashAttention, attention, find_flash, sdpa_attention
 from tests.compiling import Backend
 from tests.model.small import packed
 from tests.model.test_compiled_layers import SHAPES, assert_alike, two_models
@@ -63,7 +61,7 @@ def of_2_13(  # noqa: PLR0913
 
 @pytest.fixture
 def float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(module, "_DTYPES", (torch.float32,))
 
 
 @pytest.mark.parametrize("kernel", [of_2_10, of_2_13])

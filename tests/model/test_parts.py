@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.model.attention import Segments, bmm_attention, cached_attention, sdpa_attention
+from nmt.model.attention import (
+    Segments,
+    bmm_attention,
+    cached_attention,
+    sdpa_attention,
+    to_rectangle,
+)
 from nmt.model.dropout import dropout, dropped_share
-from nmt.model.padding import to_rectangle
 from nmt.model.positions import LearnedPositions, RotaryPositions
 from nmt.packed import Packed
 

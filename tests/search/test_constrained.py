@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nmt.search.constrained import RequiredPhrases, bank_sizes
+from nmt.search.beam import RequiredPhrases, bank_sizes
 from nmt.search.hypothesis import Constraints, Ids, contains
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.config.model import DecodingConfig
-from nmt.search import sampling
+from nmt.search import greedy
+from nmt.search.greedy import exponential, nucleus, sample_keys
 from nmt.search.loop import search
-from nmt.search.sampling import exponential, nucleus, sample_keys
 from nmt.text import EOS_ID
 from tests.search.naive import Naive, truncated
 from tests.search.toys import Table, TableStepper, random_table, sources
@@ -48,7 +48,7 @@ def drawn(probs: list[float], key: Tensor) -> int:
 def test_a_wide_nucleus_is_found(top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     probs = torch.stack([random_table(seed, 3000, 0.5)(()).exp() for seed in range(3)])
     whole = nucleus(probs, top_p)
-    monkeypatch.setattr(sampling, "_FIRST_LOOK", 3000)
+    monkeypatch.setattr(greedy, "_FIRST_LOOK", 3000)
     assert torch.equal(nucleus(probs, top_p), whole)
     for row, kept in zip(probs.tolist(), whole.tolist(), strict=True):
         least = min(x for x in kept if x)
@@ -80,7 +80,7 @@ def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
     source = sources([4, 9, 1, 6], 8)
     found = search(TableStepper(table), source, config)
     for row, ids in enumerate(source.rows()):
-        key = torch.tensor(sampling.source_key(config.seed, ids))
+        key = torch.tensor(greedy.source_key(config.seed, ids))
         assert len(found[row]) == 4
         for number, hypothesis in enumerate(found[row]):
             expected, total = by_hand(table, tuple(ids), key, number, config)

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from nmt.commands.evaluate import EvaluatedSet
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import Floats, MetricOptions, Scorer
 from nmt.metrics.result import Section, System
-from nmt.metrics.significance import Floats
 
 _PARTS = 10
 _FEWEST = 30

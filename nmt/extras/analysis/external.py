@@ -15,8 +15,7 @@ import numpy as np
 
 from nmt.commands.evaluation_set import EvaluationSet
 from nmt.errors import DataError
-from nmt.metrics.metric import Metric, Scorer
-from nmt.metrics.significance import Floats
+from nmt.metrics.metric import Floats, Metric, Scorer
 
 NAME = "external"  # Name of the metric in results.
 _SHOWN_CHARACTERS = 500

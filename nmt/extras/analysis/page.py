@@ -11,7 +11,7 @@ from markupsafe import Markup
 from nmt.commands.evaluate import EvaluatedModel
 from nmt.extras.analysis.gates import gates_of
 from nmt.extras.analysis.robustness import load_scorer
-from nmt.inference.alignment import Links
+from nmt.inference.request import Links
 from nmt.metrics.metric import MetricOptions, Scorer, label_of
 from nmt.metrics.result import (
     Evaluation,

@@ -21,10 +21,9 @@ from nmt.commands.evaluate import EvaluatedModel, EvaluatedSet
 from nmt.commands.evaluation_set import read_text
 from nmt.errors import DataError
 from nmt.inference.segment import joiner_for
-from nmt.metrics.metric import as_quality
+from nmt.metrics.metric import Confidence, as_quality
 from nmt.metrics.result import Section, System, without_none
-from nmt.metrics.scoring import measure
-from nmt.metrics.significance import Confidence, confidence_interval
+from nmt.metrics.scoring import confidence_interval, measure
 from nmt.registry import load_attribute
 from nmt.text.noise import NOISES
 

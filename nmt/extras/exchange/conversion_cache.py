@@ -18,8 +18,7 @@ from nmt.errors import CheckpointError
 from nmt.extras.exchange.ctranslate2 import CONVERSION, CTranslate2Target, num_positions
 from nmt.files.atomic import atomic_folder, file_lock, remove_folder
 from nmt.files.json_file import Manifest, sha256_of_file, sha256_of_json
-from nmt.inference.engine import EngineLacksError
-from nmt.inference.shortlist_file import ShortlistParts, require_shortlist
+from nmt.inference.engine import EngineLacksError, ShortlistParts, require_shortlist
 
 logger = logging.getLogger(__name__)
 

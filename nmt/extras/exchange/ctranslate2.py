@@ -20,7 +20,7 @@ from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.targets import ExportTarget
-from nmt.inference.shortlist_file import ShortlistParts
+from nmt.inference.engine import ShortlistParts
 from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizer

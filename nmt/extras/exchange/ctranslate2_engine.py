@@ -40,8 +40,14 @@ from nmt.extras.exchange.ctranslate2 import (
     num_positions,
 )
 from nmt.files.json_file import Manifest, field, read_json
-from nmt.inference.engine import Engine, EngineLacksError, LoadedModel
-from nmt.inference.options import EngineOptions, Needs, parse_dtype
+from nmt.inference.engine import (
+    Engine,
+    EngineLacksError,
+    EngineOptions,
+    LoadedModel,
+    Needs,
+    parse_dtype,
+)
 from nmt.search.hypothesis import (
     Constraints,
     Hypothesis,

@@ -22,7 +22,7 @@ from nmt.extras.exchange.card import model_card, training_sections
 from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.exchange.targets import EXPORT_TARGETS
 from nmt.files.progress import progress_bar
-from nmt.inference.shortlist_file import ShortlistParts, read_shortlist
+from nmt.inference.engine import ShortlistParts, read_shortlist
 from nmt.model.transformer import count_parameters
 
 logger = logging.getLogger(__name__)

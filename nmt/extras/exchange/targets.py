@@ -17,7 +17,7 @@ from nmt.config.run import RunConfig
 from nmt.registry import Registry
 
 if TYPE_CHECKING:
-    from nmt.inference.shortlist_file import ShortlistParts
+    from nmt.inference.engine import ShortlistParts
 
 
 class ExportTarget:

@@ -33,7 +33,7 @@ from nmt.extras.inspection.sublayers import (
     record,
     without_head,
 )
-from nmt.inference.alignment import align_words, as_pharaoh, words_of
+from nmt.inference.request import align_words, as_pharaoh, words_of
 from nmt.inference.stepper import source_of
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
@@ -150,7 +150,7 @@ def alignment(subject: Subject) -> Iterator[Figure]:
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the words that tokens make, as `nmt.inference.alignment.words_of` counts them."""
+    """Return the words that tokens make, as `nmt.inference.request.words_of` counts them."""
     numbered = zip(words_of(labels(tokenizer, ids)), ids, strict=True)
     groups = groupby(numbered, key=lambda each: each[0])
     return [tokenizer.decode([index for _, index in group]) for _, group in groups]

@@ -19,9 +19,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from nmt.errors import CheckpointError, DeviceError, NmtError, nearest_word
-from nmt.inference.alignment import Links, as_pharaoh, words_of
-from nmt.inference.request import Request
-from nmt.inference.result import Alternative, Result, TokenScore
+from nmt.inference.request import (
+    Alternative,
+    Links,
+    Request,
+    Result,
+    TokenScore,
+    as_pharaoh,
+    words_of,
+)
 from nmt.text import without_surrogates
 from nmt.text.sentences import SplitText
 

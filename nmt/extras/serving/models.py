@@ -14,8 +14,7 @@ from nmt.checkpoint.model_folder import CARD, find_model, is_ctranslate2, load_f
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.json_file import Manifest
 from nmt.inference.engine import EngineLacksError, LoadedModel
-from nmt.inference.request import Request
-from nmt.inference.result import Result
+from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.text.languages import (

@@ -29,8 +29,7 @@ from nmt.extras.serving.bodies import (
 from nmt.extras.serving.documents import read_document
 from nmt.extras.serving.models import ServedModel, Task, detect
 from nmt.extras.serving.options import ServeOptions
-from nmt.inference.request import Request
-from nmt.inference.result import Result
+from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for
 from nmt.text.sentences import SplitText, split_text
 

@@ -17,7 +17,7 @@ from nmt.extras.analysis.confidence import (
     ranks,
 )
 from nmt.extras.analysis.reports import as_markdown
-from nmt.inference.result import Result
+from nmt.inference.request import Result
 from nmt.metrics.metric import Score
 from nmt.metrics.result import Evaluation, EvaluationReport, System
 

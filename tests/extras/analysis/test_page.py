@@ -19,10 +19,9 @@ from nmt.extras.analysis import page as pages
 from nmt.extras.analysis.confidence import confidence_quality
 from nmt.extras.analysis.page import as_page, word_differences
 from nmt.extras.analysis.robustness import NoiseLoss
-from nmt.inference.result import Result
-from nmt.metrics.metric import Score
+from nmt.inference.request import Result
+from nmt.metrics.metric import Confidence, Score
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
-from nmt.metrics.significance import Confidence
 from nmt.report.page import Chart, Curve
 from tests.browser import REQUESTS, WIDER, ask
 from tests.extras.analysis.conftest import write

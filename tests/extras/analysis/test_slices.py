@@ -23,7 +23,7 @@ from nmt.extras.analysis.slices import (
     groups_of_system,
     score_slices,
 )
-from nmt.inference.result import Result
+from nmt.inference.request import Result
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems

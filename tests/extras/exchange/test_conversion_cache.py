@@ -22,9 +22,15 @@ from nmt.extras.exchange import conversion_cache
 from nmt.extras.exchange.ctranslate2 import CTranslate2Target
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.inference import engine as engines
-from nmt.inference.engine import EngineLacksError, LoadedModel, choose_engine
+from nmt.inference.engine import (
+    EngineLacksError,
+    EngineOptions,
+    Ensemble,
+    LoadedModel,
+    Needs,
+    choose_engine,
+)
 from nmt.inference.guard import GuardLimits
-from nmt.inference.options import EngineOptions, Ensemble, Needs
 from nmt.inference.translator import Translator
 from tests.checkpoint.faults import flip_bit
 from tests.extras.exchange.exported import (

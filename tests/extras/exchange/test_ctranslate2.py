@@ -26,9 +26,9 @@ from nmt.extras.exchange.ctranslate2 import (
 )
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.files.json_file import FileRecord, Manifest
+from nmt.inference.engine import ShortlistParts
 from nmt.inference.guard import GuardLimits, fallback_search
-from nmt.inference.result import Alarm
-from nmt.inference.shortlist_file import ShortlistParts
+from nmt.inference.request import Alarm
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Constraints

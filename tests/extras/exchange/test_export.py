@@ -27,7 +27,7 @@ from nmt.extras.exchange.export import ExportSummary, export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.extras.exchange.targets import EXPORT_TARGETS, ExportTarget
 from nmt.files.json_file import Manifest
-from nmt.inference.options import Ensemble
+from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
 from tests.checkpoint.faults import flip_bit
 from tests.extras.exchange.exported import (

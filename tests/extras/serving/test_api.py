@@ -21,7 +21,7 @@ from nmt.errors import ConfigError
 from nmt.extras.serving.bodies import join_results
 from nmt.extras.serving.models import detect
 from nmt.extras.serving.options import ServeOptions, serve
-from nmt.inference.result import Result
+from nmt.inference.request import Result
 from nmt.inference.translator import Translator
 from nmt.text.sentences import SplitText
 from tests.extras.serving.conftest import Inside
