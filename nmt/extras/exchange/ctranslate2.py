@@ -1,4 +1,4 @@
-"""Our models as CTranslate2's: what it can express, and the files it reads.
+"""Our models as CTranslate2's: what it can express, the files it reads, and conversions that stay.
 
 Importing this loads neither CTranslate2 nor torch. Converting loads both.
 
@@ -8,7 +8,11 @@ Shapes: V vocabulary, D model width, P positions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+import logging
+import os
+import re
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +20,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, read_weights
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.targets import ExportTarget
-from nmt.inference.engine import ShortlistParts
+from nmt.extras.exchange.export import ExportTarget
+from nmt.files.atomic import atomic_folder, file_lock, remove_folder
+from nmt.files.json_file import Manifest, sha256_of_file, sha256_of_json
+from nmt.inference.engine import EngineLacksError, ShortlistParts, require_shortlist
 from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.tokenizer import Tokenizer
 from nmt.version import __version__
 
 if TYPE_CHECKING:
     from nmt.checkpoint.model_folder import ModelBundle
+
+logger = logging.getLogger(__name__)
 
 # Raised when other files come of the same model: converted models that are kept are of one.
 CONVERSION = 1
@@ -52,8 +60,27 @@ _FOLLOWED = frozenset({
     "shortlist", "seed", "diverse_beam_strength", "prefix_bias_beta",
 })  # fmt: skip
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
+# Our names of norms, linear layers and tables of distances -> CTranslate2's.
+_OF_LAYERS = re.compile(r"(encoder|decoder)(?:\.(\d+)\.|_)(.+)\.(\w+)")
+_PARTS = {
+    "norm": "layer_norm",
+    "self_residual.norm": "self_attention/layer_norm",
+    "self_attention.query_key_value": "self_attention/linear_0",
+    "self_attention.output": "self_attention/linear_1",
+    "self_attention.positions": "self_attention",
+    "cross_residual.norm": "attention/layer_norm",
+    "cross_attention.query": "attention/linear_0",
+    "cross_attention.key_value": "attention/linear_1",
+    "cross_attention.output": "attention/linear_2",
+    "feed_forward_residual.norm": "ffn/layer_norm",
+    "feed_forward.inner": "ffn/linear_0",
+    "feed_forward.ungated": "ffn/linear_0_noact",
+    "feed_forward.outer": "ffn/linear_1",
+}
+_NORM = {"weight": "gamma", "bias": "beta"}
+_RELATIVE = {"keys": "relative_position_keys", "values": "relative_position_values"}
 _LEAST_POSITIONS = 1024
-_LINEAR, _NORM = ("weight", "bias"), ("gamma", "beta")
+_KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
 
 
 def import_ctranslate2(name: str = "ctranslate2") -> Any:
@@ -115,24 +142,26 @@ class CTranslate2Target(ExportTarget):
     )  # fmt: skip
 
     @override
-    def check(self, config: RunConfig) -> None:
+    def adapt(self, config: RunConfig) -> RunConfig:
         import_ctranslate2()
         if faults := not_expressed(config.model):
             fix = "Export with `to` safetensors, or train a model without."
             raise ConfigError(f"CTranslate2 cannot express {', '.join(faults)}.", fix=fix)
-
-    @override
-    def decoding(self, options: DecodingConfig) -> DecodingConfig:
+        options = config.decoding
         single = options.sampling or options.return_alternatives  # n_best may then be any number
         kept = set(_FOLLOWED - {"n_best"} if single else _FOLLOWED)
-        return DecodingConfig(**options.model_dump(include=kept))
+        decoding = DecodingConfig(**options.model_dump(include=kept))
+        return config.model_copy(update={"decoding": decoding})
 
     @override
     def write(
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
-        self.check(bundle.config)
-        source, target = map(_tokens, (bundle.tokenizers.source, bundle.tokenizers.target))
+        tokenizers, model = bundle.tokenizers, bundle.config.model
+        source, target = (
+            [side.piece(index) for index in range(side.vocab_size)]
+            for side in (tokenizers.source, tokenizers.target)
+        )
         positions = num_positions(bundle.config)
         spec = _specification(bundle, positions or _LEAST_POSITIONS)
         spec.register_source_vocabulary(source)
@@ -140,21 +169,23 @@ class CTranslate2Target(ExportTarget):
         spec.config.unk_token = target[UNK_ID]
         spec.config.bos_token = spec.config.decoder_start_token = target[BOS_ID]
         spec.config.eos_token = target[EOS_ID]
-        spec.config.add_source_bos = bundle.config.model.source_bos
+        spec.config.add_source_bos = model.source_bos
         spec.config.add_source_eos = True
-        spec.config.layer_norm_epsilon = bundle.config.model.norm_epsilon
+        spec.config.layer_norm_epsilon = model.norm_epsilon
         spec.validate()
         spec.optimize(quantization=dtype)
         spec.save(str(folder))
         if shortlist is not None:
             text = vocabulary_map(source, target, shortlist)
             (folder / VOCABULARY_MAP).write_text(text, encoding="utf-8", newline="\n")
-        versions = {
+        record = {
             "package_version": __version__,
             "ctranslate2_version": import_ctranslate2().__version__,
+            "quantization": dtype,
+            "num_positions": positions,
+            "step": bundle.step,
+            "sha256": bundle.sha256,
         }
-        made_of = {"num_positions": positions, "step": bundle.step, "sha256": bundle.sha256}
-        record = {**versions, "quantization": dtype, **made_of}
         text = json.dumps(record, indent=2) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8", newline="\n")
 
@@ -178,15 +209,6 @@ def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shor
     return "\n".join(lines) + "\n"
 
 
-def _tokens(tokenizer: Tokenizer) -> list[str]:
-    tokens = [text for text, _, _ in tokenizer.pieces()]
-    if len(set(tokens)) < len(tokens):
-        twice = next(token for token in tokens if tokens.count(token) > 1)
-        problem = f"The vocabulary holds {twice!r} twice, which CTranslate2 cannot tell apart."
-        raise CheckpointError(problem, fix="Export with `to` safetensors.")
-    return tokens
-
-
 def _specification(bundle: ModelBundle, num_positions: int) -> Any:
     """Put a model into CTranslate2's specification, with so many rows in a table of positions."""
     specs = import_ctranslate2("ctranslate2.specs")
@@ -196,16 +218,18 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         for name in [name for name in weights if ".inner." in name]:
             ungated = name.replace(".inner.", ".ungated.")
             weights[name], weights[ungated] = np.split(weights[name], 2)
+    if config.norm == "layer":  # without a bias there it would be an RMSNorm
+        for name in [name for name in weights if name.endswith("norm.weight")]:
+            weights.setdefault(name.replace("weight", "bias"), 0 * weights[name])
     target = "source_vectors" if config.shares_inputs else "target_vectors"
-    sides = (
+    parts = []
+    for make, side, language, vectors in (
         (specs.TransformerEncoderSpec, "encoder", "source", "source_vectors"),
         (specs.TransformerDecoderSpec, "decoder", "target", target),
-    )
-    parts = []
-    for make, name, side, vectors in sides:
+    ):
         dim = weights[vectors].shape[1]
         part = make(
-            getattr(config, f"{name}_layers"),
+            getattr(config, f"{side}_layers"),
             num_heads=config.num_heads,
             pre_norm=config.norm_position == "pre",
             activation=specs.Activation[_ACTIVATIONS[config.activation]],
@@ -216,10 +240,10 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             rotary_dim=dim // config.num_heads if config.positions == "rotary" else None,
             rotary_interleave=False,
         )
-        embeddings = part.embeddings[0] if name == "encoder" else part.embeddings
+        embeddings = part.embeddings[0] if side == "encoder" else part.embeddings
         embeddings.weight, part.scale_embeddings = weights[vectors], config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
-            table = getattr(bundle.model, f"{side}_embedding").position_table(num_positions)
+            table = getattr(bundle.model, f"{language}_embedding").position_table(num_positions)
             first = config.first_position
             part.position_encodings.encodings = (
                 # Without a table CTranslate2 would make sinusoids.
@@ -227,47 +251,96 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
                 if table is None
                 else table[first : first + num_positions].detach().float().contiguous().numpy()
             )
-        _fill(part, name, config, weights)
         parts.append(part)
-    projection = parts[1].projection
-    projection.weight = weights[target if config.ties_output else "output_vectors"]
-    parts[1].start_from_zero_embedding = config.decoder_start == "zero"
+    encoder, decoder = parts
+    decoder.projection.weight = weights[target if config.ties_output else "output_vectors"]
+    decoder.start_from_zero_embedding = config.decoder_start == "zero"
     if config.output_bias:
-        projection.bias = weights["output_bias"]
-    return specs.TransformerSpec(*parts)
+        decoder.projection.bias = weights["output_bias"]
+    spec = specs.TransformerSpec(encoder, decoder)
+    find = import_ctranslate2("ctranslate2.specs.model_spec").index_spec
+    for name, value in weights.items():
+        if match := _OF_LAYERS.fullmatch(name):  # the others are set above
+            side, index, part, kind = match.groups()
+            place = f"{side}/layer_{index}" if index else side
+            theirs = _NORM[kind] if part.endswith("norm") else _RELATIVE.get(kind, kind)
+            setattr(find(spec, f"{place}/{_PARTS[part]}"), theirs, value)
+    return spec
 
 
-def _fill(part: Any, side: str, config: ModelConfig, weights: Mapping[str, Any]) -> None:
-    """Set weights and biases of all layers of the encoder or the decoder."""
-    for spec, name in _named_layers(part, side, config):
-        is_norm = name.endswith("norm")
-        for kind, our_kind in zip(_NORM if is_norm else _LINEAR, _LINEAR, strict=True):
-            if f"{name}.{our_kind}" in weights:
-                setattr(spec, kind, weights[f"{name}.{our_kind}"])
-            elif is_norm and config.norm == "layer":  # without beta it would be an RMSNorm
-                spec.beta = 0 * spec.gamma
-    if config.positions == "relative":
-        for index, layer in enumerate(part.layer):
-            name, own = f"{side}.{index}.self_attention.positions", layer.self_attention
-            own.relative_position_keys = weights[f"{name}.keys"]
-            own.relative_position_values = weights[f"{name}.values"]
+def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortlist: bool) -> Path:
+    """Return the folder of a model in the form of CTranslate2, converting it once if need be.
+
+    It lies in ``RUN/.cache``, or in the user's cache folder where the run cannot be written. Its
+    name says what it was made of, so that other weights never find it. It may be removed at any
+    time. Processes that need it at the same time convert it once: the first holds a lock, and the
+    folder appears whole. Finding one loads no torch.
+
+    Args:
+        folder: The run or model folder.
+        files: The model.
+        dtype: Type of the weights, by CTranslate2's name.
+        with_shortlist: Whether its short lists become the vocabulary map.
+
+    Raises:
+        ConfigError: It has no short lists.
+        CheckpointError: The weights are damaged.
+        EngineLacksError: No place can be written.
+    """
+    sizes = files.tokenizers.vocab_sizes
+    shortlist = require_shortlist(folder, sizes) if with_shortlist else None
+    made_of = {  # whatever changes a byte
+        "conversion": CONVERSION,
+        "weights": files.sha256,
+        "model": files.config.model.model_dump(mode="json"),
+        "positions": num_positions(files.config),
+        "shortlist": sha256_of_file(folder / SHORTLIST) if with_shortlist else None,
+    }
+    name = f"ctranslate2-{dtype}-{sha256_of_json(made_of)[:16]}"
+    places = {folder / ".cache": _KEPT_IN_RUN}
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    with suppress(RuntimeError):  # a user without a home
+        users = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+        places[users / "nmt"] = _KEPT_OF_USER
+    for place in places:
+        if _is_whole(place / name):
+            return place / name
+    problems = []
+    for place, kept in places.items():
+        try:
+            return _convert(place / name, kept, files, dtype, shortlist)
+        except OSError as error:
+            problems.append(f"{place} cannot be written ({error.strerror or error})")
+    problem = f"the model cannot be converted: {'; '.join(problems)}"
+    logger.info("%s", problem)  # torch, which takes over, is slower
+    fix = "Make one of these writable, or use `engine` torch."
+    raise EngineLacksError(f"The ctranslate2 engine does not go here: {problem}.", fix=fix)
 
 
-def _named_layers(part: Any, side: str, config: ModelConfig) -> Iterator[tuple[Any, str]]:
-    """Yield CTranslate2's norms and linear layers of one side, with our names of them."""
-    for index, layer in enumerate(part.layer):
-        name = f"{side}.{index}"
-        yield layer.self_attention.layer_norm, f"{name}.self_residual.norm"
-        yield layer.self_attention.linear[0], f"{name}.self_attention.query_key_value"
-        yield layer.self_attention.linear[1], f"{name}.self_attention.output"
-        if side == "decoder":
-            yield layer.attention.layer_norm, f"{name}.cross_residual.norm"
-            for number, own in enumerate(("query", "key_value", "output")):
-                yield layer.attention.linear[number], f"{name}.cross_attention.{own}"
-        yield layer.ffn.layer_norm, f"{name}.feed_forward_residual.norm"
-        yield layer.ffn.linear_0, f"{name}.feed_forward.inner"
-        if config.activation == "swiglu":
-            yield layer.ffn.linear_0_noact, f"{name}.feed_forward.ungated"
-        yield layer.ffn.linear_1, f"{name}.feed_forward.outer"
-    if config.norm_position == "pre":
-        yield part.layer_norm, f"{side}_norm"
+def _is_whole(folder: Path) -> bool:
+    try:
+        Manifest.read(folder).verify(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _convert(
+    folder: Path, kept: int, files: ModelFiles, dtype: str, shortlist: ShortlistParts | None
+) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(folder.parent / ".lock", wait=True):
+        if _is_whole(folder):  # another process was faster
+            return folder
+        logger.info("converting the model for CTranslate2, once: %s", folder)
+        bundle = read_weights(files)
+        with atomic_folder(folder, replace=True) as place:
+            CTranslate2Target().write(place, bundle, dtype, shortlist)
+            names = sorted(path.name for path in place.iterdir())
+            Manifest.of(place, names, files.step).write(place)
+        # The oldest conversions are of checkpoints that are gone, or of other types.
+        found = sorted(folder.parent.glob("ctranslate2-*"), key=lambda path: -path.stat().st_mtime)
+        for old in found[kept:]:
+            logger.debug("removing an old conversion: %s", old)
+            remove_folder(old)
+    return folder

@@ -30,10 +30,10 @@ from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.device import gpu_number, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
-from nmt.extras.exchange.conversion_cache import converted_model
 from nmt.extras.exchange.ctranslate2 import (
     RECORD,
     VOCABULARY_MAP,
+    converted_model,
     import_ctranslate2,
     not_expressed,
     not_followed,

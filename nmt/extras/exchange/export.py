@@ -1,42 +1,96 @@
-"""``nmt export``: a model -> a folder for another program, or for nmt without the rest of a run."""
+"""``nmt export``: a model -> a folder for another program, or for nmt without the rest of a run.
+
+A new target is a class in a file of its own and an entry in `EXPORT_TARGETS`. The README of the
+folder, its model card, is for hubs at its top and for people below.
+"""
 
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint import model_folder
+from nmt.checkpoint.files import MODEL, read_state
 from nmt.checkpoint.model_folder import (
     CARD,
     CONFIG,
+    RECORD,
     ModelBundle,
     check_new_folder,
     write_model_folder,
 )
+from nmt.checkpoint.run import trained_on
 from nmt.commands.result import log_next_commands
-from nmt.config.loader import dump_config
-from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.card import model_card, training_sections
+from nmt.config.loader import dump_config, dump_document
+from nmt.config.run import RunConfig
+from nmt.data.corpus import corpus_names
+from nmt.errors import ConfigError
 from nmt.extras.exchange.options import ExportOptions
-from nmt.extras.exchange.targets import EXPORT_TARGETS
+from nmt.files.json_file import parse_json
 from nmt.files.progress import progress_bar
 from nmt.inference.engine import ShortlistParts, read_shortlist
-from nmt.model.transformer import count_parameters
+from nmt.registry import Registry
+from nmt.version import __version__
 
 logger = logging.getLogger(__name__)
 
+_SCORES = ("loss", "perplexity", "bleu", "chrf")
 
-@dataclass(frozen=True, slots=True)
-class ExportSummary:
-    """What was written."""
+
+class ExportTarget:
+    """Writes the weights of a model in the form of a program: here ours, as they were trained.
+
+    Configuration, tokenizer, model card and manifest are written by the caller.
+    """
+
+    weights_name: str = MODEL  # of the file of the weights
+    dtypes: Sequence[str] = ("float32",)  # of the weights; the first is taken where none is named
+
+    def adapt(self, config: RunConfig) -> RunConfig:
+        """Return the configuration without the decoding options that the program does not have.
+
+        Raises:
+            ConfigError: It cannot express the model.
+        """
+        return config
+
+    def write(
+        self,
+        folder: Path,
+        bundle: ModelBundle,
+        dtype: str,  # noqa: ARG002 - there is one
+        shortlist: ShortlistParts | None,  # noqa: ARG002 - its file is copied
+    ) -> None:
+        """Write the weights, and what else the program reads, into ``folder``.
+
+        Args:
+            folder: Where to write; it is there.
+            bundle: The model.
+            dtype: One of `dtypes`.
+            shortlist: Which target tokens a source token may become, if the model has such lists.
+        """
+        shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
+
+
+EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry(
+    "export target",
+    {
+        "safetensors": "nmt.extras.exchange.export:ExportTarget",
+        "ctranslate2": "nmt.extras.exchange.ctranslate2:CTranslate2Target",
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenFolder:
+    """What a command has written."""
 
     output: Path  # the model folder
-    to: str  # what it is for
-    quantization: str  # type of the weights
-    step: int  # updates the model was trained for
-    size_bytes: int  # of the weights
 
     def as_text(self) -> str:
         """Return the folder, for a script to read."""
@@ -47,6 +101,16 @@ class ExportSummary:
         return asdict(self) | {"output": str(self.output)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportSummary(WrittenFolder):
+    """What was exported."""
+
+    to: str  # what it is for
+    quantization: str  # type of the weights
+    step: int  # updates the model was trained for
+    size_bytes: int  # of the weights
+
+
 def export(options: ExportOptions) -> ExportSummary:
     """Write a model folder that is complete in itself: whole, or not at all.
 
@@ -55,65 +119,149 @@ def export(options: ExportOptions) -> ExportSummary:
             weights.
         CheckpointError: The model is missing or damaged, or the folder cannot be written.
     """
-    source, output, target = options.model, options.output, options.to
+    source, output, to = options.model, options.output, options.to
     check_new_folder(output, source)
     if model_folder.is_ctranslate2(source):
         problem = f"{source} is an export already, which cannot be exported again."
         raise ConfigError(problem, fix="Name the run that it was exported from.")
-    writer = EXPORT_TARGETS[target]()
-    dtype = options.quantization or writer.dtypes[0]
-    if dtype not in writer.dtypes:
-        fix = f"Leave `quantization` out, or use one of {', '.join(writer.dtypes)}."
-        raise ConfigError(f"`to` {target} writes no {dtype}.", fix=fix)
+    target = EXPORT_TARGETS[to]()
+    dtype = options.quantization or target.dtypes[0]
+    if dtype not in target.dtypes:
+        fix = f"Leave `quantization` out, or use one of {', '.join(target.dtypes)}."
+        raise ConfigError(f"`to` {to} writes no {dtype}.", fix=fix)
     files = model_folder.find_model(source, options.checkpoint)
-    writer.check(files.config)
-    config = files.config.model_copy(update={"decoding": writer.decoding(files.config.decoding)})
+    config = target.adapt(files.config)
 
     def write(folder: Path) -> None:
-        writer.write(folder, bundle, dtype, shortlist)
+        target.write(folder, bundle, dtype, shortlist)
         bar.update()
         if config != files.config:
             (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
-        size = (folder / writer.weights_name).stat().st_size
-        facts = _facts(bundle, f"{target}, {dtype}, {size / 2**20:,.1f} MiB")
+        size = (folder / target.weights_name).stat().st_size
+        facts = _facts(bundle, f"{to}, {dtype}, {size / 2**20:,.1f} MiB")
         origin = f"Trained for {bundle.step:,} updates."
-        card = model_card(config, origin, facts, training_sections(bundle, source))
-        (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
+        write_card(folder, config, origin, facts, "".join(_sections(bundle, source)))
 
     with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
         bundle = model_folder.read_weights(files)
-        shortlist = _shortlist(source, bundle.tokenizers.vocab_sizes)
+        shortlist = read_shortlist(source, bundle.tokenizers.vocab_sizes)
         bar.update()
         write_model_folder(output, source, bundle.step, write)
         bar.update()
     kept = config.decoding.model_dump()
     before = files.config.decoding.model_dump().items()
     if lost := [f"{name} {value}" for name, value in before if value != kept[name]]:
-        logger.info("%s cannot search with %s: the export leaves that out", target, ", ".join(lost))
+        logger.info("%s cannot search with %s: the export leaves that out", to, ", ".join(lost))
     log_next_commands(output)
-    size = (output / writer.weights_name).stat().st_size
-    return ExportSummary(output, target, dtype, bundle.step, size)
-
-
-def _shortlist(folder: Path, sizes: tuple[int, int]) -> ShortlistParts | None:
-    try:
-        return read_shortlist(folder, sizes)
-    except CheckpointError as error:
-        logger.warning("the export has no short lists: %s %s", error.problem, error.fix)
-        return None
+    return ExportSummary(
+        output=output,
+        to=to,
+        quantization=dtype,
+        step=bundle.step,
+        size_bytes=(output / target.weights_name).stat().st_size,
+    )
 
 
 def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
     """Return the shape of a model for its card."""
-    model, config, sizes = bundle.config.model, bundle.config, bundle.tokenizers.vocab_sizes
+    config, sizes = bundle.config, bundle.tokenizers.vocab_sizes
+    model, kind = config.model, config.tokenizer.kind
     layers = f"{model.encoder_layers} + {model.decoder_layers} layers"
-    kind, both = config.tokenizer.kind, f"{sizes[0]:,} and {sizes[1]:,}"
     joint = f"{sizes[0]:,} entries ({kind}, joint)"
-    vocabulary = joint if config.tokenizer.joint else f"{both} entries ({kind})"
+    both = f"{sizes[0]:,} and {sizes[1]:,} entries ({kind})"
     return {
-        "parameters": f"{sum(count_parameters(bundle.model).values()):,}",
+        "parameters": f"{sum(x.numel() for x in bundle.model.parameters()):,}",
         "shape": f"{layers}, width {model.model_dim}, {model.num_heads} heads",
-        "vocabulary": vocabulary,
+        "vocabulary": joint if config.tokenizer.joint else both,
         "longest line": f"{config.filters.max_length:,} subwords; longer ones are cut and joined",
         "weights": weights,
     }
+
+
+def write_card(
+    folder: Path, config: RunConfig, origin: str, facts: Mapping[str, str], sections: str = ""
+) -> None:
+    """Write the card of a model.
+
+    Args:
+        folder: Of the model.
+        config: Of the model.
+        origin: Sentences that say where the model is from.
+        facts: Rows of the table.
+        sections: What follows.
+    """
+    source, target = config.source_language, config.target_language
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    card = f"""{front_matter(config)}
+# {config.name}
+
+Translates {source} to {target}. {origin} Written by nmt {__version__}.
+
+| | |
+|---|---|
+{rows}
+
+## Use
+
+```sh
+nmt translate FOLDER < in.{source} > out.{target}
+```
+
+```python
+import nmt
+print(nmt.Translator.load("FOLDER").translate(["..."])[0].text)
+```
+
+FOLDER is the folder of this file; its manifest has the sha256 of every file, which is compared.
+{sections}"""
+    (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
+
+
+def front_matter(config: RunConfig, **values: Any) -> str:
+    """Return what hubs read, with more ``values`` such as ``license``; None is left out."""
+    whole: dict[str, Any] = {"language": [config.source_language, config.target_language]}
+    whole |= {"pipeline_tag": "translation", "library_name": "nmt", "tags": ["nmt"], **values}
+    given = {key: value for key, value in whole.items() if value is not None}
+    return f"---\n{dump_document(given)}---\n"
+
+
+def _sections(bundle: ModelBundle, source: Path) -> Iterator[str]:
+    """Yield what a run folder tells about the data and the scores of its model."""
+    config, prepared = bundle.config, trained_on(source, bundle.config)
+    yield "\n## Training data\n\n"
+    for name in corpus_names(config.data.train):
+        counts = prepared.counts.get(name) if prepared else None
+        pairs = f": {counts['kept']:,} of {counts['read']:,} pairs" if counts else ""
+        yield f"- {name}{pairs}\n"
+    if prepared is None:
+        yield "\nThe prepared data were not there at the export: hashes are not known.\n"
+    else:
+        if prepared.sources:
+            yield "\n| file | sha256 |\n|---|---|\n"
+        for path, facts in prepared.sources.items():
+            yield f"| {Path(path).name} | `{facts['sha256']}` |\n"
+        yield f"\nsha256 of all token ids: `{prepared.data_hash}`\n"
+    yield "\n## Scores\n\n"
+    if not (scores := _scores(bundle, source)):
+        yield "None is recorded.\n"
+        return
+    beams = config.training.validation.beam_size
+    search = "greedy search" if beams == 1 else f"beam {beams}"
+    yield f"Validation set, {search} (`loss` is in nats per subword):\n\n| metric | value |\n"
+    yield "|---|---|\n"
+    yield from (f"| {name} | {value:.2f} |\n" for name, value in scores.items())
+
+
+def _scores(bundle: ModelBundle, source: Path) -> dict[str, float]:
+    """Return what was measured on the validation set of these weights."""
+    scores: dict[str, float | None] = {}
+    if (bundle.folder / RECORD).is_file():
+        metric = bundle.config.training.validation.metric
+        scores[metric] = read_state(bundle.folder, RECORD).get("score")
+    else:
+        validation = {"kind": "validation", "step": bundle.step}.items()
+        with suppress(OSError, ValueError):
+            for line in (source / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+                if validation <= (event := parse_json(line)).items():
+                    scores = {name: event.get(name) for name in _SCORES}
+    return {name: value for name, value in scores.items() if value is not None}

@@ -16,14 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from typing_extensions import override
+
 from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
 from nmt.data.hubs import hub_address, reaches
-from nmt.errors import CheckpointError, ConfigError, shell_command
-from nmt.extras.exchange.card import front_matter, model_index, without_front_matter
+from nmt.errors import CheckpointError, ConfigError, DataError, shell_command
+from nmt.extras.exchange.export import WrittenFolder, front_matter
 from nmt.extras.exchange.options import PullOptions, PushOptions
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import NAME as MANIFEST
-from nmt.files.json_file import Manifest
+from nmt.files.json_file import Manifest, read_json
 
 _NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 _ALLOWED = (".safetensors", ".json", ".yaml", ".model", ".md")  # none of them can hold code
@@ -48,20 +50,15 @@ class PushResult:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class PullResult:
+@dataclass(frozen=True, kw_only=True)
+class PullResult(WrittenFolder):
     """What was downloaded."""
 
     name: str  # with the commit, by which the same model can be had again
-    output: Path
 
+    @override
     def as_text(self) -> str:
-        """Return the name."""
         return self.name
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self) | {"output": str(self.output)}
 
 
 def push(options: PushOptions) -> PushResult:
@@ -78,23 +75,24 @@ def push(options: PushOptions) -> PushResult:
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
         export = shell_command("export", folder, to="safetensors", output="FOLDER")
         raise ConfigError(f"{folder} is a run folder.", fix=f"Export its model first: {export}")
-    files = find_model(folder)
-    files.manifest.verify(folder)
-    scores = model_index(repository.partition("/")[2], options.scores)
-    front = front_matter(files.config, license=options.license, **{"model-index": scores})
-    own = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
-    card = front + without_front_matter(own)
+    model = find_model(folder)
+    model.manifest.verify(folder)
+    results = [result for path in options.scores for result in _results(path)]
+    index = [{"name": repository.partition("/")[2], "results": results}] if results else None
+    card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
+    card = card.partition("\n---\n")[2] if card.startswith("---\n") else card
+    card = front_matter(model.config, license=options.license, **{"model-index": index}) + card
     with tempfile.TemporaryDirectory() as temporary:
         copy, address = Path(temporary), None
-        for name in files.manifest.files:  # and nothing else that may lie there
+        for name in model.manifest.files:  # and nothing else that may lie there
             (copy / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, copy / name)
         (copy / CARD).write_text(card, encoding="utf-8", newline="\n")
-        names = sorted({*files.manifest.files, CARD})
-        Manifest.of(copy, names, files.manifest.step).write(copy)
+        names = sorted({*model.manifest.files, CARD})
+        Manifest.of(copy, names, model.step).write(copy)
         sizes = {name: (copy / name).stat().st_size for name in [*names, MANIFEST]}
         if not options.dry_run:
-            title, old = f"Push {files.config.name}", "*"  # delete what an older version had
+            title, old = f"Push {model.config.name}", "*"  # delete what an older version had
             with _hub(repository, "pushed") as api:
                 api.create_repo(repository, private=options.private, exist_ok=True)
                 commit = api.upload_folder(
@@ -102,6 +100,29 @@ def push(options: PushOptions) -> PushResult:
                 )
                 address = str(commit.commit_url)
     return PushResult(repository, sizes, card, address)
+
+
+def _results(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what hubs read about scores that `nmt evaluate` printed as JSON."""
+    try:
+        report = read_json(path)
+        for part in report.get("evaluations", [report]):
+            test_set = str(part.get("test_set") or path.stem)
+            metrics = [
+                {
+                    "type": score["metric"],
+                    "value": float(score["value"]),
+                    "name": score["metric"],
+                    "args": {"signature": score["signature"]},
+                }
+                for score in part["systems"][0]["scores"]
+            ]
+            dataset = {"name": test_set, "type": test_set}
+            yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = f"{path} holds no scores that `nmt evaluate` printed as JSON."
+        fix = f"Write them again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
+        raise DataError(problem, fix=fix) from error
 
 
 def pull(options: PullOptions) -> PullResult:
@@ -124,7 +145,7 @@ def pull(options: PullOptions) -> PullResult:
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # of the library
         Manifest.read(folder).verify(folder)
         find_model(folder)
-    return PullResult(f"hub:{repository}@{info.sha}", options.output)
+    return PullResult(output=options.output, name=f"hub:{repository}@{info.sha}")
 
 
 def parse_name(text: str) -> tuple[str, str | None]:

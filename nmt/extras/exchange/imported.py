@@ -17,13 +17,13 @@ import torch
 from safetensors.numpy import save_file
 
 from nmt.checkpoint.files import MODEL, tensor_differences
-from nmt.checkpoint.model_folder import CARD, CONFIG, TOKENIZER, write_model_folder
+from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, write_model_folder
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.loader import dump_config
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError
-from nmt.extras.exchange.card import model_card
+from nmt.extras.exchange.export import write_card
 from nmt.extras.exchange.piece_list import SPECIAL, PieceList
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, PAD_ID
@@ -143,8 +143,7 @@ def write_imported(found: Imported, folder: Path, name: str, languages: tuple[st
         save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, place / MODEL)
         facts = {"parameters": f"{sum(x.size for x in weights.values()):,}"}
         origin = "Imported from another system; see there for its training data and license."
-        card = model_card(config, origin, facts)
-        (place / CARD).write_text(card, encoding="utf-8", newline="\n")
+        write_card(place, config, origin, facts)
 
     write_model_folder(folder, None, 0, write)
 

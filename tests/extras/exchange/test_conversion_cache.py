@@ -18,7 +18,7 @@ from nmt.checkpoint.files import MODEL, checkpoint_dir, save_checkpoint
 from nmt.checkpoint.model_folder import SHORTLIST, find_model, load_model
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange import conversion_cache
+from nmt.extras.exchange import ctranslate2
 from nmt.extras.exchange.ctranslate2 import CTranslate2Target
 from nmt.extras.exchange.ctranslate2_engine import CTranslate2Engine
 from nmt.inference import engine as engines
@@ -190,7 +190,7 @@ def test_other_weights_never_find_a_conversion_and_old_ones_are_removed(
     second = load(run_dir, guard=False).translate(LINES)
     assert [result.text for result in second] != [result.text for result in first]
     assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2
-    monkeypatch.setattr(conversion_cache, "_KEPT_IN_RUN", 1)
+    monkeypatch.setattr(ctranslate2, "_KEPT_IN_RUN", 1)
     load(run_dir, dtype="int8")
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 
@@ -245,7 +245,7 @@ def test_a_first_use_by_several_at_once_converts_once(
     files = find_model(run_dir)
 
     def convert(_: int) -> Path:
-        return conversion_cache.converted_model(run_dir, files, "float32", with_shortlist=False)
+        return ctranslate2.converted_model(run_dir, files, "float32", with_shortlist=False)
 
     with ThreadPoolExecutor(4) as pool:
         folders = {*pool.map(convert, range(4))}

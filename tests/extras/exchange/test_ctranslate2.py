@@ -201,7 +201,8 @@ def test_what_cannot_be_expressed_or_followed_is_named() -> None:
     assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
     options = DecodingConfig(sampling=True, top_k=5, n_best=7, seed=9, length_penalty=0.5)
     assert not_followed(options) == ["decoding.sampling true", "decoding.top_k 5"]
-    followed = CTranslate2Target().decoding(options)
+    config = run_config({}).model_copy(update={"decoding": options})
+    followed = CTranslate2Target().adapt(config).decoding
     assert followed == DecodingConfig(seed=9, length_penalty=0.5)
     assert not_followed(followed) == []
 
@@ -234,16 +235,6 @@ def test_the_table_of_positions_is_as_long_as_any_output(
 ) -> None:
     limits = {"filters": {"max_length": length}, "decoding": {"max_length_factor": factor}}
     assert num_positions(run_config({"positions": positions}, **limits)) == rows
-
-
-def test_a_vocabulary_with_a_token_twice_is_refused(
-    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = tokenizers.target
-    pieces = tokenizer.pieces()
-    monkeypatch.setattr(type(tokenizer), "pieces", lambda _: [*pieces[:-1], pieces[9]])
-    with pytest.raises(CheckpointError, match="twice, which CTranslate2 cannot tell"):
-        ctranslate2._tokens(tokenizer)
 
 
 LINES = sentences(20, seed=8)

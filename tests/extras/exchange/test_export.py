@@ -23,9 +23,8 @@ from nmt.cli.app import app
 from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange import export as export_module
-from nmt.extras.exchange.export import ExportSummary, export
+from nmt.extras.exchange.export import EXPORT_TARGETS, ExportSummary, ExportTarget, export
 from nmt.extras.exchange.options import ExportOptions
-from nmt.extras.exchange.targets import EXPORT_TARGETS, ExportTarget
 from nmt.files.json_file import Manifest
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
@@ -182,7 +181,7 @@ def test_nothing_is_left_of_an_export_that_fails(
     def fail(*_: object, **__: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export_module, "model_card", fail)
+    monkeypatch.setattr(export_module, "write_card", fail)
     with pytest.raises(CheckpointError, match=r"out was not written: .*No space left"):
         exported(run_dir, tmp_path / "out", "safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
