@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from nmt.commands.average import average
     from nmt.commands.config import load_config
     from nmt.commands.evaluate import evaluate
-    from nmt.commands.evaluate_options import EvaluateOptions
     from nmt.commands.options import (
         AugmentOptions,
         AverageOptions,
+        EvaluateOptions,
         PrepareOptions,
         ScoreOptions,
         TrainOptions,
@@ -68,10 +68,9 @@ __all__ = [
 # Modules of names other than the core's commands, whose modules are named after them.
 _HOMES = {
     "nmt.commands.config": ("load_config",),
-    "nmt.commands.evaluate_options": ("EvaluateOptions",),
     "nmt.commands.options": (
-        "AugmentOptions", "AverageOptions", "PrepareOptions", "ScoreOptions", "TrainOptions",
-        "TranslateOptions",
+        "AugmentOptions", "AverageOptions", "EvaluateOptions", "PrepareOptions", "ScoreOptions",
+        "TrainOptions", "TranslateOptions",
     ),
     "nmt.extras.exchange.export": ("export",),
     "nmt.extras.exchange.hub": ("pull", "push"),

@@ -165,7 +165,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
         "max": flag.max,
         "hidden": flag.hidden,
         "rich_help_panel": field.title,
-        "show_default": flag.shown_default or (not is_required and default is not None),
+        "show_default": flag.shown or (not is_required and default is not None),
     }
     parser = flag.parser or (file_name if kind is Path else None)
     names = [] if flag.argument else _names(field)
@@ -179,7 +179,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
         else:
             kind, default = list[item], default if is_required else list(default)  # type: ignore[valid-type]
             settings["metavar"] = settings["metavar"] or _METAVARS.get(item)
-            settings["show_default"] = flag.shown_default or bool(default)
+            settings["show_default"] = flag.shown or bool(default)
     if field.name == "verbose":
         settings |= {"count": True, "show_default": False}
     if parser:

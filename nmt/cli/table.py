@@ -154,7 +154,7 @@ nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum
 """,
     ),
     "evaluate": Entry(
-        "nmt.commands.evaluate_options:EvaluateOptions",
+        "nmt.commands.options:EvaluateOptions",
         "nmt.commands.evaluate:evaluate",
         """Score models or files with BLEU, chrF, chrF++ or TER.
 

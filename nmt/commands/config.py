@@ -6,11 +6,10 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
+from nmt.commands.result import TextResult
 from nmt.config import loader
 from nmt.config.keys import describe_keys
 from nmt.config.loader import dump_config
@@ -52,56 +51,24 @@ def advice(config: RunConfig) -> list[str]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Text to print."""
-
-    text: str
-
-    def as_text(self) -> str:
-        """Return it without the last line break."""
-        return self.text.removesuffix("\n")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"text": self.text}
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """Which configurations are good."""
-
-    good: tuple[Path, ...]
-    failure: NmtError | None = None
-    """Every problem of the others."""
-
-    def as_text(self) -> str:
-        """Return one line for each good file."""
-        return "\n".join(f"{path}: good" for path in self.good)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"good": list(map(str, self.good))}
-
-
-def schema(_: SchemaOptions) -> Page:
+def schema(_: SchemaOptions) -> TextResult:
     """Return the JSON schema of a configuration, for editors."""
-    return Page(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
+    return TextResult(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
 
 
-def keys(options: KeysOptions) -> Page:
+def keys(options: KeysOptions) -> TextResult:
     """Return keys with defaults, bounds and meaning, as Markdown."""
-    return Page(describe_keys(options.section))
+    return TextResult(describe_keys(options.section))
 
 
-def show(options: ShowOptions) -> Page:
+def show(options: ShowOptions) -> TextResult:
     """Return the resolved configuration, defaults and presets included."""
-    return Page(dump_config(load_config(options.config, options.set_)))
+    return TextResult(dump_config(load_config(options.config, options.set_)))
 
 
-def check(options: CheckOptions) -> CheckReport:
+def check(options: CheckOptions) -> TextResult:
     """Check configuration files; report all problems of all files."""
-    good, errors = [], list[NmtError]()
+    good, errors = list[str](), list[NmtError]()
     for path in options.configs:
         try:
             config = load_config(path, options.set_)
@@ -110,7 +77,7 @@ def check(options: CheckOptions) -> CheckReport:
         except (ConfigError, DataError) as error:
             errors.append(error)
             continue
-        good.append(path)
+        good.append(f"{path}: good")
         try:
             check_files(config.data.corpora)
         except DataError as error:  # they may be on the machine that trains
@@ -118,4 +85,5 @@ def check(options: CheckOptions) -> CheckReport:
         swapped = swapped_sets(config.data.corpora, *languages.values())
         for text in (*advice(config), *swapped):
             logger.warning("%s: %s", path, text)
-    return CheckReport(tuple(good), ConfigError.joined(errors) if errors else None)
+    failure = ConfigError.joined(errors) if errors else None
+    return TextResult("\n".join(good), failure=failure)

@@ -19,17 +19,19 @@ from typing import Any
 
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.evaluate_options import EvaluateOptions, check_options, sort_files
 from nmt.commands.evaluation_set import (
     EvaluationSet,
-    SetNames,
+    check_options,
     list_test_sets,
     load_test_sets,
     read_labels,
     read_systems,
     rows_in_training,
+    sort_files,
 )
 from nmt.commands.loading import loading, mbr
+from nmt.commands.options import EvaluateOptions
+from nmt.commands.result import TextResult
 from nmt.config.loader import load_config, refuse_idle
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError
@@ -75,7 +77,7 @@ REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_
 _READ = ("decoding", "data", "source_language", "target_language")
 
 
-def evaluate(options: EvaluateOptions) -> EvaluationReport | SetNames:
+def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     """Score models or files of translations on test sets.
 
     Raises:

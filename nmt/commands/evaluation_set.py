@@ -10,20 +10,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.checkpoint.run import trained_on
-from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.commands.options import EngineOptions, EvaluateOptions, MbrOptions, SearchOptions
+from nmt.commands.result import TextResult
+from nmt.config.flag import changed
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.corpus import check_files, corpus_files, read_corpus
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
-from nmt.errors import ConfigError, DataError, did_you_mean
+from nmt.errors import ConfigError, DataError, did_you_mean, shell_command
 from nmt.files.lines import decoded_lines, is_standard, open_input
 from nmt.metrics.result import System
 from nmt.text.tokenizer import load_tokenizers
@@ -31,6 +33,7 @@ from nmt.text.tokenizer import load_tokenizers
 logger = logging.getLogger(__name__)
 
 _UNBOUNDED_CHARACTERS = 1 << 30
+_KEEPS_ALL = "Use `report` FILE.json, which keeps all translations."
 _ROWS_AT_ONCE = 50_000
 _Number = TypeVar("_Number", int, npt.NDArray[np.int64])
 
@@ -58,6 +61,76 @@ class EvaluationSet:
         return replace(self, source=source, references=references)
 
 
+def sort_files(options: EvaluateOptions) -> EvaluateOptions:
+    """Return options whose models are folders: files given by position are named.
+
+    Raises:
+        ConfigError: What the files are is not clear; names the command that says it.
+    """
+    paths = options.models
+    if all(path.is_dir() or path.suffix == ".yaml" for path in paths) or (
+        len(paths) == 1 and not paths[0].is_file()
+    ):
+        return options
+    first, *others = paths
+    systems, references = [first, *others[:-1]], others[-1:] or [Path("REFERENCE")]
+    if first.is_dir():
+        problem = f"{first} is a model: say what the files are."
+        fix = shell_command("evaluate", first, source=others[:-1], reference=references)
+        raise ConfigError(problem, fix=f"Type: {fix}")
+    if len(others) == 1 and not (options.hypothesis or options.reference):
+        return replace(options, models=(), hypothesis=(first,), reference=tuple(others))
+    if not (others or options.hypothesis) and (options.test or options.reference):
+        return replace(options, models=(), hypothesis=(first,))
+    problem = f"{first} is not a model."
+    if len(others) > 1:
+        problem = f"Which of {', '.join(map(str, paths))} is the reference is not clear."
+    systems += options.hypothesis
+    fix = shell_command("evaluate", hypothesis=systems, reference=references)
+    raise ConfigError(problem, fix=f"Type: {fix}")
+
+
+def check_options(options: EvaluateOptions) -> None:
+    """Refuse options that contradict each other, before anything is read."""
+    models, base = options.models, options.baseline
+    if not (models or options.hypothesis):
+        fix = f"Pass a run folder, as in `{shell_command('evaluate', 'RUN', test=options.test)}`, "
+        raise ConfigError("There is nothing to score.", fix=f"{fix}or `hypothesis` FILE.")
+    files = [*options.hypothesis, *options.reference, options.source, base]
+    if files.count(Path("-")) > 1:
+        raise ConfigError("Standard input can be read once only.", fix="Pass files instead.")
+    _check_models(options)
+    if options.fail_if_worse and base is None:
+        raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
+    if options.fail_if_worse and options.resamples == 0:
+        raise ConfigError("`fail_if_worse` needs resamples.", fix="Leave `resamples` 0 out.")
+
+
+def _check_models(options: EvaluateOptions) -> None:
+    """Refuse what needs a model without one, or needs a single model."""
+    models, base = options.models, options.baseline_model
+    needing = [] if models else ["robustness", "contrastive", "save_hypotheses", "tag"]
+    if not (models or base):
+        for group in (EngineOptions, SearchOptions, MbrOptions):
+            needing += group.__dataclass_fields__
+    if needing and (idle := changed(options, *needing)):
+        problem = f"`{'`, `'.join(idle)}` {'needs' if len(idle) == 1 else 'need'} a model."
+        raise ConfigError(problem, fix="Pass a model folder, or leave this out.")
+    if options.with_ and len(models) > 1:
+        fix = "Evaluate the ensemble by itself."
+        raise ConfigError("`with` cannot be combined with several models.", fix=fix)
+    if options.save_hypotheses and (len(models) > 1 or options.save_hypotheses == Path("-")):
+        problem = "`save_hypotheses` writes a file with the translations of one model."
+        raise ConfigError(problem, fix=_KEEPS_ALL)
+    is_itself = base and any(folder.resolve() == base.resolve() for folder in models)
+    # Other options of the search change both sides alike.
+    if is_itself and not changed(options, "checkpoint", "mbr", "with_"):
+        command = shell_command("translate", base, input="SOURCE", output="FILE", beam_size=5)
+        problem = f"`baseline` {base}: both sides are the same model with the same options."
+        fix = f"Translate one side with options of its own: `{command}`; pass `baseline` FILE."
+        raise ConfigError(problem, fix=fix)
+
+
 def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[EvaluationSet]:
     """Read the test sets that are asked for; without any, all of the model's configuration.
 
@@ -74,11 +147,8 @@ def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[E
     names = options.test or (() if has_files or config is None else tuple(config.data.test))
     if not (names or has_files):
         where = "The model's configuration names no test set" if config else "There is no test set"
-        raise ConfigError(
-            f"{where} to score against.",
-            fix="Pass `reference` FILE (with a model `source` FILE, too), or `test` NAME and "
-            "`languages` PAIR.",
-        )
+        fix = "Pass `reference` FILE and, with a model, `source` FILE; or `test` and `languages`."
+        raise ConfigError(f"{where} to score against.", fix=fix)
     if len(names) + has_files > 1:
         _check_several(options)
     sets = [_named(name, options.languages, target, config) for name in names]
@@ -96,16 +166,12 @@ def _check_several(options: EvaluateOptions) -> None:
     is_file = base is not None and not base.is_dir() and base.suffix != ".json"
     owned = (options.hypothesis or options.slice_) and not options.reference
     if is_file or owned or not options.models:
-        raise ConfigError(
-            "A file of translations or labels belongs to one test set, and several are given.",
-            fix="Choose one with `test` NAME, or pass models and reports instead of the file; with "
-            "a model, `reference` FILE says what the file belongs to.",
-        )
+        problem = "A file of translations or labels belongs to one test set; several are given."
+        fix = "Choose one with `test` NAME, say with `reference` FILE what the file belongs to, or "
+        raise ConfigError(problem, fix=f"{fix}pass models and reports instead of the file.")
     if options.save_hypotheses:
-        raise ConfigError(
-            "`save_hypotheses` takes the translations of one test set, and several are given.",
-            fix="Use `report` FILE.json, which keeps the translations of all.",
-        )
+        problem = "`save_hypotheses` takes the translations of one test set; several are given."
+        raise ConfigError(problem, fix=_KEEPS_ALL)
 
 
 def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str | None:
@@ -113,10 +179,8 @@ def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str 
         return config.target_language if config else None
     source, _, target = options.languages.partition("-")
     if not (source and target) or "-" in target:
-        raise ConfigError(
-            f"{options.languages!r} is not a pair of languages.",
-            fix="Write source-target, as in `languages` en-de.",
-        )
+        fix = "Write source-target, as in `languages` en-de."
+        raise ConfigError(f"{options.languages!r} is not a pair of languages.", fix=fix)
     if options.reference:  # the names of published sets are compared with what is published
         where = f"`languages` {options.languages}"
         check_languages({f"{where}, source": source, f"{where}, target": target})
@@ -130,16 +194,13 @@ def _named(
     own_pair = "-".join(config.languages.values()) if config else None
     if config and name in own:
         if pair not in (None, own_pair):
-            raise ConfigError(
-                f"Test set {name} of the model's configuration is {own_pair}, not {pair}.",
-                fix="Leave `languages` out: it is for files and for sacrebleu's test sets.",
-            )
+            problem = f"Test set {name} of the model's configuration is {own_pair}, not {pair}."
+            fix = "Leave `languages` out: it is for files and for sacrebleu's test sets."
+            raise ConfigError(problem, fix=fix)
         return replace(_from_config(name, config), name=name, tag=own[name].tag)
     if not (pair := pair or own_pair):
-        raise ConfigError(
-            f"The languages of test set {name} are not known.",
-            fix="Add `languages` PAIR, as in `languages` en-de.",
-        )
+        fix = "Add `languages` PAIR, as in `languages` en-de."
+        raise ConfigError(f"The languages of test set {name} are not known.", fix=fix)
     try:
         source, references = published_test_set(name, pair)
     except ConfigError as error:
@@ -154,23 +215,21 @@ def _from_config(name: str, config: RunConfig) -> EvaluationSet:
     is_test = name in config.data.test
     corpus = config.data.test[name] if is_test else config.data.valid
     check_files({f"data.test.{name}" if is_test else "data.valid": corpus})
+    source, references = corpus.source, [corpus.target] if corpus.target else []
     if corpus.sacrebleu is not None:
-        source, references = published_test_set(
-            corpus.sacrebleu, "-".join(config.languages.values())
-        )
-        return _read_files(source, references, config.target_language).first(corpus.max_pairs)
-    if corpus.source is not None and corpus.target is not None:
-        # Read whole: a test set keeps every line, whatever the filters of training say.
-        whole = _read_files(corpus.source, [corpus.target], config.target_language)
+        languages = "-".join(config.languages.values())
+        source, references = published_test_set(corpus.sacrebleu, languages)
+    if references:  # Read whole: a test set keeps every line, whatever the filters of training say.
+        whole = _read_files(source, references, config.target_language)
         return whole.first(corpus.max_pairs)
-    languages = config.source_language, config.target_language
-    options = ReadOptions(*languages, max_characters=_UNBOUNDED_CHARACTERS)
+    options = ReadOptions(
+        config.source_language, config.target_language, max_characters=_UNBOUNDED_CHARACTERS
+    )
     pairs = []
     for pair in read_corpus(corpus, options):
         if isinstance(pair, BadPair):
-            raise DataError(
-                f"Test set {name}, line {pair.line:,}: {pair.reason}.", fix="Correct the line."
-            )
+            where = f"Test set {name}, line {pair.line:,}"
+            raise DataError(f"{where}: {pair.reason}.", fix="Correct the line.")
         pairs.append(pair)
     return EvaluationSet(
         name=name,
@@ -235,9 +294,8 @@ def read_labels(
     for text in texts:
         name, _, path = text.partition("=")
         if not (name and path):
-            raise ConfigError(
-                f"`slice` {text}: write NAME=FILE.", fix="For example `slice` domain=labels.txt"
-            )
+            fix = "For example `slice` domain=labels.txt"
+            raise ConfigError(f"`slice` {text}: write NAME=FILE.", fix=fix)
         labels[name] = _fitting(Path(path), whole, limit)
     return labels
 
@@ -251,26 +309,12 @@ def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[st
     return lines[:limit]
 
 
-@dataclass(frozen=True, slots=True)
-class SetNames:
-    """Names of test sets."""
-
-    names: Sequence[str]
-
-    def as_text(self) -> str:
-        """Return one name a line."""
-        return "\n".join(self.names)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"tests": list(self.names)}
-
-
-def list_test_sets(folders: Iterable[Path]) -> SetNames:
+def list_test_sets(folders: Iterable[Path]) -> TextResult:
     """Return the names of the test sets of some models, and then sacrebleu's."""
     configs = (load_config(folder / "config.yaml") for folder in folders)
     own = dict.fromkeys(name for config in configs for name in (*config.data.test, "valid"))
-    return SetNames([*own, *published_names()])
+    names = [*own, *published_names()]
+    return TextResult("\n".join(names), {"tests": names})
 
 
 def training_data(folder: Path) -> Iterator[PreparedData]:

@@ -1,19 +1,26 @@
 """Options of the commands: first those that several share, then each command's. Loads no torch.
 
-A class with a ``title`` is a section of the help. Those of `nmt.evaluate` have a module.
+A class with a ``title`` is a section of the help.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from nmt.config.flag import OF_THE_MODEL, Flag, changed, file_name
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.lines import is_standard
+from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
+from nmt.metrics.metric import METRICS
 
+Count = int | None
+File = Path | None
+Files = tuple[Path, ...]
+Text = str | None
+Texts = tuple[str, ...]
 Format = Literal["text", "json"]  # how lines are read or written
 
 
@@ -37,11 +44,9 @@ def _override(text: str) -> str:
     """Refuse a key and its value as two words before the value counts as one argument too many."""
     if "=" not in text:
         key, _, value = text.partition(":")
-        raise ConfigError(
-            f"`set` {text}: write KEY=VALUE, as one argument.",
-            fix="Put an equals sign and no space between, as in "
-            f"`set` {key or 'KEY'}={value.strip() or 'VALUE'}.",
-        )
+        typed = f"`set` {key or 'KEY'}={value.strip() or 'VALUE'}"
+        fix = f"Put an equals sign and no space between, as in {typed}."
+        raise ConfigError(f"`set` {text}: write KEY=VALUE, as one argument.", fix=fix)
     return text
 
 
@@ -54,48 +59,40 @@ def _model_folder(text: str) -> Path:
     folder = file_name(text)
     is_seen = os.access(folder, os.F_OK) and folder.is_dir()
     if is_seen and not os.access(folder, os.R_OK | os.X_OK):
-        raise CheckpointError(
-            f"{folder} cannot be read: you have no permission.",
-            fix="Let the model be read by you, or copy the folder again.",
-        )
+        fix = "Let the model be read by you, or copy the folder again."
+        raise CheckpointError(f"{folder} cannot be read: you have no permission.", fix=fix)
     return folder
 
 
-ConfigFile = Annotated[Path, Flag("YAML configuration file.", argument=True)]
-Model = Annotated[
-    Path, Flag("Run folder or exported model folder.", argument=True, parser=_model_folder)
-]
+_MODEL = "Run folder or exported model folder."
 _OVERRIDE = "Change one key, as in batch.max_tokens=2048. Repeatable."
-Overrides = Annotated[tuple[str, ...], Flag(_OVERRIDE, metavar="KEY=VALUE", parser=_override)]
-Checkpoint = Annotated[
-    str, Flag("Checkpoint of a run folder: best, last, step-N or average.", metavar="NAME")
-]
+_CHECKPOINT = "Checkpoint of a run folder: best, last, step-N or average."
 _OUTPUT = "File to write; .gz, .bz2 and .xz are compressed."
-OutputFile = Annotated[
-    Path | None,
-    Flag(_OUTPUT, short="o", parser=file_or_standard, shown_default="standard output"),
-]
-OutputFolder = Annotated[
-    Path, Flag("Model folder to write; it must be missing or empty.", short="o", metavar="FOLDER")
-]
-Tag = Annotated[
-    str | None,
-    Flag("Tag of each source: a target language (de for <2de>) or a domain.", metavar="TAG"),
-]
-Threads = Annotated[int | None, Flag("CPU threads.", min=1, shown_default="all cores")]
-BeamSize = Annotated[
-    int | None, Flag("Beam size; 1 is greedy search.", short="b", min=1, shown_default=OF_THE_MODEL)
-]
-BatchTokens = Annotated[
-    int | None, Flag("Source tokens of a batch.", min=1, shown_default=OF_THE_MODEL)
-]
-SampleSeed = Annotated[
-    int | None, Flag("With `sample`: random seed.", min=0, shown_default=OF_THE_MODEL)
-]
-LengthPenalty = Annotated[
-    float | None, Flag("Exponent of the length normalisation.", min=0, shown_default=OF_THE_MODEL)
-]
+_FOLDER = "Model folder to write; it must be missing or empty."
+_TAG = "Tag of each source: a target language (de for <2de>) or a domain."
+_BEAM_SIZE = "Beam size; 1 is greedy search."
+_PENALTY = "Exponent of the length normalisation."
+
+ConfigFile = Annotated[Path, Flag("YAML configuration file.", argument=True)]
+Model = Annotated[Path, Flag(_MODEL, argument=True, parser=_model_folder)]
+Overrides = Annotated[Texts, Flag(_OVERRIDE, metavar="KEY=VALUE", parser=_override)]
+Checkpoint = Annotated[str, Flag(_CHECKPOINT, metavar="NAME")]
+OutputFile = Annotated[File, Flag(_OUTPUT, "o", parser=file_or_standard, shown="standard output")]
+OutputFolder = Annotated[Path, Flag(_FOLDER, "o", "FOLDER")]
+Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
+Threads = Annotated[Count, Flag("CPU threads.", min=1, shown="all cores")]
+BeamSize = Annotated[Count, Flag(_BEAM_SIZE, "b", min=1, shown=OF_THE_MODEL)]
+BatchTokens = Annotated[Count, Flag("Source tokens of a batch.", min=1, shown=OF_THE_MODEL)]
+SampleSeed = Annotated[Count, Flag("With `sample`: random seed.", min=0, shown=OF_THE_MODEL)]
+LengthPenalty = Annotated[float | None, Flag(_PENALTY, min=0, shown=OF_THE_MODEL)]
 Json = Annotated[bool, Flag("Print the result as one JSON object.")]
+
+_DEVICE = Flag("Device; cuda:1 is the second GPU.", metavar="[auto|cpu|cuda|cuda:N]")
+_WITH = Flag("Also search with this model of the same vocabulary. Repeatable.", metavar="MODEL2")
+_WEIGHTS = Flag("Shares of all models.", separator=",", metavar="2,1,1", shown="equal")
+_MEAN = Flag("Mean of probabilities or of log probabilities.", shown="arithmetic")
+_ENGINE = "auto, torch or ctranslate2; auto is CTranslate2 on a CPU if it can do what is asked."
+_DTYPE = "Weights: auto, float32, int8 (fast on CPUs), bfloat16, float16."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,22 +102,11 @@ class ModelOptions:
     title: ClassVar[str] = "Model"
 
     checkpoint: Checkpoint = "best"
-    device: Annotated[
-        str, Flag("Device; cuda:1 is the second GPU.", metavar="[auto|cpu|cuda|cuda:N]")
-    ] = "auto"
+    device: Annotated[str, _DEVICE] = "auto"
     threads: Threads = None
-    with_: Annotated[
-        tuple[Path, ...],
-        Flag("Also search with this model of the same vocabulary. Repeatable.", metavar="MODEL2"),
-    ] = ()
-    weights: Annotated[
-        tuple[float, ...] | None,
-        Flag("Shares of all models.", separator=",", metavar="2,1,1", shown_default="equal"),
-    ] = None
-    ensemble_mean: Annotated[
-        Literal["arithmetic", "geometric"] | None,
-        Flag("Mean of probabilities or of log probabilities.", shown_default="arithmetic"),
-    ] = None
+    with_: Annotated[Files, _WITH] = ()
+    weights: Annotated[tuple[float, ...] | None, _WEIGHTS] = None
+    ensemble_mean: Annotated[Literal["arithmetic", "geometric"] | None, _MEAN] = None
 
     def __post_init__(self) -> None:
         if not self.with_ and self.ensemble_mean is not None:
@@ -134,16 +120,11 @@ class EngineOptions(ModelOptions):
 
     title: ClassVar[str] = "Model"
 
-    engine: Annotated[
-        str,
-        Flag(
-            "auto, torch or ctranslate2; auto is CTranslate2 on a CPU if it can do what is asked.",
-            metavar="NAME",
-        ),
-    ] = "auto"
-    dtype: Annotated[
-        str, Flag("Weights: auto, float32, int8 (fast on CPUs), bfloat16, float16.", metavar="TYPE")
-    ] = "auto"
+    engine: Annotated[str, Flag(_ENGINE, metavar="NAME")] = "auto"
+    dtype: Annotated[str, Flag(_DTYPE, metavar="TYPE")] = "auto"
+
+
+_SHORTLIST = "Score only likely words, which is faster."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,21 +135,19 @@ class SearchOptions:
 
     beam_size: BeamSize = None
     length_penalty: LengthPenalty = None
-    shortlist: Annotated[
-        bool | None, Flag("Score only likely words, which is faster.", shown_default=OF_THE_MODEL)
-    ] = None
+    shortlist: Annotated[bool | None, Flag(_SHORTLIST, shown=OF_THE_MODEL)] = None
     batch_tokens: BatchTokens = None
-    no_guard: Annotated[
-        bool, Flag("Do not retry translations that look degenerate (loops, odd length).")
-    ] = False
-    no_split: Annotated[
-        bool, Flag("Translate lines whole that are longer than those of training.")
-    ] = False
+    no_guard: Annotated[bool, Flag("Do not retry degenerate outputs (loops, odd length).")] = False
+    no_split: Annotated[bool, Flag("Do not cut lines that are longer than in training.")] = False
     set_: Overrides = ()
 
     def decoding(self) -> dict[str, Any]:
         """Return the decoding options that were given."""
         return given(self, "beam_size", "length_penalty", "shortlist", "batch_tokens")
+
+
+_CANDIDATES = Flag("With `mbr`: candidates per sentence.", min=2, shown="32")
+_FROM = Flag("With `mbr`: take candidates from samples or from a beam.", shown="samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,16 +156,9 @@ class MbrOptions:
 
     title: ClassVar[str] = "Minimum Bayes risk decoding"
 
-    mbr: Annotated[
-        Literal["chrf", "bleu"] | None, Flag("Minimum Bayes risk decoding with this utility.")
-    ] = None
-    mbr_candidates: Annotated[
-        int | None, Flag("With `mbr`: candidates per sentence.", min=2, shown_default="32")
-    ] = None
-    mbr_from: Annotated[
-        Literal["samples", "beam"] | None,
-        Flag("With `mbr`: take candidates from samples or from a beam.", shown_default="samples"),
-    ] = None
+    mbr: Annotated[Literal["chrf", "bleu"] | None, Flag("Decode by this utility.")] = None
+    mbr_candidates: Annotated[Count, _CANDIDATES] = None
+    mbr_from: Annotated[Literal["samples", "beam"] | None, _FROM] = None
 
 
 def given(options: Any, *names: str) -> dict[str, Any]:
@@ -194,26 +166,22 @@ def given(options: Any, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
+_REPORT = Flag("Folder for report.json, report.html and lists of pairs.", metavar="DIR")
+_WORKERS = Flag("Processes; the output is the same.", min=1, shown="this process")
+_DASK = Flag("Work through Dask: its address, or local to start it.", metavar="local|ADDRESS")
+_SCORE = Flag("Score pairs by a model for each direction.", separator=",", metavar="RUN,RUN")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparationOptions:
     """How to prepare, whatever the configuration; training prepares with the defaults."""
 
     report_only: Annotated[bool, Flag("Print the report; write only `report`.")] = False
-    report: Annotated[
-        Path | None, Flag("Folder for report.json, report.html and lists of pairs.", metavar="DIR")
-    ] = None
+    report: Annotated[File, _REPORT] = None
     force: Annotated[bool, Flag("Prepare again even if nothing has changed.")] = False
-    workers: Annotated[
-        int | None, Flag("Processes; the output is the same.", min=1, shown_default="this process")
-    ] = None
-    scheduler: Annotated[
-        str | None,
-        Flag("Work through Dask: its address, or local to start it.", metavar="local|ADDRESS"),
-    ] = None
-    score_with: Annotated[
-        tuple[Path, ...],
-        Flag("Score pairs by two models, one a direction.", separator=",", metavar="RUN,RUN"),
-    ] = ()
+    workers: Annotated[Count, _WORKERS] = None
+    scheduler: Annotated[Text, _DASK] = None
+    score_with: Annotated[Files, _SCORE] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +194,8 @@ class PrepareOptions(PreparationOptions):
     json: Json = False
 
     def __post_init__(self) -> None:
-        names = ("report_only", "report", "force", "workers", "scheduler", "score_with")
-        if self.verify and (others := changed(self, *names)):
+        others = changed(self, *PreparationOptions.__dataclass_fields__)
+        if self.verify and others:
             problem = f"`verify` only reads the folder, so `{others[0]}` has no effect."
             raise ConfigError(problem, fix=f"Leave `{others[0]}` out.")
 
@@ -238,9 +206,7 @@ class TrainOptions:
 
     config: ConfigFile
     set_: Overrides = ()
-    run_dir: Annotated[
-        Path | None, Flag("Run folder, instead of the configuration's.", metavar="FOLDER")
-    ] = None
+    run_dir: Annotated[File, Flag("Run folder, not that of CONFIG.", metavar="FOLDER")] = None
     strict_resume: Annotated[bool, Flag("Fail if the newest checkpoint is damaged.")] = False
     exact: Annotated[bool, Flag("Refuse to resume where the result may not be bit-exact.")] = False
     devices: Annotated[int, Flag("Processes, each with one GPU or some CPU cores.", min=1)] = 1
@@ -257,21 +223,19 @@ class TrainOptions:
         return (*self.set_, f"run_dir='{quoted}'")
 
 
+_LAST = Flag("Average the N newest checkpoints, or all.", min=1, shown="10")
+_BEST = "Average the N checkpoints with the best validation score instead."
+
+
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions:
     """Which checkpoints of a run to average."""
 
     run: Annotated[Path, Flag("Run folder that `nmt train` wrote.", argument=True)]
     output: OutputFolder
-    last: Annotated[
-        int | None, Flag("Average the N newest checkpoints, or all.", min=1, shown_default="10")
-    ] = None
-    best: Annotated[
-        int | None, Flag("Average the N checkpoints with the best validation score instead.", min=1)
-    ] = None
-    step: Annotated[
-        tuple[int, ...], Flag("Average the checkpoint of step S. Repeatable.", min=1, metavar="S")
-    ] = ()
+    last: Annotated[Count, _LAST] = None
+    best: Annotated[Count, Flag(_BEST, min=1)] = None
+    step: Annotated[tuple[int, ...], Flag("Average step S. Repeatable.", min=1, metavar="S")] = ()
     json: Json = False
 
     def __post_init__(self) -> None:
@@ -280,10 +244,9 @@ class AverageOptions:
             problem = f"`{'` and `'.join(names)}` choose checkpoints in different ways."
             raise ConfigError(problem, fix="Give one of them.")
         if twice := sorted({step for step in self.step if self.step.count(step) > 1}):
-            raise ConfigError(
-                f"`step` {', '.join(map(str, twice))} is given more than once.",
-                fix="Name every checkpoint once: all have the same weight in the mean.",
-            )
+            fix = "Name every checkpoint once: all have the same weight in the mean."
+            problem = f"`step` {', '.join(map(str, twice))} is given more than once."
+            raise ConfigError(problem, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,9 +256,7 @@ class AugmentOptions:
     text: Annotated[Path, Flag("Lines of one language; may be compressed.", argument=True)]
     with_: Annotated[Path, Flag("Model that translates them.", metavar="MODEL")]
     output: Annotated[Path, Flag("Folder to make.", short="o", metavar="FOLDER")]
-    forward: Annotated[bool, Flag("The text is the source of the new corpus, not the target.")] = (
-        False
-    )
+    forward: Annotated[bool, Flag("The text is the source, not the target.")] = False
     tag: Tag = None
     sample: Annotated[bool, Flag("Draw from the model's distribution; do not search.")] = False
     seed: SampleSeed = None
@@ -310,29 +271,20 @@ class AugmentOptions:
 
 
 _OUTPUTS = ("alignments", "attention", "token_scores")
-
 _INPUT = "Text to translate, one sentence per line; may be compressed."
-
-_FORMAT = "Output plain text, or one JSON object per line."
-
+_FORMAT = Flag("Output text, or a JSON object per line.", metavar="[text|json]", parser=format_name)
 _INPUT_FORMAT = (
-    'Input plain text, or JSON objects such as {"source": ..., "prefix": ..., "required": [...], '
+    'Input text, or JSON objects such as {"source": ..., "prefix": ..., "required": [...], '
     '"forbidden": [...], "tag": ...}. A required phrase may get an ending (Tokyos). Other fields '
     "pass through to JSON output, except those that have the name of a field of the output."
 )
-
 _N_BEST = "Translations per line; several are written as `number ||| text ||| score`."
-
+_ALIGNMENTS = "Add word alignments in Pharaoh format (`0-0 1-2`), by attention."
+_ATTENTION = "In JSON output: add the attention of each target word to each source word."
 _MIN_CONFIDENCE = (
     "Mark lines whose confidence, the expected chrF from 0 to 100, is below X: in text by "
     "` ||| low confidence` behind them, in JSON by `low_confidence`: true."
 )
-
-_TEMPERATURE = "With `sample`: softmax temperature; below 1 sharpens the distribution."
-
-_TOP_P = "With `sample`: nucleus sampling, from the fewest tokens of this probability together."
-
-_TOP_K = "With `sample`: sample from the K most probable tokens; 0 for all."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,25 +293,18 @@ class LineOptions:
 
     title: ClassVar[str] = "Input and output"
 
-    input: Annotated[
-        Path | None,
-        Flag(_INPUT, short="i", parser=file_or_standard, shown_default="standard input"),
-    ] = None
+    input: Annotated[File, Flag(_INPUT, "i", parser=file_or_standard, shown="standard input")] = (
+        None
+    )
     output: OutputFile = None
-    format: Annotated[Format, Flag(_FORMAT, metavar="[text|json]", parser=format_name)] = "text"
-    input_format: Annotated[
-        Format, Flag(_INPUT_FORMAT, metavar="[text|json]", parser=format_name)
-    ] = "text"
-    n_best: Annotated[int | None, Flag(_N_BEST, min=1, shown_default=OF_THE_MODEL)] = None
-    alignments: Annotated[
-        bool, Flag("Add word alignments in Pharaoh format (`0-0 1-2`), by attention.")
-    ] = False
-    attention: Annotated[
-        bool, Flag("In JSON output: add the attention of each target word to each source word.")
-    ] = False
-    token_scores: Annotated[
-        bool, Flag("In JSON output: add every token with its natural-log probability.")
-    ] = False
+    format: Annotated[Format, _FORMAT] = "text"
+    input_format: Annotated[Format, replace(_FORMAT, help=_INPUT_FORMAT)] = "text"
+    n_best: Annotated[Count, Flag(_N_BEST, min=1, shown=OF_THE_MODEL)] = None
+    alignments: Annotated[bool, Flag(_ALIGNMENTS)] = False
+    attention: Annotated[bool, Flag(_ATTENTION)] = False
+    token_scores: Annotated[bool, Flag("In JSON output: add tokens with log probabilities.")] = (
+        False
+    )
     min_confidence: Annotated[float | None, Flag(_MIN_CONFIDENCE)] = None
     stream: Annotated[bool, Flag("Translate every line before reading the next one.")] = False
     tag: Tag = None
@@ -370,20 +315,22 @@ class LineOptions:
         return frozenset(name for name in _OUTPUTS if getattr(self, name))
 
 
+_SAMPLE = "Draw `n_best` translations from the model's distribution; do not search."
+_TEMPERATURE = "With `sample`: softmax temperature; below 1 sharpens the distribution."
+_TOP_P = "With `sample`: nucleus sampling, from the fewest tokens of this probability together."
+_TOP_K = "With `sample`: sample from the K most probable tokens; 0 for all."
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How translations are sampled."""
 
     title: ClassVar[str] = "Sampling"
 
-    sample: Annotated[
-        bool, Flag("Draw `n_best` translations from the model's distribution; do not search.")
-    ] = False
-    temperature: Annotated[float | None, Flag(_TEMPERATURE, shown_default=OF_THE_MODEL)] = None
-    top_p: Annotated[float | None, Flag(_TOP_P, metavar="P", shown_default=OF_THE_MODEL)] = None
-    top_k: Annotated[int | None, Flag(_TOP_K, min=0, metavar="K", shown_default=OF_THE_MODEL)] = (
-        None
-    )
+    sample: Annotated[bool, Flag(_SAMPLE)] = False
+    temperature: Annotated[float | None, Flag(_TEMPERATURE, shown=OF_THE_MODEL)] = None
+    top_p: Annotated[float | None, Flag(_TOP_P, metavar="P", shown=OF_THE_MODEL)] = None
+    top_k: Annotated[Count, Flag(_TOP_K, min=0, metavar="K", shown=OF_THE_MODEL)] = None
     seed: SampleSeed = None
 
 
@@ -392,9 +339,7 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
     """Which lines to translate, with which model, and how they are written."""
 
     model: Model
-    file: Annotated[Path | None, Flag("Text to translate, instead of `input`.", argument=True)] = (
-        None
-    )
+    file: Annotated[File, Flag("Text to translate, instead of `input`.", argument=True)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -437,15 +382,16 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
         return self.decoding() | given(self, *names) | ({"sampling": True} if self.sample else {})
 
 
+_PAIRS = "Source lines. Without files, standard input has source<TAB>target."
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(ModelOptions):
     """Which pairs to score, and how scores are written."""
 
     model: Model
-    source: Annotated[
-        Path | None, Flag("Source lines. Without files, standard input has source<TAB>target.")
-    ] = None
-    target: Annotated[Path | None, Flag("Translations, line by line.")] = None
+    source: Annotated[File, Flag(_PAIRS)] = None
+    target: Annotated[File, Flag("Translations, line by line.")] = None
     output: OutputFile = None
     sum: Annotated[bool, Flag("Write log probabilities without length normalisation.")] = False
     format: Annotated[Format, Flag("A number a line, or a JSON object with all tokens.")] = "text"
@@ -464,6 +410,117 @@ class ScoreOptions(ModelOptions):
             raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
 
 
+_MODELS = "Run or model folders; or translations, and their reference as the last one."
+_TEST = "Test set of the model's configuration, or one of sacrebleu's. Repeatable."
+_ALL = "all of the configuration's"
+_LANGUAGES = Flag("Languages, as in en-de, for BLEU's tokenizer.", short="l", metavar="PAIR")
+_METRIC = f"{', '.join(METRICS)}, or several with commas. Repeatable."
+_TOKENIZE = "BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none."
+_BY_LANGUAGE = "by target language, else 13a"
+_EXTERNAL = (
+    "Also score with a program of yours (COMET, ...): it reads JSON lines with source, hypothesis "
+    "and references, and writes one number a line; higher is better."
+)
+_BASELINE = "Compare, with p-values, with translations, a model, or an earlier `report`."
+_PAIRED = "Paired test: bootstrap resampling, or approximate randomisation."
+_BS = "bs; ar where a loss fails, as it raises fewer false alarms"
+_WORSE = "Exit with code 6 if a `metric` or `external` is significantly worse."
+_UNDER = "Exit with code 6 if a score is lower. Repeatable."
+_RESAMPLES = "Resampled test sets, or exchanges of `significance` ar; 0: no intervals or p-values."
+_NUM_RESAMPLES = f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}"
+_SLICES = "Score by length, case, rare words, overlap with training, numbers, names and alarms."
+_LABELS = "Score parts by a label for each sentence. Repeatable."
+_ROBUSTNESS = "Translate again with typos, other case, spaces or lines: shows what is lost."
+_CONTRASTIVE = (
+    "Source, right and wrong translation, category, with tabs: how often right is likelier."
+)
+_REPORTS = (
+    "Also write the result, by the ending of FILE: .json (a later `baseline`), .md (a comment for "
+    "a pull request), .xml (JUnit, for a CI), .html (a page). Repeatable."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestOptions:
+    """What is scored, and against what."""
+
+    title: ClassVar[str] = "Test set and systems"
+
+    models: Annotated[Files, Flag(_MODELS, argument=True, metavar="MODEL")] = ()
+    hypothesis: Annotated[Files, Flag("Translations; - is standard input. Repeatable.")] = ()
+    source: Annotated[File, Flag("Source lines, which the model translates.")] = None
+    reference: Annotated[Files, Flag("References. Repeatable: several for each sentence.")] = ()
+    test: Annotated[Texts, Flag(_TEST, short="t", metavar="NAME", shown=_ALL)] = ()
+    tag: Tag = None
+    languages: Annotated[Text, _LANGUAGES] = None
+    limit: Annotated[Count, Flag("Score the first N sentences only.", min=1)] = None
+    list_: Annotated[bool, Flag("List what `test` accepts, and do nothing else.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricOptions:
+    """How it is scored."""
+
+    title: ClassVar[str] = "Scores"
+
+    metric: Annotated[Texts, Flag(_METRIC, metavar="NAME")] = ("bleu", "chrf")
+    tokenize: Annotated[Text, Flag(_TOKENIZE, metavar="NAME", shown=_BY_LANGUAGE)] = None
+    lowercase: Annotated[bool, Flag("Ignore case.")] = False
+    external: Annotated[Text, Flag(_EXTERNAL, metavar="COMMAND")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """What the scores are compared with, and when the command fails."""
+
+    title: ClassVar[str] = "Comparison and gates"
+
+    baseline: Annotated[File, Flag(_BASELINE, metavar="FILE|RUN|REPORT.json")] = None
+    significance: Annotated[Literal["bs", "ar"] | None, Flag(_PAIRED, shown=_BS)] = None
+    alpha: Annotated[float, Flag("p-values below are significant.", min=0, max=1)] = 0.05
+    fail_if_worse: Annotated[bool, Flag(_WORSE)] = False
+    fail_under: Annotated[Texts, Flag(_UNDER, metavar="bleu=27,chrf=55")] = ()
+    resamples: Annotated[Count, Flag(_RESAMPLES, min=0, max=10**6, shown=_NUM_RESAMPLES)] = None
+    seed: Annotated[int, Flag("Seed of the resamples.", min=0)] = DEFAULT_SEED
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions:
+    """Where a system is weak."""
+
+    title: ClassVar[str] = "Analysis"
+
+    slices: Annotated[bool, Flag(_SLICES)] = False
+    slice_: Annotated[Texts, Flag(_LABELS, metavar="NAME=FILE")] = ()
+    robustness: Annotated[bool, Flag(_ROBUSTNESS)] = False
+    contrastive: Annotated[File, Flag(_CONTRASTIVE)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is written."""
+
+    title: ClassVar[str] = "Output"
+
+    report: Annotated[Files, Flag(_REPORTS)] = ()
+    sentence_level: Annotated[bool, Flag("Print a line of JSON for each sentence instead.")] = False
+    save_hypotheses: Annotated[File, Flag("Write the model's translations here.")] = None
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(
+    TestOptions, MetricOptions, GateOptions, AnalysisOptions, OutputOptions,
+    SearchOptions, MbrOptions, EngineOptions,
+):  # fmt: skip
+    """What to score, against what, how, and when to fail."""
+
+    @property
+    def baseline_model(self) -> Path | None:
+        """The baseline if it is a model."""
+        return self.baseline if self.baseline and self.baseline.is_dir() else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SchemaOptions:
     """The schema has none."""
@@ -473,9 +530,7 @@ class SchemaOptions:
 class KeysOptions:
     """Which keys to describe."""
 
-    section: Annotated[
-        str, Flag("Section, such as model, or one key; all if left out.", argument=True)
-    ] = ""
+    section: Annotated[str, Flag("A section or key; all if left out.", argument=True)] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,7 +545,5 @@ class ShowOptions:
 class CheckOptions:
     """Which configurations to check."""
 
-    configs: Annotated[
-        tuple[Path, ...], Flag("YAML configuration files.", argument=True, metavar="CONFIG")
-    ]
+    configs: Annotated[Files, Flag("YAML configuration files.", argument=True, metavar="CONFIG")]
     set_: Overrides = ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.errors import shell_command
+from nmt.errors import NmtError, shell_command
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,23 @@ class Result(Protocol):
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain data for JSON."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextResult:
+    """A result that is text; ``values`` are the same as plain data."""
+
+    text: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    failure: NmtError | None = None
+
+    def as_text(self) -> str:
+        """Return the text without the last line break."""
+        return self.text.removesuffix("\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return dict(self.values)
 
 
 def log_next_commands(folder: Path) -> None:

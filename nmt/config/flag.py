@@ -36,7 +36,7 @@ class Flag:
     parser: Callable[[str], Any] | None = None
     # Joins the values of a tuple into one word, such as 2,1,1; a flag is repeated without it.
     separator: str = ""
-    shown_default: str = ""  # Describes None; nothing is shown when empty.
+    shown: str = ""  # Describes None; nothing is shown when empty.
     hidden: bool = False
 
 

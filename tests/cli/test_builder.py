@@ -22,7 +22,7 @@ from nmt.errors import ConfigError, GateError, shell_command
 class Shared:
     title: ClassVar[str] = "Search"
 
-    beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, shown_default="4")] = None
+    beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, shown="4")] = None
     cache: Annotated[bool | None, Flag("Keep.")] = None
 
 

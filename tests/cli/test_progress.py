@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from nmt.commands.evaluate import evaluate
-from nmt.commands.evaluate_options import EvaluateOptions
-from nmt.commands.options import ScoreOptions, TranslateOptions
+from nmt.commands.options import EvaluateOptions, ScoreOptions, TranslateOptions
 from nmt.commands.score import score
 from nmt.commands.translate import translate
 from nmt.errors import DataError

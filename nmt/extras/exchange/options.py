@@ -24,7 +24,7 @@ class ExportOptions:
     model: Model
     to: Annotated[str, Flag(_TARGETS, metavar="TARGET")]
     output: OutputFolder
-    quantization: Annotated[str | None, Flag(_TYPES, shown_default="float32")] = None
+    quantization: Annotated[str | None, Flag(_TYPES, shown="float32")] = None
     checkpoint: Checkpoint = "best"
     json: Json = False
 
@@ -36,9 +36,9 @@ class ImportOptions:
     source: Annotated[Path, Flag(_SOURCE, argument=True)]
     output: OutputFolder
     languages: Annotated[
-        str | None, Flag("Pair, as en-de.", short="l", metavar="PAIR", shown_default="in the files")
+        str | None, Flag("Pair, as en-de.", short="l", metavar="PAIR", shown="in the files")
     ] = None
-    positions: Annotated[str | None, Flag(_POSITIONS, shown_default="the system's")] = None
+    positions: Annotated[str | None, Flag(_POSITIONS, shown="the system's")] = None
     json: Json = False
 
 

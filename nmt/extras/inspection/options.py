@@ -73,33 +73,31 @@ class InspectOptions:
     output: Annotated[
         Path | None,
         Flag("File to write: .html, .svg, .json or .txt.", short="o", parser=file_or_standard,
-             shown_default="standard output"),
+             shown="standard output"),
     ] = None  # fmt: skip
     format_: Annotated[
-        Style | None, Flag("Output format.", shown_default="from the file's ending, else text")
+        Style | None, Flag("Output format.", shown="from the file's ending, else text")
     ] = None
     open_: Annotated[bool, Flag("Open the page in a browser.")] = False
     worked_examples: Annotated[
         bool, Flag("Print the numbers of well-known explanations, computed by nmt; needs no model.")
     ] = False
     source: Annotated[str | None, Flag("Sentence to read.")] = None
-    target: Annotated[str | None, Flag("Its translation.", shown_default="the model's own")] = None
+    target: Annotated[str | None, Flag("Its translation.", shown="the model's own")] = None
     tag: Tag = None
-    layer: Annotated[int | None, Flag("One layer, from 1.", min=1, shown_default="all")] = None
-    head: Annotated[
-        tuple[int, ...], Flag("Heads, from 1.", separator=",", shown_default="all")
-    ] = ()
+    layer: Annotated[int | None, Flag("One layer, from 1.", min=1, shown="all")] = None
+    head: Annotated[tuple[int, ...], Flag("Heads, from 1.", separator=",", shown="all")] = ()
     checkpoint: Annotated[
         tuple[str, ...],
         Flag("Checkpoints of a run folder: best, last, step-N, average, or untrained. The view "
              "distributions draws each, other views the last one.",
-             separator=",", shown_default="best"),
+             separator=",", shown="best"),
     ] = ()  # fmt: skip
     unmasked: Annotated[
         bool, Flag("In trace: also recompute without the causal mask, and compare.")
     ] = False
     test: Annotated[
-        str | None, Flag("Test set of the view heads.", short="t", shown_default="the first")
+        str | None, Flag("Test set of the view heads.", short="t", shown="the first")
     ] = None
     limit: Annotated[int, Flag("Number of sentence pairs that the view heads reads.", min=1)] = 200
     set_: Overrides = ()

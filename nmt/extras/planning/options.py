@@ -25,12 +25,12 @@ class InitOptions:
     target: Annotated[Path, Flag("Its translations, line by line.", argument=True)]
     output: Annotated[
         Path | None,
-        Flag("Folder to make.", short="o", metavar="FOLDER", shown_default="the languages"),
+        Flag("Folder to make.", short="o", metavar="FOLDER", shown="the languages"),
     ] = None
     languages: Annotated[
         str | None,
         Flag("Language pair, as in de-en.", short="l", metavar="PAIR",
-             shown_default="the ends of the names"),
+             shown="the ends of the names"),
     ] = None  # fmt: skip
     seed: Annotated[int, Flag("Decides which pairs are held out.", min=0)] = 1
     valid: Annotated[

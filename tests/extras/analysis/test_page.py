@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.commands.evaluate import evaluate
-from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.commands.options import EvaluateOptions
 from nmt.extras.analysis import page as pages
 from nmt.extras.analysis.confidence import confidence_quality
 from nmt.extras.analysis.page import as_page, word_differences
