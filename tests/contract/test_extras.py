@@ -25,13 +25,18 @@ NEEDING = {
     "planning": ["init", TEXT, TEXT],
     "serving": ["serve", "runs/hello"],
 }
-# An editable installation finds in the checkout what a copy lacks.
-NMT = """
+# An editable installation would find in the checkout the folders that a copy lacks.
+COPY_ONLY = """
 import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in each.__module__]
-from nmt.cli import main
-main()
 """
+NMT = COPY_ONLY + "from nmt.cli import main; main()"
+PYTEST = COPY_ONLY + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+# Model, search and training never look up an extra (import-linter, and the test of the four verbs).
+TESTED = (
+    "checkpoint", "cli", "commands", "config", "data", "files", "inference", "metrics", "report",
+    "text",
+)  # fmt: skip
 
 
 def copy_without(folder: Path, extras: Iterable[str]) -> None:
@@ -41,16 +46,18 @@ def copy_without(folder: Path, extras: Iterable[str]) -> None:
         shutil.rmtree(folder / "nmt" / "extras" / name)
 
 
-def nmt(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+def nmt(
+    folder: Path, *arguments: str, text: str = "", program: str = NMT, timeout: int = 120
+) -> subprocess.CompletedProcess[str]:
     """Run the copy of the package that lies in a folder."""
     return subprocess.run(
-        [sys.executable, "-c", NMT, *arguments],
+        [sys.executable, "-c", program, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
         input=text,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
     )
 
 
@@ -88,3 +95,18 @@ def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     assert "nmt/extras/cleaning is missing" in prepared.stdout
     assert translated.stdout.count("\n") == 3
     assert "bleu" in evaluated.stdout
+
+
+def test_without_any_extra_the_tests_of_the_core_pass(tmp_path: Path) -> None:
+    copy_without(tmp_path, EXTRAS)
+    for name in ("tests", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    folders = [f"tests/{name}" for name in TESTED]
+
+    tested = nmt(tmp_path, *options, *folders, program=PYTEST, timeout=600)
+
+    assert tested.returncode == 0, tested.stdout[-4000:]
+    assert " passed" in tested.stdout
