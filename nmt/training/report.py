@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 from typing_extensions import override
 
 from nmt.errors import ConfigError
-from nmt.files.atomic import write_bytes
+from nmt.files.atomic import write_bytes, write_text
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
 from nmt.metrics.metric import METRICS, label_of
@@ -31,14 +31,25 @@ from nmt.report.page import (
     NUM_AVERAGES,
     Chart,
     Curve,
-    Point,
-    finite,
     render,
     render_chart,
     short_number,
 )
 
 logger = logging.getLogger(__name__)
+
+Line = Mapping[str, Any]  # Of a record, parsed.
+_Fact = tuple[str, str, str]  # Name, value and note.
+_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")  # Of TensorBoard.
+_RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
+# What the page shows of the latest start.
+_ABOUT = ("schedule", "device", "precision", "threads", "parameters", "pairs", "dropped")
+_MAX_ROWS = 100
+_WIDE = 520, 280
+_COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Alarms", "Seconds")
+_DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "alarms": 0, "seconds": 1}
+_SAMPLE_PARTS = ("Source", "Translation", "Reference")
+_SAMPLE_RANKS = ("best", "median", "worst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +82,9 @@ class PatientFile:
     So do data that come before `open`, which raises OSError if the file cannot be written.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self) -> None:
         self._file: io.FileIO | None = None
         self._waiting = b""
-        if path is not None:
-            self.open(path)
 
     def open(self, path: Path) -> None:
         """Begin to append to a file."""
@@ -124,7 +133,8 @@ class JsonLines(PatientFile):
                 values: dict[str, Any] = parse_json(line)
                 kept += line + b"\n" if values["step"] <= last_steps[values["kind"]] else b""
         write_bytes(path, kept)  # a kill here must not cost the lines
-        super().__init__(path)
+        super().__init__()
+        self.open(path)
 
     def report(self, event: Event) -> None:
         """Write one line at once."""
@@ -220,9 +230,6 @@ class Console:
         self._bar.close()
 
 
-_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
-
-
 class TensorBoard:
     """Writes scalars and sample translations of a run under ``tensorboard/``.
 
@@ -283,206 +290,6 @@ class ReporterList:
             reporter.close()
 
 
-_Line = Mapping[str, Any]
-_MAX_ROWS = 100
-_WIDE = 520, 280
-_COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Alarms", "Seconds")
-_DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "alarms": 0, "seconds": 1}
-_SAMPLE_PARTS = ("Source", "Translation", "Reference")
-_RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
-_SAMPLE_RANKS = ("Best", "Median", "Worst")
-# What `_about` shows of the latest start.
-_ABOUT = ("schedule", "device", "precision", "threads", "parameters", "pairs", "dropped")
-
-
-def render_report(title: str, events: Iterable[_Line], config_text: str = "") -> str:
-    """Return the page of a run.
-
-    Long curves are thinned to about 400 points: the lowest and highest of each stretch stay.
-
-    Args:
-        title: Name of the run.
-        events: The lines of ``metrics.jsonl``, ``starts.jsonl`` and ``evaluations.jsonl``, parsed.
-            Later ones win where steps are equal.
-        config_text: The configuration the run goes by.
-    """
-    lines = list(events)
-    updates, validations, starts = _sorted_by_step(lines)
-    last = validations[-1] if validations else {}
-    asked = str(starts[-1].get("metric", "bleu")) if starts else "bleu"
-    metric = asked if asked in METRICS and _best(validations, asked) else "perplexity"
-    rows, note = _table(validations, metric)
-    resumes = [line["step"] for line in starts if line["step"] > 0]
-    return render(
-        "run.html.j2",
-        title=title,
-        facts=_facts(updates, validations, metric),
-        about=[*_about(starts), *_test_scores(lines)],
-        is_noisy=len(updates) > 2 * NUM_AVERAGES,
-        charts=[render_chart(chart) for chart in _charts(updates, validations, resumes)],
-        sampled_at=f" at step {last['step']:,.0f}" if last.get("samples") else "",
-        samples=_samples(last),
-        columns=_COLUMNS,
-        validations=rows,
-        table_note=note,
-        config_text=config_text,
-    )
-
-
-def _table(validations: Sequence[_Line], metric: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the latest validations, newest first, with that of the best score; and a note."""
-    best = _best(validations, metric)
-    latest = validations[-_MAX_ROWS:]
-    shown = latest if best is None or best in latest else [best, *latest]
-    rows = [
-        {
-            "step": f"{line['step']:,.0f}",
-            "cells": [_fixed(_number(line, key), n) for key, n in _DECIMALS.items()],
-            "is_best": line is best,
-        }
-        for line in reversed(shown)
-    ]
-    all_shown = len(shown) == len(validations)
-    note = "" if all_shown else f"{len(shown)} of {len(validations):,}: the latest and the best. "
-    tokenizer = validations[-1].get("bleu_tokenizer") if validations else None
-    note += f"BLEU with tokenizer {tokenizer}. " if tokenizer else ""
-    note += "Alarms: translations that look degenerate. "
-    return rows, note + (f"Bold: best {label_of(metric)}." if best else "")
-
-
-def _facts(
-    updates: Sequence[_Line], validations: Sequence[_Line], metric: str
-) -> list[dict[str, str]]:
-    """Return the state of the run in a few numbers; nothing before the first update."""
-    both = [*updates, *validations]
-    if not both:
-        return []
-    last = max(both, key=lambda line: line["step"])
-    minutes = round(sum(value for _, value in finite(_points(both, "seconds"))) / 60)
-    facts = [
-        ("Step", f"{last['step']:,.0f}", ""),
-        ("Epoch", _fixed(_number(last, "epoch"), 0), ""),
-        ("Time", f"{minutes // 60:,} h " * (minutes >= 60) + f"{minutes % 60} min", ""),
-    ]
-    pairs = [(_number(u, "seconds"), _number(u, "target_tokens_per_second")) for u in updates]
-    timed = [(seconds, rate) for seconds, rate in pairs if seconds > 0 and rate >= 0]
-    if timed:
-        rate = sum(seconds * rate for seconds, rate in timed) / sum(x for x, _ in timed)
-        facts.append(("Average speed", _fixed(rate, 0), "target tokens/s"))
-    for key in dict.fromkeys((metric, "perplexity")):
-        if best := _best(validations, key):
-            label = f"Best {METRICS[key].label}" if key in METRICS else f"Lowest {key}"
-            facts.append((label, _fixed(_number(best, key), 2), f"at step {best['step']:,.0f}"))
-    return [_fact(*each) for each in facts]
-
-
-def _fact(name: str, value: str, note: str = "") -> dict[str, str]:
-    return {"name": name, "value": value, "note": note}
-
-
-def _about(starts: Sequence[_Line]) -> list[dict[str, str]]:
-    """Return what the latest start trains, on what, and where training was resumed."""
-    if not starts:
-        return []
-    known = [(name, starts[-1].get(name)) for name in _ABOUT]
-    facts = [_fact(name.capitalize(), _shown(value)) for name, value in known if value is not None]
-    resumes = [f"{line['step']:,.0f}" for line in starts if line["step"] > 0]
-    return facts + ([_fact("Resumed at step", ", ".join(resumes))] if resumes else [])
-
-
-def _test_scores(lines: Iterable[_Line]) -> list[dict[str, str]]:
-    """Return the latest scores of each checkpoint on each test set."""
-    found = {}
-    for line in lines:
-        if line.get("kind") == "evaluation":
-            test, checkpoint = str(line.get("test")), str(line.get("checkpoint"))
-            given = line.get("scores")
-            scores = given if isinstance(given, Mapping) else {}
-            shown = (f"{label_of(each)} {_fixed(_number(scores, each), 2)}" for each in scores)
-            note = f"checkpoint {checkpoint}"
-            found[test, checkpoint] = _fact(f"Test: {test}", ", ".join(shown), note)
-    return list(found.values())
-
-
-def _shown(value: Any) -> str:
-    """Return a recorded value to read; of several named numbers each with its name.
-
-    >>> _shown(1200), _shown({"too long": 3, "empty": 1}), _shown({})
-    ('1,200', '3 too long, 1 empty', 'none')
-    """
-    if isinstance(value, Mapping):
-        return ", ".join(f"{_shown(each)} {name}" for name, each in value.items()) or "none"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _samples(validation: _Line) -> list[list[tuple[str, Any]]]:
-    """Return the parts of each sample, with their names, and why it was chosen."""
-    samples, chrf = validation.get("samples") or (), validation.get("sample_chrf")
-    known = chrf if isinstance(chrf, list) else []
-    ranks: list[tuple[str, Any]] = [
-        ("Chosen as", f"{rank.lower()} (chrF {_fixed(_number({'chrf': value}, 'chrf'), 1)})")
-        for rank, value in zip(_SAMPLE_RANKS, known, strict=False)
-    ]
-    parts = [list(zip(_SAMPLE_PARTS, sample, strict=False)) for sample in samples]
-    return [[*ranks[i : i + 1], *part] for i, part in enumerate(parts)]
-
-
-def _charts(
-    updates: Sequence[_Line], validations: Sequence[_Line], resumes: Sequence[float]
-) -> list[Chart]:
-    end = max([1.0, *(lines[-1]["step"] for lines in (updates, validations) if lines)])
-    loss = Curve("training (smoothed objective)", _points(updates, "loss"), noisy=True)
-    objective = _points(validations, "objective")
-    of_references = Curve("validation (the same objective)", objective, marked=True)
-    bleu = Curve("BLEU", _points(validations, "bleu"), marked=True)
-    chrf = Curve("chrF", _points(validations, "chrf"), marked=True)
-    rate = Curve("", _points(updates, "learning_rate"))
-    speed = Curve("", _points(updates, "target_tokens_per_second"), noisy=True)
-    norm = Curve("", _points(updates, "gradient_norm"), noisy=True)
-    chart = partial(Chart, end=end, marks=[step for step in resumes if step <= end])
-    return [
-        chart("Loss", "nats per target token", [loss, of_references], size=_WIDE),
-        chart("Translation quality", "score, 0 to 100", [bleu, chrf], size=_WIDE),
-        chart("Learning rate", "per update", [rate], from_zero=True),
-        chart("Speed", "target tokens per second", [speed], from_zero=True),
-        chart("Gradient norm", "before clipping", [norm], log_if_wide=True),
-    ]
-
-
-def _sorted_by_step(events: Iterable[_Line]) -> list[list[_Line]]:
-    found: dict[str, dict[float, _Line]] = {"update": {}, "validation": {}, "start": {}}
-    for line in events:
-        if line.get("kind") in found and _number(line, "step") >= 0:
-            found[line["kind"]][line["step"]] = line
-    return [[by_step[step] for step in sorted(by_step)] for by_step in found.values()]
-
-
-def _points(lines: Sequence[_Line], key: str) -> list[Point]:
-    return [(line["step"], _number(line, key)) for line in lines]
-
-
-def _number(line: _Line, key: str) -> float:
-    value = line.get(key, math.nan)
-    try:
-        return value if -LIMIT < value < LIMIT else math.nan
-    except TypeError:  # null, say
-        return math.nan
-
-
-def _best(lines: Sequence[_Line], metric: str) -> _Line | None:
-    """Return the line with the best score by a metric, or of the lowest perplexity."""
-    is_error = metric not in METRICS or METRICS[metric].lower_is_better
-    known = [line for line in lines if not math.isnan(_number(line, metric))]
-    choose = min if is_error else max
-    return choose(known, key=lambda line: _number(line, metric)) if known else None
-
-
-def _fixed(value: float, decimals: int) -> str:
-    if math.isnan(value):
-        return "\N{EN DASH}"
-    return f"{value:,.{decimals}f}" if abs(value) < 1e9 else short_number(value)
-
-
 class HtmlReport:
     """Keeps ``report.html`` of a run up to date: at every validation and at the end.
 
@@ -503,18 +310,13 @@ class HtmlReport:
 
     def close(self) -> None:
         """Write the page."""
-        temporary = self._run_dir / ".tmp-report.html"
-        try:
+        with suppress(OSError):  # a full disk stops no training; the page before stays
             config = _read(self._run_dir / "config.yaml")
             page = render_report(self._title, _records(self._run_dir), config)
-            temporary.write_text(page, encoding="utf-8")
-            temporary.replace(self._run_dir / "report.html")
-        except OSError:  # a full disk stops no training; the page before stays
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            write_text(self._run_dir / "report.html", page)
 
 
-def record_evaluation(run_dir: Path, title: str, line: _Line) -> None:
+def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
     """Append scores of a test set to ``evaluations.jsonl`` of a run, and show them on its page.
 
     Args:
@@ -533,23 +335,183 @@ def record_evaluation(run_dir: Path, title: str, line: _Line) -> None:
 
 def learning_curves(run_dir: Path) -> list[Chart]:
     """Return charts of a run's loss and quality by step; none of a folder that is no run."""
-    updates, validations, starts = _sorted_by_step(_records(run_dir))
-    if not (updates or validations):
-        return []
-    return _charts(updates, validations, [line["step"] for line in starts if line["step"] > 0])[:2]
+    updates, validations, starts, _ = _by_kind(_records(run_dir))
+    return _charts(updates, validations, starts)[:2] if updates or validations else []
 
 
-def _records(run_dir: Path) -> Iterable[_Line]:
-    return _parsed("\n".join(_read(run_dir / name) for name in _RECORDS))
+def _records(run_dir: Path) -> Iterator[Line]:
+    for name in _RECORDS:
+        for line in _read(run_dir / name).split("\n"):
+            with suppress(ValueError):  # the last line of a killed process may be half a line
+                yield parse_json(line)
 
 
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def _parsed(lines: str) -> Iterable[_Line]:
-    for line in lines.split("\n"):
-        with suppress(ValueError):  # the last line of a killed process may be half a line
-            values = parse_json(line)
-            if isinstance(values, dict):
-                yield values
+def render_report(title: str, events: Iterable[Line], config_text: str = "") -> str:
+    """Return the page of a run.
+
+    Long curves are thinned to about 400 points: the lowest and highest of each stretch stay.
+
+    Args:
+        title: Name of the run.
+        events: The lines of ``metrics.jsonl``, ``starts.jsonl`` and ``evaluations.jsonl``, parsed.
+            Later ones win where steps are equal.
+        config_text: The configuration the run goes by.
+    """
+    updates, validations, starts, tests = _by_kind(events)
+    last = validations[-1] if validations else {}
+    metric = starts[-1].get("metric", "bleu") if starts else "bleu"
+    if metric not in METRICS or _best(validations, metric) is None:
+        metric = "perplexity"
+    rows, note = _table(validations, metric)
+    return render(
+        "run.html.j2",
+        title=title,
+        facts=_facts(updates, validations, metric),
+        about=_about(starts, tests),
+        is_noisy=len(updates) > 2 * NUM_AVERAGES,
+        charts=[render_chart(chart) for chart in _charts(updates, validations, starts)],
+        sampled_at=f" at step {last['step']:,}" if last.get("samples") else "",
+        samples=_samples(last),
+        columns=_COLUMNS,
+        validations=rows,
+        table_note=note,
+        config_text=config_text,
+    )
+
+
+def _by_kind(events: Iterable[Line]) -> list[list[Line]]:
+    """Return updates, validations and starts by step, and the tests of each checkpoint."""
+    kinds = ("update", "validation", "start", "evaluation")
+    found: dict[str, dict[Any, Line]] = {kind: {} for kind in kinds}
+    for line in events:
+        place = line["step"] if "step" in line else (line["test"], line["checkpoint"])
+        found[line["kind"]][place] = line
+    tests = list(found.pop("evaluation").values())
+    return [*([lines[step] for step in sorted(lines)] for lines in found.values()), tests]
+
+
+def _table(validations: Sequence[Line], metric: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the latest validations, newest first, with that of the best score; and a note."""
+    best = _best(validations, metric)
+    latest = validations[-_MAX_ROWS:]
+    shown = latest if best is None or best in latest else [best, *latest]
+    rows = [
+        {
+            "step": f"{line['step']:,}",
+            "cells": [_fixed(_number(line, key), n) for key, n in _DECIMALS.items()],
+            "is_best": line is best,
+        }
+        for line in reversed(shown)
+    ]
+    all_shown = len(shown) == len(validations)
+    note = "" if all_shown else f"{len(shown)} of {len(validations):,}: the latest and the best. "
+    tokenizer = validations[-1].get("bleu_tokenizer") if validations else None
+    note += f"BLEU with tokenizer {tokenizer}. " if tokenizer else ""
+    note += "Alarms: translations that look degenerate. "
+    return rows, note + (f"Bold: best {label_of(metric)}." if best else "")
+
+
+def _facts(updates: Sequence[Line], validations: Sequence[Line], metric: str) -> list[_Fact]:
+    """Return the state of the run in a few numbers; nothing before the first update."""
+    if not (both := [*updates, *validations]):
+        return []
+    last = max(both, key=lambda line: line["step"])
+    minutes = round(sum(line["seconds"] for line in both) / 60)
+    facts = [
+        ("Step", f"{last['step']:,}", ""),
+        ("Epoch", f"{last['epoch']:,}", ""),
+        ("Time", f"{minutes // 60:,} h " * (minutes >= 60) + f"{minutes % 60} min", ""),
+    ]
+    if updates:
+        tokens = sum(line["seconds"] * line["target_tokens_per_second"] for line in updates)
+        rate = tokens / sum(line["seconds"] for line in updates)
+        facts.append(("Average speed", _fixed(rate, 0), "target tokens/s"))
+    for key in dict.fromkeys((metric, "perplexity")):
+        if best := _best(validations, key):
+            label = f"Best {METRICS[key].label}" if key in METRICS else f"Lowest {key}"
+            facts.append((label, _fixed(_number(best, key), 2), f"at step {best['step']:,}"))
+    return facts
+
+
+def _about(starts: Sequence[Line], tests: Sequence[Line]) -> list[_Fact]:
+    """Return what the latest start trains, on what, where training was resumed, and test scores."""
+    latest = starts[-1] if starts else {}
+    facts = [(name.capitalize(), _shown(latest[name]), "") for name in _ABOUT if name in latest]
+    if resumes := _resumes(starts):
+        facts.append(("Resumed at step", ", ".join(f"{step:,}" for step in resumes), ""))
+    for line in tests:
+        scores = line["scores"]
+        shown = (f"{label_of(each)} {_fixed(_number(scores, each), 2)}" for each in scores)
+        note = f"checkpoint {line['checkpoint']}"
+        facts.append((f"Test: {line['test']}", ", ".join(shown), note))
+    return facts
+
+
+def _resumes(starts: Sequence[Line]) -> list[int]:
+    return [line["step"] for line in starts if line["step"] > 0]
+
+
+def _shown(value: Any) -> str:
+    """Return a recorded value to read; of several named numbers each with its name.
+
+    >>> _shown(1200), _shown({"too long": 3, "empty": 1}), _shown({})
+    ('1,200', '3 too long, 1 empty', 'none')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_shown(each)} {name}" for name, each in value.items()) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _samples(validation: Line) -> list[list[tuple[str, str]]]:
+    """Return why each sample was chosen, and its parts, with their names."""
+    chosen = zip(_SAMPLE_RANKS, validation.get("sample_chrf", ()), strict=False)
+    return [
+        [("Chosen as", f"{rank} (chrF {chrf:.1f})"), *zip(_SAMPLE_PARTS, sample, strict=True)]
+        for (rank, chrf), sample in zip(chosen, validation.get("samples", ()), strict=True)
+    ]
+
+
+def _charts(
+    updates: Sequence[Line], validations: Sequence[Line], starts: Sequence[Line]
+) -> list[Chart]:
+    end = max([1.0, *(lines[-1]["step"] for lines in (updates, validations) if lines)])
+    chart = partial(Chart, end=end, marks=[step for step in _resumes(starts) if step <= end])
+
+    def curve(lines: Sequence[Line], key: str, label: str = "", **style: bool) -> Curve:
+        return Curve(label, [(line["step"], _number(line, key)) for line in lines], **style)
+
+    loss = curve(updates, "loss", "training (smoothed objective)", noisy=True)
+    objective = curve(validations, "objective", "validation (the same objective)", marked=True)
+    quality = [curve(validations, key, METRICS[key].label, marked=True) for key in ("bleu", "chrf")]
+    speed = curve(updates, "target_tokens_per_second", noisy=True)
+    norm = curve(updates, "gradient_norm", noisy=True)
+    return [
+        chart("Loss", "nats per target token", [loss, objective], size=_WIDE),
+        chart("Translation quality", "score, 0 to 100", quality, size=_WIDE),
+        chart("Learning rate", "per update", [curve(updates, "learning_rate")], from_zero=True),
+        chart("Speed", "target tokens per second", [speed], from_zero=True),
+        chart("Gradient norm", "before clipping", [norm], log_if_wide=True),
+    ]
+
+
+def _number(line: Line, key: str) -> float:
+    """Return a value; NaN where it is missing, null or as good as infinite."""
+    value = line.get(key)
+    return value if value is not None and abs(value) < LIMIT else math.nan
+
+
+def _best(lines: Sequence[Line], metric: str) -> Line | None:
+    """Return the line with the best score by a metric, or of the lowest perplexity."""
+    scored = [line for line in lines if not math.isnan(_number(line, metric))]
+    choose = min if metric not in METRICS or METRICS[metric].lower_is_better else max
+    return choose(scored, key=lambda line: _number(line, metric)) if scored else None
+
+
+def _fixed(value: float, decimals: int) -> str:
+    if math.isnan(value):
+        return "\N{EN DASH}"
+    return f"{value:,.{decimals}f}" if abs(value) < 1e9 else short_number(value)
