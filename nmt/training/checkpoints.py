@@ -49,237 +49,6 @@ from nmt.training.validation import Validator
 logger = logging.getLogger(__name__)
 
 
-def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpoint | None:
-    """Load the newest whole checkpoint in all processes; the first one says which that is.
-
-    Raises:
-        CheckpointError: All are damaged, or the newest is and ``strict`` is set.
-    """
-    found = None
-    if processes.rank == 0:
-        found = newest_checkpoint(run_dir, strict=strict)
-    found = processes.share(found)
-    checkpoint = load_checkpoint(found) if found else None
-    processes.wait()  # the first process tidies up next
-    return checkpoint
-
-
-def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
-    """Remove or set aside what earlier starts left that does not belong to ``checkpoint``.
-
-    Raises:
-        CheckpointError: The folder cannot be written.
-    """
-    clean_partial(run_dir)
-    if checkpoint is None:  # files of an earlier run with other data
-        for name in EXTRAS:
-            (run_dir / name).unlink(missing_ok=True)
-        return
-    set_damaged_aside(run_dir, checkpoint.step)
-
-
-class CheckpointWriter:
-    """Saves into a run folder, names the best checkpoint, removes the expired.
-
-    Beside a GPU `save` only copies the tensors, in whole buffers, and a thread writes, hashes and
-    syncs the files; beside a CPU it returns when all is on the disk. A context: it ends when
-    nothing is being written any more.
-
-    Args:
-        run_dir: The folder.
-        training: What to keep, and what to do about a full disk.
-        updater: What is saved; processes share its updates, and the first one writes.
-        record: What every checkpoint says of the run: see `nmt.checkpoint.run`.
-        report: Told what is saved.
-    """
-
-    def __init__(
-        self,
-        run_dir: Path,
-        training: TrainingConfig,
-        updater: Updater,
-        record: Mapping[str, Any],
-        report: Callable[[Event], None],
-    ) -> None:
-        self._run_dir, self._training, self._updater = run_dir, training, updater
-        self._record, self._report = record, report
-        self.saved_step = 0  # of the newest checkpoint
-        self.writing: Future[Event | None] | None = None  # what has been begun
-        self._thread = None
-        if updater.pace.uses_threads:
-            self._thread = ThreadPoolExecutor(1, "checkpoint")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
-
-    def save(self, progress: Progress) -> None:
-        """Save, or begin to: one checkpoint is written at a time.
-
-        Raises:
-            CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
-        """
-        self.wait()
-        updater, optimizer = self._updater, self._updater.optimizer
-        generators = random_state(updater.device, updater.processes)
-        if updater.processes.rank == 0:
-            counters = {"counters": updater.counters()}
-            state = {"progress": progress.as_dict(), **counters, **self._record}
-            write = partial(self._write, progress.step, History(progress.history), state)
-            groups = optimizer.weights(), optimizer.state() | generators
-            if self._thread is None:
-                self.writing = Future()
-                self.writing.set_result(write(*groups))
-            else:
-                self.writing = self._thread.submit(write, *map(host_copies, groups))
-        if self._thread is None:
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for what is being written; all processes learn which step is saved."""
-        self.look(wait=True)
-        self.saved_step = self._updater.processes.share(self.saved_step)
-
-    def look(self, *, wait: bool = False) -> None:
-        """Take note of a checkpoint that has been written; or ``wait`` for it.
-
-        Raises:
-            CheckpointError: As `save`.
-        """
-        writing = self.writing
-        if writing is not None and (wait or writing.done()):
-            self.writing = None
-            if saved := writing.result():
-                self.saved_step = saved.step
-                self._report(saved)
-
-    def save_the_end(self, progress: Progress) -> None:
-        """Have the last step saved.
-
-        Raises:
-            CheckpointError: The disk is full.
-        """
-        self.wait()
-        if self.saved_step < progress.step:
-            self.save(progress)
-            self.wait()
-        if self.saved_step < progress.step:
-            raise CheckpointError(
-                f"Training has ended, but step {progress.step:,} could not be saved: the disk is "
-                "full.",
-                fix="Free disk space, then start the same command again: it resumes from "
-                f"step {self.saved_step:,}.",
-            )
-
-    def _write(
-        self,
-        step: int,
-        history: History,
-        state: Mapping[str, Any],
-        model: Mapping[str, Tensor],
-        optimizer: Mapping[str, Tensor],
-    ) -> Event | None:
-        """Save; return None if the disk was full and training is to go on."""
-        begin = time.perf_counter()
-        groups: dict[str, Any] = {"model": model, "optimizer": optimizer, "state": state}
-        try:
-            folder = save_checkpoint(self._run_dir, step, **groups)
-        except CheckpointError as error:
-            if self._training.on_full_disk == "stop":
-                raise
-            logger.warning("not saved: %s", error.problem)
-            return None
-        try:
-            self._tidy(history)
-        except OSError as error:  # the checkpoint is whole; the next one makes up for this
-            logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
-        return Event(step, f"saved {folder.name} ({time.perf_counter() - begin:.2f} s)", "saved")
-
-    def _tidy(self, history: History) -> None:
-        """Name the best of the checkpoints there are, and remove the expired."""
-        training, present = self._training, dict(list_checkpoints(self._run_dir))
-        scores = History({step: score for step, score in history.items() if step in present})
-        if scores.best is not None:
-            write_best(self._run_dir, checkpoint_name(scores.best))
-        gone = expired(
-            present,
-            scores,
-            keep_last=training.keep_last,
-            keep_best=training.keep_best,
-            due_every=(training.save_every, training.validate_every),
-        )
-        for old in gone:
-            remove_folder(present[old])
-
-
-def average_at_end(
-    training: TrainingConfig, summary: TrainingSummary, validator: Validator, reporter: Reporter
-) -> TrainingSummary:
-    """Write the mean of the last checkpoints, and name it best if it validates better.
-
-    Does nothing if that is not configured, or if it is done already. The model's weights are the
-    mean afterwards.
-
-    Raises:
-        CheckpointError: A checkpoint is damaged, or the folder cannot be written.
-    """
-    if training.average_last is None:
-        return summary
-    run_dir, updater = summary.run_dir, validator.updater
-    present = dict(list_checkpoints(run_dir))
-    due_every = (training.save_every, training.validate_every)
-    steps = newest_steps(present, training.average_last, due_every=due_every)
-    made = _made(run_dir, summary.step)
-    is_choosable = present.keys() >= {*made.get("steps", ())}
-    if "score" in made and (made["steps"] == steps or not is_choosable):
-        return _best_of(summary, made["score"])
-    if len(steps) < 2:
-        return summary
-    paths = [present[step] for step in steps]
-    try:
-        updater.optimizer.load_weights(average_weights(paths))
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"There is no mean of the last {len(paths)} checkpoints: {error.problem}",
-            fix="All updates are made. Remove this checkpoint and start the same command again for "
-            "a mean of the others, or unset training.average_last.",
-        ) from error
-    scores = validator()
-    score = scores.value(training.validation.metric)
-    result = _best_of(summary, score)
-    if updater.processes.rank == 0:
-        # Should it end before the mean is written, the newest checkpoint counts as best meanwhile.
-        if result.best == AVERAGE or read_best(run_dir) == run_dir / AVERAGE:
-            write_best(run_dir, result.best)
-        shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
-        write_average(run_dir / AVERAGE, run_dir, paths, score=score)
-    outcome = "now the best" if result.best == AVERAGE else "the best checkpoint is better"
-    text = f"mean of the last {len(steps)} checkpoints: {scores}; {outcome}"
-    reporter.report(Event(summary.step, text))
-    return result
-
-
-def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
-    """Take the score of the mean into account."""
-    if summary.best_score is not None and rank(score) <= rank(summary.best_score):
-        return summary
-    return replace(summary, best=AVERAGE, best_score=score)
-
-
-def _made(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return the record of the mean that an earlier start made after ``step``, or nothing."""
-    folder = run_dir / AVERAGE
-    try:
-        manifest = Manifest.read(folder)
-        manifest.verify(folder)
-        return read_state(folder, RECORD) if manifest.step == step else {}
-    except CheckpointError:
-        return {}
-
-
 class History(dict[int, float]):
     """Scores of all validations of a run by step, oldest first: BLEU, chrF, or minus the loss.
 
@@ -354,17 +123,16 @@ class Progress:
             before: Source and target tokens of these updates that an earlier process read.
         """
         real = self.source_tokens + self.target_tokens
+        speed = (self.target_tokens - before[1]) / seconds
         # Smoothed objective per target token, in nats.
         loss = self.loss_sum / self.scored_tokens if self.scored_tokens else math.nan
-        own = self.source_tokens - before[0], self.target_tokens - before[1]
-        speed = own[1] / seconds
         values = {
             "epoch": self.position.epoch,
             "loss": loss,
             "learning_rate": learning_rate,
             "gradient_norm": gradient_norm,
             "target_tokens_per_second": speed,
-            "source_tokens_per_second": own[0] / seconds,
+            "source_tokens_per_second": (self.source_tokens - before[0]) / seconds,
             "padding_waste": 1 - real / max(self.padded_tokens, 1),
             "seconds": seconds,
         }
@@ -384,19 +152,18 @@ class Progress:
 
     def summary(self, run_dir: Path, reason: str, metric: str, seconds: float) -> TrainingSummary:
         """Report how training ended, after ``seconds`` of updates."""
-        best, score = self.history.best, None
-        if best is not None:
-            score = self.history[best]
-        name = None if best is None else checkpoint_name(best)
+        best = self.history.best
+        name, score = (None, None) if best is None else (checkpoint_name(best), self.history[best])
         return TrainingSummary(run_dir, self.step, reason, name, score, metric, seconds)
 
     def describe(self) -> str:
         """Return where training stands, in a phrase."""
-        start, total = self.step, self.total_steps
-        if total is not None and start >= total:
-            return f"at step {start:,}, and training ends at step {total:,}"
-        where = f"resuming at step {start:,}" if start else "training"
-        return where + (f" to step {total:,}" if total else " until patience ends")
+        if self.reason_to_end(patience=None):
+            return f"at step {self.step:,}, and training ends at step {self.total_steps:,}"
+        where = f"resuming at step {self.step:,}" if self.step else "training"
+        return where + (
+            f" to step {self.total_steps:,}" if self.total_steps else " until patience ends"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""
@@ -443,3 +210,233 @@ class TrainingSummary:
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return asdict(self) | {"run_dir": str(self.run_dir)}
+
+
+def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpoint | None:
+    """Load the newest whole checkpoint in all processes; the first one says which that is.
+
+    Raises:
+        CheckpointError: All are damaged, or the newest is and ``strict`` is set.
+    """
+    newest = None
+    if processes.rank == 0:
+        newest = newest_checkpoint(run_dir, strict=strict)
+    newest = processes.share(newest)
+    checkpoint = load_checkpoint(newest) if newest else None
+    processes.wait()  # the first process tidies up next
+    return checkpoint
+
+
+def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
+    """Remove or set aside what earlier starts left that does not belong to ``checkpoint``.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    clean_partial(run_dir)
+    if checkpoint is not None:
+        set_damaged_aside(run_dir, checkpoint.step)
+        return
+    for name in EXTRAS:  # of an earlier run with other data
+        (run_dir / name).unlink(missing_ok=True)
+
+
+class CheckpointWriter:
+    """Saves into a run folder, names the best checkpoint, removes the expired.
+
+    Beside a GPU `save` only copies the tensors, in whole buffers, and a thread writes, hashes and
+    syncs the files; beside a CPU it returns when all is on the disk. A context: it ends when
+    nothing is being written any more.
+
+    Args:
+        run_dir: The folder.
+        training: What to keep, and what to do about a full disk.
+        updater: What is saved; processes share its updates, and the first one writes.
+        record: What every checkpoint says of the run: see `nmt.checkpoint.run`.
+        report: Told what is saved.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        training: TrainingConfig,
+        updater: Updater,
+        record: Mapping[str, Any],
+        report: Callable[[Event], None],
+    ) -> None:
+        self._run_dir, self._training, self._updater = run_dir, training, updater
+        self._record, self._report = record, report
+        self.saved_step = 0  # of the newest checkpoint
+        self.writing: Future[Event | None] | None = None  # what has been begun
+        self._thread = None
+        if updater.pace.uses_threads:
+            self._thread = ThreadPoolExecutor(1, "checkpoint")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def save(self, progress: Progress) -> None:
+        """Save, or begin to: one checkpoint is written at a time.
+
+        Raises:
+            CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
+        """
+        self.wait()
+        updater, optimizer = self._updater, self._updater.optimizer
+        generators = random_state(updater.device, updater.processes)
+        if updater.processes.rank == 0:
+            counters = {"counters": updater.counters()}
+            state = {"progress": progress.as_dict(), **counters, **self._record}
+            write = partial(self._write, progress.step, History(progress.history), state)
+            groups = optimizer.weights(), optimizer.state() | generators
+            if self._thread is None:
+                self._take_note(write(*groups))
+            else:
+                self.writing = self._thread.submit(write, *map(host_copies, groups))
+        if self._thread is None:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for what is being written; all processes learn which step is saved."""
+        self.look(wait=True)
+        self.saved_step = self._updater.processes.share(self.saved_step)
+
+    def look(self, *, wait: bool = False) -> None:
+        """Take note of a checkpoint that has been written; or ``wait`` for it.
+
+        Raises:
+            CheckpointError: As `save`.
+        """
+        writing = self.writing
+        if writing is not None and (wait or writing.done()):
+            self.writing = None
+            self._take_note(writing.result())
+
+    def _take_note(self, saved: Event | None) -> None:
+        if saved is not None:
+            self.saved_step = saved.step
+            self._report(saved)
+
+    def save_the_end(self, progress: Progress) -> None:
+        """Have the last step saved.
+
+        Raises:
+            CheckpointError: The disk is full.
+        """
+        self.wait()
+        if self.saved_step < progress.step:
+            self.save(progress)
+            self.wait()
+        if self.saved_step < progress.step:
+            raise CheckpointError(
+                f"Training has ended, but step {progress.step:,} could not be saved: the disk is "
+                "full.",
+                fix="Free disk space, then start the same command again: it resumes from "
+                f"step {self.saved_step:,}.",
+            )
+
+    def _write(
+        self,
+        step: int,
+        history: History,
+        state: Mapping[str, Any],
+        model: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+    ) -> Event | None:
+        """Save; return None if the disk was full and training is to go on."""
+        begin = time.perf_counter()
+        groups: dict[str, Any] = {"model": model, "optimizer": optimizer, "state": state}
+        try:
+            folder = save_checkpoint(self._run_dir, step, **groups)
+        except CheckpointError as error:
+            if self._training.on_full_disk == "stop":
+                raise
+            logger.warning("not saved: %s", error.problem)
+            return None
+        try:
+            self._tidy(history)
+        except OSError as error:  # the checkpoint is whole; the next one makes up for this
+            logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
+        return Event(step, f"saved {folder.name} ({time.perf_counter() - begin:.2f} s)", "saved")
+
+    def _tidy(self, history: History) -> None:
+        """Name the best of the checkpoints there are, and remove the expired."""
+        training, present = self._training, dict(list_checkpoints(self._run_dir))
+        scores = History({step: score for step, score in history.items() if step in present})
+        if scores.best is not None:
+            write_best(self._run_dir, checkpoint_name(scores.best))
+        keep = {"keep_last": training.keep_last, "keep_best": training.keep_best}
+        for old in expired(present, scores, **keep, due_every=_due_every(training)):
+            remove_folder(present[old])
+
+
+def _due_every(training: TrainingConfig) -> tuple[int, int]:
+    return training.save_every, training.validate_every
+
+
+def average_at_end(
+    training: TrainingConfig, summary: TrainingSummary, validator: Validator, reporter: Reporter
+) -> TrainingSummary:
+    """Write the mean of the last checkpoints, and name it best if it validates better.
+
+    Does nothing if that is not configured, or if it is done already. The model's weights are the
+    mean afterwards.
+
+    Raises:
+        CheckpointError: A checkpoint is damaged, or the folder cannot be written.
+    """
+    if training.average_last is None:
+        return summary
+    run_dir, updater = summary.run_dir, validator.updater
+    present = dict(list_checkpoints(run_dir))
+    steps = newest_steps(present, training.average_last, due_every=_due_every(training))
+    made = _made(run_dir, summary.step)
+    is_choosable = present.keys() >= {*made.get("steps", ())}
+    if "score" in made and (made["steps"] == steps or not is_choosable):
+        return _best_of(summary, made["score"])
+    if len(steps) < 2:
+        return summary
+    paths = [present[step] for step in steps]
+    try:
+        updater.optimizer.load_weights(average_weights(paths))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"There is no mean of the last {len(paths)} checkpoints: {error.problem}",
+            fix="All updates are made. Remove this checkpoint and start the same command again for "
+            "a mean of the others, or unset training.average_last.",
+        ) from error
+    scores = validator()
+    score = scores.value(training.validation.metric)
+    result = _best_of(summary, score)
+    if updater.processes.rank == 0:
+        # Should it end before the mean is written, the newest checkpoint counts as best meanwhile.
+        if result.best == AVERAGE or read_best(run_dir) == run_dir / AVERAGE:
+            write_best(run_dir, result.best)
+        shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
+        write_average(run_dir / AVERAGE, run_dir, paths, score=score)
+    outcome = "now the best" if result.best == AVERAGE else "the best checkpoint is better"
+    text = f"mean of the last {len(steps)} checkpoints: {scores}; {outcome}"
+    reporter.report(Event(summary.step, text))
+    return result
+
+
+def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
+    """Take the score of the mean into account."""
+    if summary.best_score is not None and rank(score) <= rank(summary.best_score):
+        return summary
+    return replace(summary, best=AVERAGE, best_score=score)
+
+
+def _made(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return the record of the mean that an earlier start made after ``step``, or nothing."""
+    folder = run_dir / AVERAGE
+    try:
+        manifest = Manifest.read(folder)
+        manifest.verify(folder)
+        return read_state(folder, RECORD) if manifest.step == step else {}
+    except CheckpointError:
+        return {}

@@ -101,8 +101,7 @@ class StopSignal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
+        for number, handler in self._before.items():
             # None stands for a handler that was not set from Python, and cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

@@ -36,7 +36,7 @@ _SAVED_BYTES_PER_SECOND = 250e6  # Written, hashed and synced.
 # Times a budget of minutes: what is estimated to take longer is worth a warning.
 _OVER_BUDGET = 1.1
 _PAIR_SECONDS = 60e-6  # Time for what inference needs, by training pair; measured on one core.
-_PARTS, _LINES = 6, 40  # Batches and lines of a validation that is timed.
+_PARTS, _LINES = 6, 7  # A validation is timed by 6 batches, and by 6 times 7 lines.
 _SHARE_OF_MEMORY = 0.75  # Of the free memory: other programs and the allocator need some, too.
 _FIRST_SIZE = 2048
 
@@ -61,15 +61,16 @@ class TimePlan:
         >>> TimePlan(1.0, 20.0, 0.0, 40.0).updates_in(10, training)
         466
         """
-        between = self.validation / training.validate_every + self.saving / training.save_every
         seconds = max(minutes * 60 - self.spent, 0.0)
-        inside = math.floor((seconds - self.end) / (self.update + between))
+        inside = math.floor((seconds - self.end) / (self.update + self._between(training)))
         return max(1, inside, math.floor(seconds / 2 / self.update))
 
     def beside(self, updates: int, training: TrainingConfig) -> float:
         """Return the seconds of a training of so many updates that are not theirs."""
-        between = self.validation / training.validate_every + self.saving / training.save_every
-        return updates * between + self.end
+        return updates * self._between(training) + self.end
+
+    def _between(self, training: TrainingConfig) -> float:
+        return self.validation / training.validate_every + self.saving / training.save_every
 
     def shortage(self, updates: int | None, training: TrainingConfig) -> str:
         """Return a warning if a budget of time, which gives ``updates``, does not hold the rest."""
@@ -144,22 +145,18 @@ def _validation_seconds(validator: Validator, most_seconds: float) -> float:
     """Return about how long a validation takes: from samples, which a smaller one has warmed up."""
     processes, seconds = validator.updater.processes, 0.0
     num_lines = len(validator.text.sources) if validator.text else 0
-    for batches, lines, count in ((_PARTS, 0, len(validator.batches)), (0, _LINES, num_lines)):
-        if not processes.share(count):
-            continue
-        few = validator.sample(num_batches=-(-batches // _PARTS), num_lines=-(-lines // _PARTS))
-        of_item = _seconds_of_item(few)
-        # Where even the few take long, they have to do.
-        if not processes.share(_PARTS * few.size * of_item > most_seconds / 2):
-            of_item = _seconds_of_item(validator.sample(num_batches=batches, num_lines=lines))
+    for batches, lines, count in ((1, 0, len(validator.batches)), (0, _LINES, num_lines)):
+        of_item = 0.0
+        for parts in (1, _PARTS) if processes.share(count) else ():
+            sample = validator.sample(num_batches=parts * batches, num_lines=parts * lines)
+            begin = time.perf_counter()
+            sample()
+            of_item = (time.perf_counter() - begin) / max(sample.size, 1)
+            # Where even the few take long, they have to do.
+            if processes.share(_PARTS * sample.size * of_item > most_seconds / 2):
+                break
         seconds += of_item * count
     return processes.share(seconds)
-
-
-def _seconds_of_item(sample: Validator) -> float:
-    begin = time.perf_counter()
-    sample()
-    return (time.perf_counter() - begin) / max(sample.size, 1)
 
 
 def time_plan(setup: TrainingSetup, *, most_seconds: float = MOST_SECONDS) -> TimePlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -72,18 +72,8 @@ class Scores:
 
     def event(self, step: int, epoch: int, seconds: float) -> Event:
         """Report the validation at ``step``, which took ``seconds``."""
-        values = {
-            "epoch": epoch,
-            "loss": self.loss,
-            "perplexity": self.perplexity,
-            "bleu_tokenizer": self.bleu_tokenizer,
-            "seconds": seconds,
-            "objective": self.objective,
-            "alarms": self.alarms,
-            "samples": self.samples,
-            "sample_chrf": self.sample_chrf,
-            **(self.text or dict.fromkeys(REPORTED_METRICS)),
-        }
+        values = asdict(self) | {"epoch": epoch, "perplexity": self.perplexity, "seconds": seconds}
+        values |= values.pop("text") or dict.fromkeys(REPORTED_METRICS)
         text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
         return Event(step, text, "validation", values)
 
