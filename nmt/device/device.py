@@ -30,6 +30,10 @@ _ONE_GIB = 1 << 30
 _OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _BETWEEN_RANKS = 1_000_003
 _MAX_INFLIGHT_UPDATES = 64
+_MEMINFO, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+_OWN_GROUP, _OWN_SIZES = Path("/proc/self/cgroup"), Path("/proc/self/statm")
+_MADV_HUGEPAGE, _HUGE_PAGE = 14, 1 << 21
+_BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # two are below the size at which glibc gives memory back
 T = TypeVar("T")
 
 
@@ -200,12 +204,6 @@ def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
 
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
         yield one_ahead()
-
-
-_MEMINFO, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-_OWN_GROUP, _OWN_SIZES = Path("/proc/self/cgroup"), Path("/proc/self/statm")
-_MADV_HUGEPAGE, _HUGE_PAGE = 14, 1 << 21
-_BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # two are below the size at which glibc gives memory back
 
 
 def free_bytes(device: torch.device) -> int:

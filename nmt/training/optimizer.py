@@ -325,10 +325,6 @@ class ModelOptimizer:
         self.parameters, self._optimizer, self._ema_decay = parameters, optimizer, ema_decay
         self._ema = parameters.weights.clone() if ema_decay is not None else None
 
-    def gradient_norm(self) -> Tensor:
-        """Euclidean norm of the whole gradient, a scalar."""
-        return torch.linalg.vector_norm(self.parameters.gradient)
-
     @torch.no_grad()
     def step(
         self, learning_rate: float, gradient_scale: Tensor | float, skipped: Tensor | None = None

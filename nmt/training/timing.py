@@ -12,11 +12,11 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
+from nmt.data.store import Rows
 from nmt.device import local_size
 from nmt.device.device import free_bytes, measure_peak, random_state, restore_random_state
 from nmt.errors import DeviceError
@@ -27,7 +27,6 @@ from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
 
-Rows = npt.NDArray[np.int64]
 MOST_SECONDS, NUM_UPDATES = 20.0, 20  # About the most that timing updates and a validation takes.
 _FEWEST_UPDATES = 2
 # Of a budget of minutes, for timing; of that, for updates.
@@ -39,6 +38,17 @@ _PAIR_SECONDS = 60e-6  # Time for what inference needs, by training pair; measur
 _PARTS, _LINES = 6, 7  # A validation is timed by 6 batches, and by 6 times 7 lines.
 _SHARE_OF_MEMORY = 0.75  # Of the free memory: other programs and the allocator need some, too.
 _FIRST_SIZE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSetup:
+    """What one process trains with; `nmt.commands.train_setup.build` puts it together."""
+
+    training: TrainingConfig
+    data: PreparedData
+    updater: Updater  # of a model with new weights
+    loader: Loader
+    validator: Validator
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,14 +308,3 @@ def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -
     (few, few_bytes), (many, many_bytes) = low, high
     per_token = max((many_bytes - few_bytes) / max(many - few, 1), 1.0)
     return max(0, int(many + (free - many_bytes) / per_token))
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSetup:
-    """What one process trains with; `nmt.commands.train_setup.build` puts it together."""
-
-    training: TrainingConfig
-    data: PreparedData
-    updater: Updater  # of a model with new weights
-    loader: Loader
-    validator: Validator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.data.loader import Batch
+from nmt.data.store import Rows
 from nmt.device.device import (
     choose_device_queue,
     is_out_of_memory,
@@ -26,40 +28,30 @@ from nmt.training.losses import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import FlatParameters, ModelOptimizer
 
 _MOST_SPLITS = 3
+# 32 MiB: enough for the full rate of a network, and for several in an update.
+_SLICE_SIZE = 1 << 23
 
 
+@dataclass(eq=False)
 class UpdateStats:
     """What one update did, in all processes. Sums, not means.
 
     What the device computes is read when it is first asked for, and that waits for the device;
     `read_together` waits once for many updates.
-
-    Args:
-        batches: Those of this process.
-        learning_rate: Of the update.
-        tokens: Source and target tokens without padding, and cells of the padded rectangles.
-        on_device: Summed training loss; how often batches were halved; norm of the gradient.
-            (3,), float32.
-        stop: Whether any process was asked to stop when the update began.
     """
 
-    def __init__(
-        self,
-        batches: Sequence[Batch],
-        learning_rate: float,
-        tokens: Sequence[int],
-        on_device: Tensor,
-        *,
-        stop: bool = False,
-    ) -> None:
-        self.rows = [batch.rows for batch in batches]  # Of the store, by batch; for messages.
-        self.learning_rate, self.stop, self._on_device = learning_rate, stop, on_device
-        self.source_tokens, self.target_tokens, self.padded_tokens = tokens
+    rows: list[Rows]  # Of the store, by batch of this process; for messages.
+    learning_rate: float
+    source_tokens: int
+    target_tokens: int
+    padded_tokens: int  # Cells of the padded rectangles.
+    # Summed training loss; how often batches were halved; norm of the gradient. (3,), float32.
+    on_device: Tensor
+    stop: bool = False  # Whether any process was asked to stop when the update began.
 
     @cached_property
-    def _values(self) -> Sequence[float]:
-        values: list[float] = self._on_device.tolist()
-        return values
+    def _values(self) -> list[float]:
+        return list(map(float, self.on_device.tolist()))
 
     @property
     def loss_sum(self) -> float:
@@ -85,9 +77,88 @@ class UpdateStats:
 def read_together(updates: Sequence[UpdateStats]) -> None:
     """Read what the device computed in all of ``updates``: waits for it once."""
     if updates:
-        rows = torch.stack([update._on_device for update in updates]).tolist()
+        rows = torch.stack([update.on_device for update in updates]).tolist()
         for update, values in zip(updates, rows, strict=True):
             update._values = values
+
+
+class GradientReduction:
+    """Sums the gradient over processes: slice by slice, while backward still computes the others.
+
+    As in Li et al. (2020), "PyTorch Distributed", section 3.2: a part of the flat buffer is sent
+    when all its parameters have their gradient. Every process sends the parts in the same order.
+
+    Args:
+        model: Whose gradients these are.
+        parameters: Its parameters; their gradients are summed in place, in float32.
+        processes: All of them; each has a gradient of its own.
+        in_slices: Whether to send slices during backward. Else `finish` sends all at once.
+        size: Numbers of a slice, at least.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: FlatParameters,
+        processes: Processes,
+        *,
+        in_slices: bool,
+        size: int = _SLICE_SIZE,
+    ) -> None:
+        self._processes, self._slices = processes, list[Tensor]()
+        self._counts: list[int] = []  # Parameters of each slice.
+        self._missing: list[int] = []  # Those of them without their gradient.
+        self._sent: list[PendingSum] = []
+        self._kept: list[Tensor] = []
+        self._is_on = False
+        # The layers' matrices come first, and have their gradients in about the opposite order.
+        stop = parameters.matrix_size if in_slices else 0
+        rest, count = parameters.shared[stop:], 0
+        for name, view in reversed(list(parameters.views(parameters.shared[:stop]))):
+            arrived = partial(self._arrived, len(self._slices))
+            model.get_parameter(name).register_post_accumulate_grad_hook(arrived)
+            begin, count = int(view.storage_offset()), count + 1
+            if stop - begin >= size or begin == 0:
+                self._slices.append(parameters.shared[begin:stop])
+                self._counts.append(count)
+                stop, count = begin, 0
+        self._slices.append(rest)  # embeddings, biases, norms and sums: complete at the very end
+
+    @contextmanager
+    def during_backward(self) -> Iterator[None]:
+        """Send slices in this backward pass, the last one of the update."""
+        self._missing, self._is_on = list(self._counts), True
+        try:
+            yield
+        finally:
+            self._is_on = False
+
+    def _arrived(self, index: int, _parameter: Tensor) -> None:
+        if not self._is_on:
+            return
+        self._missing[index] -= 1
+        while len(self._sent) < len(self._missing) and not self._missing[len(self._sent)]:
+            self._send()
+
+    def _send(self) -> None:
+        self._sent.append(self._processes.begin_sum(self._slices[len(self._sent)]))
+
+    def keep(self) -> None:
+        """Keep the slices sent so far, as the gradient is about to be computed once more."""
+        for pending in self._sent:
+            pending.wait()
+        new = self._slices[len(self._kept) : len(self._sent)]
+        self._kept += [part.clone() for part in new]
+
+    def finish(self) -> None:
+        """Send what is left, and have the device wait for all of it."""
+        while len(self._sent) < len(self._slices):
+            self._send()
+        for pending in self._sent:
+            pending.wait()
+        for part, values in zip(self._slices, self._kept, strict=False):
+            part.copy_(values)
+        self._sent, self._kept = [], []
 
 
 class Updater:
@@ -159,20 +230,18 @@ class Updater:
         """
         self.model.train()
         own = [(b.num_source_tokens, b.num_target_tokens, b.num_padded_tokens) for b in batches]
-        *tokens, num_stopping = *map(sum, zip(*own, strict=True)), int(stops)
-        if self._reduction is not None:
-            counts = torch.tensor([*tokens, num_stopping])
-            self.processes.sum(counts)
-            *tokens, num_stopping = counts.tolist()
+        counts = torch.tensor([*map(sum, zip(*own, strict=True)), int(stops)])
+        self.processes.sum(counts)
+        source, target, padded, num_stopping = counts.tolist()
         parameters = self.optimizer.parameters
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor
         # Divided here, by the tokens of all processes, and nowhere else: so accumulation, halved
         # batches and processes all give the gradient of one large batch.
-        splits = self._sum_gradients(batches, factor / tokens[1], self._reduction)
+        splits = self._sum_gradients(batches, factor / target, self._reduction)
         parameters.sums[1].fill_(splits)
         if self._reduction is not None:
             self._reduction.finish()
-        norm = self.optimizer.gradient_norm() / factor
+        norm = torch.linalg.vector_norm(parameters.gradient) / factor
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
         # Whether the update counts is decided on the device: to read it here would wait for it.
         skipped = 1 - numbers.isfinite().all().float()
@@ -180,7 +249,8 @@ class Updater:
         self.optimizer.step(learning_rate, clip / factor, skipped)
         if self.loss_scale is not None:
             self.loss_scale.adapt(skipped)
-        return UpdateStats(batches, learning_rate, tokens, numbers, stop=num_stopping > 0)
+        rows = [batch.rows for batch in batches]
+        return UpdateStats(rows, learning_rate, source, target, padded, numbers, num_stopping > 0)
 
     def counters(self) -> dict[str, float]:
         """Return what a resumed run must know besides the optimizer. Waits for the device."""
@@ -261,83 +331,3 @@ def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
         fix="Lower batch.max_tokens or max_sentences and raise batch.accumulate, lower "
         "filters.max_length, or set training.activation_checkpointing.",
     )
-
-
-# 32 MiB: enough for the full rate of a network, and for several in an update.
-_SLICE_SIZE = 1 << 23
-
-
-class GradientReduction:
-    """Sums ``parameters.shared`` over all processes.
-
-    Args:
-        model: Whose gradients these are.
-        parameters: Its parameters; their gradients are summed in place, in float32.
-        processes: All of them; each has a gradient of its own.
-        in_slices: Whether to send slices during backward. Else `finish` sends all at once.
-        size: Numbers of a slice, at least.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: FlatParameters,
-        processes: Processes,
-        *,
-        in_slices: bool,
-        size: int = _SLICE_SIZE,
-    ) -> None:
-        self._processes, self._slices = processes, list[Tensor]()
-        self._counts: list[int] = []  # Parameters of each slice.
-        self._missing: list[int] = []  # Those of them without their gradient.
-        self._sent: list[PendingSum] = []
-        self._kept: list[Tensor] = []
-        self._is_on = False
-        # The layers' matrices come first, and have their gradients in about the opposite order.
-        stop = parameters.matrix_size if in_slices else 0
-        rest, count = parameters.shared[stop:], 0
-        for name, view in reversed(list(parameters.views(parameters.shared[:stop]))):
-            arrived = partial(self._arrived, len(self._slices))
-            model.get_parameter(name).register_post_accumulate_grad_hook(arrived)
-            begin, count = int(view.storage_offset()), count + 1
-            if stop - begin >= size or begin == 0:
-                self._slices.append(parameters.shared[begin:stop])
-                self._counts.append(count)
-                stop, count = begin, 0
-        self._slices.append(rest)  # embeddings, biases, norms and sums: complete at the very end
-
-    @contextmanager
-    def during_backward(self) -> Iterator[None]:
-        """Send slices in this backward pass, the last one of the update."""
-        self._missing, self._is_on = list(self._counts), True
-        try:
-            yield
-        finally:
-            self._is_on = False
-
-    def _arrived(self, index: int, _parameter: Tensor) -> None:
-        if not self._is_on:
-            return
-        self._missing[index] -= 1
-        while len(self._sent) < len(self._missing) and not self._missing[len(self._sent)]:
-            self._send()
-
-    def _send(self) -> None:
-        self._sent.append(self._processes.begin_sum(self._slices[len(self._sent)]))
-
-    def keep(self) -> None:
-        """Keep the slices sent so far, as the gradient is about to be computed once more."""
-        for pending in self._sent:
-            pending.wait()
-        new = self._slices[len(self._kept) : len(self._sent)]
-        self._kept += [part.clone() for part in new]
-
-    def finish(self) -> None:
-        """Send what is left, and have the device wait for all of it."""
-        while len(self._sent) < len(self._slices):
-            self._send()
-        for pending in self._sent:
-            pending.wait()
-        for part, values in zip(self._slices, self._kept, strict=False):
-            part.copy_(values)
-        self._sent, self._kept = [], []

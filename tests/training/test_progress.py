@@ -67,7 +67,7 @@ def test_a_score_that_is_no_number_is_never_the_best(scores: list[float], best: 
 def test_progress_counts_what_is_skipped_in_all_and_in_a_row() -> None:
     progress, counts = Progress(), []
     for nats in (1.0, math.nan, math.inf, 2.0, math.nan):
-        progress.add_outcome(UpdateStats([], 0.1, (1, 2, 3), torch.tensor([nats, 0, 0.5])))
+        progress.add_outcome(UpdateStats([], 0.1, 1, 2, 3, torch.tensor([nats, 0, 0.5])))
         counts.append((progress.skipped, progress.skipped_in_a_row))
     assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1)]
     assert Progress.from_dict(progress.as_dict()).skipped_in_a_row == 1

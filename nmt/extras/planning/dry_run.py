@@ -21,6 +21,7 @@ from nmt.commands.prepare import prepare_data
 from nmt.commands.train_setup import build, compile_model
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
+from nmt.data.store import Rows
 from nmt.device.compilation import Compilation
 from nmt.device.device import choose_device, deterministic, measure_peak, prepare_process
 from nmt.device.distributed import Processes
@@ -30,7 +31,7 @@ from nmt.model.transformer import count_parameters
 from nmt.training.losses import objective_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.processes import StopSignal
-from nmt.training.timing import MOST_SECONDS, Rows, TrainingSetup, largest_batches, time_plan
+from nmt.training.timing import MOST_SECONDS, TrainingSetup, largest_batches, time_plan
 
 logger = logging.getLogger(__name__)
 
