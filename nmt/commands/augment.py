@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from nmt.checkpoint.model_folder import find_model
-from nmt.commands.loading import decoding_changes
+from nmt.commands.loading import decoding_changes, warn_of_language
 from nmt.commands.options import AugmentOptions, given
-from nmt.config.run import RunConfig
-from nmt.data.checks import other_language
 from nmt.data.corpus import Block
 from nmt.data.workers import Result, Stored, map_blocks
 from nmt.errors import ConfigError, DataError
@@ -25,8 +22,6 @@ from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
 from nmt.files.lines import decoded_lines, open_binary
 from nmt.inference.translator import Translator
-
-logger = logging.getLogger(__name__)
 
 _CORPUS, _REPORT, _SETTINGS, _SHARDS = "corpus.tsv.gz", "report.json", "settings.json", "shards"
 _EMPTY = "empty"
@@ -83,7 +78,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
         **changes,
     )
     files = find_model(options.with_, options.checkpoint)
-    _check_language(text, files.config)
+    warn_of_language(str(text), _lines(text), files.config)
     settings = {
         "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,
         "shard_lines": options.shard_lines,
@@ -103,8 +98,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
             stored = Stored(translate, output / _SHARDS, sha256_of_json(settings))
             counts = Counter[str]()
             with open_output(output / _CORPUS) as corpus:
-                name = f"translating {text}"
-                for _, result in map_blocks(name, parts, stored):
+                for _, result in map_blocks(f"translating {text}", parts, stored):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
             dropped = {name: number for name, number in counts.most_common() if name != "read"}
@@ -122,31 +116,17 @@ def augment(options: AugmentOptions) -> AugmentReport:
             return report
 
 
-def _check_language(text: Path, config: RunConfig) -> None:
-    """Warn if a text looks like another language than the one that the model reads."""
-    known, other = config.source_language, config.target_language
-    if found := other_language(_lines(text), known, [other]):
-        logger.warning(
-            "%s looks like %s, but the model translates from %s to %s", text, found, known, other
-        )
-
-
 def _check_ours(output: Path, settings: Mapping[str, Any]) -> None:
     """Check that a folder is new, or was begun with the same settings."""
-    place = output / _SETTINGS
-    if not place.is_file():
-        if output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
-            raise ConfigError(
-                f"{output} is not empty, and was not made by `nmt augment`.",
-                fix="Name a new folder in `output`.",
-            )
-        return
-    was = read_json(place)
-    if differing := [name for name, value in settings.items() if was.get(name) != value]:
-        raise ConfigError(
-            f"{output} was made with another {', '.join(differing)}.",
-            fix="Restore what differs to resume, or name another folder.",
-        )
+    place, problem = output / _SETTINGS, ""
+    if place.is_file():
+        was = read_json(place)
+        if differing := [name for name, value in settings.items() if was.get(name) != value]:
+            problem = f"{output} was made with another {', '.join(differing)}."
+    elif output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
+        problem = f"{output} is not empty, and was not made by `nmt augment`."
+    if problem:
+        raise ConfigError(problem, fix="Name another folder; to resume, restore what differs.")
 
 
 def _parts(text: Path, size: int) -> Iterator[Block]:

@@ -52,34 +52,28 @@ def average(options: AverageOptions) -> AverageSummary:
     check_new_folder(options.output, run_dir)
     present = dict(list_checkpoints(run_dir))
     if not present:
-        raise CheckpointError(
-            f"{run_dir} has no checkpoints.", fix="Name a run folder that `nmt train` wrote."
-        )
+        fix = "Name a run folder that `nmt train` wrote."
+        raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
     if missing := [str(step) for step in sorted(steps) if step not in present]:
-        raise CheckpointError(
-            f"{run_dir} has no checkpoint of step {', '.join(missing)}; it has "
-            f"{', '.join(map(str, sorted(present)))}.",
-            fix="Name some of these with `step`.",
-        )
+        fix = f"Name some of these with `step`: {', '.join(map(str, sorted(present)))}."
+        problem = f"{run_dir} has no checkpoint of step {', '.join(missing)}."
+        raise CheckpointError(problem, fix=fix)
+    wanted, kept = best or len(steps) or last or DEFAULT_LAST, "best" if best else "last"
     if best is not None:
-        wanted, scored, kept = best, " with a validation score", "best"
         chosen = by_score(present, _scores(present))[:best]
     else:
-        wanted, scored, kept = len(steps) or last or DEFAULT_LAST, "", "last"
         chosen = list(steps) or sorted(present)[-wanted:]
     if len(chosen) < wanted:
-        advice = f"training.keep_{kept} says how many a run keeps"
-        logger.info("%s has %s%s, not %d; %s", run_dir, _count(len(chosen)), scored, wanted, advice)
+        text = "%s has %d to choose from, not %d; training.keep_%s says how many a run keeps"
+        logger.info(text, run_dir, len(chosen), wanted, kept)
     folders = {step: present[step] for step in sorted(chosen)}
     for step, folder in folders.items():
         if (found := Manifest.read(folder).step) != step:  # it was chosen by a step not its own
-            raise CheckpointError(
-                f"{folder} holds step {found:,}.", fix="Give the folder its own name back."
-            )
+            fix = "Give the folder its own name back."
+            raise CheckpointError(f"{folder} holds step {found:,}.", fix=fix)
     # Refuses now what could not be translated with later.
     load_model(run_dir, f"step-{max(folders)}")
-    shown = ", ".join(f"{step:,}" for step in folders)
-    logger.info("averaging %s: step %s", _count(len(folders)), shown)
+    logger.info("averaging the checkpoints of step %s", ", ".join(f"{step:,}" for step in folders))
     write_average(options.output, run_dir, list(folders.values()))
     log_next_commands(options.output)
     return AverageSummary(options.output, tuple(folders))
@@ -91,12 +85,6 @@ def _scores(present: Mapping[int, Path]) -> dict[int, float]:
     Manifest.read(folder).verify(folder, (STATE,))
     scores = dict(read_state(folder).get("progress", {}).get("history", []))
     if not scores.keys() & present.keys():
-        raise CheckpointError(
-            f"{folder / STATE} records no validation score of a checkpoint that is there.",
-            fix="Use `last`, or name checkpoints with `step`.",
-        )
+        problem = f"{folder / STATE} records no validation score of a checkpoint that is there."
+        raise CheckpointError(problem, fix="Use `last`, or name checkpoints with `step`.")
     return scores
-
-
-def _count(number: int) -> str:
-    return f"{number:,} checkpoint{'' if number == 1 else 's'}"

@@ -120,7 +120,7 @@ def _check_models(options: EvaluateOptions) -> None:
         fix = "Evaluate the ensemble by itself."
         raise ConfigError("`with` cannot be combined with several models.", fix=fix)
     if options.save_hypotheses and (len(models) > 1 or options.save_hypotheses == Path("-")):
-        problem = "`save_hypotheses` writes a file with the translations of one model."
+        problem = "`save_hypotheses` takes one model, and no standard output: that gets scores."
         raise ConfigError(problem, fix=_KEEPS_ALL)
     is_itself = base and any(folder.resolve() == base.resolve() for folder in models)
     # Other options of the search change both sides alike.

@@ -1,19 +1,25 @@
-"""Shared groups of options -> the arguments by which a model is loaded. Loads no torch."""
+"""Shared groups of options -> the arguments by which a model is loaded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.commands.options import EngineOptions, MbrOptions, ModelOptions
+from nmt.commands.options import EngineOptions, MbrOptions, ModelOptions, given
 from nmt.config.loader import load_config, refuse_idle
+from nmt.config.run import RunConfig
+from nmt.data.checks import other_language
 from nmt.errors import ConfigError
 from nmt.inference.engine import Ensemble
+from nmt.registry import load_attribute
 
 if TYPE_CHECKING:
     from nmt.inference.mbr import Mbr
+
+logger = logging.getLogger(__name__)
 
 
 def loading(options: ModelOptions) -> dict[str, Any]:
@@ -45,20 +51,14 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
         ConfigError: A beam size was given too, or candidates without a utility.
     """
     if options.mbr is None:
-        for name in ("mbr_candidates", "mbr_from"):
-            if getattr(options, name) is not None:
-                raise ConfigError(f"`{name}` needs `mbr`.", fix="Add `mbr` chrf, or leave it out.")
+        for name in given(options, "mbr_candidates", "mbr_from"):
+            raise ConfigError(f"`{name}` needs `mbr`.", fix="Add `mbr` chrf, or leave it out.")
         return None
-    from nmt.inference.mbr import Mbr  # noqa: PLC0415 - its metrics take time to load
-
-    found = Mbr(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")
     if beam_size is not None:
-        raise ConfigError(
-            f"`beam_size` {beam_size} does not work with `mbr`, which compares "
-            f"{found.num_candidates} candidates.",
-            fix="Leave `beam_size` out, and set `mbr_candidates`.",
-        )
-    return found
+        fix = "Leave `beam_size` out, and set `mbr_candidates`."
+        raise ConfigError(f"`beam_size` {beam_size} does not work with `mbr`.", fix=fix)
+    make: type[Mbr] = load_attribute("nmt.inference.mbr:Mbr")  # its metrics take time to load
+    return make(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")
 
 
 def decoding_changes(
@@ -82,3 +82,11 @@ def decoding_changes(
     config = load_config(model / "config.yaml", both)
     refuse_idle(overrides, ("decoding",))
     return config.decoding.model_dump()
+
+
+def warn_of_language(name: str, texts: Iterable[str], config: RunConfig) -> None:
+    """Warn of a text in another language than the one that a model translates."""
+    known = config.source_language
+    if found := other_language(texts, known, [config.target_language]):
+        text = "%s looks like %s, and the model translates %s: the wrong file or model?"
+        logger.warning(text, name, found, known)

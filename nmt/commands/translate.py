@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from nmt.commands.loading import decoding_changes, loading, mbr
+from nmt.commands.loading import decoding_changes, loading, mbr, warn_of_language
 from nmt.commands.options import TranslateOptions
 from nmt.config.loader import load_config
-from nmt.data.checks import other_language
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import (
@@ -123,18 +122,15 @@ def load_translator(options: TranslateOptions) -> Translator:
     options.check_output(decoding.n_best)
     if (decoding.sampling or decoding.return_alternatives) and beam_size not in (None, 1):
         shown = "`sample`" if decoding.sampling else "decoding.return_alternatives"
-        raise ConfigError(
-            f"`beam_size` {beam_size} does not go with {shown}, which has no beam.",
-            fix="Leave one of them out; `n_best` sets the number of translations of a line.",
-        )
+        fix = "Leave one of them out; `n_best` sets the number of translations of a line."
+        raise ConfigError(f"`beam_size` {beam_size} does not work with {shown}.", fix=fix)
     if translator.options.confidence is None:
+        problem = f"{model} has no confidence.json: its translations get no confidence"
         if options.min_confidence is not None:
-            raise ConfigError(
-                f"{model} has no confidence.json, so `min_confidence` can mark nothing.",
-                fix="Use a run that trained to its end, with 100 validation lines or more.",
-            )
+            fix = "Use a run that trained to its end, with 100 validation lines or more."
+            raise ConfigError(f"{problem}.", fix=fix)
         if options.format == "json":
-            logger.info("%s has no confidence.json: its translations get no confidence", model)
+            logger.info("%s", problem)
     return translator
 
 
@@ -152,8 +148,9 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
     name = "standard input" if is_standard(source) else str(source)
     for chunk in read_chunks(reader, lines_at_once=at_once, name=name):
         texts = decoder.decode(chunk, number)
-        if number == 1 and not (reads_json or options.tag):
-            _check_language(texts, options.model)
+        is_plain = number == 1 and not (reads_json or options.tag)
+        if is_plain and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
+            warn_of_language("the input", texts, load_config(options.model / "config.yaml"))
         lines: list[Request | DataError] = [Request(text) for text in texts]
         if reads_json:
             lines = [_parsed(text, row) for row, text in enumerate(texts, number)]
@@ -190,29 +187,28 @@ class _Writer:
         results: Sequence[Result | DataError],
     ) -> None:
         """Write the results of a chunk; text ends before a line that has none."""
-        output, done = bytearray(), dict[int, Result]()
-        end: DataError | None = None
+        done = dict[int, Result]()
         for number, (line, found) in enumerate(zip(lines, results, strict=True), first):
             others = getattr(line, "others", {})
             if isinstance(found, Result):
                 done[number] = found
-                written = list(self._texts(number, others, found))
+                written = self._texts(number, others, found)
             else:
                 if not isinstance(line, DataError):  # its message has the line number
                     found = DataError(f"Line {number:,}: {found.problem}", fix=found.fix)
                 if self._options.format == "text":
-                    end = found
-                    break
+                    self._stream.flush()
+                    fix = (
+                        f"{found.fix} With `format` json the other lines are answered all the same."
+                    )
+                    raise DataError(found.problem, fix=fix)
                 self._num_failures += 1
                 self._first_failure = self._first_failure or found
-                written = [_json_line({**others, ERROR: found.problem})]
-            # A lone surrogate of a field that passes through becomes the escape of JSON again.
-            output += b"".join(x.encode("utf-8", "backslashreplace") + b"\n" for x in written)
-        self._stream.write(output)
+                written = iter([_json_line({**others, ERROR: found.problem})])
+            for text in written:
+                # A lone surrogate of a field that passes through becomes the escape of JSON again.
+                self._stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
         self._stream.flush()
-        if end is not None:
-            fix = f"{end.fix} With `format` json the other lines are answered all the same."
-            raise DataError(end.problem, fix=fix)
         self.num_lines += len(lines)
         self._counts += GuardCounts.of(done)
 
@@ -240,12 +236,9 @@ class _Writer:
         """
         if message := self._counts.message(time.perf_counter() - self._begin):
             logger.info(message)
-        if self._first_failure is not None:
-            raise DataError(
-                f"Lines answered with an error: {self._num_failures:,}. The first: "
-                f"{self._first_failure.problem}",
-                fix=self._first_failure.fix,
-            )
+        if (first := self._first_failure) is not None:
+            problem = f"Lines answered with an error: {self._num_failures:,}. The first: "
+            raise DataError(problem + first.problem, fix=first.fix)
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
@@ -262,17 +255,6 @@ def _warn_of_passed_fields(
                 named.add(name)
                 text = "line %s: field %r is passed through, not followed (did you mean %r?)"
                 logger.warning(text, f"{number:,}", name, meant)
-
-
-def _check_language(texts: Sequence[str], model: Path) -> None:
-    """Warn of input in another language than the model's."""
-    if sum(len(text.encode("utf-8", "replace")) for text in texts) < _BYTES_OF_A_LANGUAGE:
-        return
-    config = load_config(model / "config.yaml")
-    known = config.source_language
-    if found := other_language(texts, known, [config.target_language]):
-        text = "the input looks like %s, and the model translates %s: the wrong file or model?"
-        logger.warning(text, found, known)
 
 
 def _refuse_sentence(model: Path, file: Path | None) -> None:

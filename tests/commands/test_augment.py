@@ -122,4 +122,4 @@ def test_a_text_of_another_language_is_warned_about(
     wrong = tmp_path / "wrong.txt"
     wrong.write_text("that is the dog of a man\n" * 3, encoding="utf-8")
     augmented(wrong, run, "wrong")
-    assert "wrong.txt looks like en, but the model translates from de to en" in caplog.text
+    assert "wrong.txt looks like en, and the model translates de" in caplog.text

@@ -99,10 +99,10 @@ def test_the_folder_goes_to_standard_output_and_translates(original: Path, tmp_p
     output = tmp_path / "a b"
     result = average(original, "--last", 3, "--output", output)
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
-    assert "averaging 3 checkpoints: step 20, 30, 40" in result.stderr
+    assert "averaging the checkpoints of step 20, 30, 40" in result.stderr
     for flags, told in (
-        ([], "4 checkpoints, not 10; training.keep_last"),
-        (["--best", 5], "4 checkpoints with a validation score, not 5; training.keep_best"),
+        ([], "4 to choose from, not 10; training.keep_last"),
+        (["--best", 5], "4 to choose from, not 5; training.keep_best"),
     ):
         said = average(original, "-o", tmp_path / str(len(flags)), *flags).stderr
         assert f"nmt: {original} has {told}" in said
@@ -119,7 +119,7 @@ def test_the_folder_goes_to_standard_output_and_translates(original: Path, tmp_p
         (2, "--last 2 --step 10", "--last and --step choose"),
         (2, "--step 10 --step 10", "--step 10 is given more than once"),
         (2, "--step best", "--step"),
-        (4, "--step 10 --step 15 --step 99", "no checkpoint of step 15, 99; it has 10, 20, 30, 40"),
+        (4, "--step 10 --step 15 --step 99", "no checkpoint of step 15, 99"),
     ],
 )
 def test_a_choice_that_means_nothing_is_refused(
