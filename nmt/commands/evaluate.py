@@ -167,9 +167,6 @@ class EvaluatedModel:
         ensemble = self.loading["ensemble"]
         self.inputs = [folder, *(ensemble.others if ensemble else ())]
         self.name = " + ".join(map(str, self.inputs))
-        self._loading = self.loading | {
-            "guard": not options.no_guard, "split": not options.no_split
-        }  # fmt: skip
         self._translator: Translator | None = None
 
     def translate(self, name: str, lines: Sequence[str], tag: str | None = None) -> System:
@@ -177,7 +174,7 @@ class EvaluatedModel:
         if self._translator is None:
             utility = self._mbr and self._mbr.of_language(self.config.target_language)
             decoding = self.config.decoding.model_dump()
-            self._translator = Translator.load(self.folder, mbr=utility, **self._loading | decoding)
+            self._translator = Translator.load(self.folder, mbr=utility, **self.loading | decoding)
         translator = self._translator
         logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.name)
         begin = time.perf_counter()
@@ -196,10 +193,13 @@ class EvaluatedModel:
         if checkpoints_dir(self.folder).is_dir():
             settings["checkpoint"] = self.loading["checkpoint"]
         if candidates is not None:
-            search = {"mbr": candidates.utility, "mbr_candidates": candidates.num_candidates}
-            return settings | search
-        names = ("beam_size", "length_penalty")
-        return settings | {name: getattr(decoding, name) for name in names}
+            return settings | {
+                "mbr": candidates.utility,
+                "mbr_candidates": candidates.num_candidates,
+            }
+        return settings | {
+            name: getattr(decoding, name) for name in ("beam_size", "length_penalty")
+        }
 
     def release(self) -> None:
         """Free the weights."""
@@ -233,9 +233,8 @@ class EvaluatedSet:
         models: Sequence[EvaluatedModel],
         is_only: bool,
     ) -> None:
-        self.test, self.options, self.gates, self.models = (
-            whole.first(options.limit), options, gates, models,
-        )  # fmt: skip
+        self.test, self.options = whole.first(options.limit), options
+        self.gates, self.models = gates, models
         self.metrics = [name.strip() for text in options.metric for name in text.split(",")]
         self.scorers = self.make_scorers(self.test.references)
         count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
@@ -258,11 +257,9 @@ class EvaluatedSet:
 
     def make_scorers(self, references: References) -> list[Scorer]:
         """Return the metrics of some references: those asked for, and those of the gates."""
-        options = MetricOptions(
-            tokenize=self.options.tokenize,
-            lowercase=self.options.lowercase,
-            target_language=self.test.target_language,
-        )
+        tokenize, lowercase = self.options.tokenize, self.options.lowercase
+        language = self.test.target_language
+        options = MetricOptions(tokenize=tokenize, lowercase=lowercase, target_language=language)
         names = dict.fromkeys((*self.metrics, *self.gates))
         return [Scorer(name, references, options) for name in names]
 
@@ -274,16 +271,13 @@ class EvaluatedSet:
 
     def score(self, external: Callable[..., Scorer] | None) -> list[DataError]:
         """Score the systems and compare them. Return why the external metric has no scores."""
-        if not external:
-            self._score(self.scorers)
-            return []
-        scorers = [*self.scorers, external(self.options.external, self.test)]
+        added = [external(self.options.external, self.test)] if external else []
         try:
-            self._score(scorers)
+            self._score([*self.scorers, *added])
         except DataError as error:  # the other scores must not be lost by it
             self._score(self.scorers)
             return [error]
-        self.scorers = scorers
+        self.scorers += added
         return []
 
     def _score(self, scorers: Sequence[Scorer]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.commands.options import EngineOptions, MbrOptions, ModelOptions, given
+from nmt.commands.options import MbrOptions, ModelOptions, SearchOptions, given
 from nmt.config.loader import load_config, refuse_idle
 from nmt.config.run import RunConfig
 from nmt.data.checks import other_language
@@ -33,15 +33,11 @@ def loading(options: ModelOptions) -> dict[str, Any]:
         mean = options.ensemble_mean or "arithmetic"
         ensemble = Ensemble(options.with_, options.weights or (), mean)
         ensemble.shares()  # before anything slow is loaded
-    arguments: dict[str, Any] = {
-        "checkpoint": options.checkpoint,
-        "device": options.device,
-        "threads": options.threads,
-        "ensemble": ensemble,
-    }
-    if isinstance(options, EngineOptions):
-        arguments |= {"engine": options.engine, "dtype": options.dtype}
-    return arguments
+    names = ("checkpoint", "device", "threads", "engine", "dtype")
+    arguments = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if isinstance(options, SearchOptions):
+        arguments |= {"guard": not options.no_guard, "split": not options.no_split}
+    return arguments | {"ensemble": ensemble}
 
 
 def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:

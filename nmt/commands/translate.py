@@ -109,8 +109,6 @@ def load_translator(options: TranslateOptions) -> Translator:
     translator = Translator.load(
         model,
         **loading(options),
-        split=not options.no_split,
-        guard=not options.no_guard,
         mbr=chosen,
         outputs=options.outputs,
         tag=options.tag,
