@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -21,8 +21,6 @@ from nmt.errors import ConfigError, nearest_word
 KeyPath = tuple[str | int, ...]  # Where a value stands: keys and list positions, from the root.
 
 ANY: Final = "*"  # Stands for a list position or a name of the user's choice in a `Key` path.
-
-_SHORTEST_START: Final = 4
 
 # Types and formats of JSON schema in words, and its limits.
 _KINDS: Mapping[str, str] = {
@@ -65,12 +63,12 @@ def _walk(
             if isinstance(field.get(part), dict) and "$ref" in field[part]:
                 value, inner = field[part], (*outer, ANY)
         below = sections.get(value.get("$ref", "").rpartition("/")[2])
-        default, is_required = field.get("default"), name in section.get("required", ())
+        default, is_given = field.get("default"), below or name in section.get("required", ())
         about = field.get("description", (below or {}).get("description", ""))
         yield Key(
             outer,
             allowed="a section" if below and inner == outer else describe_schema(field),
-            default="" if is_required or below else _yaml(default),
+            default="" if is_given else default if type(default) is str else json.dumps(default),
             description=" ".join(about.split()),
             is_section=below is not None,
         )
@@ -78,10 +76,6 @@ def _walk(
             if inner != outer:
                 yield Key(inner, "a section", "", below.get("description", ""), True)
             yield from _walk(below, sections, inner)
-
-
-def _yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def describe_schema(field: Mapping[str, Any]) -> str:
@@ -119,36 +113,24 @@ def describe_keys(start: str = "") -> str:
         fix = "Name a section, such as model or training.schedule, or a key."
         raise ConfigError(unknown_key(path), fix=fix)
     shown = [key for key in all_keys() if _num_shared(key.path, path) == len(path)]
-    head = [] if start else ["# Configuration", "", "Made by `nmt config keys`; do not edit.", ""]
-    return "\n".join([*head, *_tables(shown)]).rstrip() + "\n"
-
-
-def _tables(shown: Sequence[Key]) -> Iterator[str]:
-    """Yield the lines of Markdown about some keys, each section under a heading."""
-
-    def markdown(text: str) -> str:
-        return text.replace("``", "`").replace("|", "\\|")
-
-    seen: dict[tuple[Key, ...], str] = {}
+    blocks = [] if start else ["# Configuration", "Made by `nmt config keys`; do not edit."]
+    seen: dict[str, str] = {}
     sections = [(key.path, key.description) for key in all_keys() if key.is_section]
-    for path, about in [((), ""), *sections]:
-        keys = [key for key in shown if key.path[:-1] == path and not key.is_section]
-        if not keys:
-            continue
-        name = ".".join(path) or "Top level"
-        yield from (f"## {name}", "", *([markdown(about), ""] if about else []))
-        # Corpora are described once, although three keys hold them.
-        table = tuple(replace(key, path=key.path[-1:]) for key in keys)
-        if table in seen:
-            yield from (f"The keys are those of `{seen[table]}`.", "")
-            continue
-        seen[table] = name
-        yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
-        for key in keys:
-            default = f"`{key.default}`" if key.default else "must be given"
-            about = markdown(key.description)
-            yield f"| `{key.path[-1]}` | {default} | {key.allowed} | {about} |"
-        yield ""
+    for section, about in [((), ""), *sections]:
+        rows = [
+            f"| `{key.path[-1]}` | {f'`{key.default}`' if key.default else 'must be given'} "
+            f"| {key.allowed} | {key.description} |"
+            for key in shown
+            if key.path[:-1] == section and not key.is_section
+        ]
+        if rows:
+            name = ".".join(section) or "Top level"
+            table = "\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows])
+            # Corpora are described once, although three keys hold them.
+            first = seen.setdefault(table, name)
+            below = table if first == name else f"The keys are those of `{first}`."
+            blocks += [f"## {name}", about, below]
+    return "\n\n".join(filter(None, blocks)).replace("``", "`") + "\n"
 
 
 def find_key(path: Sequence[str | int]) -> Key | None:
@@ -213,7 +195,7 @@ def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     shared = _num_shared(key.path[:-1], path[:-1])
     same_section = shared == len(path) - 1 == len(key.path) - 1
     is_start = wanted.startswith(name) or name.startswith(wanted)
-    if same_section and is_start and min(len(name), len(wanted)) >= _SHORTEST_START:
+    if same_section and is_start and min(len(name), len(wanted)) >= 4:
         alike = max(alike, 0.9)  # above a key of the very name elsewhere
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
 

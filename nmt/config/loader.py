@@ -55,15 +55,21 @@ def load_config(
             problems.append(error.problem)
         except ValueError as error:
             problems.append(f"`set` {text}: {error}")
+    values = document.values
+    corpora = dict(_corpora("data", values.get("data")))
     missing = None  # what names missing files, if there are any
     try:
-        check_files(dict(_corpora("data", document.values.get("data"))))
+        check_files(corpora)
     except DataError as error:
         missing = error
+    if is_scaled and count_characters is not None:
+        train = [corpus for key, corpus in corpora.items() if key.startswith("data.train.")]
+        source, target = (values.get(f"{side}_language") for side in ("source", "target"))
+        # Where the size is unclear, which is reported, the values are those of no text.
+        is_clear = bool(train and source and target and not missing)
+        size = count_characters(train, (str(source), str(target))) if is_clear else 0
+        values = with_scale(values, size)
     try:
-        values = document.values
-        if is_scaled and count_characters is not None:
-            values = _scaled(values, (lambda *_: 0) if missing else count_characters)
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         found = [(document.place(key), text) for key, text in find_problems(error)]
@@ -106,22 +112,6 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
         inside = enumerate(value) if isinstance(value, list) else ()
         for name, inner in value.items() if isinstance(value, dict) else inside:
             yield from _corpora(f"{key}.{name}", inner)
-
-
-def _scaled(
-    values: dict[str, Any],
-    count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int],
-) -> dict[str, Any]:
-    """Put values that go with the size of the corpora below those given.
-
-    Where the size is unclear, which is reported, they are those of no text.
-    """
-    try:
-        corpora = [CorpusConfig.model_validate(corpus) for corpus in values["data"]["train"]]
-        languages = str(values["source_language"]), str(values["target_language"])
-    except (ValidationError, LookupError, TypeError):
-        return with_scale(values, 0)
-    return with_scale(values, count_characters(corpora, languages))
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
@@ -169,11 +159,11 @@ def dump_config(config: RunConfig) -> str:
 
 
 MAX_BYTES: Final = 1 << 20  # Largest configuration file; a real one has a few thousand bytes.
-# Most values after aliases are expanded; nested aliases can ask for billions.
+# Most values, and most levels, after aliases are expanded; nested ones can ask for billions.
 MAX_VALUES: Final = 20_000
+_MAX_DEPTH: Final = 100
 # A path that starts so is taken relative to the folder of the configuration file.
 BESIDE: Final = "@config/"
-_MAX_DIGITS: Final = 10  # Of a list position.
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _KINDS: Mapping[type[yaml.Node], tuple[str, ...]] = {
@@ -301,7 +291,6 @@ class Document:
     def __init__(self, root: yaml.Node | None, name: str, folder: Path | None) -> None:
         self._name = name
         self._folder = folder
-        self._open: list[int] = []
         self._flags: dict[KeyPath, str] = {}
         self.lines: dict[KeyPath, int] = {}  # The line of every value, from 1.
         # Nested dicts with string keys, lists, strings, numbers, booleans and None.
@@ -321,7 +310,8 @@ class Document:
         if value_text:
             value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
         parts = dotted.strip().split(".")
-        path = tuple(int(x) if x.isdecimal() and len(x) < _MAX_DIGITS else x for x in parts)
+        # A position of a list has a few digits; int() refuses thousands.
+        path = tuple(int(x) if x.isdecimal() and len(x) < 10 else x for x in parts)
         if find_key(path) is None:
             raise ValueError(unknown_key(path, value))
         found = self._put(path, value)
@@ -365,9 +355,9 @@ class Document:
 
     def _read(self, node: yaml.Node, path: KeyPath) -> Any:
         self.lines[path] = node.start_mark.line + 1
-        if len(self.lines) > MAX_VALUES or id(node) in self._open:
+        if len(self.lines) > MAX_VALUES or len(path) > _MAX_DEPTH:
             fix = "Write the repeated values out instead."
-            raise self._refusal(node, "aliases expand too far", fix)
+            raise self._refusal(node, "values are nested, or aliases expand, too far", fix)
         if node.tag not in {_CORE_TAG + kind for kind in _KINDS[type(node)]}:
             tag = node.tag.replace(_CORE_TAG, "!!")
             fix = "Use plain text, numbers, true, false, null, lists and keys only."
@@ -377,16 +367,8 @@ class Document:
             if self._folder and isinstance(value, str) and value.startswith(BESIDE):
                 return str(self._folder / value.removeprefix(BESIDE))
             return value
-        self._open.append(id(node))
-        value = (
-            self._mapping(node, path)
-            if isinstance(node, yaml.MappingNode)
-            else [self._read(item, (*path, i)) for i, item in enumerate(node.value)]
-        )
-        self._open.pop()
-        return value
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        if isinstance(node, yaml.SequenceNode):
+            return [self._read(item, (*path, i)) for i, item in enumerate(node.value)]
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -409,12 +391,11 @@ def _scalar(text: str, kind: str) -> Any:
     if kind in ("null", "bool", "str"):
         return {"null": None, "bool": text.lower() == "true", "str": text}[kind]
     plain = text.replace("_", "").lower()
-    if plain.lstrip("+-") in (".inf", ".nan"):
-        return float(plain.replace(".", ""))
     if re.fullmatch(r"[-+]?\d+", plain):
         # int() refuses thousands of digits; such text is left as text, and refused as that.
         return int(plain) if len(plain) < 100 else text
-    if re.fullmatch(_NUMBER, text) is None:
+    try:
+        number = float(re.sub(r"\.(?=inf|nan)", "", plain))
+    except ValueError:  # a tag says that it is a number
         return text
-    number = float(plain)
     return int(number) if "e" in plain and number.is_integer() and number < 1e15 else number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import lcm
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -24,7 +23,7 @@ _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
 BiasPlace = Literal["attention", "feed-forward", "norm"]  # Layers that may have a bias.
 
 # Name -> the fields of `ModelConfig` that differ from its defaults (the paper's base).
-MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = {
     # Vaswani et al. (2017), table 3.
     "transformer-base": {},
     "transformer-big": {"model_dim": 1024, "ff_dim": 4096, "num_heads": 16, "dropout": 0.3},
@@ -38,7 +37,7 @@ MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
         "activation": "swiglu", "ff_dim": 1408, "positions": "rotary", "qk_norm": True,
         "bias": False,
     },
-})  # fmt: skip
+}  # fmt: skip
 
 
 class ModelConfig(Section):
@@ -112,8 +111,8 @@ class ModelConfig(Section):
     @classmethod
     def _start_from_preset(cls, values: Any) -> Any:
         name = values.get("preset") if isinstance(values, dict) else None
-        known = MODEL_PRESETS.get(name, {}) if isinstance(name, str) else {}
-        return {**known, **values} if known else values
+        known = isinstance(name, str) and name in MODEL_PRESETS
+        return {**MODEL_PRESETS[name], **values} if known else values
 
     def _disagreements(self) -> Iterator[str]:
         heads, kv_heads = self.num_heads, self.num_kv_heads
@@ -134,8 +133,8 @@ class ModelConfig(Section):
 
     def _nearest_width(self, dim: int) -> int:
         """Return the width nearest to ``dim`` that goes with heads and positions."""
-        heads, even = self.num_heads, 2 if self.positions.startswith("sinusoidal") else 1
-        step = 2 * heads if self.positions == "rotary" else lcm(heads, even)
+        even = 2 if self.positions.startswith("sinusoidal") else 1
+        step = self.num_heads * 2 if self.positions == "rotary" else lcm(self.num_heads, even)
         return step * max(round(dim / step), 1)
 
     @property

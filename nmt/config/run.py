@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -28,19 +27,18 @@ _CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
 _CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
 LanguageCode = Annotated[str, Field(pattern=_CODE, json_schema_extra=_CODE_IN_WORDS)]
 # Codes of countries that are often taken for those of their languages, and are no language's.
-_COUNTRIES: Mapping[str, tuple[str, str]] = MappingProxyType({
+_COUNTRIES: Mapping[str, tuple[str, str]] = {
     "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
     "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"), "vn": ("Vietnamese", "vi"),
-})  # fmt: skip
+}  # fmt: skip
 _FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
-_ADAMW_PEAK = 1e-3
 # What trains a ``tiny`` model best in little time (scripts/README.md).
-MUON: Mapping[str, Mapping[str, Any]] = MappingProxyType({
+MUON: Mapping[str, Mapping[str, Any]] = {
     "optimizer": {"kind": "muon", "newton_schulz_steps": 3},
     "schedule": {"shape": "linear", "peak_lr": 4e-3, "warmup": 0.06},
-})  # fmt: skip
+}  # fmt: skip
 # Name -> the values of each section that differ from the defaults.
-RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
+RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # Measured in scripts/README.md, as is what else was tried. Without BPE-dropout: on Multi30k
     # en-de, in 80 minutes of one core, it cost 2 BLEU (one seed).
     "low-resource": {
@@ -49,7 +47,7 @@ RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType({
         "model": {"preset": "tiny", "dropout": 0.3},
         "training": {"r_drop": 3.0, **MUON},
     },
-})  # fmt: skip
+}  # fmt: skip
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
 
@@ -63,7 +61,7 @@ def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     """
     own, usual = (each.get("optimizer") or {} for each in (given, values))
     if usual and isinstance(own, Mapping) and own.get("kind", usual["kind"]) != usual["kind"]:
-        schedule = {**values["schedule"], "peak_lr": _ADAMW_PEAK}
+        schedule = {**values["schedule"], "peak_lr": 1e-3}
         values = {**values, "optimizer": {}, "schedule": schedule}
     below = {x: values[x] for x in values if x != "warmup" or "warmup_steps" not in given}
     for name in below.keys() & given.keys():

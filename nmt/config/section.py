@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nmt.registry import names_of
 
 T = TypeVar("T")
-_FREE = object()
+_FREE: Any = object()  # Stands for a value that does not bind.
 
 # YAML has no paths and no tuples: text and lists are taken, too.
 FilePath = Annotated[Path, Strict(strict=False)]
@@ -74,8 +74,8 @@ class Registered:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """List the built-in names, without forbidding others."""
-        names = {"examples": list(self.builtin), "allowed": ", ".join(self.builtin)}
-        return {**handler(schema), **names}
+        listed = {"examples": list(self.builtin), "allowed": ", ".join(self.builtin)}
+        return handler(schema) | listed
 
     def _check(self, name: str) -> str:
         names = list(dict.fromkeys((*self.builtin, *names_of(self.kind))))
@@ -87,7 +87,6 @@ class Registered:
 Bound = Literal["data", "run", "budget"]
 
 
-@dataclass(frozen=True)
 class Binds:
     """Marks a field whose value cannot change freely: ``Annotated[int, Binds("run")]``.
 
@@ -97,10 +96,8 @@ class Binds:
     ``Binds()`` takes it back.
     """
 
-    by: frozenset[Bound]
-
     def __init__(self, *by: Bound) -> None:
-        object.__setattr__(self, "by", frozenset(by))
+        self.by = frozenset(by)
 
 
 def bound_values(section: Section, *by: Bound) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def bound_values(section: Section, *by: Bound) -> dict[str, Any]:
         by: What is bound; a field with any of these counts.
     """
     found = _bound(section, section.model_dump(mode="json"), frozenset(by), is_bound=False)
-    return {} if found is _FREE else dict(found)
+    return {} if found is _FREE else found
 
 
 def _bound(value: Any, plain: Any, by: frozenset[Bound], *, is_bound: bool) -> Any:
