@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, cast
@@ -46,7 +46,6 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] =
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
 # Of the files in run, model and data folders.
 _PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
-_LOCK = ".lock"  # in a run folder
 _serial = itertools.count()
 
 logger = logging.getLogger(__name__)
@@ -63,24 +62,18 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         OSError: It cannot be written; nothing is left, and an older file stays as it was.
     """
     place = path.resolve()
-    remove_leftovers(place.parent, place.name)
-    with _unwound_by_signals():
-        temporary = _temporary(place)
-        mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
-            with os.fdopen(descriptor, "wb") as file:
-                _lock(descriptor)
-                if mode is not None:
-                    os.fchmod(descriptor, mode)  # the umask has taken some away
-                yield file
-                file.flush()
-                os.fsync(descriptor)
-                temporary.replace(place)
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+    mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
+    with _beside(place) as temporary:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
+        with os.fdopen(descriptor, "wb") as file:
+            _lock(descriptor)
+            if mode is not None:
+                os.fchmod(descriptor, mode)  # the umask has taken some away
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+            temporary.replace(place)
     with suppress(PermissionError):  # a folder may be open for writing and not for reading
         sync(place.parent)
 
@@ -116,25 +109,20 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     place = path.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(place.parent, place.name)
-    with _unwound_by_signals():
-        temporary = _temporary(place)
+    with _beside(place) as temporary:
         temporary.mkdir()
-        try:
-            with _opened(temporary) as descriptor:
-                _lock(descriptor)
-                yield temporary
-                for written in (*temporary.rglob("*"), temporary):
-                    sync(written)
-                aside = replaced_folder(place)
-                if replace and place.exists():
-                    shutil.rmtree(aside, ignore_errors=True)
-                    place.rename(aside)
-                temporary.rename(place)
-                sync(place.parent)
+        with _opened(temporary) as descriptor:
+            _lock(descriptor)
+            yield temporary
+            for written in (*temporary.rglob("*"), temporary):
+                sync(written)
+            aside = replaced_folder(place)
+            if replace and place.exists():
                 shutil.rmtree(aside, ignore_errors=True)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+                place.rename(aside)
+            temporary.rename(place)
+            sync(place.parent)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def replaced_folder(place: Path) -> Path:
@@ -167,10 +155,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
             # BlockingIOError: it is being written
             with suppress(OSError), _opened(found, os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if found.is_dir():
-                    shutil.rmtree(found, ignore_errors=True)
-                else:
-                    found.unlink()
+                _remove(found)
 
 
 def sync(path: Path) -> None:
@@ -260,6 +245,26 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
                 yield cast("IO[bytes]", stream)
 
 
+@contextmanager
+def _beside(place: Path) -> Iterator[Path]:
+    """Yield a temporary place for what will be named ``place``; nothing is left there."""
+    remove_leftovers(place.parent, place.name)
+    with _unwound_by_signals():
+        temporary = _temporary(place)
+        try:
+            yield temporary
+        finally:
+            _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 def _temporary(place: Path) -> Path:
     return place.with_name(f".{place.name}{_TEMPORARY}{os.getpid()}-{next(_serial)}")
 
@@ -316,16 +321,15 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         logger.info("waiting for %s, which holds %s", other, path)
         lock.acquire()
         has_waited = True
-    with lock:
+    try:
         place, started = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z")
         with suppress(OSError):  # a full disk: the lock holds without a name, too
             path.write_text(f"process {os.getpid()} on {place} since {started}\n", "utf-8")
-        try:
-            yield has_waited
-        finally:
-            if remove:  # before the lock ends: whoever waits notices, and makes a new file
-                path.unlink(missing_ok=True)
-            lock.release()
+        yield has_waited
+    finally:
+        if remove:  # before the lock ends: whoever waits notices, and makes a new file
+            path.unlink(missing_ok=True)
+        lock.release()
 
 
 @contextmanager
@@ -335,27 +339,27 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     Raises:
         CheckpointError: Another process trains there, or the folder cannot be written.
     """
-    held = file_lock(run_dir / _LOCK)
-    try:
-        made = [place for place in (run_dir, *run_dir.parents) if not place.exists()]
-        run_dir.mkdir(parents=True, exist_ok=True)
-        # An older lock opens even where nothing new can be written.
-        for place in (run_dir, run_dir / "checkpoints"):
-            if place.exists():
-                TemporaryFile(dir=place).close()
-        held.__enter__()
-    except InUseError as error:
-        fix = "Wait for it, stop it, or set another run_dir."
-        raise CheckpointError(f"{run_dir} is in use by {error}.", fix=fix) from error
-    except OSError as error:
-        fix = "Set run_dir to a folder you can write to, or change its permissions."
-        raise CheckpointError(f"{run_dir} cannot be written: {error.strerror}.", fix=fix) from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if made and [path.name for path in run_dir.iterdir()] == [_LOCK]:
-                (run_dir / _LOCK).unlink()
-                for place in made:
-                    place.rmdir()
-        held.__exit__(None, None, None)
+    with ExitStack() as held:
+        try:
+            made = [place for place in (run_dir, *run_dir.parents) if not place.exists()]
+            run_dir.mkdir(parents=True, exist_ok=True)
+            # An older lock opens even where nothing new can be written.
+            for place in (run_dir, run_dir / "checkpoints"):
+                if place.exists():
+                    TemporaryFile(dir=place).close()
+            held.enter_context(file_lock(run_dir / ".lock"))
+        except InUseError as error:
+            fix = "Wait for it, stop it, or set another run_dir."
+            raise CheckpointError(f"{run_dir} is in use by {error}.", fix=fix) from error
+        except OSError as error:
+            problem = f"{run_dir} cannot be written: {error.strerror}."
+            fix = "Set run_dir to a folder you can write to, or change its permissions."
+            raise CheckpointError(problem, fix=fix) from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if made and [path.name for path in run_dir.iterdir()] == [".lock"]:
+                    (run_dir / ".lock").unlink()
+                    for place in made:
+                        place.rmdir()

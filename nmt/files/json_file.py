@@ -12,10 +12,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from nmt.errors import CheckpointError
 from nmt.version import __version__
@@ -28,13 +31,11 @@ _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^\[{\]}"]+|"', re.DOTALL)
 
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
 _NAMES |= {float: "a number", bool: "true or false", type(None): "null"}
+
 FORMAT_VERSION = 1
 NAME = "manifest.json"
 # Key of the manifest's own hash, so that damage is not taken for another release's work.
 _SEAL = "sha256"
-_OF_CHECKPOINTS = "state.json"  # A file that model folders do not have.
-_MAX_BYTES = 1 << 24
-_SHA256_DIGITS = 64
 
 _Kind = TypeVar("_Kind")
 
@@ -71,34 +72,23 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
     return json.loads(text, parse_int=_whole_number, **numbers)
 
 
-def field(document: Any, *path: str, kind: type[_Kind]) -> _Kind:
-    """Return a field of parsed JSON, checked.
-
-    Args:
-        document: What `parse_json` returned.
-        path: Keys from the outside to the field.
-        kind: Its type; a whole number is taken for a float, too.
+def field(document: Any, name: str = "", *, kind: type[_Kind]) -> _Kind:
+    """Return a field of parsed JSON, or all of it without a name, checked.
 
     Raises:
         ValueError: It is missing or of another type; names the field.
 
-    >>> field({"files": {"a": {"size": 3}}}, "files", "a", "size", kind=int)
+    >>> field({"size": 3}, "size", kind=int)
     3
     """
-    value: Any = document
-    kinds: list[type[Any]] = [*[dict] * len(path), kind]
-    for depth, wanted in enumerate(kinds):
-        if wanted is float and type(value) is int:
-            value = float(value)
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            found = _NAMES[type(value)]
-            shown = ".".join(path[:depth]) or "the document"
-            raise ValueError(f"{shown} should be {_NAMES[wanted]}, not {found}")
-        if depth < len(path):
-            if path[depth] not in value:
-                raise ValueError(f"{'.'.join(path[: depth + 1])} is missing")
-            value = value[path[depth]]
-    return value
+    if name:
+        if name not in field(document, kind=dict):
+            raise ValueError(f"{name} is missing")
+        document = document[name]
+    if not isinstance(document, kind) or (isinstance(document, bool) and kind is not bool):
+        found = _NAMES[type(document)]
+        raise ValueError(f"{name or 'the document'} should be {_NAMES[kind]}, not {found}")
+    return document
 
 
 def _check_depth(text: str) -> None:
@@ -135,12 +125,19 @@ class UnknownFormatError(CheckpointError):
     """A whole manifest of another format version: nothing is damaged, and nothing can be read."""
 
 
+def _inside(name: str) -> str:
+    place = PurePosixPath(name)
+    if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
+        raise ValueError(f"{name!r} is not inside the folder")
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """Size and hash of one file."""
 
-    size: int  # Bytes.
-    sha256: str  # Hexadecimal.
+    size: Annotated[int, Field(ge=0)]  # Bytes.
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
@@ -170,8 +167,8 @@ class Manifest:
 
     format_version: int
     package_version: str
-    step: int
-    files: Mapping[str, FileRecord]
+    step: Annotated[int, Field(ge=0)]
+    files: Mapping[Annotated[str, AfterValidator(_inside)], FileRecord]
 
     @classmethod
     def of(cls, folder: Path, names: Iterable[str], step: int) -> Manifest:
@@ -189,38 +186,27 @@ class Manifest:
         """
         path = folder / NAME
         try:
-            values = read_json(path, max_bytes=_MAX_BYTES)
+            values = read_json(path, max_bytes=1 << 24)
             seal = field(values, _SEAL, kind=str)
             del values[_SEAL]
             if seal != sha256_of_json(values):
                 raise ValueError("its content has changed")
             version = field(values, "format_version", kind=int)
             if version == FORMAT_VERSION:
-                return cls._parsed(values)
+                return cls(**values)
         except FileNotFoundError as error:
             fix = "The folder is not a complete checkpoint: use another."
             raise CheckpointError(f"{path} is missing.", fix=fix) from error
         except (OSError, ValueError) as error:
             fix = "Use another checkpoint of the run; copy or export a model folder again."
-            raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
+            problem = str(error)
+            if isinstance(error, ValidationError):
+                wrong = error.errors()[0]
+                problem = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
+            raise CheckpointError(f"{path} is damaged: {problem}.", fix=fix) from error
         fix = f"Use the release that wrote it: nmt {values.get('package_version', '?')}."
         problem = f"has format version {version}, but this release reads {FORMAT_VERSION}"
         raise UnknownFormatError(f"{path} {problem}.", fix=fix)
-
-    @classmethod
-    def _parsed(cls, values: Any) -> Manifest:
-        files = {}
-        for name in field(values, "files", kind=dict):
-            place = PurePosixPath(name)
-            if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
-                raise ValueError(f"files names {name!r}, which is not inside the folder")
-            size = field(values, "files", name, "size", kind=int)
-            files[name] = FileRecord(size, field(values, "files", name, "sha256", kind=str))
-            if size < 0 or len(files[name].sha256) != _SHA256_DIGITS:
-                raise ValueError(f"files.{name} has no possible size and sha256")
-        if (step := field(values, "step", kind=int)) < 0:
-            raise ValueError(f"step is {step}")
-        return cls(FORMAT_VERSION, field(values, "package_version", kind=str), step, files)
 
     def write(self, folder: Path) -> None:
         """Write the manifest into ``folder``: the last of its files."""
@@ -239,6 +225,6 @@ class Manifest:
         """
         for problem in damage(folder, self.files, self.files if names is None else names):
             fix = "Copy or export the folder again."
-            if _OF_CHECKPOINTS in self.files:
+            if "state.json" in self.files:  # which model folders do not have
                 fix = "Use another checkpoint of the run: `checkpoint` last, or one of its step-N."
             raise CheckpointError(problem, fix=fix)
