@@ -289,10 +289,6 @@ def _unwound_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-class InUseError(Exception):
-    """Another process holds a lock. Its text says which."""
-
-
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterator[bool]:
     """Hold the exclusive lock of a file, which is made if missing and names its holder.
@@ -306,7 +302,7 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         Whether another process held the lock when this one came.
 
     Raises:
-        InUseError: Another process holds it, and ``wait`` is not set.
+        CheckpointError: Another process holds it, and ``wait`` is not set; says which.
         OSError: The file cannot be written.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415 - a translation rarely needs it
@@ -317,7 +313,8 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
     except Timeout as error:
         other = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
         if not wait:
-            raise InUseError(other) from error
+            fix = "Wait for it, stop it, or choose another folder."
+            raise CheckpointError(f"{path.parent} is in use by {other}.", fix=fix) from error
         logger.info("waiting for %s, which holds %s", other, path)
         lock.acquire()
         has_waited = True
@@ -348,9 +345,6 @@ def run_lock(run_dir: Path) -> Iterator[None]:
                 if place.exists():
                     TemporaryFile(dir=place).close()
             held.enter_context(file_lock(run_dir / ".lock"))
-        except InUseError as error:
-            fix = "Wait for it, stop it, or set another run_dir."
-            raise CheckpointError(f"{run_dir} is in use by {error}.", fix=fix) from error
         except OSError as error:
             problem = f"{run_dir} cannot be written: {error.strerror}."
             fix = "Set run_dir to a folder you can write to, or change its permissions."
