@@ -48,7 +48,8 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T | None:
         """Return the entry of this name, or None where its extra is not installed."""
-        return self[name] if name in self._entries or is_present(self._homes[name]) else None
+        is_there = name in self._entries or not _missing_extra(self._homes[name])
+        return self[name] if is_there else None
 
     def __getitem__(self, name: str) -> T:
         """Return the entry of this name.
@@ -85,21 +86,14 @@ def load_attribute(home: str) -> Any:
     Raises:
         ConfigError: The module is part of an extra whose folder is missing.
     """
+    if extra := _missing_extra(home):
+        problem = f"This needs nmt/extras/{extra}, which is missing from this installation."
+        raise ConfigError(problem, fix="Install nmt again with all of its folders.")
     module, _, attribute = home.partition(":")
-    if not is_present(home):
-        raise ConfigError(
-            f"This needs nmt/extras/{_extra_of(home)}, which is missing from this installation.",
-            fix="Install nmt again with all of its folders.",
-        )
     return getattr(import_module(module), attribute)
 
 
-def is_present(home: str) -> bool:
-    """Whether ``module:attribute`` is part of the core or of an extra whose folder is there."""
-    return not (extra := _extra_of(home)) or find_spec(_EXTRAS + extra) is not None
-
-
-def _extra_of(home: str) -> str:
-    """Return the name of the extra that a home belongs to; empty for the core."""
-    is_extra = home.startswith(_EXTRAS)
-    return home.removeprefix(_EXTRAS).partition(".")[0] if is_extra else ""
+def _missing_extra(home: str) -> str:
+    """Return the name of the extra that a home is part of, if its folder is not there."""
+    extra = home.removeprefix(_EXTRAS).partition(".")[0] if home.startswith(_EXTRAS) else ""
+    return extra if extra and find_spec(_EXTRAS + extra) is None else ""

@@ -21,12 +21,7 @@ from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID, without_surrog
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
-_IDS: dict[str, Any] = {
-    "pad_id": PAD_ID,
-    "unk_id": UNK_ID,
-    "bos_id": BOS_ID,
-    "eos_id": EOS_ID,
-}
+_IDS: dict[str, Any] = {"pad_id": PAD_ID, "unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID}
 _SPACE = "\u2581"
 
 
