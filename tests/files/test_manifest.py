@@ -85,7 +85,7 @@ def write(folder: Path, **changes: object) -> None:
     [
         ({"files": []}, "files: Input should be a valid"),
         ({"files": {"a": {"size": 3}}}, r"files\.a\.sha256: Field required"),
-        ({"files": {"a": {"size": -3, "sha256": "0" * 64}}}, r"files\.a\.size: Input should be greater"),
+        ({"files": {"a": {"size": -3, "sha256": "0" * 64}}}, r"files\.a\.size: Input should"),
         ({"step": -7}, "step: Input should be greater"),
         ({"package_version": None}, "package_version: Input should be a valid string"),
     ],
