@@ -110,9 +110,8 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _start_from_preset(cls, values: Any) -> Any:
-        name = values.get("preset") if isinstance(values, dict) else None
-        known = isinstance(name, str) and name in MODEL_PRESETS
-        return {**MODEL_PRESETS[name], **values} if known else values
+        name = str(values.get("preset")) if isinstance(values, dict) else ""
+        return {**MODEL_PRESETS[name], **values} if name in MODEL_PRESETS else values
 
     def _disagreements(self) -> Iterator[str]:
         heads, kv_heads = self.num_heads, self.num_kv_heads
