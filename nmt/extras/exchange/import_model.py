@@ -1,4 +1,8 @@
-"""``nmt import``: a model of another system -> a model folder."""
+"""``nmt import``: a model of another system -> a model folder.
+
+Their tables have rows in the order of their vocabularies; ours begin with PAD, UNK, BOS and EOS.
+Rows and SentencePiece models are put into one order together.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +10,56 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from nmt.checkpoint.model_folder import check_new_folder
-from nmt.config.run import check_languages
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import save_file
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+from nmt.checkpoint.files import MODEL, tensor_differences
+from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, check_new_folder, write_model_folder
+from nmt.config.loader import dump_config
+from nmt.config.run import RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.exchange.hugging_face import is_hugging_face, read_hugging_face
-from nmt.extras.exchange.imported import Imported, damaged, write_imported
-from nmt.extras.exchange.marian import is_marian, read_marian
+from nmt.extras.exchange.export import WrittenFolder, write_card
+from nmt.extras.exchange.marian import (
+    COPY_AGAIN,
+    DECODER,
+    HF_CONFIG,
+    FloatArray,
+    Vocabulary,
+    check_sizes,
+    read_hugging_face,
+    read_marian,
+    reading,
+)
 from nmt.extras.exchange.options import ImportOptions
+from nmt.model.transformer import build_model
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.tokenizer import JOINT, SOURCE, TARGET, is_tag
 
 # Position encodings that other systems give models of Marian: Hugging Face's, and Marian's own.
 _POSITIONS = ("sinusoidal-concatenated", "sinusoidal-halves")
-_MOST_BYTES = 1 << 34
-_RATIO = 64  # bytes of the files of a .zip for each byte of it
+_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
+_PAD, _UNK, _, _EOS = _SPECIAL
+_NO_ROW = -1
+# Logit of entries that their model does not have: far below any other, and finite in 16 bits.
+_NEVER = -30.0
 
 
-@dataclass(frozen=True, slots=True)
-class ImportSummary:
-    """What was written."""
+@dataclass(frozen=True, kw_only=True)
+class ImportSummary(WrittenFolder):
+    """What was imported."""
 
-    output: Path  # The model folder.
     system: str  # Where the model is from: ``marian`` or ``hugging-face``.
     languages: tuple[str, str]  # Codes of source and target.
     positions: str  # Its position encoding.
-
-    def as_text(self) -> str:
-        """Return the folder, for a script to read."""
-        return str(self.output)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self) | {"output": str(self.output), "languages": list(self.languages)}
 
 
 def import_model(options: ImportOptions) -> ImportSummary:
@@ -56,26 +74,78 @@ def import_model(options: ImportOptions) -> ImportSummary:
     if positions not in (None, *_POSITIONS):
         fix = f"Use {' or '.join(_POSITIONS)}."
         raise ConfigError(f"`positions` is {positions!r}.", fix=fix)
-    with _unpacked(source) as place:
-        system, found = _read(place, source)
-    if positions is not None:
-        found = replace(found, model=found.model.model_copy(update={"positions": positions}))
-    codes = _codes(options.languages, found.languages)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported"
-    write_imported(found, output, name, codes)
-    return ImportSummary(output, system, codes, found.model.positions)
-
-
-def _read(place: Path, source: Path) -> tuple[str, Imported]:
-    if not place.exists():
+    if not source.exists():
         raise CheckpointError(f"{source} does not exist.", fix="Pass a folder or file.")
-    if is_hugging_face(place):
-        return "hugging-face", read_hugging_face(place)
-    if is_marian(place):
-        return "marian", read_marian(place)
-    raise CheckpointError(
-        f"{source} holds no config.json of Hugging Face, and no decoder.yml or .npz of Marian.",
-        fix="Pass the folder of the model, or Marian's .npz file itself.",
+    with _unpacked(source) as place:
+        if (place / HF_CONFIG).is_file():
+            model = read_hugging_face(place)
+        elif (
+            place.suffix == ".npz"
+            or (place / DECODER).is_file()
+            or len(list(place.glob("*.npz"))) == 1
+        ):
+            model = read_marian(place)
+        else:
+            problem = "no config.json of Hugging Face, and no decoder.yml or .npz of Marian"
+            fix = "Pass the folder of the model, or Marian's .npz file itself."
+            raise CheckpointError(f"{source} holds {problem}.", fix=fix)
+    shape = model.model
+    if positions is not None:
+        shape = shape.model_copy(update={"positions": positions})
+    codes = _codes(options.languages, model.languages)
+    sides = model.source, model.target
+    if shape.shares_inputs and model.source.tokens != model.target.tokens:
+        problem = "The model shares one table, but its vocabularies differ."
+        raise CheckpointError(problem, fix=COPY_AGAIN)
+    orders = [_ordered(x, sides if shape.shares_inputs else (x,), model.start) for x in sides]
+    sizes = len(orders[0].rows), len(orders[1].rows)
+    weights = _reordered(model.weights, *orders)
+    with torch.device("meta"):
+        expected = build_model(shape, *sizes).state_dict()
+    if problems := tensor_differences(weights, expected):
+        problem = f"The weights are not those of the model that is described:\n  {problems}"
+        raise CheckpointError(problem, fix=COPY_AGAIN)
+    if broken := [name for name, value in weights.items() if not np.isfinite(value).all()]:
+        raise CheckpointError(f"{broken[0]} holds values that are not finite.", fix=COPY_AGAIN)
+    # The model is described as if it had been trained here; its corpora are not known.
+    corpus = {"name": "not-known", "source": "unknown", "target": "unknown-too"}
+    spec = model.target.pieces.trainer_spec
+    config = RunConfig.model_validate(
+        {
+            "name": re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._")
+            or "imported",
+            "source_language": codes[0],
+            "target_language": codes[1],
+            "data": {"train": [corpus], "valid": corpus},
+            "tokenizer": {
+                "kind": spec.ModelType.Name(spec.model_type).lower(),
+                "vocab_size": sizes[0]
+                if shape.shares_inputs
+                else {"source": sizes[0], "target": sizes[1]},
+                "joint": shape.shares_inputs,
+            },
+            "filters": {"max_length": model.max_length},
+            "model": shape,
+            "training": {"max_steps": 10_000},
+            "decoding": model.decoding,
+        }
+    )
+
+    def write(folder: Path) -> None:
+        (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
+        (folder / TOKENIZER).mkdir()
+        contents = [_sentencepiece(x.pieces, y.tokens) for x, y in zip(sides, orders, strict=True)]
+        names = [JOINT] if contents[0] == contents[1] else [SOURCE, TARGET]
+        for name, content in zip(names, contents, strict=False):
+            (folder / TOKENIZER / name).write_bytes(content)
+        save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
+        facts = {"parameters": f"{sum(x.size for x in weights.values()):,}"}
+        origin = "Imported from another system; see there for its training data and license."
+        write_card(folder, config, origin, facts)
+
+    write_model_folder(output, None, 0, write)
+    return ImportSummary(
+        output=output, system=model.system, languages=codes, positions=shape.positions
     )
 
 
@@ -86,20 +156,14 @@ def _unpacked(source: Path) -> Iterator[Path]:
         yield source
         return
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        try:
-            with zipfile.ZipFile(source) as archive:
-                entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-                total = sum(entry.file_size for entry in entries)
-                if total > min(_MOST_BYTES, _RATIO * source.stat().st_size):
-                    raise ValueError("its files claim to be far larger than it is")
-                for entry in entries:  # by their names alone: no path leads out of the folder
+        with reading(source), zipfile.ZipFile(source) as archive:
+            check_sizes(archive, source)
+            for entry in archive.infolist():  # by their names alone: no path leads out
+                if not entry.is_dir():
                     name = Path(entry.filename).name
-                    with archive.open(entry) as packed, (place / name).open("xb") as file:
+                    with archive.open(entry) as packed, (Path(folder) / name).open("xb") as file:
                         shutil.copyfileobj(packed, file)
-        except Exception as error:  # of zipfile and zlib: each has its own for damage
-            raise damaged(source, error) from error
-        yield place
+        yield Path(folder)
 
 
 def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
@@ -111,3 +175,75 @@ def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
         raise ConfigError(problem, fix="Pass both codes: `languages` en-de.")
     check_languages({"`languages`": source, "`languages` ": target})
     return source, target
+
+
+class _Order(NamedTuple):
+    """One side's entries in our order."""
+
+    tokens: Sequence[str]  # after the special ones
+    rows: npt.NDArray[np.int64]  # their row of each of our ids; `_NO_ROW` for none
+    is_output: npt.NDArray[np.bool_]  # whether each of our ids may be output
+
+
+def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None) -> _Order:
+    """Order the entries: special ones, theirs, then pieces that are unknown to the model.
+
+    The latter make other pieces of a text than a shorter list would; they get the unknown token's
+    vector, as there.
+    """
+    rows = {token: row for row, token in enumerate(side.tokens)}
+    if missing := [token for token in (_UNK, _EOS) if token not in rows]:
+        raise CheckpointError(f"The vocabulary has no {' and no '.join(missing)}.", fix=COPY_AGAIN)
+    theirs = [token for token in side.tokens if token not in _SPECIAL]
+    theirs.sort(key=lambda token: not is_tag(token))  # tags come first, as where we train
+    texts = dict.fromkeys(text for reader in readers for text in reader.texts)
+    unknown = [text for text in texts if text not in rows and text not in _SPECIAL]
+    first = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
+    order = [*first, *(rows[token] for token in theirs), *[rows[_UNK]] * len(unknown)]
+    is_output = np.ones(len(order), bool)
+    is_output[BOS_ID] = False
+    is_output[PAD_ID] = _PAD in rows  # its mass counts, though it is never chosen
+    is_output[len(order) - len(unknown) :] = False
+    return _Order([*theirs, *unknown], np.array(order), is_output)
+
+
+def _reordered(
+    theirs: Mapping[str, FloatArray], source: _Order, target: _Order
+) -> dict[str, FloatArray]:
+    """Return the weights in float32, with tables in our order: zeros for `_NO_ROW`."""
+    weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
+    for name in ("source_vectors", "target_vectors", "output_vectors", "output_bias"):
+        if (table := weights.get(name)) is not None:
+            rows = (source if name == "source_vectors" else target).rows
+            if rows.max() >= len(table):
+                problem = f"{name} has {len(table):,} rows, fewer than the vocabulary has entries."
+                raise CheckpointError(problem, fix=COPY_AGAIN)
+            there = (rows != _NO_ROW).reshape(-1, *[1] * (table.ndim - 1))
+            weights[name] = np.where(there, table[rows], np.float32(0))
+    bias = weights["output_bias"]
+    weights["output_bias"] = np.where(target.is_output, bias, np.float32(_NEVER))
+    return weights
+
+
+def _sentencepiece(pieces: Any, tokens: Sequence[str]) -> bytes:
+    """Return the file of a model with the special pieces first, then ``tokens``, in this order.
+
+    Tokens that ``pieces`` has keep score and type. Others are user-defined if they are tags, and
+    unused otherwise: no part of a text becomes them but one that is unknown as a whole.
+    """
+    present = {piece.piece: piece for piece in pieces.pieces}
+    kinds, model = ModelProto.SentencePiece, ModelProto()
+    model.CopyFrom(pieces)
+    del model.pieces[:]
+    for index, text in enumerate(_SPECIAL):
+        kind = kinds.UNKNOWN if index == UNK_ID else kinds.CONTROL
+        model.pieces.add(piece=text, score=0.0, type=kind)
+    for token in tokens:
+        kind = kinds.USER_DEFINED if is_tag(token) else kinds.UNUSED
+        new = kinds(piece=token, score=0.0, type=kind)
+        model.pieces.append(present.get(token, new))
+    spec = model.trainer_spec
+    spec.vocab_size = len(model.pieces)
+    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD_ID, UNK_ID, BOS_ID, EOS_ID
+    spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = _SPECIAL
+    return bytes(model.SerializeToString(deterministic=True))

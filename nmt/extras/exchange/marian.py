@@ -1,77 +1,209 @@
-"""Models of Marian: an ``.npz`` with the weights, ``decoder.yml`` and vocabularies beside it.
+"""Models of Marian, read from its files or from those of Hugging Face.
 
-OPUS-MT releases are such folders, with SentencePiece models for the text and one YAML vocabulary
-for both sides. Names of weights and options are Marian's (Junczys-Dowmunt et al. 2018).
+Marian (Junczys-Dowmunt et al. 2018) writes an ``.npz`` with the weights, and ``decoder.yml`` and
+vocabularies beside it. OPUS-MT releases are such folders, with SentencePiece models for the text
+and one YAML vocabulary for both sides. A MarianMT folder of Hugging Face has ``config.json``,
+weights, two SentencePiece models and ids. Old ones hold a ``pytorch_model.bin``, which is read
+without running code from it; here and nowhere else is pickle read.
 """
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import yaml
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.config.loader import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.errors import ConfigError
-from nmt.extras.exchange.imported import (
-    EMBEDDINGS,
-    FloatArray,
-    Imported,
-    Vocabulary,
-    damaged,
-    layer_weights,
-    refused,
-)
-from nmt.extras.exchange.piece_list import PieceList
+from nmt.errors import CheckpointError, ConfigError
+from nmt.files.json_file import field, read_json
 
-DECODER = "decoder.yml"
+FloatArray = npt.NDArray[np.floating[Any]]
+Table = Mapping[str, str]
+DECODER, HF_CONFIG = "decoder.yml", "config.json"
+COPY_AGAIN = "Copy it again from where the model comes from."
 _OPTIONS = "special:model.yml"
-_MOST_BYTES = 64  # of an archive's arrays for each byte of the archive
-_MAX_VOCABULARY = 1 << 26  # bytes
+_MOST_BYTES = 64  # of an archive's parts for each byte of the archive
 _MAX_LENGTH, _LONGEST = 256, 10_000
-_ACTIVATIONS = {"relu": "relu", "swish": "silu"}
+_SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
+_ACTIVATIONS = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
+# Numbered by whether both sides' inputs are one table (2), and the output is the target's (1).
+_EMBEDDINGS = ("separate", "decoder-tied", "inputs-shared", "tied")
 _NORMS = ("preprocess", "postprocess", "postprocess-top")
 _PLACES: Mapping[tuple[str, ...], str] = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
-# Options of Marian -> the values that we have a counterpart for.
+# Options of Marian, and keys of Hugging Face -> the values that we have a counterpart for.
 _OFF = (
     "right-left", "ulr", "transformer-no-affine", "transformer-no-bias", "transformer-pool",
     "transformer-no-projection", "transformer-rnn-projection",
     "transformer-train-position-embeddings",
 )  # fmt: skip
-_PLAIN: Mapping[str, Sequence[Any]] = {
+_MARIAN_OPTIONS: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(_OFF, (False,)),
     **dict.fromkeys(("factors-dim-emb", "lemma-dim-emb"), (0,)),
     **dict.fromkeys(("input-types", "transformer-tied-layers"), ([],)),
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-ffn-activation": tuple(_ACTIVATIONS),
+    "transformer-ffn-activation": ("relu", "swish"),  # its gelu is another function
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-postprocess-emb": ("d", ""),
     "transformer-attention-mask": ("default", "none"),
 }
-# Parts of our layers -> Marian's names of their weight and bias.
-_PARTS: Mapping[str, tuple[str, str]] = {
-    **{f"self.{x}": (f"self_W{x[0]}", f"self_b{x[0]}") for x in ("query", "key", "value")},
-    **{f"cross.{x}": (f"context_W{x[0]}", f"context_b{x[0]}") for x in ("query", "key", "value")},
-    "self.output": ("self_Wo", "self_bo"),
-    "cross.output": ("context_Wo", "context_bo"),
-    "inner": ("ffn_W1", "ffn_b1"),
-    "outer": ("ffn_W2", "ffn_b2"),
+_HF_KEYS: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(("normalize_before", "normalize_embedding", "add_bias_logits"), (False, None)),
+    "model_type": ("marian",),
+    "static_position_embeddings": (True, None),
+    "activation_function": tuple(_ACTIVATIONS),
 }
-_NORM_OF = {"self.norm": "self_Wo", "cross.norm": "context_Wo", "norm": "ffn_ffn"}
+# Our layers -> the parts of theirs that are fused in them, one above the other. Of Marian, {} is W
+# or b, and scale or bias of a norm.
+_MARIAN_PARTS: Table = {
+    "self_attention.query_key_value": "self_{}q self_{}k self_{}v",
+    "self_attention.output": "self_{}o",
+    "self_residual.norm": "self_Wo_ln_{}",
+    "cross_attention.query": "context_{}q",
+    "cross_attention.key_value": "context_{}k context_{}v",
+    "cross_attention.output": "context_{}o",
+    "cross_residual.norm": "context_Wo_ln_{}",
+    "feed_forward.inner": "ffn_{}1",
+    "feed_forward.outer": "ffn_{}2",
+    "feed_forward_residual.norm": "ffn_ffn_ln_{}",
+}
+_HF_PARTS: Table = {
+    "self_attention.query_key_value": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "self_attention.output": "self_attn.out_proj",
+    "self_residual.norm": "self_attn_layer_norm",
+    "cross_attention.query": "encoder_attn.q_proj",
+    "cross_attention.key_value": "encoder_attn.k_proj encoder_attn.v_proj",
+    "cross_attention.output": "encoder_attn.out_proj",
+    "cross_residual.norm": "encoder_attn_layer_norm",
+    "feed_forward.inner": "fc1",
+    "feed_forward.outer": "fc2",
+    "feed_forward_residual.norm": "final_layer_norm",
+}
 
 
-def is_marian(source: Path) -> bool:
-    """Whether ``source`` is an .npz file or a folder with a `DECODER` file or one .npz."""
-    return source.suffix == ".npz" or (
-        source.is_dir() and ((source / DECODER).is_file() or len(list(source.glob("*.npz"))) == 1)
-    )
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """One side's entries in another system."""
+
+    # In the order of the rows of its table; ``<unk>`` and ``</s>`` are among them.
+    tokens: Sequence[str]
+    # SentencePiece model that makes tokens of text; a piece that is not a token is unknown.
+    pieces: Any
+
+    @property
+    def texts(self) -> list[str]:
+        """The pieces, in the order of their ids."""
+        return [piece.piece for piece in self.pieces.pieces]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A model of another system."""
+
+    system: str  # ``marian`` or ``hugging-face``
+    model: ModelConfig  # its shape in our words; `output_bias` is true
+    # By our names; tables and output bias with rows in the order of the vocabularies.
+    weights: Mapping[str, FloatArray]
+    source: Vocabulary
+    target: Vocabulary  # with the same tokens where the model shares its inputs
+    start: str | None = None  # token whose vector the decoder reads first; None for zeros
+    decoding: DecodingConfig  # as their files recommend it
+    max_length: int = _MAX_LENGTH  # longest line in subwords; longer ones are cut and joined
+    languages: tuple[str, str] | None = None  # codes, where the files name them
+
+
+def refused(what: str) -> CheckpointError:
+    """Return the error for a model that uses ``what``."""
+    problem = f"The model uses {what}, which nmt has no counterpart for."
+    return CheckpointError(problem, fix="Import another model, or train one: `nmt init`.")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what is raised where ``path`` is not what it should be into an error of ours."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # zipfile, zlib, numpy and pickle: each has its own for damage
+        problem = str(getattr(error, "strerror", None) or error).split("\n")[0]
+        if isinstance(error, KeyError):
+            problem = f"it has no {error}"
+        elif isinstance(error, ConfigError):
+            problem = error.problem
+        elif isinstance(error, ValidationError):
+            problem = "; ".join(f"{x['loc'][-1]}: {x['msg']}" for x in error.errors())
+        raise CheckpointError(
+            f"{path} is damaged: {problem.rstrip('.')}.", fix=COPY_AGAIN
+        ) from error
+
+
+def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise a ValueError where an archive would take far more memory than its file."""
+    if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES * path.stat().st_size:
+        raise ValueError("its parts claim to be far larger than the file")
+
+
+def _weights(
+    config: ModelConfig,
+    table: Table,
+    read: Callable[[str, int, str, str], FloatArray],
+    vectors: Sequence[FloatArray],
+    output_bias: FloatArray,
+) -> dict[str, FloatArray]:
+    """Return the weights by our names, but for norms after the last layer.
+
+    Args:
+        config: The model's shape.
+        table: Our layers -> their parts.
+        read: Side, number of the layer from 0, part, and weight or bias -> (outputs, inputs) or
+            (outputs,).
+        vectors: Tables of source and target, and the output projection.
+        output_bias: Of the output projection.
+    """
+    weights = {"source_vectors": vectors[0], "output_bias": output_bias.reshape(-1)}
+    if not config.shares_inputs:
+        weights["target_vectors"] = vectors[1]
+    if not config.ties_output:
+        weights["output_vectors"] = vectors[2]
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        for index in range(layers):
+            for ours, parts in table.items():
+                if side == "encoder" and ours.startswith("cross"):
+                    continue
+                for kind in ("weight", "bias"):
+                    arrays = [read(side, index, part, kind) for part in parts.split()]
+                    weights[f"{side}.{index}.{ours}.{kind}"] = np.concatenate(arrays)
+    return weights
+
+
+def _pieces(path: Path) -> Any:
+    """Read a SentencePiece model."""
+    with reading(path):
+        model = ModelProto.FromString(path.read_bytes())
+        if not model.pieces:  # nothing at all is a valid message, too
+            raise ValueError("it is not a SentencePiece model")
+        return model
+
+
+def _by_id(ids: Mapping[str, Any]) -> list[str]:
+    tokens = {int(index): token for token, index in ids.items()}
+    if sorted(tokens) != list(range(len(ids))):
+        raise ValueError("its ids are not 0, 1, 2 and so on")
+    return [tokens[index] for index in range(len(tokens))]
 
 
 def read_marian(source: Path) -> Imported:
@@ -85,30 +217,34 @@ def read_marian(source: Path) -> Imported:
     """
     folder = source if source.is_dir() else source.parent
     decoder, settings = folder / DECODER, dict[str, Any]()
-    if decoder.is_file():
-        settings = _yaml(decoder.read_text("utf-8"), decoder)
-    weights_file = source if source.is_file() else _weights_file(folder, settings)
-    arrays = read_npz(weights_file)
-    config = _model_config(_options(arrays, weights_file))
-    source_side, target_side = _vocabularies(folder, settings)
-    # Marian's limit is three times the longest source of a batch, whichever lines come together
-    # there. Its beam also loses a place with each hypothesis that ends; ours does not.
-    decoding = DecodingConfig(
-        beam_size=int(settings.get("beam-size", 12)),
-        length_penalty=float(settings.get("normalize", 0)),
-        max_length_factor=3,
-        max_length_offset=20,
-        keep_special_mass=True,
-    )
+    with reading(folder):
+        if decoder.is_file():
+            settings = _yaml(decoder.read_text("utf-8"), decoder)
+        path = source if source.is_file() else _weights_file(folder, settings)
+        source_side, target_side = _vocabularies(folder, settings)
+        # Marian's limit is three times the longest source of a batch, whichever lines come together
+        # there. Its beam also loses a place with each hypothesis that ends; ours does not.
+        decoding = DecodingConfig(
+            beam_size=int(settings.get("beam-size", 12)),
+            length_penalty=float(settings.get("normalize", 0)),
+            max_length_factor=3,
+            max_length_offset=20,
+            keep_special_mass=True,
+        )
+        max_length = min(int(settings.get("max-length", _MAX_LENGTH)), _LONGEST)
+    arrays = read_npz(path)
+    with reading(path):
+        options = _yaml(arrays[_OPTIONS].astype(np.uint8).tobytes().rstrip(b"\0").decode(), path)
+        config = _config_of_marian(options)
+        weights = _weights_of_marian(arrays, config)
     return Imported(
+        system="marian",
         model=config,
-        weights=dict(_weights(arrays, config, weights_file)),
+        weights=weights,
         source=source_side,
         target=target_side,
-        start=None,
         decoding=decoding,
-        max_length=min(int(settings.get("max-length", _MAX_LENGTH)), _LONGEST),
-        languages=None,
+        max_length=max_length,
     )
 
 
@@ -118,140 +254,104 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     Raises:
         CheckpointError: It is missing or damaged, or holds Python objects.
     """
-    try:
+    with reading(path):
         with zipfile.ZipFile(path) as archive:
-            sizes = [entry.file_size for entry in archive.infolist()]
-        if sum(sizes) > _MOST_BYTES * path.stat().st_size:
-            raise ValueError("its parts claim to be far larger than the file")
+            check_sizes(archive, path)
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
-    except Exception as error:  # of zipfile, zlib and numpy: each has its own for damage
-        raise damaged(path, error) from error
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
-    try:
-        values = parse_document(text, name=str(path)).values
-    except ConfigError as error:
-        raise damaged(path, error.problem.rstrip(".")) from error
-    if not isinstance(values, dict):
-        raise damaged(path, "it holds no keys and values")
-    return values
+    return field(parse_document(text, name=str(path)).values, kind=dict)
 
 
 def _weights_file(folder: Path, settings: Mapping[str, Any]) -> Path:
     named = settings.get("models", [])
     if len(named) > 1:
         raise refused(f"an ensemble of {len(named)} models")
-    found = [folder / Path(str(each)).name for each in named] or sorted(folder.glob("*.npz"))
-    if len(found) != 1 or not found[0].is_file():
-        raise damaged(folder, "it does not hold the one .npz file of the weights")
-    return found[0]
+    files = [folder / Path(name).name for name in named] or sorted(folder.glob("*.npz"))
+    if len(files) != 1:
+        raise ValueError("the folder does not hold the one .npz file of the weights")
+    return files[0]
 
 
-def _options(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, Any]:
-    """Read the options of the training, which stand among the weights; refuse what we lack."""
-    if _OPTIONS not in arrays:
-        raise damaged(path, f"it has no {_OPTIONS}, so it is not a model of Marian")
-    try:
-        text = arrays[_OPTIONS].astype(np.uint8).tobytes().rstrip(b"\0").decode()
-    except UnicodeDecodeError as error:
-        raise damaged(path, f"{_OPTIONS} is not UTF-8") from error
-    options = _yaml(text, path)
+def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
+    """Translate the options of the training, which stand among the weights; refuse what we lack."""
     for name, value in options.items():
         is_alibi = name.startswith("transformer-alibi")
-        if value not in ((False, None) if is_alibi else _PLAIN.get(name, (value,))):
+        if value not in ((False, None) if is_alibi else _MARIAN_OPTIONS.get(name, (value,))):
             raise refused(f"{name}: {value}")
-    return options
-
-
-def _model_config(options: Mapping[str, Any]) -> ModelConfig:
     places = tuple(str(options.get(f"transformer-{name}", "")) for name in _NORMS)
     if places not in _PLACES:
         raise refused(f"transformer-{', '.join(_NORMS)}: {places}")
-    has_positions = not options.get("transformer-disable-position-embeddings", False)
     shares, ties = (
         bool(options.get("tied-embeddings-all") or options.get(name))
         for name in ("tied-embeddings-src", "tied-embeddings")
     )
-    try:
-        values = {
-            "encoder_layers": options["enc-depth"],
-            "decoder_layers": options["dec-depth"],
-            "model_dim": options["dim-emb"],
-            "ff_dim": options["transformer-dim-ffn"],
-            "decoder_ff_dim": options.get("transformer-decoder-dim-ffn") or None,
-            "num_heads": options["transformer-heads"],
-            "norm_position": _PLACES[places],
-            "norm_epsilon": 1e-6,
-            "positions": "sinusoidal-halves" if has_positions else "none",
-            "activation": _ACTIVATIONS[options["transformer-ffn-activation"]],
-            "embeddings": EMBEDDINGS[shares, ties],
-            "output_bias": True,
-            "decoder_start": "zero",
-        }
-        return ModelConfig.model_validate(values)
-    except (KeyError, ValueError, TypeError) as error:
-        problem = f"its options lack {error}" if isinstance(error, KeyError) else error
-        raise damaged(Path(_OPTIONS), problem) from error
+    no_positions = options.get("transformer-disable-position-embeddings", False)
+    values = {
+        "encoder_layers": options["enc-depth"],
+        "decoder_layers": options["dec-depth"],
+        "model_dim": options["dim-emb"],
+        "ff_dim": options["transformer-dim-ffn"],
+        "decoder_ff_dim": options.get("transformer-decoder-dim-ffn") or None,
+        "num_heads": options["transformer-heads"],
+        "norm_position": _PLACES[places],
+        "norm_epsilon": 1e-6,
+        "positions": "none" if no_positions else "sinusoidal-halves",
+        "activation": _ACTIVATIONS[options["transformer-ffn-activation"]],
+        "embeddings": _EMBEDDINGS[2 * shares + ties],
+        "output_bias": True,
+        "decoder_start": "zero",
+    }
+    return ModelConfig.model_validate(values)
 
 
-def _weights(
-    arrays: Mapping[str, npt.NDArray[Any]], config: ModelConfig, path: Path
-) -> Iterator[tuple[str, FloatArray]]:
-    """Yield our name and value of each weight."""
+def _weights_of_marian(
+    arrays: Mapping[str, npt.NDArray[Any]], config: ModelConfig
+) -> dict[str, FloatArray]:
     is_pre = config.norm_position == "pre"
 
-    def get(name: str) -> FloatArray:
-        if name not in arrays:
-            raise damaged(path, f"it has no {name}")
-        return np.asarray(arrays[name], np.float32)
+    def read(name: str, kind: str, suffix: str = "") -> FloatArray:
+        is_norm, is_bias = "_ln_" in name, kind == "bias"
+        kinds = ("scale", "bias") if is_norm else ("W", "b")
+        array = np.asarray(arrays[name.format(kinds[is_bias]) + suffix], np.float32)
+        return array.reshape(-1) if is_norm or is_bias else array.T
 
-    def norm(name: str, suffix: str = "") -> tuple[FloatArray, FloatArray]:
-        names = f"{name}_ln_scale{suffix}", f"{name}_ln_bias{suffix}"
-        return get(names[0]).reshape(-1), get(names[1]).reshape(-1)
+    def read_part(side: str, index: int, part: str, kind: str) -> FloatArray:
+        suffix = "_pre" if is_pre and "_ln_" in part else ""
+        return read(f"{side}_l{index + 1}_{part}", kind, suffix)
 
-    def read(side: str, index: int, part: str) -> tuple[FloatArray, FloatArray]:
-        layer = f"{side}_l{index + 1}"
-        if part in _NORM_OF:
-            return norm(f"{layer}_{_NORM_OF[part]}", "_pre" if is_pre else "")
-        weight, bias = _PARTS[part]
-        return get(f"{layer}_{weight}").T, get(f"{layer}_{bias}").reshape(-1)
-
-    yield from layer_weights(config, read)
-    if is_pre:
-        for side in ("encoder", "decoder"):
-            weight, bias = norm(f"{side}_top")
-            yield from ((f"{side}_norm.weight", weight), (f"{side}_norm.bias", bias))
-    shared = config.shares_inputs
-    target = get("Wemb" if shared else "decoder_Wemb")
-    yield "source_vectors", target if shared else get("encoder_Wemb")
-    if not shared:
-        yield "target_vectors", target
+    names = ["Wemb"] * 2 if config.shares_inputs else ["encoder_Wemb", "decoder_Wemb"]
+    vectors = [np.asarray(arrays[name], np.float32) for name in names]
     if not config.ties_output:
-        yield "output_vectors", get("decoder_ff_logit_out_W").T
-    bias = arrays.get("decoder_ff_logit_out_b", np.zeros(len(target), np.float32))
-    yield "output_bias", bias.reshape(-1)
+        vectors.append(read("decoder_ff_logit_out_{}", "weight"))
+    bias = arrays.get("decoder_ff_logit_out_b", np.zeros(len(vectors[1]), np.float32))
+    weights = _weights(config, _MARIAN_PARTS, read_part, vectors, bias)
+    for side in ("encoder", "decoder") if is_pre else ():
+        for kind in ("weight", "bias"):
+            weights[f"{side}_norm.{kind}"] = read(f"{side}_top_ln_{{}}", kind)
+    return weights
 
 
 def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary, Vocabulary]:
-    named = [folder / Path(str(each)).name for each in settings.get("vocabs", [])]
+    named = [folder / Path(name).name for name in settings.get("vocabs", [])]
     of_text = [folder / f"{side}.spm" for side in ("source", "target")]
     there = {*folder.glob("*.spm"), *folder.glob("*vocab.yml")} - {*of_text}
-    found = named or sorted(there) * (2 if len(there) == 1 else 1)
-    if len(found) != 2:
-        raise damaged(folder, "it does not hold the vocabularies of source and target")
-    return _vocabulary(found[0], of_text[0]), _vocabulary(found[1], of_text[1])
+    files = named or sorted(there) * (2 if len(there) == 1 else 1)
+    if len(files) != 2:
+        raise ValueError("the folder does not hold the vocabularies of source and target")
+    return _vocabulary(files[0], of_text[0]), _vocabulary(files[1], of_text[1])
 
 
 def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
     """Read an .spm, or a YAML vocabulary whose entries are pieces of the .spm ``of_text``."""
     if path.suffix == ".spm":
-        pieces = PieceList(path.read_bytes(), path)
-        return Vocabulary(pieces.texts, pieces)
+        pieces = _pieces(path)
+        return Vocabulary([piece.piece for piece in pieces.pieces], pieces)
     if not of_text.is_file():
         raise refused(f"{path.name} without {of_text.name} (subwords of another program)")
-    return Vocabulary(read_vocabulary(path), PieceList(of_text.read_bytes(), of_text))
+    return Vocabulary(read_vocabulary(path), _pieces(of_text))
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -260,18 +360,112 @@ def read_vocabulary(path: Path) -> list[str]:
     Raises:
         CheckpointError: A line is something else, or the ids are not 0, 1, 2 and so on.
     """
-    with path.open("rb") as file:
-        content = file.read(_MAX_VOCABULARY + 1)
-    if len(content) > _MAX_VOCABULARY:
-        raise damaged(path, f"it is larger than {_MAX_VOCABULARY:,} bytes")
     # The loader in C, where it is there, is ten times as fast; neither makes anything but text:
     # to others the tokens `yes`, `null` and `1` are no text.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-    try:
-        ids = yaml.load(content.decode("utf-8", "replace"), loader)
-        tokens = {int(index): token for token, index in ids.items()}
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise damaged(path, "its lines are not entries `token: id`") from error
-    if sorted(tokens) != list(range(len(ids))):
-        raise damaged(path, "its ids are not 0, 1, 2 and so on")
-    return [tokens[index] for index in range(len(tokens))]
+    with reading(path):
+        return _by_id(yaml.load(path.read_text(encoding="utf-8", errors="replace"), loader))
+
+
+def read_hugging_face(source: Path) -> Imported:
+    """Read a folder of a MarianMT model.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the model has parts that we lack.
+    """
+    settings = _json(source / HF_CONFIG)
+    for name, allowed in _HF_KEYS.items():
+        if (value := settings.get(name)) not in allowed:
+            raise refused(f"{name}: {value}")
+    heads = settings.get("encoder_attention_heads"), settings.get("decoder_attention_heads")
+    if heads[0] != heads[1]:
+        raise refused(f"{heads[0]} heads in the encoder and {heads[1]} in the decoder")
+    path, arrays = _tensors(source)
+    ids = source / "target_vocab.json", source / "vocab.json"
+    source_side, target_side = (
+        Vocabulary(_tokens(file, settings.get(f"{key}vocab_size")), _pieces(source / f"{side}.spm"))
+        for side, key, file in (
+            ("source", "", ids[1]),
+            ("target", "decoder_", ids[not ids[0].is_file()]),
+        )
+    )
+    with reading(path):
+        names = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+        vectors = [arrays[x if x in arrays else "model.shared.weight"] for x in names]
+        vectors.append(arrays.get("lm_head.weight", vectors[1]))
+    with reading(source / HF_CONFIG):
+        start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
+        if start not in range(len(target_side.tokens)):
+            raise ValueError(f"decoder_start_token_id is {start}")
+        # Which tables are one is found by looking: releases read the configuration differently.
+        same_tokens = source_side.tokens == target_side.tokens
+        shares = same_tokens and np.array_equal(vectors[0], vectors[1])
+        ties = np.array_equal(vectors[2], vectors[1])
+        config = ModelConfig.model_validate(
+            {
+                "encoder_layers": settings["encoder_layers"],
+                "decoder_layers": settings["decoder_layers"],
+                "model_dim": settings["d_model"],
+                "ff_dim": settings["encoder_ffn_dim"],
+                "decoder_ff_dim": settings["decoder_ffn_dim"],
+                "num_heads": heads[0],
+                "norm_epsilon": 1e-5,
+                "positions": "sinusoidal-concatenated",
+                "activation": _ACTIVATIONS[settings["activation_function"]],
+                "embeddings": _EMBEDDINGS[2 * shares + ties],
+                "scale_embeddings": settings.get("scale_embedding", False),
+                "output_bias": True,
+            }
+        )
+        search = settings | _json(source / "generation_config.json", optional=True)
+        decoding = DecodingConfig(
+            beam_size=search.get("num_beams", 1),
+            length_penalty=search.get("length_penalty", 1.0),
+            keep_special_mass=True,
+        )
+    with reading(path):
+        weights = _weights(
+            config,
+            _HF_PARTS,
+            lambda side, index, part, kind: arrays[f"model.{side}.layers.{index}.{part}.{kind}"],
+            vectors,
+            arrays["final_logits_bias"],
+        )
+    tokenizer = _json(source / "tokenizer_config.json", optional=True)
+    codes = str(tokenizer.get("source_lang", "")), str(tokenizer.get("target_lang", ""))
+    return Imported(
+        system="hugging-face",
+        model=config,
+        weights=weights,
+        source=source_side,
+        target=target_side,
+        start=target_side.tokens[start],
+        decoding=decoding,
+        languages=codes if all(map(str.isalpha, codes)) else None,
+    )
+
+
+def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    with reading(path):
+        return {} if optional and not path.is_file() else field(read_json(path), kind=dict)
+
+
+def _tensors(folder: Path) -> tuple[Path, dict[str, FloatArray]]:
+    """Read the weights in float32; return where they are, too."""
+    path = folder / (_SAFE if (folder / _SAFE).is_file() else _PICKLE)
+    if not path.is_file():
+        fix = "Download the whole model; weights in several files are not read."
+        raise CheckpointError(f"{folder} has neither {_SAFE} nor {_PICKLE}.", fix=fix)
+    with reading(path):
+        if path.name == _SAFE:
+            tensors = load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return path, {name: tensor.float().numpy() for name, tensor in tensors.items()}
+
+
+def _tokens(path: Path, size: int | None) -> list[str]:
+    """Return the tokens by id; rows of the table without a name get one."""
+    with reading(path):
+        tokens = _by_id(_json(path))
+        return tokens + [f"<row {index}>" for index in range(len(tokens), size or 0)]
