@@ -308,17 +308,15 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         return None
     try:
         found = load_file(path)
-        parts = ShortlistParts(found["common"], found["candidates"])
-        if (parts.common.ndim, parts.candidates.ndim) != (1, 2) or not parts.candidates.size:
-            raise ValueError("its parts have other shapes")
-        if any(part.dtype.kind != "i" for part in parts):
-            raise ValueError("its parts are no whole numbers")
-        source_size, target_size = vocab_sizes
+        parts = common, candidates = ShortlistParts(found["common"], found["candidates"])
+        kinds = [(part.ndim, part.dtype.kind) for part in parts]
+        if kinds != [(1, "i"), (2, "i")] or not candidates.size:
+            raise ValueError("its parts have other shapes or types")
         largest = max(part.max(initial=-1) for part in parts)
-        if len(parts.candidates) != source_size or largest >= target_size:
+        if len(candidates) != vocab_sizes[0] or largest >= vocab_sizes[1]:
             raise ValueError("it is of another vocabulary")
-        if parts.common.min(initial=0) < 0 or parts.candidates.min() < -1:
-            raise ValueError("it holds numbers that are no tokens")
+        if common.min(initial=0) < 0 or candidates.min() < -1:
+            raise ValueError("it holds numbers that are not tokens")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}.",
@@ -392,48 +390,36 @@ def choose_engine(
     """
     options, needs = options or EngineOptions(), needs or Needs()
     options = replace(options, device=parse_device(options.device))
-    dtype = parse_dtype(options.dtype)
+    name, dtype, loaded = options.engine, parse_dtype(options.dtype), None
     if options.threads is not None and options.threads < 1:
         raise ConfigError(
             f"`threads` is {options.threads}.", fix="Leave it out, or give 1 or more."
         )
-    name = options.engine
     with readable():
         if name == "auto" and is_ctranslate2(folder):
             name = "ctranslate2"
-        if name != "auto":
-            loaded = ENGINES[name](folder, options, needs)
-        elif reason := _against_ctranslate2(options):
-            loaded = _load_torch(folder, options, needs, reason)
-        else:
-            try:
-                on_cpu = replace(options, device="cpu")
-                loaded = ENGINES["ctranslate2"](folder, on_cpu, needs)
-            except ConfigError as error:  # not installed, say, or it lacks something
-                if dtype == "int8":
-                    raise
-                loaded = _load_torch(folder, options, needs, error.problem)
+        if name == "auto":
+            name = "torch"
+            # A GPU is torch's, and so are 16 bits.
+            if dtype in _CONVERTED and not _runs_on_gpu(options.device):
+                try:
+                    on_cpu = replace(options, device="cpu")
+                    loaded = ENGINES["ctranslate2"](folder, on_cpu, needs)
+                except ConfigError as error:  # not installed, say, or it lacks something
+                    if dtype == "int8":
+                        raise
+                    logger.debug("torch translates: %s", error.problem)
+        loaded = loaded or ENGINES[name](folder, options, needs)
     logger.debug("engine: %s, %s", loaded.engine.name, loaded.engine.dtype)
     return loaded
 
 
-def _against_ctranslate2(options: EngineOptions) -> str:
-    """Say why ``auto`` does not mean CTranslate2; empty if it may."""
-    dtype = parse_dtype(options.dtype)
-    if options.device.startswith("cuda") or (options.device == "auto" and _has_gpu()):
-        return "CTranslate2 is chosen for CPUs only"
-    return "" if dtype in _CONVERTED else f"CTranslate2 is not chosen for {dtype}"
-
-
-def _has_gpu() -> bool:
-    """Whether torch has a GPU; asked only where there are signs of one, as torch takes long."""
+def _runs_on_gpu(device: str) -> bool:
+    """Whether torch takes a GPU; asked only where there are signs of one, as torch takes long."""
+    if device != "auto":
+        return device != "cpu"
     if sys.platform == "linux" and not any(path.exists() for path in _GPU_DRIVERS):
         return False
     import torch  # noqa: PLC0415
 
     return torch.cuda.is_available()
-
-
-def _load_torch(folder: Path, options: EngineOptions, needs: Needs, reason: str) -> LoadedModel:
-    logger.debug("torch translates: %s", reason)
-    return ENGINES["torch"](folder, options, needs)

@@ -18,7 +18,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from nmt.config.model import DecodingConfig
@@ -105,13 +105,12 @@ def check(
             "The model's probabilities are not numbers: its weights are broken.",
             fix="Use another checkpoint, or train again.",
         )
-    outputs = [Output(hypotheses) for hypotheses in found]
-    if limits is not None:
-        for row, (segment, output) in enumerate(zip(segments, outputs, strict=True)):
-            names = _alarms_of(segment, output.hypotheses, tokenizers, limits)
-            outputs[row] = replace(output, alarms=names)
-        if search_again is not None:
-            _retry(segments, outputs, tokenizers, decoding, limits, search_again)
+    outputs = [
+        Output(own, () if limits is None else _alarms_of(segment, own, tokenizers, limits))
+        for segment, own in zip(segments, found, strict=True)
+    ]
+    if limits is not None and search_again is not None:
+        _retry(segments, outputs, tokenizers, decoding, limits, search_again)
     for row, (segment, output) in enumerate(zip(segments, outputs, strict=True)):
         if _is_misplaced(segment, output.hypotheses, tokenizers):
             outputs[row] = replace(output, alarms=(*output.alarms, "constraint"))
@@ -126,9 +125,9 @@ def _alarms_of(
 ) -> tuple[Alarm, ...]:
     if not hypotheses:
         return ()
-    source, output = segment.ids, hypotheses[0].ids
-    texts = tokenizers.source.decode(source), tokenizers.target.decode(output)
-    return alarms(GuardedLine(*texts, source, output), limits)
+    read, written = segment.ids, hypotheses[0].ids
+    texts = tokenizers.source.decode(read), tokenizers.target.decode(written)
+    return alarms(texts, (read, written), limits)
 
 
 def _retry(
@@ -152,10 +151,8 @@ def _retry(
             seconds = (time.perf_counter() - begin) / len(rows)
             for row, hypotheses in zip(rows, again, strict=True):
                 first = outputs[row]
-                names = first.alarms
-                if hypotheses:
-                    names = _alarms_of(segments[row], hypotheses, tokenizers, limits)
-                if len(names) < len(first.alarms):
+                names = _alarms_of(segments[row], hypotheses, tokenizers, limits)
+                if hypotheses and len(names) < len(first.alarms):
                     gone = tuple(name for name in first.alarms if name not in names)
                     outputs[row] = Output(hypotheses, names, gone, seconds)
                 else:
@@ -189,35 +186,35 @@ def fallback_search(
     return {name: value for name, value in changes.items() if value != getattr(decoding, name)}
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedLine:
-    """A line, what came of it, and both as subwords."""
+def alarms(
+    texts: tuple[str, str],
+    tokens: tuple[Sequence[Hashable], Sequence[Hashable]],
+    limits: GuardLimits,
+) -> tuple[Alarm, ...]:
+    """Return the alarms of a line, which depend on nothing but the line; none for most lines.
 
-    source: str
-    output: str
-    source_tokens: Sequence[Hashable]
-    output_tokens: Sequence[Hashable]
-
-
-def alarms(line: GuardedLine, limits: GuardLimits) -> tuple[Alarm, ...]:
-    """Return the alarms of ``line``, which depend on nothing but the line; none for most lines."""
-    read, written = line.source_tokens, line.output_tokens
+    Args:
+        texts: The line, and what came of it.
+        tokens: Subwords of both.
+        limits: What is normal.
+    """
+    (source, output), (read, written) = texts, tokens
     # Loops and repetitions count beyond those of the source; lengths are smoothed ratios.
     loop = longest_loop(written) - longest_loop(read)
     repeated = repeated_ngrams(written) - repeated_ngrams(read)
     repetition = repeated / max(len(written) - _NGRAM + 1, _LEAST_NGRAMS)
-    characters = _ratio(line.output, line.source, _SMOOTH_CHARACTERS)
+    characters = _ratio(output, source, _SMOOTH_CHARACTERS)
     subwords = _ratio(written, read, _SMOOTH_SUBWORDS)
     # What zlib leaves of so long a text normally; less if the source repeats itself.
-    size = max(1, len(line.output.encode("utf-8", "replace")))
+    size = max(1, len(output.encode("utf-8", "replace")))
     normal = limits.compression_scale * size**limits.compression_exponent
-    least_share = min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(line.source))
+    least_share = min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(source))
     found: dict[Alarm, bool] = {
         "loop": loop > limits.loop,
         "repetition": repetition > limits.repetition,
         "short": characters < limits.characters[0] or subwords < limits.subwords[0],
         "long": characters > limits.characters[1] or subwords > limits.subwords[1],
-        "compression": compressed_share(line.output) < least_share,
+        "compression": compressed_share(output) < least_share,
     }
     return tuple(name for name, is_on in found.items() if is_on)
 
@@ -288,7 +285,7 @@ class GuardCounts:
     signs: frozenset[str] = frozenset()
     retry_seconds: float = 0.0  # Time of the second searches.
     # Numbers of the first lines that still have an alarm.
-    left: tuple[int, ...] = field(default=())
+    left: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, results: Mapping[int, Result]) -> GuardCounts:

@@ -33,33 +33,19 @@ Utility = Callable[[Sequence[str]], Floats]
 EPSILON = 0.02
 
 
-def expected_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
-    """Return the mean utility of each text over all texts, itself included.
+def expected_utilities(texts: Sequence[str], utility: Utility) -> dict[str, float]:
+    """Return the mean utility of each different text over all texts, itself included.
 
-    A text that was drawn twice counts twice. Equal texts are compared once.
+    In the order in which they come. A text that was drawn twice counts twice, and is compared once.
 
     >>> expected_utilities(["a", "b", "a"], lambda texts: 90 * np.eye(len(texts)))
-    [60.0, 30.0, 60.0]
+    {'a': 60.0, 'b': 30.0}
     """
     if not texts:
-        return []
+        return {}
     counts = Counter(texts)
     values = utility(list(counts)) @ np.array(list(counts.values())) / len(texts)
-    of_text = dict(zip(counts, values.tolist(), strict=True))
-    return [of_text[text] for text in texts]
-
-
-def rank_by_utility(texts: Sequence[str], utility: Utility) -> list[int]:
-    """Return where the different texts first stand, the one of the highest expected utility first.
-
-    Of equals the one that stands first comes first.
-
-    >>> rank_by_utility(["a", "b", "b"], lambda texts: 90 * np.eye(len(texts)))
-    [1, 0]
-    """
-    values = expected_utilities(texts, utility)
-    first = {text: row for row, text in reversed(list(enumerate(texts)))}
-    return sorted(first.values(), key=lambda row: (-values[row], row))
+    return dict(zip(counts, values.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +85,9 @@ class Mbr:
 
         Of candidates with the same text, the one with the highest score stands for them.
         """
+        # Sorts are stable: of equal utilities the one of the highest score comes first.
         ranked = sorted(candidates, key=lambda candidate: -candidate.score)
         texts = [text_of(candidate.ids) for candidate in ranked]
-        return [ranked[row] for row in rank_by_utility(texts, self.compare)[:count]]
+        values = expected_utilities(texts, self.compare)
+        best = sorted(values, key=lambda text: -values[text])[:count]
+        return [ranked[texts.index(text)] for text in best]

@@ -121,8 +121,7 @@ class Scorer:
             CheckpointError: The model's weights are broken.
         """
         texts = list(pairs)
-        first = self._first_ids(tag)
-        encoded = self._encode(texts, len(first))
+        first, encoded = self._encode(texts, tag)
         usable = {
             row: (first + source, target)
             for row, (source, target) in enumerate(encoded)
@@ -173,9 +172,9 @@ class Scorer:
         None for a pair with a blank side, or one too long for the model. For arguments and errors
         see `score`.
         """
-        texts, first, found = list(pairs), self._first_ids(tag), list[Links]()
-        sources = subwords(self._loaded.tokenizers.source)
-        for source, target in self._encode(texts, len(first)):
+        found, sources = list[Links](), subwords(self._loaded.tokenizers.source)
+        first, encoded = self._encode(list(pairs), tag)
+        for source, target in encoded:
             if not (source and target):
                 found.append(())
                 continue
@@ -184,18 +183,17 @@ class Scorer:
             found.append(align_words([row[len(first) :] for row in weights], *words).links)
         return found
 
-    def _first_ids(self, tag: str | None) -> list[int]:
-        return [] if tag is None else [self._loaded.tokenizers.source.tag_id(tag)]
-
     def _encode(
-        self, texts: Sequence[tuple[str, str]], num_first: int
-    ) -> list[tuple[list[int] | None, list[int] | None]]:
-        """Return the ids of both sides of each pair; see `_encode`."""
-        tokenizers, longest = self._loaded.tokenizers, self._longest_source - num_first
-        sources = _encode(tokenizers.source, [source for source, _ in texts], longest, "source")
-        targets = [target for _, target in texts]
-        ids = _encode(tokenizers.target, targets, self._longest_target, "target")
-        return list(zip(sources, ids, strict=True))
+        self, texts: Sequence[tuple[str, str]], tag: str | None
+    ) -> tuple[list[int], list[tuple[list[int] | None, list[int] | None]]]:
+        """Return the ids of the tag, and those of both sides of each pair; see `_encode`."""
+        source, target = self._loaded.tokenizers
+        first, sides = [] if tag is None else [source.tag_id(tag)], list(zip(*texts, strict=True))
+        if not sides:
+            return first, []
+        sources = _encode(source, sides[0], self._longest_source - len(first), "source")
+        targets = _encode(target, sides[1], self._longest_target, "target")
+        return first, list(zip(sources, targets, strict=True))
 
     def _batches(self, pairs: Sequence[IdPair]) -> list[list[int]]:
         """Rows of like lengths, with source and target together within twice the budget."""

@@ -238,18 +238,15 @@ def _constraints(
     """
     if not request.is_constrained:
         return NONE
+    forbidden = _phrases(tokenizer, request.forbidden)
     found = Constraints(
         prefix=tuple(tokenizer.encode(request.prefix)) if request.prefix else (),
         required=_phrases(tokenizer, request.required),
-        forbidden=_phrases(tokenizer, request.forbidden)
-        + _inside_words(tokenizer, request.forbidden),
+        forbidden=forbidden + _inside_words(tokenizer, request.forbidden),
     )
     most = int(decoding.max_length_factor * longest + decoding.max_length_offset)
-    problem, fix = (
-        found.contradiction(decoding.no_repeat_ngram_size),
-        "Drop one of the constraints.",
-    )
-    is_forced = not decoding.prefix_bias_beta
+    problem = found.contradiction(decoding.no_repeat_ngram_size)
+    fix, is_forced = "Drop one of the constraints.", not decoding.prefix_bias_beta
     if is_forced and any(contains(found.prefix, phrase) for phrase in found.forbidden):
         problem = "the prefix contains a forbidden phrase"
     elif problem is None and found.num_tokens > most:
@@ -258,9 +255,9 @@ def _constraints(
             f"translation has at most {most:,}"
         )
         fix = "Require less, or cut the line into sentences."
-    if problem is not None:
-        raise DataError(f"{problem}.", fix=fix)
-    return found
+    if problem is None:
+        return found
+    raise DataError(f"{problem}.", fix=fix)
 
 
 def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:

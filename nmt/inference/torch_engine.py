@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -107,9 +107,15 @@ class TorchEngine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
+        source = self._packed([*ids, EOS_ID] for ids in sources)
         lists = self._shortlist if options.shortlist else None
+        vocabulary = lists.pick(source, constraints) if lists else None
+        stepper = self._stepper(vocabulary, options)
         with evaluating(*self._models):
-            return self._search(Task(sources, constraints), options, lists)
+            if vocabulary is None:
+                return search(stepper, source, options, constraints, end_loops=self._end_loops)
+            own = constraints and vocabulary.inside(constraints)
+            return vocabulary.outside(search(stepper, source, options, own))
 
     @override
     def search_all(
@@ -135,17 +141,6 @@ class TorchEngine(Engine):
         missing = needs.decoding.shortlist and self._shortlist is None and self._is_final
         return ["decoding.shortlist true, for which it was not loaded"] if missing else []
 
-    def _search(
-        self, task: Task, options: DecodingConfig, lists: Shortlist | None
-    ) -> list[list[Hypothesis]]:
-        source = Packed.from_rows([[*ids, EOS_ID] for ids in task.sources], self._device)
-        vocabulary = lists.pick(source, task.constraints) if lists else None
-        stepper = self._stepper(vocabulary, options)
-        if vocabulary is None:
-            return search(stepper, source, options, task.constraints, end_loops=self._end_loops)
-        constraints = task.constraints and vocabulary.inside(task.constraints)
-        return vocabulary.outside(search(stepper, source, options, constraints))
-
     def _stepper(
         self, vocabulary: BatchVocabulary | None = None, options: DecodingConfig = _PLAIN
     ) -> ModelStepper:
@@ -158,20 +153,15 @@ class TorchEngine(Engine):
             vocabulary=vocabulary,
         )
 
-    def _forced(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> tuple[Packed, Packed]:
-        """Return the input of teacher forcing: sources with EOS, targets behind BOS."""
-        return (
-            Packed.from_rows([[*ids, EOS_ID] for ids in sources], self._device),
-            Packed.from_rows([[BOS_ID, *ids] for ids in targets], self._device),
-        )
+    def _packed(self, rows: Iterable[Sequence[int]]) -> Packed:
+        return Packed.from_rows(list(rows), self._device)
 
     @override
     def attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[list[float]]]:
-        source, target = self._forced(sources, targets)
+        source = self._packed([*ids, EOS_ID] for ids in sources)
+        target = self._packed([BOS_ID, *ids] for ids in targets)
         found = [
             model.align(source_of(model, source), target)[..., int(model.config.source_bos) :]
             for model in self._models
@@ -187,8 +177,9 @@ class TorchEngine(Engine):
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        source, target = self._forced(sources, targets)
-        gold = Packed.from_rows([[*ids, EOS_ID] for ids in targets], self._device).ids.unsqueeze(1)
+        source = self._packed([*ids, EOS_ID] for ids in sources)
+        target = self._packed([BOS_ID, *ids] for ids in targets)
+        gold = self._packed([*ids, EOS_ID] for ids in targets).ids.unsqueeze(1)
         with evaluating(*self._models):
             hidden = [model(source_of(model, source), target) for model in self._models]
         at_once = max(1, _MOST_PROBABILITIES // len(self._models[0].output_weight))
@@ -279,17 +270,12 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
 def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:
     """Compare what an id means: words of one language, and the same ones."""
     kinds = [
-        (
-            each.config.source_language,
-            each.config.target_language,
-            tokenizer_hash(own / "tokenizer"),
-        )
+        (each.config.languages, tokenizer_hash(own / "tokenizer"))
         for own, each in zip(folders, bundles, strict=True)
     ]
     others = [str(each) for each, kind in zip(folders, kinds, strict=True) if kind != kinds[0]]
     if others:
-        verb = "have" if len(others) > 1 else "has"
         raise CheckpointError(
-            f"{', '.join(others)} {verb} other languages or another vocabulary than {folders[0]}.",
+            f"{', '.join(others)}: other languages or another vocabulary than {folders[0]}.",
             fix="Only models of the same languages and the same tokenizer folder can be averaged.",
         )

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.loader import change_options
@@ -89,6 +89,13 @@ class TranslationOptions:
 
 _OF_ENGINE = {each.name for each in fields(EngineOptions)}
 _OWN = {each.name for each in fields(TranslationOptions)} - {"decoding"}
+
+
+class Details(NamedTuple):
+    """What is wanted of the best output of a segment besides text and score."""
+
+    aligned: AlignedSegment | None = None
+    tokens: tuple[TokenScore, ...] = ()
 
 
 class Translator:
@@ -200,8 +207,9 @@ class Translator:
         ):
             raise TypeError("lines are a list of str, one sentence each")
         unread = {row: x for row, x in enumerate(given) if isinstance(x, DataError)}
-        texts = ["" if isinstance(x, DataError) else x for x in given]
-        requests = [Request(x) if isinstance(x, str) else x for x in texts]
+        requests = [
+            x if isinstance(x, Request) else Request(x if isinstance(x, str) else "") for x in given
+        ]
         options = self.options
         if not options.constraints and any(x.is_constrained for x in requests):
             needs = replace(options.needs, constraints=True)
@@ -226,13 +234,7 @@ class Translator:
         )
         count(())
         details = self._details(segments, outputs)
-        results = join(lines, outputs, details, self._text, options)
-        if options.confidence is None:
-            return results
-        estimate = options.confidence.estimate
-        return [
-            x if isinstance(x, DataError) else replace(x, confidence=estimate(x)) for x in results
-        ]
+        return join(lines, outputs, details, self._text, options)
 
     def _search(
         self,
@@ -241,21 +243,19 @@ class Translator:
         finish: Callable[[Sequence[Segment]], object],
     ) -> list[list[Hypothesis]]:
         mbr, vocab_size = self.options.mbr, self.tokenizers.target.vocab_size
-        if mbr is None:
-            return search(self.engine, segments, decoding, vocab_size, finish)
-        # The engine finds more candidates than are returned: of these the most typical are chosen.
-        asked = mbr.search_options(decoding)
+        asked = mbr.search_options(decoding) if mbr else decoding
         found = search(self.engine, segments, asked, vocab_size, finish)
+        if mbr is None:
+            return found
+        # The engine finds more candidates than are returned: of these the most typical are chosen.
         return [mbr.choose(candidates, self._text, decoding.n_best) for candidates in found]
 
     def _search_again(
         self, segments: Sequence[Segment], changes: Mapping[str, Any]
     ) -> list[list[Hypothesis]]:
-        decoding, progress = self.options.decoding, self.options.progress
+        decoding = self.options.decoding.model_copy(update=dict(changes))
         # Progress may interrupt; the lines are counted already.
-        return self._search(
-            segments, decoding.model_copy(update=dict(changes)), lambda _: progress(0)
-        )
+        return self._search(segments, decoding, lambda _: self.options.progress(0))
 
     def _details(self, segments: Sequence[Segment], outputs: Sequence[Output]) -> list[Details]:
         """Return what is wanted of the best output of each segment besides text and score."""
@@ -274,12 +274,11 @@ class Translator:
                 for row, ids, weights in zip(own, best, engine.attention(*pairs), strict=True):
                     words = [source[i] for i in segments[row].ids], [target[i] for i in ids]
                     weights = [each[len(segments[row].tag) :] for each in weights]
-                    details[row] = replace(details[row], aligned=align_words(weights, *words))
+                    details[row] = Details(align_words(weights, *words))
             if "token_scores" in wanted:
                 log_probs = engine.token_log_probs(*pairs)
                 for row, ids, scores in zip(own, best, log_probs, strict=True):
-                    tokens = score_tokens(target, ids, scores)
-                    details[row] = replace(details[row], tokens=tokens)
+                    details[row] = details[row]._replace(tokens=score_tokens(target, ids, scores))
         return details
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -289,12 +288,12 @@ class Translator:
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:
     """Return options with changes, each where its name belongs: to these, or to decoding."""
-    own = {name: value for name, value in changes.items() if name in _OWN}
+    own = {name: changes[name] for name in changes.keys() & _OWN}
     if "outputs" in own:
         own["outputs"] = frozenset(own["outputs"])
-    others = {name: value for name, value in changes.items() if name not in _OWN}
-    decoding = change_options(options.decoding, others) if others else options.decoding
-    return replace(options, decoding=decoding, **own)
+    if others := {name: value for name, value in changes.items() if name not in _OWN}:
+        own["decoding"] = change_options(options.decoding, others)
+    return replace(options, **own)
 
 
 def _line_counter(
@@ -333,7 +332,12 @@ def search(
     lengths = [len(segment.ids) for segment in segments]
     # The longest first: the last batch, for which other workers wait, is then a short one.
     batches = engine.batches(lengths, decoding, vocab_size)[::-1]
-    tasks = [_task([segments[row] for row in batch]) for batch in batches]
+    tasks = []
+    for batch in batches:
+        constraints = [segments[row].constraints for row in batch]
+        is_free = all(own == NONE for own in constraints)
+        sources = [segments[row].read_ids for row in batch]
+        tasks.append(Task(sources, None if is_free else constraints))
     found: list[list[Hypothesis]] = [[] for _ in segments]
     # Closed at once when interrupted: no worker may go on with a model that trains again.
     with closing(engine.search_all(tasks, decoding)) as results:
@@ -342,20 +346,6 @@ def search(
                 found[row] = own
             finish([segments[row] for row in batch])
     return found
-
-
-def _task(segments: Sequence[Segment]) -> Task:
-    constraints = [segment.constraints for segment in segments]
-    is_free = all(own == NONE for own in constraints)
-    return Task([segment.read_ids for segment in segments], None if is_free else constraints)
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What is wanted of the best output of a segment besides text and score."""
-
-    aligned: AlignedSegment | None = None
-    tokens: tuple[TokenScore, ...] = ()
 
 
 def join(
@@ -387,27 +377,28 @@ def join(
             fix = "Drop some of the constraints, or the rule of repeated n-grams."
             results.append(DataError(f"{problem} ones.", fix=fix))
         else:
-            found = _translations(parts, text_of, options.joiner)
-            result = _result(request.text, found, parts)
-            results.append(_with_details(result, [details[row] for row in own], options.outputs))
+            found = [details[row] for row in own]
+            results.append(_result(request.text, parts, found, text_of, options))
     return results
 
 
-def _translations(
-    parts: Sequence[Output], text_of: Callable[[Sequence[int]], str], joiner: str
-) -> list[Alternative]:
+def _result(
+    source: str,
+    parts: Sequence[Output],
+    details: Sequence[Details],
+    text_of: Callable[[Sequence[int]], str],
+    options: TranslationOptions,
+) -> Result:
     if len(parts) == 1:
-        return [Alternative(text_of(h.ids), h.score, h.log_prob) for h in parts[0].hypotheses]
-    # Segments are independent: the best of a line is made of the best of each.
-    best = [part.hypotheses[0] for part in parts]
-    text = joiner.join(text_of(hypothesis.ids) for hypothesis in best)
-    score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
-    return [Alternative(text, score, sum((hypothesis.log_prob for hypothesis in best), 0.0))]
-
-
-def _result(source: str, found: Sequence[Alternative], parts: Sequence[Output]) -> Result:
-    is_truncated = bool(parts) and len(source) > LONGEST_LINE
-    return Result(
+        found = [Alternative(text_of(h.ids), h.score, h.log_prob) for h in parts[0].hypotheses]
+    else:  # segments are independent: the best of a line is made of the best of each
+        best = [part.hypotheses[0] for part in parts]
+        text = options.joiner.join(text_of(hypothesis.ids) for hypothesis in best)
+        score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
+        found = [Alternative(text, score, sum((hypothesis.log_prob for hypothesis in best), 0.0))]
+    wanted, is_truncated = options.outputs, bool(parts) and len(source) > LONGEST_LINE
+    links, attention = join_alignments([own.aligned for own in details if own.aligned])
+    result = Result(
         source,
         found[0].text,
         found[0].score,
@@ -418,19 +409,12 @@ def _result(source: str, found: Sequence[Alternative], parts: Sequence[Output]) 
             *dict.fromkeys(chain(*(part.alarms for part in parts))),
         ),
         retried=tuple(dict.fromkeys(chain(*(part.retried for part in parts)))),
+        alignment=links if "alignments" in wanted else None,
+        attention=attention if "attention" in wanted else None,
         log_prob=found[0].log_prob,
+        tokens=tuple(chain(*(own.tokens for own in details))) if "token_scores" in wanted else None,
         num_tokens=sum(len(part.hypotheses[0].ids) + 1 for part in parts),
         retry_seconds=sum(part.retry_seconds for part in parts),
     )
-
-
-def _with_details(result: Result, details: Sequence[Details], wanted: frozenset[str]) -> Result:
-    if not wanted:
-        return result
-    links, attention = join_alignments([own.aligned for own in details if own.aligned])
-    return replace(
-        result,
-        alignment=links if "alignments" in wanted else None,
-        attention=attention if "attention" in wanted else None,
-        tokens=tuple(chain(*(own.tokens for own in details))) if "token_scores" in wanted else None,
-    )
+    model = options.confidence
+    return result if model is None else replace(result, confidence=model.estimate(result))

@@ -20,7 +20,6 @@ from nmt.errors import ConfigError
 from nmt.inference.engine import Engine
 from nmt.inference.guard import (
     GuardCounts,
-    GuardedLine,
     GuardLimits,
     alarms,
     compressed_share,
@@ -43,10 +42,10 @@ BREAD = "Der Bäcker verkauft Brot und Kuchen."
 TOKENS = st.lists(st.sampled_from("abcde"), max_size=30)
 
 
-def line(source: str, output: str) -> GuardedLine:
+def alarms_of(source: str, output: str, limits: GuardLimits) -> tuple[Alarm, ...]:
     """Subwords are up to four letters of a word."""
-    tokens = [re.findall(r"\w{1,4}|\S", text) for text in (source, output)]
-    return GuardedLine(source, output, tokens[0], tokens[1])
+    read, written = (re.findall(r"\w{1,4}|\S", text) for text in (source, output))
+    return alarms((source, output), (read, written), limits)
 
 
 # --- Signs -------------------------------------------------------------------------------------
@@ -90,7 +89,7 @@ def test_repeating_a_text_makes_it_compress_better(text: str) -> None:
     ],
 )
 def test_alarms_have_names(source: str, output: str, expected: tuple[str, ...]) -> None:
-    assert alarms(line(source, output), STRICT) == expected
+    assert alarms_of(source, output, STRICT) == expected
 
 
 def test_each_limit_is_the_last_value_without_an_alarm() -> None:
@@ -100,7 +99,7 @@ def test_each_limit_is_the_last_value_without_an_alarm() -> None:
     def found(output: Sequence[Hashable], **limits: Any) -> set[str]:
         wide = GuardLimits(loop=99, repetition=9.0, subwords=(0.0, 99.0))
         changed = replace(wide, **limits)
-        return set(alarms(GuardedLine("source", "output", source, output), changed))
+        return set(alarms(("source", "output"), (source, output), changed))
 
     stutter = ["x", "y", "y", "y", "y", "z"]  # 3 tokens repeat the one before them
     assert found(stutter, loop=3) == set()
@@ -119,8 +118,8 @@ def test_each_limit_is_the_last_value_without_an_alarm() -> None:
     left = compressed_share("ab" * 40)  # far less than 0.8 of the source's, which is 1
     for scale, expected in ((left, set()), (left + 1e-9, {"compression"})):
         limits = GuardLimits(compression_scale=scale, compression_exponent=0.0)
-        repeating = GuardedLine("source", "ab" * 40, source, source)
-        assert {"compression"} & set(alarms(repeating, limits)) == expected
+        repeating = alarms(("source", "ab" * 40), (source, source), limits)
+        assert {"compression"} & set(repeating) == expected
 
 
 def test_loops_are_told_from_good_lines() -> None:
@@ -128,7 +127,7 @@ def test_loops_are_told_from_good_lines() -> None:
     is_loop = [label == "loop" for label, _, _ in rows]
     assert (len(rows), sum(is_loop)) == (60, 30)
     for limits, precision, recall in ((STRICT, 29 / 30, 29 / 30), (GuardLimits(), 1, 0.6)):
-        is_found = [bool(alarms(line(source, output), limits)) for _, source, output in rows]
+        is_found = [bool(alarms_of(source, output, limits)) for _, source, output in rows]
         both = sum(a and b for a, b in zip(is_loop, is_found, strict=True))
         assert both / sum(is_found) >= precision
         assert both / sum(is_loop) >= recall
@@ -139,7 +138,7 @@ def test_loops_are_told_from_good_lines() -> None:
 def test_a_loop_always_raises_an_alarm(seed: int, unit: list[str]) -> None:
     source = " ".join(random.Random(seed).sample(WORDS, 9))
     for limits in (STRICT, GuardLimits()):
-        assert "loop" in alarms(line(source, f"{source.swapcase()} {' '.join(unit * 10)}"), limits)
+        assert "loop" in alarms_of(source, f"{source.swapcase()} {' '.join(unit * 10)}", limits)
 
 
 # --- The second search -------------------------------------------------------------------------
@@ -277,4 +276,4 @@ def test_a_fallback_search_loosens_nothing(changes: dict[str, float]) -> None:
     # No longer than normal, so that the alarm for length is gone.
     size = 40
     longest = int(size * strict.max_length_factor) + strict.max_length_offset
-    assert "long" not in alarms(GuardedLine("", "", range(size), range(longest)), STRICT)
+    assert "long" not in alarms(("", ""), (range(size), range(longest)), STRICT)

@@ -208,19 +208,19 @@ def test_workers_change_nothing_but_the_time(
 ) -> None:
     lines = sentences(20)
     used: set[int] = set()
-    search = TorchEngine._search
+    search = TorchEngine.search
 
     def noted(engine: TorchEngine, *arguments: Any) -> list[list[Hypothesis]]:
         used.add(threading.get_ident())
         assert torch.get_num_threads() == 1
         return search(engine, *arguments)
 
-    monkeypatch.setattr(TorchEngine, "_search", noted)
+    monkeypatch.setattr(TorchEngine, "search", noted)
     three = working.translate(lines)
     assert 1 < len(used) <= 3
     assert threading.get_ident() not in used
     monkeypatch.setattr(TorchEngine, "num_workers", 1)
-    monkeypatch.setattr(TorchEngine, "_search", search)
+    monkeypatch.setattr(TorchEngine, "search", search)
     assert three == translator.with_options(batch_tokens=30).translate(lines)
 
 
@@ -231,7 +231,7 @@ def test_a_failure_of_a_worker_counts_and_leaves_none_behind(
     """FAULT 19: validation is given up in the middle of decoding."""
     fail, options = Mock(side_effect=error), {}
     if isinstance(error, DataError):
-        monkeypatch.setattr(TorchEngine, "_search", fail)
+        monkeypatch.setattr(TorchEngine, "search", fail)
     else:
         options = {"progress": fail}
     before = threading.active_count()
