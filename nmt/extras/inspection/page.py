@@ -24,7 +24,11 @@ from nmt.extras.inspection.figure import cell_text, figure_lines, numeric_column
 from nmt.report.page import Point, render, short_number, visible
 
 _EM, _ROW = 13, 20  # Size of letters, and with some air the least height of a row.
-_BROAD = "\u2581\u2192"  # Word border and arrow: wider than letters, as capitals are.
+# Letters that are far from the usual width. \u2581 is the border of a word.
+_WIDTHS = dict.fromkeys(" !'(),.:;I[]fijlrt|", 5.5) | dict.fromkeys(
+    "%&+<=>@MWmw~\u2192\u2581", 13.0
+)
+_WIDTHS |= dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 10.0)
 _COLORS = 8  # Of links, in turn.
 _LEVELS = 24  # Shades of a heatmap.
 # Cells of a heatmap that say their number under the pointer; more would make pages heavy.
@@ -82,11 +86,6 @@ class Drawing:
         self.body += tag("text", label, x=x, y=y, class_=kind, **more)
         self.grow(x + (text_width(label) if "start" in kind else 0), y + 4)
 
-    def column(self, names: Sequence[str], x: float, top: float, kind: str) -> None:
-        """Write labels below one another, one in the middle of each row."""
-        for number, name in enumerate(names):
-            self.text(name, x, top + (number + 0.5) * _ROW + 4, kind)
-
     def path(self, d: str, kind: str, **more: Any) -> None:
         """Draw a line; no room is made for it."""
         self.body += tag("path", class_=kind, d=d, **more)
@@ -131,14 +130,15 @@ def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
 
 
 def text_width(text: str) -> float:
-    """Return about how wide a label is in pixels.
+    """Return about how wide a label is in pixels, in a broad font: none is to be cut.
 
-    >>> text_width("ab"), text_width("日")
-    (14.0, 13.0)
+    >>> text_width("ab"), text_width("<日>"), text_width("It")
+    (16.6, 39.0, 11.0)
     """
-    wide = sum(east_asian_width(each) in "WF" for each in visible(text))
-    broad = sum(each.isupper() or each in _BROAD for each in text)
-    return (len(visible(text)) - wide) * 7.0 + wide * _EM + broad * 3
+    return sum(
+        _WIDTHS.get(x) or (_EM if east_asian_width(x) in "WF" else 8.3 if x < "{" else 10.0)
+        for x in visible(text)
+    )
 
 
 def _longest(texts: Iterable[str]) -> float:
@@ -188,7 +188,7 @@ def draw(figure: fig.Figure) -> Drawing:
     on = Drawing()
     for row, line in enumerate(figure_lines(figure), 1):
         on.text(line, 0, row * _ROW - 5, "code", xml__space="preserve")
-        on.grow(text_width(line) * 1.15, row * _ROW)
+        on.grow(len(line) * 8.0, row * _ROW)
     return on
 
 
@@ -317,8 +317,9 @@ def _(figure: fig.Links) -> Drawing:
                     y1, y2 = (top + (each + 0.5) * _ROW for each in (i, j))
                     line, opacity = _level_curve((left, y1), (left + 120, y2)), f"{weight:.2f}"
                     on.path(line, f"link {kind}", stroke_opacity=opacity)
-    on.column(figure.left, left - 6, top, "end ink")
-    on.column(figure.right, left + 126, top, "start ink")
+    for x, kind, names in ((left - 6, "end", figure.left), (left + 126, "start", figure.right)):
+        for row, name in enumerate(names):
+            on.text(name, x, top + (row + 0.5) * _ROW + 4, f"{kind} ink")
     return on
 
 

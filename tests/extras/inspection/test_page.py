@@ -28,7 +28,7 @@ from nmt.extras.inspection.figure import (
     Tree,
     part_text,
 )
-from nmt.extras.inspection.page import document, layout, render_page
+from nmt.extras.inspection.page import document, layout, render_page, text_width
 
 ATTACK = "<img src=x onerror=alert(1)>\u202e&"
 VALUES: Matrix = [[0.25, None], [0.5, 1.0]]
@@ -92,6 +92,12 @@ def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
     cells = re.findall(r'class="heat" d="M(\d),0h1v1h-1z" fill-opacity="([\d.]+)"', drawn)
 
     assert cells[:2] == [("1", "0.5"), ("2", "1")]
+
+
+def test_a_label_has_the_room_that_a_broad_font_needs() -> None:
+    # As a browser measures them in DejaVu Sans of 13 pixels.
+    widths = {"<0x76>": 55.2, "\u2581sch\u00f6ne \u2192 \u2581wei\u00dfe": 123.8, "mWw": 36.4}
+    assert all(width <= text_width(label) <= 1.2 * width for label, width in widths.items())
 
 
 def test_equal_neighbours_are_one_shape() -> None:
