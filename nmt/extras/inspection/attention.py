@@ -12,18 +12,7 @@ from torch import Tensor
 from nmt.data.corpus import check_files, read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import ConfigError, DataError
-from nmt.extras.inspection.figure import (
-    Cell,
-    Figure,
-    Grid,
-    Heatmap,
-    Links,
-    Matrix,
-    Step,
-    Steps,
-    Table,
-    Text,
-)  # fmt: skip
+from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
 from nmt.extras.inspection.sublayers import (
     KINDS,
@@ -53,7 +42,7 @@ _MAX_WEIGHTS = 100_000  # That one kind of attention draws: a page is to stay be
 
 
 @torch.inference_mode()
-def attention(subject: Subject) -> Iterator[Figure]:
+def attention(subject: Subject) -> Iterator[fig.Figure]:
     """Attention.
 
     Each row is a softmax: how much of every token in the columns one token reads. The decoder's
@@ -67,7 +56,7 @@ def attention(subject: Subject) -> Iterator[Figure]:
     yield _heatmap(subject, "cross", f"{KINDS['cross']}, mean", recording.mean_attention())
 
 
-def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Iterator[Figure]:
+def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
     """One kind of attention: all heads small, then layer by layer as arcs and as a heatmap."""
     num_layers, heads, note = len(weights), subject.heads, ""
     num_cells = weights[0, 0].numel()
@@ -90,19 +79,19 @@ def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Itera
         of_heads = {f"head {head}": weights[layer - 1, head - 1] for head in heads}
         grid.append([_heatmap(subject, kind, f"{name}, {k}", x) for k, x in of_heads.items()])
         arcs = {head: _rows(x, kind) for head, x in of_heads.items()}
-        links = Links(f"{title}, {name}", *_axes(subject, kind), arcs)
+        links = fig.Links(f"{title}, {name}", *_axes(subject, kind), arcs)
         if not subject.choice.head:
             of_heads = {"mean of all heads": weights[layer - 1].mean(0)}
         maps = (_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in of_heads.items())
-        steps.append(Step(name, [links, *maps]))
-    yield Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
-    yield Steps(f"{title}, layer by layer", steps)
+        steps.append(fig.Step(name, [links, *maps]))
+    yield fig.Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
+    yield fig.Steps(f"{title}, layer by layer", steps)
 
 
-def _heatmap(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Heatmap:
+def _heatmap(subject: Subject, kind: Kind, title: str, weights: Tensor) -> fig.Heatmap:
     down = "token that reads" if kind == "encoder" else _DECODED
     axes = _axes(subject, kind)
-    return Heatmap(title, _rows(weights, kind), *axes, 0.0, 1.0, across="token read", down=down)
+    return fig.Heatmap(title, _rows(weights, kind), *axes, 0.0, 1.0, across="token read", down=down)
 
 
 def _axes(subject: Subject, kind: Kind) -> tuple[Sequence[str], Sequence[str]]:
@@ -111,7 +100,7 @@ def _axes(subject: Subject, kind: Kind) -> tuple[Sequence[str], Sequence[str]]:
     return rows, subject.read_labels if kind == "decoder" else subject.source_labels
 
 
-def _rows(weights: Tensor, kind: Kind) -> Matrix:
+def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:
     """(T, S) -> rows of numbers; None under the causal mask."""
     rows = weights.tolist()
     if kind != "decoder":
@@ -120,7 +109,7 @@ def _rows(weights: Tensor, kind: Kind) -> Matrix:
 
 
 @torch.inference_mode()
-def alignment(subject: Subject) -> Iterator[Figure]:
+def alignment(subject: Subject) -> Iterator[fig.Figure]:
     """Alignment.
 
     Each target token is linked to the source token that the decoder reads most when it predicts it:
@@ -135,7 +124,7 @@ def alignment(subject: Subject) -> Iterator[Figure]:
     sides = (source, subject.source_ids[start:-1]), (target, subject.target_ids)
     pieces, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
     aligned = align_words(weights, *pieces)
-    yield Text("Pharaoh format", [as_pharaoh(aligned.links)], note="source-target, from 0")
+    yield fig.Text("Pharaoh format", [as_pharaoh(aligned.links)], note="source-target, from 0")
     linked = {*aligned.links}
     word_links = [[float((i, j) in linked) for j in range(len(words[1]))]
                   for i in range(aligned.source_words)]  # fmt: skip
@@ -144,9 +133,9 @@ def alignment(subject: Subject) -> Iterator[Figure]:
         ("words", words, aligned.weights, word_links),
         ("subwords", pieces, weights, piece_links),
     ):
-        yield Links(f"Alignment of {unit}", left, right, {"link": links})
+        yield fig.Links(f"Alignment of {unit}", left, right, {"link": links})
         title = f"Attention of {unit}"
-        yield Heatmap(title, matrix, right, left, 0.0, 1.0, across="source", down="target")
+        yield fig.Heatmap(title, matrix, right, left, 0.0, 1.0, across="source", down="target")
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -156,7 +145,7 @@ def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [tokenizer.decode([index for _, index in group]) for _, group in groups]
 
 
-def heads(subject: Subject) -> Iterator[Figure]:
+def heads(subject: Subject) -> Iterator[fig.Figure]:
     """Heads.
 
     Shares of a head's attention, means over the tokens of a test set: on the token before, on
@@ -167,7 +156,7 @@ def heads(subject: Subject) -> Iterator[Figure]:
     name, pairs = _test_pairs(subject)
     looks, losses = look_shares(subject.model, pairs), head_losses(subject.model, pairs)
     for kind, title in KINDS.items():
-        rows: list[list[Cell]] = []
+        rows: list[list[fig.Cell]] = []
         for layer, *of_layer in zip(
             layer_names(len(losses[kind])), looks[kind].tolist(), losses[kind], strict=True
         ):
@@ -176,7 +165,7 @@ def heads(subject: Subject) -> Iterator[Figure]:
                 known = [None, None, *shares[2:]] if kind == "cross" else shares
                 rows.append([f"{layer}, head {head}", *known, _role(known), loss])
         note = f"Nats per target token; pairs of {name}: {len(pairs):,}."
-        yield Table(title, ["head", *_NAMES, "mostly", "loss without it"], rows, note=note)
+        yield fig.Table(title, ["head", *_NAMES, "mostly", "loss without it"], rows, note=note)
 
 
 @torch.inference_mode()

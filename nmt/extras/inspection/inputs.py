@@ -20,7 +20,8 @@ from torch import Tensor
 from nmt.data.loader import Batch, collate
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import ConfigError
-from nmt.extras.inspection.figure import Cell, Figure, Heatmap, Table, Text, vector_text
+from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import vector_text
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels, moved
 from nmt.model.layers import EncoderLayer
 from nmt.model.positions import POSITIONS, sinusoids
@@ -44,7 +45,7 @@ LAYOUTS = {
 _POSITION, _SHIFT = 2, 3
 
 
-def vocabulary(subject: Subject) -> Iterator[Figure]:
+def vocabulary(subject: Subject) -> Iterator[fig.Figure]:
     """Vocabulary.
 
     \N{LOWER ONE EIGHTH BLOCK} is a space before a piece. Its id is the place of the 1 in a one-hot
@@ -56,32 +57,32 @@ def vocabulary(subject: Subject) -> Iterator[Figure]:
         yield from _side(subject, "target")
 
 
-def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[Figure]:
+def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[fig.Figure]:
     tokenizer: Tokenizer = getattr(subject.tokenizers, side)
     ids = subject.source_ids if side == "source" else [*subject.target_ids, EOS_ID]
     pieces, size = labels(tokenizer, ids), tokenizer.vocab_size
-    columns: dict[str, Sequence[Cell]] = {"piece": pieces, "id": ids}
+    columns: dict[str, Sequence[fig.Cell]] = {"piece": pieces, "id": ids}
     if subject.prepared is not None:
         counts = subject.prepared.train.token_counts(side, size)
         counts[EOS_ID] = len(subject.prepared.train)  # not stored, but read after each sentence
         columns["times in training"] = counts[ids].tolist()
-    yield Table(f"Pieces, {side}", [*columns], list(zip(*columns.values(), strict=True)))
+    yield fig.Table(f"Pieces, {side}", [*columns], list(zip(*columns.values(), strict=True)))
     if size <= _SMALL_VOCABULARY:
         values, entries = one_hot(ids, size).tolist(), labels(tokenizer, range(size))
-        yield Heatmap(f"One-hot vectors, {side}", values, pieces, entries)
+        yield fig.Heatmap(f"One-hot vectors, {side}", values, pieces, entries)
     if subject.has_weights:
         model = subject.model
         table = (model.source_vectors if side == "source" else model.target_table).detach()
         index = next((index for index in ids if index > EOS_ID), ids[0])
         (piece,) = labels(tokenizer, [index])
         scale = table.shape[1] if subject.config.model.scale_embeddings else None
-        yield Text(f"From one-hot to vector, {side}", lookup_lines(table, index, piece, scale))
+        yield fig.Text(f"From one-hot to vector, {side}", lookup_lines(table, index, piece, scale))
         rows = []
         for index, piece in dict(zip(ids, pieces, strict=True)).items():
             near = neighbours(table, index, _NUM_NEIGHBOURS)
             names = zip(labels(tokenizer, [other for other, _ in near]), near, strict=True)
             rows.append((piece, ", ".join(f"{name} {cosine:.2f}" for name, (_, cosine) in names)))
-        yield Table(f"Nearest pieces by cosine, {side}", ("piece", "neighbours"), rows)
+        yield fig.Table(f"Nearest pieces by cosine, {side}", ("piece", "neighbours"), rows)
 
 
 def one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
@@ -119,7 +120,7 @@ def neighbours(table: Tensor, index: int, count: int) -> list[tuple[int, float]]
     return [(i, x) for i, x in zip(ids.tolist(), values.tolist(), strict=True) if x >= -2]
 
 
-def shift(subject: Subject) -> Iterator[Figure]:
+def shift(subject: Subject) -> Iterator[fig.Figure]:
     """Batch, shift and masks.
 
     The decoder's output is its input moved by one place. Dark cells of a mask may be read: real
@@ -139,13 +140,13 @@ def shift(subject: Subject) -> Iterator[Figure]:
     yield _table("Decoder input and output", target, steps)
     places = [str(place + 1) for place in range(batch.source.max_length)]
     real = batch.source.mask().float().tolist()
-    yield Heatmap("Padding mask of the source", real, list(sources), places, down="sentence")
+    yield fig.Heatmap("Padding mask of the source", real, list(sources), places, down="sentence")
     masks = decoder_mask(batch.target).float()
     for number, (inputs, outputs) in pairs:
         rows = moved(labels(target, inputs), labels(target, outputs))
         columns = _padded(target, inputs, batch.target.max_length)
         values, title = masks[number - 1, : len(rows)], f"Decoder mask of sentence {number}"
-        yield Heatmap(title, values.tolist(), rows, columns, 0, 1, across="token read")
+        yield fig.Heatmap(title, values.tolist(), rows, columns, 0, 1, across="token read")
 
 
 def pairs_of(subject: Subject) -> list[Pair]:
@@ -200,11 +201,11 @@ def _padded(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
     return labels(tokenizer, [*ids, *[PAD_ID] * (length - len(ids))])
 
 
-def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> Table:
+def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> fig.Table:
     """Return a row of pieces for each list of ids, with PAD up to the longest."""
     longest = max(map(len, rows.values()))
     cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows.items()]
-    return Table(title, ["sentence", *map(str, range(1, longest + 1))], cells)
+    return fig.Table(title, ["sentence", *map(str, range(1, longest + 1))], cells)
 
 
 def rates(dim: int, layout: str) -> Tensor:
@@ -262,20 +263,20 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
     return lines if dim <= 2 * TOY_WIDTH else [*lines[:TOY_WIDTH], "...", *lines[-TOY_WIDTH:]]
 
 
-def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") -> Heatmap:
+def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") -> fig.Heatmap:
     """Return vectors of positions (P, D) as colours, a row for each position from ``first``."""
     if table.shape[1] > MAX_WIDTH:
         note = f"{note} The first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
     values = table[:, :MAX_WIDTH].tolist()
     rows = [str(first + row) for row in range(len(values))]
     columns = [str(column) for column in range(len(values[0]))]
-    return Heatmap(title, values, rows, columns, down="position", across="feature", note=note)
+    return fig.Heatmap(title, values, rows, columns, down="position", across="feature", note=note)
 
 
-def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
+def sinusoid_figures(layout: str, dim: int) -> Iterator[fig.Figure]:
     """Yield one position's vector of a layout in numbers, and the map to a later position."""
     title = f"Position {_POSITION} of width {dim:,}, sines and cosines {LAYOUTS[layout]}"
-    yield Text(title, written_out(dim, layout, _POSITION))
+    yield fig.Text(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
     moved = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
     error = (moved - table[_SHIFT:]).abs().max().item()
@@ -287,10 +288,10 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[Figure]:
     rows = torch.column_stack([shift_matrix(TOY_WIDTH, layout, _SHIFT), before, after]).tolist()
     names = f"PE({_POSITION})", f"PE({_POSITION + _SHIFT}) = M PE({_POSITION})"
     head = "M", *[""] * (TOY_WIDTH - 1), *names
-    yield Table(f"{_SHIFT} positions further, {LAYOUTS[layout]}", head, rows, note=note)
+    yield fig.Table(f"{_SHIFT} positions further, {LAYOUTS[layout]}", head, rows, note=note)
 
 
-def positions(subject: Subject) -> Iterator[Figure]:
+def positions(subject: Subject) -> Iterator[fig.Figure]:
     """Positions.
 
     Attention alone does not see order: a scheme of positions shows it. Sinusoids are pairs of a
@@ -300,7 +301,7 @@ def positions(subject: Subject) -> Iterator[Figure]:
     """
     config, name = subject.config.model, subject.config.model.positions
     figures = [*_absolute(subject), *_relative(subject)]
-    yield from figures or [Text("Positions", [f"{name} adds no vectors and turns none."])]
+    yield from figures or [fig.Text("Positions", [f"{name} adds no vectors and turns none."])]
     layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
     yield from sinusoid_figures(layout, dim)
     for each, where in LAYOUTS.items():
@@ -308,7 +309,7 @@ def positions(subject: Subject) -> Iterator[Figure]:
         yield encoding_heatmap(toy, f"Width {TOY_WIDTH}, {where}")
 
 
-def _absolute(subject: Subject) -> Iterator[Figure]:
+def _absolute(subject: Subject) -> Iterator[fig.Figure]:
     """Yield the tables that are added to embeddings; of both sides where they differ."""
     config = subject.config.model
     if (make := POSITIONS[config.positions].absolute) is None:
@@ -334,7 +335,7 @@ def _absolute(subject: Subject) -> Iterator[Figure]:
         yield _similarity(table, title, first)
 
 
-def _relative(subject: Subject) -> Iterator[Figure]:
+def _relative(subject: Subject) -> Iterator[fig.Figure]:
     """Yield the angles by which self-attention turns queries and keys."""
     config = subject.config.model
     if (make := POSITIONS[config.positions].relative) is None:
@@ -353,8 +354,8 @@ def _relative(subject: Subject) -> Iterator[Figure]:
         yield _similarity(turned, "One vector, rotated")
 
 
-def _similarity(table: Tensor, title: str, first: int = 0) -> Heatmap:
+def _similarity(table: Tensor, title: str, first: int = 0) -> fig.Heatmap:
     note = "Cosine of the vectors of two positions: equal along each diagonal if distance decides."
     places = [str(first + row) for row in range(len(table))]
     values = similarity(table).tolist()
-    return Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)
+    return fig.Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)

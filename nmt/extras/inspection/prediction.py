@@ -20,18 +20,7 @@ from torch import Tensor
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.extras.inspection.figure import (
-    Cell,
-    Figure,
-    Heatmap,
-    Node,
-    NodeKind,
-    Step,
-    Steps,
-    Table,
-    Text,
-    Tree,
-)
+from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.subject import Subject, labels
 from nmt.extras.inspection.sublayers import without_causal_mask
 from nmt.inference.stepper import ModelStepper, States
@@ -143,7 +132,7 @@ def trace_search(
     return stepper.moments, hypotheses
 
 
-def trace(subject: Subject) -> Iterator[Figure]:
+def trace(subject: Subject) -> Iterator[fig.Figure]:
     """Trace of the search.
 
     Greedy search takes the most probable next token; beam search keeps the best few hypotheses by
@@ -163,16 +152,16 @@ def trace(subject: Subject) -> Iterator[Figure]:
     output = subject.translate(observed)
     for moments, best, options in searches:
         steps = [_step(number, moment, tokenizer) for number, moment in enumerate(moments, 1)]
-        yield Steps("Decoding step by step", steps)
+        yield fig.Steps("Decoding step by step", steps)
         finished = [(x, own.coverage[beam]) for own in moments for beam, x in own.finished]
         finished.sort(key=lambda pair: -pair[0].score)
-        yield Tree("Beam tree", _nodes(moments, best, tokenizer))
+        yield fig.Tree("Beam tree", _nodes(moments, best, tokenizer))
         yield _scores(finished, options, tokenizer)
     if len(searches) > 1:
         kept = "The second translation is taken" if output.retried else "The first one is kept"
         alarms = ", ".join(output.retried or output.alarms)
         lines = [f"The first translation raised an alarm ({alarms}), so there are two searches."]
-        yield Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."])
+        yield fig.Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."])
     if subject.choice.unmasked:
         yield _unmasked(subject, len(searches[0][0]) + _MORE_WORDS)
 
@@ -192,9 +181,9 @@ def check_options(options: DecodingConfig) -> None:
         )
 
 
-def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> Step:
+def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:
     """Return what one step continued and found likely."""
-    rows: list[list[Cell]] = []
+    rows: list[list[fig.Cell]] = []
     for ids, total, (tokens, shares) in zip(
         moment.ids, moment.totals.tolist(), moment.likely, strict=True
     ):
@@ -207,26 +196,26 @@ def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> Step:
     note = f"Finished here: {', '.join(ended)}." if ended else ""
     read = dict.fromkeys((BOS_ID, *ids)[-1] for ids in moment.ids)
     title = f"step {number}: read {', '.join(labels(tokenizer, list(read)))}"
-    return Step(title, [Table("Hypotheses", head, rows, note=note)])
+    return fig.Step(title, [fig.Table("Hypotheses", head, rows, note=note)])
 
 
 def _scores(
     finished: Sequence[tuple[Hypothesis, float]], options: DecodingConfig, tokenizer: Tokenizer
-) -> Table:
+) -> fig.Table:
     """Return finished hypotheses with their coverage penalties, and how each score comes about."""
-    penalty, rows = length_penalty(options), list[list[Cell]]()
+    penalty, rows = length_penalty(options), list[list[fig.Cell]]()
     for each, coverage in finished:
         length = len(each.ids) + 1
         numbers = length, each.log_prob, penalty(length), coverage, each.score
         rows.append([tokenizer.decode(each.ids), *numbers])
     head = ["hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"]
     note = "The first one is the translation. Of equal scores the one found first goes before."
-    return Table("Finished hypotheses", head, rows, note=note)
+    return fig.Table("Finished hypotheses", head, rows, note=note)
 
 
-def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[Node]:
+def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[fig.Node]:
     """Return the beams of all steps, and the ends, as a tree below BOS."""
-    nodes, places = [Node("BOS", "", None, "best")], {0: 0}  # beam -> node of the last step
+    nodes, places = [fig.Node("BOS", "", None, "best")], {0: 0}  # beam -> node of the last step
     ended = [hypothesis.ids for moment in moments for _, hypothesis in moment.finished]
     alive = {ids[:length] for ids in ended for length in range(len(ids) + 1)}
     for number, moment in enumerate(moments):
@@ -234,18 +223,18 @@ def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[N
         beams = zip(moment.ids, moment.parents, moment.totals.tolist(), strict=True)
         for beam, (ids, parent, total) in enumerate(beams if number else ()):
             if total > -torch.inf:
-                kind: NodeKind = "kept" if ids in alive else "dropped"
+                kind: fig.NodeKind = "kept" if ids in alive else "dropped"
                 kind = "best" if best[: len(ids)] == ids else kind
                 places[beam] = len(nodes)
                 (label,) = labels(tokenizer, ids[-1:])
-                nodes.append(Node(label, f"{total:.3f}", above[parent], kind))
+                nodes.append(fig.Node(label, f"{total:.3f}", above[parent], kind))
         for beam, hypothesis in moment.finished:
             kind = "best" if hypothesis.ids == best else "finished"
-            nodes.append(Node("EOS", f"{hypothesis.score:.4f}", places[beam], kind))
+            nodes.append(fig.Node("EOS", f"{hypothesis.score:.4f}", places[beam], kind))
     return nodes
 
 
-def _unmasked(subject: Subject, most: int) -> Steps:
+def _unmasked(subject: Subject, most: int) -> fig.Steps:
     """Recompute all words at every step, with and without the causal mask."""
     masked = list(recompute_words(subject.model, subject.source, most))
     with without_causal_mask(subject.model):
@@ -257,8 +246,8 @@ def _unmasked(subject: Subject, most: int) -> Steps:
             ["without it", *_changes(unmasked, number, subject.tokenizers.target)],
         ]
         head = ["causal mask", *(f"word {place}" for place in range(1, number + 2))]
-        steps.append(Step(f"step {number + 1}", [Table("Words", head, rows)]))
-    return Steps("Recomputed without the causal mask", steps, note=_UNMASKED)
+        steps.append(fig.Step(f"step {number + 1}", [fig.Table("Words", head, rows)]))
+    return fig.Steps("Recomputed without the causal mask", steps, note=_UNMASKED)
 
 
 def _changes(steps: Sequence[list[int]], number: int, tokenizer: Tokenizer) -> list[str]:
@@ -294,7 +283,7 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
 
 
 @torch.inference_mode()
-def distributions(subject: Subject) -> Iterator[Figure]:
+def distributions(subject: Subject) -> Iterator[fig.Figure]:
     """Target and predicted distributions.
 
     The target's own distribution has 1 for the right token, and label smoothing spreads a little of
@@ -308,21 +297,21 @@ def distributions(subject: Subject) -> Iterator[Figure]:
     logits = {k: model.logits(model(subject.source, subject.target)) for k, model in models.items()}
     smoothing = subject.config.training.label_smoothing
     steps = [
-        Step(label, [_likely(subject, place, gold[place], logits)])
+        fig.Step(label, [_likely(subject, place, gold[place], logits)])
         for place, label in enumerate(subject.target_labels)
     ]
-    yield Steps("Target and model, word by word", steps)
+    yield fig.Steps("Target and model, word by word", steps)
     head = ("read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability",
             "cross-entropy", "KL divergence")  # fmt: skip
     for name, values in logits.items():
         parts = losses(values, gold, smoothing)
-        rows: list[list[Cell]] = [
+        rows: list[list[fig.Cell]] = [
             [label, math.exp(numbers[0]), *numbers]
             for label, numbers in zip(subject.target_labels, parts.tolist(), strict=True)
         ]
         rows.append(["sum", None, *parts.sum(0).tolist()])
         note = f"Perplexity of the target: {math.exp(-parts[:, 0].mean()):.2f}."
-        yield Table(f"Checkpoint {name}", head, rows, total=True, note=note)
+        yield fig.Table(f"Checkpoint {name}", head, rows, total=True, note=note)
     vocab_size = subject.tokenizers.target.vocab_size
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
@@ -331,10 +320,10 @@ def distributions(subject: Subject) -> Iterator[Figure]:
         f"each other token: {share} = {other:.3g}",
         f"cross-entropy = entropy of the target {entropy:.4f} nats + KL divergence",
     ]
-    yield Text("Label smoothing", lines)
+    yield fig.Text("Label smoothing", lines)
 
 
-def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> Heatmap:
+def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> fig.Heatmap:
     """Return the probability of the right token and of the most probable ones of every model."""
     vocab_size = subject.tokenizers.target.vocab_size
     shares = {name: values[place].softmax(-1) for name, values in logits.items()}
@@ -351,7 +340,7 @@ def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor
     )
     note = "" if len(tokens) == vocab_size else f"{len(tokens)} of {vocab_size:,} tokens."
     title = f"Position {place + 1}: probability"
-    return Heatmap(title, values, names, list(columns), 0.0, 1.0, note=note)
+    return fig.Heatmap(title, values, names, list(columns), 0.0, 1.0, note=note)
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.extras.inspection.figure import Box, Cell, Diagram, Figure, Stack, Table
+from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.subject import Subject
 from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
 from nmt.model.positions import POSITIONS
@@ -61,7 +61,7 @@ class PartCount:
         return " + ".join(" x ".join(f"{n:,}" for n in product) for product in self.formula)
 
 
-def parameters(subject: Subject) -> Iterator[Figure]:
+def parameters(subject: Subject) -> Iterator[fig.Figure]:
     """Parameters.
 
     What training adjusts, counted: a matrix has as many parameters as its product of sizes, and
@@ -71,7 +71,7 @@ def parameters(subject: Subject) -> Iterator[Figure]:
     yield parameter_table(subject.structure, "Parameters")
 
 
-def parameter_table(model: Transformer, title: str, more: str = "") -> Table:
+def parameter_table(model: Transformer, title: str, more: str = "") -> fig.Table:
     """Return formula, count, copies and share of each part of a model, with a note on top of it."""
     parts = count_parts(model)
     total = parts[-1].count
@@ -81,7 +81,7 @@ def parameter_table(model: Transformer, title: str, more: str = "") -> Table:
         for part in parts
     ]  # fmt: skip
     head = "part", "formula", "parameters", "copies", "share of all"
-    return Table(title, head, rows, total=True, note=f"{4 * total:,} bytes in float32.{more}")
+    return fig.Table(title, head, rows, total=True, note=f"{4 * total:,} bytes in float32.{more}")
 
 
 def count_parts(model: Transformer) -> list[PartCount]:
@@ -146,7 +146,7 @@ def _formula(module: nn.Module) -> Formula:
     return (*weights, *_formula(module.heads), *positions)
 
 
-def diagram(subject: Subject) -> Iterator[Figure]:
+def diagram(subject: Subject) -> Iterator[fig.Figure]:
     """Architecture.
 
     The encoder turns the source into its memory; the decoder reads the target so far, and in every
@@ -156,7 +156,7 @@ def diagram(subject: Subject) -> Iterator[Figure]:
     yield stack_diagram(subject.config.model, subject.vocab_sizes)
 
 
-def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
+def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> fig.Diagram:
     """Return encoder and decoder side by side, with the memory and shared tables as arrows.
 
     Args:
@@ -175,10 +175,10 @@ def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> Diagram:
     if config.norm_position == "pre":
         order = "before each sub-layer and after the last layer (pre-norm)"
     note = f"Read upwards. Norms stand {order}."
-    return Diagram("Stacks", (encoder, decoder), arrows, note=note)
+    return fig.Diagram("Stacks", (encoder, decoder), arrows, note=note)
 
 
-def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
+def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> fig.Stack:
     """Return the boxes of one side, from the embedding up."""
     dim, ff_dim, number = config.model_dim, config.ff_dim, config.encoder_layers
     if is_decoder:
@@ -186,9 +186,9 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
     scheme, is_pre = POSITIONS[config.positions], config.norm_position == "pre"
     scale = f", times sqrt({dim:,})" if config.scale_embeddings else ""
     start = ", zeros at the start" if is_decoder and config.decoder_start == "zero" else ""
-    boxes = [Box("embedding", f"{vocab_size:,} x {dim:,}{scale}{start}", "embedding")]
+    boxes = [fig.Box("embedding", f"{vocab_size:,} x {dim:,}{scale}{start}", "embedding")]
     if scheme.absolute is not None:
-        boxes.append(Box("add positions", config.positions, "embedding"))
+        boxes.append(fig.Box("add positions", config.positions, "embedding"))
     heads = f"{config.num_heads} heads of {dim // config.num_heads}"
     if config.num_kv_heads not in (None, config.num_heads):
         heads += f", {config.num_kv_heads} of keys and values"
@@ -196,24 +196,24 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Stack:
     relative = f", {config.positions} positions" if scheme.relative is not None else ""
     sizes = f"{dim:,} to {ff_dim:,} to {dim:,}, {_ACTIVATIONS[config.activation]}"
     causal = "causal, " if is_decoder else ""
-    first, norm = len(boxes), Box("norm", _NORMS[config.norm], "norm")
+    first, norm = len(boxes), fig.Box("norm", _NORMS[config.norm], "norm")
     for sublayer in (
-        Box("self-attention", f"{causal}{heads}{relative}", "attention"),
-        *([Box("cross-attention", heads, "attention")] if is_decoder else []),
-        Box("feed-forward", sizes, "feed-forward"),
+        fig.Box("self-attention", f"{causal}{heads}{relative}", "attention"),
+        *([fig.Box("cross-attention", heads, "attention")] if is_decoder else []),
+        fig.Box("feed-forward", sizes, "feed-forward"),
     ):
-        add = Box("add", kind="add", residual=2 if is_pre else 1)
+        add = fig.Box("add", kind="add", residual=2 if is_pre else 1)
         boxes += [norm, sublayer, add] if is_pre else [sublayer, add, norm]
     last = len(boxes) - 1
     boxes += [norm] if is_pre else []
     if is_decoder:
         bias = " + bias" if config.output_bias else ""
-        boxes.append(Box("output projection", f"{dim:,} to {vocab_size:,}{bias}"))
-        boxes.append(Box("softmax", "a probability for each entry"))
-    return Stack("decoder" if is_decoder else "encoder", boxes, (first, last, number))
+        boxes.append(fig.Box("output projection", f"{dim:,} to {vocab_size:,}{bias}"))
+        boxes.append(fig.Box("softmax", "a probability for each entry"))
+    return fig.Stack("decoder" if is_decoder else "encoder", boxes, (first, last, number))
 
 
-def shapes(subject: Subject) -> Iterator[Figure]:
+def shapes(subject: Subject) -> Iterator[fig.Figure]:
     """Tensors.
 
     What the modules gave out in one pass, in the order in which they finished. The tokens of the
@@ -221,12 +221,12 @@ def shapes(subject: Subject) -> Iterator[Figure]:
     standard deviation of all numbers of a tensor.
     """
     rows = trace_tensors(subject.model, subject.source, subject.target, subject.choice.layer)
-    yield Table("Tensors of one pass", ("tensor", "shape", "dtype", "mean", "spread"), rows)
+    yield fig.Table("Tensors of one pass", ("tensor", "shape", "dtype", "mean", "spread"), rows)
 
 
 def trace_tensors(
     model: Transformer, source: Packed, target: Packed, layer: int | None = None
-) -> list[list[Cell]]:
+) -> list[list[fig.Cell]]:
     """Run a model once, and return what each of its modules gave out, then the logits.
 
     Args:
@@ -238,7 +238,7 @@ def trace_tensors(
     Returns:
         Name, shape and dtype of each tensor, and its mean and standard deviation; None for ids.
     """
-    rows: list[list[Cell]] = []
+    rows: list[list[fig.Cell]] = []
 
     def note(name: str, _module: object, _inputs: object, output: Tensor) -> None:
         rows.append([name, str(tuple(output.shape)), str(output.dtype).removeprefix("torch.")])

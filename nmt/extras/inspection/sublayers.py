@@ -22,16 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.errors import ConfigError
-from nmt.extras.inspection.figure import (
-    Cell,
-    Figure,
-    Heatmap,
-    Step,
-    Steps,
-    Table,
-    Text,
-    vector_text,
-)
+from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import vector_text
 from nmt.extras.inspection.subject import Subject
 from nmt.model.layers import CrossAttention, Residual, SelfAttention
 from nmt.model.transformer import Transformer, evaluating
@@ -217,7 +209,7 @@ def without_head(attention: Attention, head: int) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def score(subject: Subject) -> Iterator[Figure]:
+def score(subject: Subject) -> Iterator[fig.Figure]:
     """The arithmetic of attention.
 
     The product of a token's query q and every key k, divided by the square root of the head's
@@ -237,22 +229,24 @@ def score(subject: Subject) -> Iterator[Figure]:
         )
     for head in chosen:
         steps = [
-            Step(f"query of {label}", _query(labels, place, heads, head - 1))
+            fig.Step(f"query of {label}", _query(labels, place, heads, head - 1))
             for place, label in enumerate(labels)
         ]
-        yield Steps(f"Encoder {name}, head {head}: one query at a time", steps)
-    steps = [Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)]
-    yield Steps(f"Encoder {name}: all heads, W^O, add and norm", steps)
+        yield fig.Steps(f"Encoder {name}, head {head}: one query at a time", steps)
+    steps = [
+        fig.Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)
+    ]
+    yield fig.Steps(f"Encoder {name}: all heads, W^O, add and norm", steps)
     yield _matrices(sublayer, heads)
 
 
-def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[Figure]:
+def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[fig.Figure]:
     """Return the work of one query: a row for each key, and their sum."""
     query, keys, values = heads.query[head, place], heads.key[head], heads.value[head]
     products, scores, weights = (
         x[head, place].tolist() for x in (heads.products, heads.scores, heads.weights)
     )
-    rows: list[list[Cell]] = [
+    rows: list[list[fig.Cell]] = [
         [label, vector_text(key), product, scaled, weight, vector_text(value),
          vector_text(value * weight)]
         for label, key, product, scaled, weight, value
@@ -270,10 +264,10 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[F
         f"{dot} of {labels[0]} = {terms}{more} = {first}",
         f"{first} / {_ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
     ]
-    return [Text(f"{title}, written out", lines), Table(title, head_row, rows, total=True)]
+    return [fig.Text(f"{title}, written out", lines), fig.Table(title, head_row, rows, total=True)]
 
 
-def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> Table:
+def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
     """Return what becomes of one token: heads side by side, W^O, add and norm."""
     total = sublayer.before + sublayer.added
     stages = {f"head {number}": mixed for number, mixed in enumerate(heads.mixed, 1)} | {
@@ -290,10 +284,10 @@ def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> Table:
         for name, rows in stages.items()
     ]
     head = "", "width", "length", "numbers"
-    return Table("All heads, W^O, add and norm", head, rows, note=note)
+    return fig.Table("All heads, W^O, add and norm", head, rows, note=note)
 
 
-def _matrices(sublayer: Sublayer, heads: Heads) -> Table:
+def _matrices(sublayer: Sublayer, heads: Heads) -> fig.Table:
     """Return the same for all tokens at once, with shapes."""
     (tokens, dim), (count, _, width) = sublayer.inputs.shape, heads.query.shape
     module = sublayer.module
@@ -320,10 +314,10 @@ def _matrices(sublayer: Sublayer, heads: Heads) -> Table:
     note = f"Largest difference to the output of the model's own attention: {difference:.1e}."
     if groups < count:
         note += f" {count // groups} queries share each key and value."
-    return Table("The same as matrices", ["matrix", "is", "shape"], rows, note=note)
+    return fig.Table("The same as matrices", ["matrix", "is", "shape"], rows, note=note)
 
 
-def flow(subject: Subject) -> Iterator[Figure]:
+def flow(subject: Subject) -> Iterator[fig.Figure]:
     """Flow.
 
     Each sublayer reads the residual stream and adds to it; norms are means over the tokens.
@@ -349,7 +343,7 @@ def flow(subject: Subject) -> Iterator[Figure]:
             name = f"{layer_names(num_layers)[each.layer - 1]}, {each.name.replace('_', '-')}"
             rows.append([name, before, added, after, added / before, stream, squares**0.5])
         note = "From the lowest sublayer to the top."
-        yield Table(f"{side.capitalize()}: norms", _HEAD, rows, note=note)
+        yield fig.Table(f"{side.capitalize()}: norms", _HEAD, rows, note=note)
     for kind, title in KINDS.items():
         weights = recording.weights(kind).detach()
         names = layer_names(len(weights)), [f"head {n}" for n in range(1, weights.shape[1] + 1)]
@@ -359,7 +353,7 @@ def flow(subject: Subject) -> Iterator[Figure]:
         for name, values, unit in (
             ("entropy", entropy(weights), "In nats."), ("distance", distance(weights), note),
         ):  # fmt: skip
-            yield Heatmap(f"{title}: {name}", values.tolist(), *names, 0.0, note=unit)
+            yield fig.Heatmap(f"{title}: {name}", values.tolist(), *names, 0.0, note=unit)
 
 
 def entropy(weights: Tensor) -> Tensor:

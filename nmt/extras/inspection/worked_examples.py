@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from nmt.config.model import ModelConfig
-from nmt.extras.inspection.figure import Figure, Table
+from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.inputs import (
     LAYOUTS,
     NUM_POSITIONS,
@@ -23,7 +23,7 @@ _VOCAB_SIZE, _WIDTH, _HEAD_DIM = 37_000, 512, 64  # Of the base model of Vaswani
 _NUM_SAMPLES = 20_000
 
 
-def worked_examples() -> Iterator[Figure]:
+def worked_examples() -> Iterator[fig.Figure]:
     """Worked examples.
 
     Numbers that explanations of the Transformer print, by the functions of models here.
@@ -38,7 +38,7 @@ def worked_examples() -> Iterator[Figure]:
         (f"divided by sqrt({_HEAD_DIM})", *(products * _HEAD_DIM**-0.5).tolist()),
         ("softmax", *weights.tolist()),
     ]
-    yield Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
+    yield fig.Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
 
     generator = torch.Generator().manual_seed(0)
     shape = 2, _NUM_SAMPLES, _HEAD_DIM
@@ -50,7 +50,7 @@ def worked_examples() -> Iterator[Figure]:
     head = "", "expected", f"of {_NUM_SAMPLES:,} random pairs"
     note = "Variances of independent terms add up. Undivided, softmax would saturate."
     title = f"Variance of q . k, a sum of {_HEAD_DIM} products of variance 1"
-    yield Table(title, head, variances, note=note)
+    yield fig.Table(title, head, variances, note=note)
 
     for layout, where in LAYOUTS.items():
         yield from sinusoid_figures(layout, 4)
