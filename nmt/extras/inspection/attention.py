@@ -9,13 +9,14 @@ from itertools import groupby, islice
 import torch
 from torch import Tensor
 
-from nmt.data.corpus import check_files, read_corpus
-from nmt.data.pairs import ReadOptions, SentencePair
+from nmt.commands.evaluate_options import EvaluateOptions
+from nmt.commands.evaluation_set import load_test_sets
 from nmt.errors import ConfigError, DataError
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
 from nmt.extras.inspection.sublayers import (
     KINDS,
+    Attention,
     Kind,
     layer_names,
     off_diagonal,
@@ -27,7 +28,6 @@ from nmt.inference.stepper import source_of
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
-from nmt.registry import chosen
 from nmt.text import BOS_ID, EOS_ID
 from nmt.text.tokenizer import Tokenizer
 
@@ -60,10 +60,7 @@ def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Itera
     """One kind of attention: all heads small, then layer by layer as arcs and as a heatmap."""
     num_layers, heads, note = len(weights), subject.heads, ""
     num_cells = weights[0, 0].numel()
-    layers, most = (
-        subject.layers(num_layers),
-        min(_MAX_HEADS, _MAX_WEIGHTS // num_cells),
-    )
+    layers, most = subject.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
     if len(heads) > most:
         raise ConfigError(
             f"{len(heads)} heads are too many to draw, with {num_cells:,} weights each.",
@@ -202,15 +199,16 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
         log_probs = engine.token_log_probs(sources, targets)
         return sum(map(sum, log_probs)) / sum(map(len, log_probs))
 
-    whole, losses = log_prob(), dict[Kind, list[list[float]]]()
+    def loss_without(module: Attention, head: int) -> float:
+        with without_head(module, head):
+            return whole - log_prob()
+
+    whole, losses = log_prob(), {}
     for kind in KINDS:
-        losses[kind] = []
-        for layer in model.encoder if kind == "encoder" else model.decoder:
-            module = getattr(layer, "cross_attention" if kind == "cross" else "self_attention")
-            losses[kind].append([])
-            for head in range(1, module.num_heads + 1):
-                with without_head(module, head):
-                    losses[kind][-1].append(whole - log_prob())
+        name = "cross_attention" if kind == "cross" else "self_attention"
+        layers = model.encoder if kind == "encoder" else model.decoder
+        modules: list[Attention] = [getattr(layer, name) for layer in layers]
+        losses[kind] = [[loss_without(x, 1 + n) for n in range(x.num_heads)] for x in modules]
     return losses
 
 
@@ -231,20 +229,16 @@ def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
     """
     config, sides = subject.config, subject.tokenizers
     name = subject.choice.test or next(iter(config.data.test), "valid")
-    corpus = chosen({**config.data.test, "valid": config.data.valid}, name, "test set")
-    check_files({f"data.test.{name}" if name in config.data.test else "data.valid": corpus})
-    options = ReadOptions(config.source_language, config.target_language, on_bad_utf8="skip")
-    tag = corpus.tag if subject.choice.tag is None else subject.choice.tag
+    (test,) = load_test_sets(EvaluateOptions(test=(name,)), config)
+    tag = test.tag if subject.choice.tag is None else subject.choice.tag
     first = [] if tag is None else [sides.source.tag_id(tag)]
     most = min(MAX_TOKENS, config.filters.max_length)
-    ids = (
-        ([*first, *source], sides.target.encode(pair.target))
-        for pair in read_corpus(corpus, options)
-        if isinstance(pair, SentencePair) and (source := sides.source.encode(pair.source))
-    )
-    short = (pair for pair in ids if max(map(len, pair)) <= most)
-    if pairs := list(islice(short, subject.choice.limit)):
-        return name if name in config.data.test else "the validation set", pairs
+    sources = sides.source.encode_batch(test.source or ())
+    targets = sides.target.encode_batch(test.references[0])
+    pairs = (([*first, *x], y) for x, y in zip(sources, targets, strict=True) if x and y)
+    short = (pair for pair in pairs if max(map(len, pair)) <= most)
+    if chosen := list(islice(short, subject.choice.limit)):
+        return name, chosen
     raise DataError(
         f"{name} has no pair of at most {most} tokens.",
         fix="Choose another one with `test`, or raise filters.max_length.",

@@ -57,8 +57,8 @@ def inspect(options: InspectOptions) -> None:
             torch.set_num_threads(threads)
         offers = {} if options.view else _offers(subject, names)
     if style == "json":
-        data = {"title": title, "facts": facts, "parts": {x.name: as_dict(x) for x in parts}}
-        text = json.dumps(data, ensure_ascii=False) + "\n"
+        data = {"title": title, "facts": facts, "parts": {part.name: part for part in parts}}
+        text = json.dumps(data, ensure_ascii=False, default=as_dict) + "\n"
     elif style == "html":
         text = render_page(title, facts, parts, offers)
     elif style == "svg":
@@ -66,7 +66,7 @@ def inspect(options: InspectOptions) -> None:
     else:
         text = "\n".join(part_text(part) for part in parts)
     if options.open_ and output is None:
-        output = Path(mkdtemp(prefix="nmt-")) / "inspect.html"
+        output = Path(mkdtemp(prefix="nmt-")) / f"inspect.{style}"
     with open_output(output) as writer:
         writer.write(text.encode("utf-8", "replace"))
     if options.open_ and output:
@@ -149,13 +149,10 @@ def _offers(subject: Subject, shown: list[str]) -> dict[str, str]:
     """Return commands for the views that a page leaves out -> what they show."""
     offers = {}
     for name, view in VIEWS.items():
-        has_vocabulary = view.needs == "vocabulary" and subject.has_tokenizers
-        if name not in shown and (subject.is_folder or has_vocabulary):
-            more: dict[str, object] = {}
-            if view.needs in ("sentence", "vocabulary"):
-                more["source"] = subject.choice.source or "Hello!"
-            if name == "distributions":
-                more["checkpoint"] = "untrained,best"
+        can_be_read = view.needs == "vocabulary" and subject.has_tokenizers
+        if name not in shown and (subject.has_weights or can_be_read):
+            has_sentence = view.needs in ("sentence", "vocabulary")
+            more = {"source": subject.choice.source or "Hello!"} if has_sentence else {}
             offers[shell_command("inspect", subject.place, name, **more)] = view.summary
     return offers
 

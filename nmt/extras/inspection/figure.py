@@ -8,17 +8,14 @@ them lists and floats (``tensor.tolist()``). As text, drawings are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import islice, zip_longest
+from dataclasses import dataclass, field
+from itertools import islice
 from math import isfinite
 from textwrap import fill
 from typing import Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table as Printed
-
 from nmt.report.page import short_number, visible
+from nmt.report.table import text_table
 
 # Of a table. Numbers are written with thousands separators or about four digits; None is empty.
 Cell = str | int | float | None
@@ -182,21 +179,14 @@ class Part:
     figures: Sequence[Figure]
 
 
-def as_dict(value: Any) -> Any:
-    """Return a part or figure as plain data for JSON; a figure's class is its ``kind``.
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return the fields of a part or figure, for `json.dumps`; a figure's class is its ``kind``.
 
     >>> as_dict(Text("Norm", ["1 + 1 = 2"]))
     {'kind': 'text', 'title': 'Norm', 'note': '', 'lines': ['1 + 1 = 2']}
     """
-    if isinstance(value, Mapping):
-        return {key: as_dict(x) for key, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_dict(x) for x in value]
-    if not is_dataclass(value):
-        return value
-    name = type(value).__name__.lower()
-    kind = {} if isinstance(value, Part | Node | Box) else {"kind": name}
-    return kind | {each.name: as_dict(getattr(value, each.name)) for each in fields(value)}
+    kind = {} if isinstance(value, Part | Node | Box) else {"kind": type(value).__name__.lower()}
+    return kind | vars(value)
 
 
 def vector_text(vector: Iterable[Any], count: int = 6) -> str:
@@ -227,10 +217,10 @@ def figure_lines(figure: Figure) -> list[str]:
         case Text():
             return [visible(line) for line in figure.lines]
         case Table():
-            return _table(figure)
+            return _table(figure.head, figure.rows)
         case Heatmap() if len(figure.columns) <= _MAX_COLUMNS:
-            rows = [[name, *row] for name, row in zip(figure.rows, figure.values, strict=True)]
-            return _table(Table("", ["", *figure.columns], rows))
+            named = zip(figure.rows, figure.values, strict=True)
+            return _table(["", *figure.columns], [[name, *row] for name, row in named])
         case Tree():
             return _tree(figure)
         case Steps():
@@ -251,23 +241,8 @@ def cell_text(cell: Cell) -> str:
     return f"{cell:,}" if isinstance(cell, int) else short_number(cell)
 
 
-def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """Return which columns hold numbers only: they are aligned to the right."""
-    return [all(not isinstance(cell, str) for cell in column) for column in zip_longest(*rows)]
-
-
-def _table(figure: Table) -> list[str]:
-    printed = Printed(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name, is_numeric in zip_longest(figure.head, numeric_columns(figure.rows), fillvalue=""):
-        printed.add_column(visible(str(name)), justify="right" if is_numeric else "left")
-    for number, row in enumerate(figure.rows, 1):
-        if figure.total and number == len(figure.rows):
-            printed.add_section()
-        printed.add_row(*map(cell_text, row))
-    console = Console(width=10_000, color_system=None, markup=False, highlight=False, emoji=False)
-    with console.capture() as written:
-        console.print(printed)
-    return [line.rstrip() for line in written.get().splitlines()]
+def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+    return text_table([list(map(cell_text, row)) for row in (head, *rows)]).splitlines()
 
 
 def _tree(figure: Tree) -> list[str]:

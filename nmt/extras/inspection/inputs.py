@@ -314,23 +314,20 @@ def _absolute(subject: Subject) -> Iterator[fig.Figure]:
     config = subject.config.model
     if (make := POSITIONS[config.positions].absolute) is None:
         return
-    first, num_positions = config.first_position, config.position_limit or NUM_POSITIONS
-    end = first + min(NUM_POSITIONS, num_positions)
-    dims = {"source": config.model_dim, "target": config.decoder_dim}
-    tables, is_learned = dict[str, Tensor](), False
+    first = config.first_position
+    end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
     note = f"model.positions is {config.positions}; the first token stands at {first}."
-    for side, dim in dims.items():
-        module = make(config, dim)
-        is_learned = next(module.parameters(), None) is not None
+    dims = {"source": config.model_dim, "target": config.decoder_dim}
+    is_learned = next(make(config, config.model_dim).parameters(), None) is not None
+    is_one = not is_learned and len({*dims.values()}) == 1
+    for side in ("source",) if is_one else dims:
+        module = make(config, dims[side])
         if subject.has_weights:
             module = getattr(subject.model, f"{side}_embedding").positions or module
         elif is_learned:
             note = "Not trained yet: random."
-        tables[f", {side}"] = module.table(end)[first:end].detach()
-    if not is_learned and config.model_dim == config.decoder_dim:
-        tables = {"": tables[", source"]}
-    for side, table in tables.items():
-        title = f"Position vectors{side}"
+        table = module.table(end)[first:end].detach()
+        title = "Position vectors" if is_one else f"Position vectors, {side}"
         yield encoding_heatmap(table, title, first, note)
         yield _similarity(table, title, first)
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
@@ -49,40 +50,38 @@ class Moment:
     """What passed between search and stepper in one step, with a row for each beam."""
 
     ids: list[Ids]  # Tokens so far.
-    parents: list[int]  # Places among the beams of the step before.
     totals: Tensor  # Log probability of all tokens; minus infinity for a place without beam. (K,).
     log_probs: Tensor  # Of next tokens; the search has its rules change it after the step. (K, V).
     # The most probable next tokens, and the model's probability of each, before any rule.
     likely: list[tuple[list[int], list[float]]]
     coverage: list[float]  # The part of the score that is the coverage penalty.
-    finished: list[tuple[int, Hypothesis]] = field(default_factory=list)  # With its beam.
+    # What is finished after it, and its coverage penalty.
+    finished: list[tuple[Hypothesis, float]] = field(default_factory=list)
 
 
-class ObservingStepper:
-    """Does what `nmt.inference.stepper.ModelStepper` does for one sentence, and notes what passes.
+class ObservingStepper(ModelStepper):
+    """Does what `ModelStepper` does for one sentence, and notes what passes.
 
     Args:
         model: On the CPU.
         options: Those of the search.
     """
 
-    tokens: Tensor | None = None
-
     def __init__(self, model: Transformer, options: DecodingConfig) -> None:
         self._weight = options.coverage_penalty
-        self._inner = ModelStepper(model, with_coverage=self._weight > 0)
-        self.max_positions = self._inner.max_positions
+        super().__init__(model, with_coverage=self._weight > 0)
         self.moments: list[Moment] = []
         self._kept: list[int] = []
 
+    @override
     def start(self, source: Packed) -> States:
-        """Read one source."""
         self._lengths = source.lengths
-        return self._inner.start(source)
+        return super().start(source)
 
+    @override
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
         """Note which beams continue, and what the model finds likely after each."""
-        (log_probs,), state = self._inner.step(state, tokens)
+        (log_probs,), state = super().step(state, tokens)
         ids, totals, chosen = list[Ids]([()]), torch.zeros(1), tokens[0].tolist()
         if self.moments:
             before, kept = self.moments[-1], self._kept
@@ -91,18 +90,18 @@ class ObservingStepper:
         shares, places = log_probs.exp().topk(min(_NUM_LIKELY, log_probs.shape[1]))
         likely = list(zip(places.tolist(), shares.tolist(), strict=True))
         coverage = [0.0] * len(ids)
-        self.moments.append(Moment(ids, self._kept, totals, log_probs, likely, coverage))
+        self.moments.append(Moment(ids, totals, log_probs, likely, coverage))
         self._kept = list(range(len(ids)))
         return log_probs.unsqueeze(0), state
 
+    @override
     def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
-        """Note which beams continue."""
         self._kept = beams[0].tolist()
-        return self._inner.select(state, sentences, beams)
+        return super().select(state, sentences, beams)
 
+    @override
     def coverage(self, state: States) -> Tensor:
-        """Note the coverage penalty."""
-        attention = self._inner.coverage(state)
+        attention = super().coverage(state)
         penalties = coverage_penalty(attention, self._lengths, self._weight)
         self.moments[-1].coverage = penalties[0].tolist()
         return attention
@@ -126,9 +125,9 @@ def trace_search(
         best = expand(moment.totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
         for beam, token, total in zip(*(x[0, :size].tolist() for x in best), strict=True):
             if token == EOS_ID and total > -torch.inf:
-                ids = moment.ids[beam]
-                score = total / penalty(len(ids) + 1) + moment.coverage[beam]
-                moment.finished.append((beam, Hypothesis(ids, total, score)))
+                ids, coverage = moment.ids[beam], moment.coverage[beam]
+                score = total / penalty(len(ids) + 1) + coverage
+                moment.finished.append((Hypothesis(ids, total, score), coverage))
     return stepper.moments, hypotheses
 
 
@@ -153,7 +152,7 @@ def trace(subject: Subject) -> Iterator[fig.Figure]:
     for moments, best, options in searches:
         steps = [_step(number, moment, tokenizer) for number, moment in enumerate(moments, 1)]
         yield fig.Steps("Decoding step by step", steps)
-        finished = [(x, own.coverage[beam]) for own in moments for beam, x in own.finished]
+        finished = [pair for moment in moments for pair in moment.finished]
         finished.sort(key=lambda pair: -pair[0].score)
         yield fig.Tree("Beam tree", _nodes(moments, best, tokenizer))
         yield _scores(finished, options, tokenizer)
@@ -163,21 +162,18 @@ def trace(subject: Subject) -> Iterator[fig.Figure]:
         lines = [f"The first translation raised an alarm ({alarms}), so there are two searches."]
         yield fig.Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."])
     if subject.choice.unmasked:
-        yield _unmasked(subject, len(searches[0][0]) + _MORE_WORDS)
+        yield from _unmasked(subject, len(searches[0][0]) + _MORE_WORDS)
 
 
 def check_options(options: DecodingConfig) -> None:
     """Refuse decoding options that a trace cannot follow: another search, or a wide beam."""
-    is_single = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
-    if is_single or options.search not in ("auto", "greedy", "beam"):
+    is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
+    is_other |= options.search not in ("auto", "greedy", "beam")
+    if is_other or options.beam_size > _MAX_BEAMS:
         raise ConfigError(
-            "trace follows greedy and beam search, and section decoding chooses another search.",
-            fix="Change it with `set`, such as decoding.sampling=false.",
-        )
-    if options.beam_size > _MAX_BEAMS:
-        raise ConfigError(
-            f"trace draws at most {_MAX_BEAMS} beams; decoding.beam_size is {options.beam_size}.",
-            fix="Search with a smaller beam.",
+            f"trace follows greedy and beam search with at most {_MAX_BEAMS} beams, and section "
+            "decoding asks for another search.",
+            fix="Change it with `set`, such as decoding.sampling=false or decoding.beam_size=5.",
         )
 
 
@@ -192,7 +188,7 @@ def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:
             name = " ".join(labels(tokenizer, ids)) or "BOS"
             rows.append([name, total, *(f"{piece} {share:.3f}" for piece, share in likely)])
     head = ["hypothesis", "log probability", *(f"next {n}" for n in range(1, len(rows[0]) - 1))]
-    ended = [f"{tokenizer.decode(x.ids)!r} with score {x.score:.4f}" for _, x in moment.finished]
+    ended = [f"{tokenizer.decode(x.ids)!r} with score {x.score:.4f}" for x, _ in moment.finished]
     note = f"Finished here: {', '.join(ended)}." if ended else ""
     read = dict.fromkeys((BOS_ID, *ids)[-1] for ids in moment.ids)
     title = f"step {number}: read {', '.join(labels(tokenizer, list(read)))}"
@@ -215,48 +211,34 @@ def _scores(
 
 def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[fig.Node]:
     """Return the beams of all steps, and the ends, as a tree below BOS."""
-    nodes, places = [fig.Node("BOS", "", None, "best")], {0: 0}  # beam -> node of the last step
-    ended = [hypothesis.ids for moment in moments for _, hypothesis in moment.finished]
+    nodes, places = [fig.Node("BOS", "", None, "best")], {Ids(): 0}  # ids -> their last node
+    ended = [hypothesis.ids for moment in moments for hypothesis, _ in moment.finished]
     alive = {ids[:length] for ids in ended for length in range(len(ids) + 1)}
-    for number, moment in enumerate(moments):
-        above, places = places, {} if number else places
-        beams = zip(moment.ids, moment.parents, moment.totals.tolist(), strict=True)
-        for beam, (ids, parent, total) in enumerate(beams if number else ()):
-            if total > -torch.inf:
+    for moment in moments:
+        for ids, total in zip(moment.ids, moment.totals.tolist(), strict=True):
+            if ids and total > -torch.inf:
                 kind: fig.NodeKind = "kept" if ids in alive else "dropped"
                 kind = "best" if best[: len(ids)] == ids else kind
-                places[beam] = len(nodes)
+                places[ids] = len(nodes)
                 (label,) = labels(tokenizer, ids[-1:])
-                nodes.append(fig.Node(label, f"{total:.3f}", above[parent], kind))
-        for beam, hypothesis in moment.finished:
+                nodes.append(fig.Node(label, f"{total:.3f}", places[ids[:-1]], kind))
+        for hypothesis, _ in moment.finished:
             kind = "best" if hypothesis.ids == best else "finished"
-            nodes.append(fig.Node("EOS", f"{hypothesis.score:.4f}", places[beam], kind))
+            nodes.append(fig.Node("EOS", f"{hypothesis.score:.4f}", places[hypothesis.ids], kind))
     return nodes
 
 
-def _unmasked(subject: Subject, most: int) -> fig.Steps:
-    """Recompute all words at every step, with and without the causal mask."""
-    masked = list(recompute_words(subject.model, subject.source, most))
+def _unmasked(subject: Subject, most: int) -> list[fig.Figure]:
+    """Recompute all words at every step, with and without the causal mask: a row for each step."""
+
+    def table(title: str, note: str = "") -> fig.Table:
+        steps = recompute_words(subject.model, subject.source, most)
+        rows = [[str(n), *labels(subject.tokenizers.target, x)] for n, x in enumerate(steps, 1)]
+        return fig.Table(title, ["step", *(f"word {row[0]}" for row in rows)], rows, note=note)
+
+    masked = table("Recomputed with the causal mask")
     with without_causal_mask(subject.model):
-        unmasked = list(recompute_words(subject.model, subject.source, most))
-    steps = []
-    for number in range(max(len(masked), len(unmasked))):
-        rows = [
-            ["with the mask", *_changes(masked, number, subject.tokenizers.target)],
-            ["without it", *_changes(unmasked, number, subject.tokenizers.target)],
-        ]
-        head = ["causal mask", *(f"word {place}" for place in range(1, number + 2))]
-        steps.append(fig.Step(f"step {number + 1}", [fig.Table("Words", head, rows)]))
-    return fig.Steps("Recomputed without the causal mask", steps, note=_UNMASKED)
-
-
-def _changes(steps: Sequence[list[int]], number: int, tokenizer: Tokenizer) -> list[str]:
-    """Return the words of a step; of those that changed, also what they were."""
-    if number >= len(steps):
-        return ["(ended)"]
-    before = steps[number - 1] if number else []
-    pairs = zip_longest(labels(tokenizer, steps[number]), labels(tokenizer, before))
-    return [name if was in (None, name) else f"{name} (was {was})" for name, was in pairs]
+        return [masked, table("Recomputed without the causal mask", _UNMASKED)]
 
 
 @torch.inference_mode()
@@ -332,15 +314,14 @@ def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
     right, other, _ = smoothed_target(vocab_size, subject.config.training.label_smoothing)
-    columns = {"target": [right if token == gold else other for token in tokens]}
-    columns |= {name: own[tokens].tolist() for name, own in shares.items()}
-    names, values = (
-        labels(subject.tokenizers.target, tokens),
-        list(zip(*columns.values(), strict=True)),
-    )
+    values = [
+        [right if token == gold else other, *(float(x[token]) for x in shares.values())]
+        for token in tokens
+    ]
     note = "" if len(tokens) == vocab_size else f"{len(tokens)} of {vocab_size:,} tokens."
     title = f"Position {place + 1}: probability"
-    return fig.Heatmap(title, values, names, list(columns), 0.0, 1.0, note=note)
+    names = labels(subject.tokenizers.target, tokens)
+    return fig.Heatmap(title, values, names, ["target", *shares], 0.0, 1.0, note=note)
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:

@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_folder_config, load_model, readable
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    TOKENIZER,
+    is_ctranslate2,
+    load_folder_config,
+    load_model,
+    readable,
+)
 from nmt.commands.config import load_config
 from nmt.config.loader import change_options, refuse_idle
 from nmt.config.model import DecodingConfig
@@ -33,8 +40,6 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer
 Search = Callable[[list[int], DecodingConfig], Sequence[Hypothesis]]
 MAX_TOKENS = 100  # Of a sentence; a longer one is refused: its page would be many megabytes.
 _SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
-# The weights of a folder that was exported for CTranslate2, which shows nothing of its inside.
-_CONVERTED = "model.bin"
 
 
 class Subject:
@@ -54,7 +59,7 @@ class Subject:
     @cached_property
     def has_weights(self) -> bool:
         """Whether `model` can be loaded: a run or model folder that is not for CTranslate2."""
-        return self.is_folder and not (self.place / _CONVERTED).exists()
+        return self.is_folder and not is_ctranslate2(self.place)
 
     @cached_property
     def config(self) -> RunConfig:
@@ -190,9 +195,9 @@ class Subject:
         Raises:
             ConfigError: It does not have them.
         """
-        model, layer = self.config.model, self.choice.layer
+        model = self.config.model
         num_layers = max(model.encoder_layers, model.decoder_layers)
-        chosen = [("layer", layer or 1, num_layers)]
+        chosen = [("layer", self.choice.layer or 1, num_layers)]
         chosen += [("head", head, model.num_heads) for head in self.choice.head]
         for name, number, count in chosen:
             if not 1 <= number <= count:
@@ -202,16 +207,11 @@ class Subject:
 
     def missing(self, need: Need, name: str) -> NmtError | None:
         """Return why a view cannot be made, before anything is loaded; None if it can."""
-        if need in ("model", "sentence") and not self.is_folder:
-            return ConfigError(
-                f"{name} needs a trained model, and {self.place} is a configuration.",
-                fix="Pass a run or model folder; parameters, diagram and positions need none.",
-            )
         if need in ("model", "sentence") and not self.has_weights:
-            return CheckpointError(
-                f"{name} needs weights of torch, and {self.place} is exported for CTranslate2.",
-                fix="Pass the run that it was exported from; parameters, diagram, positions, "
-                "vocabulary and shift work here.",
+            kind = "exported for CTranslate2" if self.is_folder else "a configuration"
+            return (CheckpointError if self.is_folder else ConfigError)(
+                f"{name} needs a trained model with weights of torch, and {self.place} is {kind}.",
+                fix="Pass a run; parameters, diagram, positions, vocabulary and shift work here.",
             )
         if need == "vocabulary" and not self.has_tokenizers:
             return ConfigError(

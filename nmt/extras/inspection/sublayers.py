@@ -155,16 +155,14 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
         source: What the encoder reads: one sentence.
         target: What the decoder reads: BOS and the target.
     """
-    sublayers: list[Sublayer] = []
-    seen: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}
+    sublayers, seen = list[Sublayer](), dict[str, tuple[Any, Any, Any]]()
 
     def watch(side: Side, number: int, layer: nn.Module, name: str) -> None:
         module = layer.get_submodule(name)
         residual = getattr(layer, name.replace("_attention", "") + "_residual")
 
         def of_sublayer(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            memory = args[1] if name == "cross_attention" else None
-            seen[name] = args[0], memory, output
+            seen[name] = args[0], args[1] if name == "cross_attention" else None, output
 
         def of_residual(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
             place = side, number, name, module, residual

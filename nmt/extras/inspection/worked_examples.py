@@ -8,12 +8,7 @@ import torch
 
 from nmt.config.model import ModelConfig
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.inputs import (
-    LAYOUTS,
-    NUM_POSITIONS,
-    encoding_heatmap,
-    sinusoid_figures,
-)
+from nmt.extras.inspection.inputs import LAYOUTS, NUM_POSITIONS, encoding_heatmap, sinusoid_figures
 from nmt.extras.inspection.structure import parameter_table
 from nmt.model.attention import mean_weights
 from nmt.model.positions import sinusoids
