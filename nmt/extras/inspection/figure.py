@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from math import isfinite
 from textwrap import fill
 from typing import Any, Literal
@@ -241,8 +241,18 @@ def cell_text(cell: Cell) -> str:
     return f"{cell:,}" if isinstance(cell, int) else short_number(cell)
 
 
+def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
+    """Return which columns hold numbers only: they are aligned to the right."""
+    return [not any(isinstance(cell, str) for cell in column) for column in zip_longest(*rows)]
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
-    return text_table([list(map(cell_text, row)) for row in (head, *rows)]).splitlines()
+    columns = zip_longest(*(map(cell_text, row) for row in (head, *rows)), fillvalue="")
+    aligned = [
+        [cell.rjust(max(map(len, column))) for cell in column] if is_numeric else column
+        for column, is_numeric in zip_longest(columns, numeric_columns(rows))
+    ]
+    return text_table(list(zip(*aligned, strict=True))).splitlines()
 
 
 def _tree(figure: Tree) -> list[str]:

@@ -13,14 +13,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
 from importlib.resources import files
-from itertools import groupby, zip_longest
+from itertools import groupby
 from typing import Any
 from unicodedata import east_asian_width
 
 from markupsafe import Markup, escape
 
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import cell_text, figure_lines
+from nmt.extras.inspection.figure import cell_text, figure_lines, numeric_columns
 from nmt.report.page import Point, render, short_number, visible
 
 _EM, _ROW = 13, 20  # Size of letters, and with some air the least height of a row.
@@ -63,9 +63,8 @@ def figure_html(figure: fig.Figure) -> Markup:
     kind, content = type(figure).__name__.lower(), dict[str, Any]()
     if isinstance(figure, fig.Table):
         rows = [[cell_text(cell) for cell in row] for row in figure.rows]
-        columns = zip_longest(*figure.rows)  # those of numbers alone are aligned to the right
-        numeric = [not any(isinstance(cell, str) for cell in column) for column in columns]
-        content = {"rows": rows, "numeric": [*numeric, *[False] * len(figure.head)]}
+        numeric = [*numeric_columns(figure.rows), *[False] * len(figure.head)]
+        content = {"rows": rows, "numeric": numeric}
     elif not isinstance(figure, fig.Text | fig.Steps):
         content = {"drawing": draw(figure).as_svg(figure.title)}
     return render("figure.html.j2", kind=kind, figure=figure, figure_html=figure_html, **content)
