@@ -9,8 +9,8 @@ from itertools import groupby, islice
 import torch
 from torch import Tensor
 
-from nmt.commands.evaluate_options import EvaluateOptions
 from nmt.commands.evaluation_set import load_test_sets
+from nmt.commands.options import EvaluateOptions
 from nmt.errors import ConfigError, DataError
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels

@@ -14,8 +14,8 @@ from math import isfinite
 from textwrap import fill
 from typing import Any, Literal
 
+from nmt.metrics.result import text_table
 from nmt.report.page import short_number, visible
-from nmt.report.table import text_table
 
 # Of a table. Numbers are written with thousands separators or about four digits; None is empty.
 Cell = str | int | float | None
