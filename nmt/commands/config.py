@@ -40,7 +40,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry(
-    "kind of advice", {"plan": "nmt.extras.planning.plan:advise_on"}
+    "kind of advice", {"plan": "nmt.extras.planning.plan:advise"}
 )
 
 

@@ -21,15 +21,7 @@ import numpy.typing as npt
 from nmt.data.lexicon import Lexicon, Pairs, learn_lexicon, sample_step
 from nmt.data.store import Ids, Lines, ParallelStore, Rows
 from nmt.data.workers import HERE, Workers
-from nmt.extras.cleaning.evidence import (
-    Evidence,
-    Mask,
-    Measured,
-    PairScorer,
-    Values,
-    share_above,
-    usual_scores,
-)
+from nmt.extras.cleaning.evidence import Evidence, Measured, PairScorer, share_above, usual_scores
 from nmt.extras.cleaning.ranges import Range, find_ranges, first_offsets, is_odd, joined
 from nmt.extras.cleaning.scores import Column, Scores
 from nmt.files.progress import progress_bar
@@ -47,6 +39,8 @@ _SAMPLE, _FAR = 4000, 200
 _DOUBTFUL = -3.5  # Standard deviations below what is usual: such lines do not teach again.
 MOST_TOKENS = 64
 Offsets = npt.NDArray[np.int16]
+Values = npt.NDArray[np.floating]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.filters import (
-    Arrays,
-    Diagnosis,
-    DiagnosisReport,
-    Finding,
-    Found,
-    Material,
-    filter_actions,
-)
+from nmt.data import filters
 from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
@@ -32,15 +24,7 @@ from nmt.extras.cleaning.alignment import CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
 from nmt.extras.cleaning.ranges import Range
 from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
-from nmt.extras.cleaning.scores import (
-    DUAL,
-    LEXICAL,
-    ScorePairs,
-    Scores,
-    dual_scorer,
-    read_scores,
-    write_scores,
-)
+from nmt.extras.cleaning.scores import DUAL, LEXICAL, Scores, dual_scorer, read_scores, write_scores
 
 _HASHES, _LEAKS = "hashes", "leaks"
 _NUM_FIRST = 5
@@ -54,7 +38,7 @@ class Look:
     sketches: bool
     index: LeakageIndex
 
-    def __call__(self, pairs: Sequence[SentencePair]) -> Arrays:
+    def __call__(self, pairs: Sequence[SentencePair]) -> filters.Arrays:
         """Return the hashes of the pairs, and the held-out sentences in their sources."""
         leaks = [
             (leak.row, leak.held_out, leak.kind == "exact")
@@ -64,23 +48,23 @@ class Look:
         return {_HASHES: hashes, _LEAKS: np.array(leaks, np.int64).reshape(-1, 3)}
 
 
-class CorpusDiagnosis(Diagnosis):
+class CorpusDiagnosis(filters.Diagnosis):
     """Judges the training pairs of one preparation."""
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, material: filters.Material) -> None:
         super().__init__(material)
-        self._actions = filter_actions(material.filters)
+        self._actions = filters.filter_actions(material.filters)
         self._leaks = Leaks(material.held_out)
         self._repeat_finder = RepeatFinder(material.scratch)
         self._repeats: Future[Repeats] | None = None
-        self._dual: ScorePairs | None = None
-        if material.score_with:
-            self._dual = dual_scorer(material.score_with, material.languages)
+        runs = material.score_with
+        self._dual = dual_scorer(runs, material.languages) if runs else None
         # Of the kept pairs of all corpora, in order: line and score by two models.
         self._dual_lines, self._dual_scores = array("q"), array("f")
         self._spans: dict[str, tuple[int, int]] = {}  # of the kept pairs of each corpus
-        self._languages: dict[tuple[str, str], list[Found]] = {}
+        # By side and language: how many pairs, and the places of the first.
         self._num_in: Counter[tuple[str, str]] = Counter()
+        self._first_in: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}
         self._num_asked = 0
@@ -88,7 +72,7 @@ class CorpusDiagnosis(Diagnosis):
         self._writing: Future[None] | None = None
 
     @property
-    def look(self) -> Callable[[Sequence[SentencePair]], Arrays]:
+    def look(self) -> Callable[[Sequence[SentencePair]], filters.Arrays]:
         """What a block says by itself."""
         return Look("near_duplicate" in self._actions, self._leaks.index)
 
@@ -98,7 +82,11 @@ class CorpusDiagnosis(Diagnosis):
         return self._leaks.sources
 
     def see(
-        self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
+        self,
+        corpus: str,
+        pairs: Sequence[SentencePair],
+        looked: filters.Arrays,
+        found: Sequence[filters.Found],
     ) -> None:
         """Take the next block."""
         count = self._repeat_finder.count
@@ -110,7 +98,8 @@ class CorpusDiagnosis(Diagnosis):
                 key = str(finding.limit), str(finding.value)
                 self._num_in[key] += 1
                 if self._num_in[key] <= _NUM_FIRST:
-                    self._languages.setdefault(key, []).append(finding)
+                    place = {"corpus": finding.corpus, "line": finding.line}
+                    self._first_in.setdefault(key, []).append(place)
         if self._dual is not None:
             self._dual_lines.extend(pair.line for pair in pairs)
             self._dual_scores.extend(self._dual([pair[:2] for pair in pairs]))
@@ -154,7 +143,7 @@ class CorpusDiagnosis(Diagnosis):
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
-    ) -> Mapping[int, Sequence[Finding]]:
+    ) -> Mapping[int, Sequence[filters.Finding]]:
         """Return the findings of a block, by the line's place in it."""
         assert self._repeats is not None
         places, stop = np.flatnonzero(is_kept), start + len(is_kept)
@@ -166,7 +155,7 @@ class CorpusDiagnosis(Diagnosis):
             limit = getattr(self.material.filters.limits, reason)
             if reason in self._actions and limit is not None:
                 for row in np.flatnonzero(scores < limit).tolist():
-                    finding = Finding(reason, float(scores[row]), limit)
+                    finding = filters.Finding(reason, float(scores[row]), limit)
                     findings.setdefault(int(where[row]), []).append(finding)
 
         for reason, scores in self._scores.items():
@@ -178,10 +167,10 @@ class CorpusDiagnosis(Diagnosis):
         for found in self._ranges.get(corpus, ()):
             value = "unrelated" if found.offset is None else float(found.offset)
             for line in range(max(found.start - 1, start), min(found.end, stop)):
-                findings.setdefault(line - start, []).append(Finding("misaligned", value))
+                findings.setdefault(line - start, []).append(filters.Finding("misaligned", value))
         return findings
 
-    def report(self) -> DiagnosisReport:
+    def report(self) -> filters.DiagnosisReport:
         """Return what to report."""
         if self._dual is not None:
             spans = {name: slice(*span) for name, span in self._spans.items()}
@@ -201,7 +190,7 @@ class CorpusDiagnosis(Diagnosis):
                     unrelated.append(place)
                 else:
                     shifts.append(place | {"offset": found.offset})
-        return DiagnosisReport(
+        return filters.DiagnosisReport(
             shifts=shifts,
             unrelated=unrelated,
             leakage=self._leaks.found,
@@ -217,11 +206,8 @@ class CorpusDiagnosis(Diagnosis):
         sides: dict[str, dict[str, Any]] = {}
         for (side, value), count in self._num_in.most_common():
             values[value] += count
-            first = [
-                {"corpus": found.corpus, "line": found.line}
-                for found in self._languages[side, value]
-            ]
-            sides.setdefault(side, {})[value] = {"count": count, "first": first}
+            about = {"count": count, "first": self._first_in[side, value]}
+            sides.setdefault(side, {})[value] = about
         return {"values": dict(values.most_common()), "sides": sides}
 
     def _warnings(self) -> Iterator[str]:

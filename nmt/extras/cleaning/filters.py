@@ -12,19 +12,11 @@ from importlib.util import find_spec
 from nmt.config.data import FilterLimits
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
-from nmt.text.languages import (
-    common_words,
-    foreign_share,
-    identifier,
-    is_identifiable,
-    letters_of,
-    longest_loop,
-    numbers_of,
-    primary_code,
-    script_of,
-)
+from nmt.text import languages
 
 Maker = Callable[..., Filter]  # (limits, source language, target language) -> a filter
+Find = Callable[[str], Finding | None]
+Share = Callable[[str], float]
 _WORD = re.compile(r"\w+")
 _DIGIT = re.compile(r"\d")
 _LAST_IN_WORDS = 99
@@ -80,24 +72,17 @@ class TextFilter(Filter):
         return self.find(source, target)
 
 
-def _on_a_side(
-    of_source: Callable[[str], Finding | None],
-    of_target: Callable[[str], Finding | None],
-    source: str,
-    target: str,
-) -> Finding | None:
+def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> Finding | None:
     return of_source(source) or of_target(target)
 
 
-def _share(
-    finding: tuple[str, float], shares: Sequence[Callable[[str], float]], *texts: str
-) -> Finding | None:
+def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> Finding | None:
     """Find pairs with too large a share of something on a side: the reason, and the largest."""
     worst = max(share(text) for share, text in zip(shares, texts, strict=True))
     return Finding(finding[0], worst, finding[1]) if worst > finding[1] else None
 
 
-def _maker_of_share(reason: str, share: Callable[[str], float]) -> Maker:
+def _maker_of_share(reason: str, share: Share) -> Maker:
     def make(limits: FilterLimits, *_: str) -> Filter:
         return TextFilter(partial(_share, (reason, getattr(limits, reason)), (share, share)))
 
@@ -226,7 +211,7 @@ def repeated_share(text: str) -> float:
         words = "".join(words)
     if len(set(words)) > 0.85 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
         return 0.0
-    repeated = longest_loop(words)
+    repeated = languages.longest_loop(words)
     # Once is rhetoric, unless a whole line is written twice.
     return repeated / len(words) if repeated >= _MIN_REPEATED else 0.0
 
@@ -251,7 +236,7 @@ def numbers(*_: object) -> Filter:
 def _numbers(source: str, target: str) -> Finding | None:
     if not (_DIGIT.search(source) or _DIGIT.search(target)):
         return None
-    left, right = numbers_of(source), numbers_of(target)
+    left, right = languages.numbers_of(source), languages.numbers_of(target)
     only_left, only_right = left - right, right - left
     if not (only_left or only_right) or _digits(source) == _digits(target):
         return None
@@ -292,16 +277,18 @@ def _are_related(one: str, other: str) -> bool:
 
 def script(limits: FilterLimits, source: str, target: str) -> Filter:
     """Find sides with many letters of another script than their language has."""
-    shares = [partial(foreign_share, script=script_of(code)) for code in (source, target)]
+    scripts = map(languages.script_of, (source, target))
+    shares = [partial(languages.foreign_share, script=each) for each in scripts]
     return TextFilter(partial(_share, ("script", limits.script), shares))
 
 
 def swapped(_: FilterLimits, source: str, target: str) -> Filter:
     """Find pairs whose source is in the target language, and the other way round."""
-    left, right = script_of(source), script_of(target)
+    left, right = languages.script_of(source), languages.script_of(target)
     if left and right and left != right:
-        return TextFilter(partial(_swapped_scripts, (letters_of(left), letters_of(right))))
-    return TextFilter(partial(_swapped, (source, target)))
+        letters = languages.letters_of(left), languages.letters_of(right)
+        return TextFilter(partial(_swapped_scripts, letters))
+    return TextFilter(partial(_swapped_words, (source, target)))
 
 
 def _swapped_scripts(
@@ -313,8 +300,21 @@ def _swapped_scripts(
     return Finding("swapped", "both sides") if is_swapped and not is_mixed else None
 
 
-def _swapped(languages: tuple[str, str], source: str, target: str) -> Finding | None:
-    return Finding("swapped", "both sides") if are_swapped(source, target, *languages) else None
+def _swapped_words(codes: tuple[str, str], source: str, target: str) -> Finding | None:
+    """Find pairs by the commonest words; where neither side has one of its own, by py3langid."""
+    counts = [
+        [sum(word in languages.common_words(each) for word in words) for each in codes]
+        for words in (_WORD.findall(source.lower()), _WORD.findall(target.lower()))
+    ]
+    (own, other), (theirs, target_own) = counts
+    is_swapped = other > own and theirs > target_own
+    if not (is_swapped or own or target_own or min(len(source), len(target)) < _MIN_LETTERS):
+        model = languages.identifier()
+        is_swapped = model is not None and all(
+            languages.is_identifiable(code) and model.classify(text)[0] in _alike(code)
+            for text, code in zip((target, source), codes, strict=True)
+        )
+    return Finding("swapped", "both sides") if is_swapped else None
 
 
 def language(limits: FilterLimits, source: str, target: str) -> Filter:
@@ -327,65 +327,32 @@ def language(limits: FilterLimits, source: str, target: str) -> Filter:
     of_source, of_target = (
         partial(_language, code=code, min_odds=limits.language) for code in (source, target)
     )
-    unknown = [code for code in (source, target) if not is_identifiable(code)]
+    unknown = [code for code in (source, target) if not languages.is_identifiable(code)]
     note = f"py3langid does not know {' and '.join(unknown)}: language not checked"
     return TextFilter(partial(_on_a_side, of_source, of_target), note if unknown else "")
 
 
 def _language(text: str, code: str, min_odds: float) -> Finding | None:
-    other = wrong_language(text, code, min_odds)
-    return Finding("language", other, primary_code(code)) if other else None
+    """Find a text that is so many times as likely to be in another language.
 
-
-def are_swapped(source: str, target: str, source_language: str, target_language: str) -> bool:
-    """Whether each side is in the language of the other one.
-
-    Their commonest words tell it; where neither side has one of its own, py3langid may.
+    Short ones tell too little, and are not judged; nor are those of a language that py3langid does
+    not know, or whose words are among the commonest of the language.
     """
-    languages = source_language, target_language
-    counts = [
-        [sum(word in common_words(each) for word in words) for each in languages]
-        for words in (_WORD.findall(source.lower()), _WORD.findall(target.lower()))
-    ]
-    (own, other), (theirs, target_own) = counts
-    if other > own and theirs > target_own:
-        return True
-    if own or target_own or min(len(source), len(target)) < _MIN_LETTERS:
-        return False
-    model = identifier()
-    return model is not None and all(
-        is_identifiable(code) and model.classify(text)[0] in _alike(primary_code(code))
-        for text, code in ((source, target_language), (target, source_language))
-    )
-
-
-def wrong_language(text: str, language: str, min_odds: float) -> str | None:
-    """Return in which other language a text is, if that is so many times as likely.
-
-    Args:
-        text: One line. Short ones tell too little, and are not judged.
-        language: Code; of one that py3langid does not know nothing is found.
-        min_odds: How many times as likely the other language must be.
-    """
-    model, own = identifier(), _alike(primary_code(language))
-    if model is None or not is_identifiable(language):
+    model, own = languages.identifier(), _alike(code)
+    if model is None or not languages.is_identifiable(code) or len(text) < _MIN_LETTERS:
         return None
-    if len(text) < _MIN_LETTERS or _looks_like(text, language):
+    words, common = _WORD.findall(text.lower()), languages.common_words(code)
+    if sum(word in common for word in words) >= max(_SURE_SHARE * len(words), 1):
         return None
     likeliest, probability = model.classify(text)
     if likeliest in own or likeliest == "zxx":
         return None
     expected = max(value for name, value in model.rank(text) if name in own)
-    return likeliest if probability >= min_odds * expected else None
-
-
-def _looks_like(text: str, language: str) -> bool:
-    """Whether so many of the words are among the commonest of the language."""
-    words = _WORD.findall(text.lower())
-    known = common_words(language)
-    return sum(word in known for word in words) >= max(_SURE_SHARE * len(words), 1)
+    is_sure = probability >= min_odds * expected
+    return Finding("language", likeliest, languages.primary_code(code)) if is_sure else None
 
 
 @cache
-def _alike(code: str) -> frozenset[str]:
+def _alike(language: str) -> frozenset[str]:
+    code = languages.primary_code(language)
     return frozenset(next((x.split() for x in _ALIKE if code in x.split()), [code]))

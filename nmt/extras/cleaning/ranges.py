@@ -21,14 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.store import Lines, Rows
-from nmt.extras.cleaning.evidence import (
-    MOST_AGAINST,
-    Evidence,
-    Lengths,
-    Measured,
-    PairScorer,
-    Values,
-)
+from nmt.extras.cleaning.evidence import MOST_AGAINST, Evidence, Measured, PairScorer
 
 MOST_OFFSET = 100  # Lines by which a range may be shifted, up or down, to be found.
 _WINDOW = 50
@@ -46,6 +39,8 @@ _CHANGE = 14.0  # What a change of the offset costs, in nats: less evidence than
 _FEWEST_LINES = 10
 _FEWEST_UNRELATED = 20
 _UNRELATED = 2 * MOST_OFFSET + 1  # Stands for a column where no offset fits.
+Values = npt.NDArray[np.floating]
+Lengths = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)

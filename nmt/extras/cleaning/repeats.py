@@ -148,7 +148,7 @@ class RepeatFinder:
         if "boilerplate" in found:
             for rows, counts in self._boilerplate(limits.boilerplate):
                 found["boilerplate"].raise_to(rows, counts)
-        return Repeats(found, limits, self.count)
+        return Repeats(found, limits)
 
     def _blocks(self, column: int) -> Iterator[Hashes]:
         with self._path(column).open("rb") as file:
@@ -220,7 +220,6 @@ class Repeats:
 
     found: Mapping[str, Column]
     limits: FilterLimits
-    count: int  # Pairs that were compared.
 
     def between(self, start: int, end: int) -> dict[int, list[Finding]]:
         """Return the findings of the pairs from ``start`` to before ``end``, by their rows.

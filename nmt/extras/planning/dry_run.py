@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -103,8 +102,7 @@ class DryRunReport:
         flops, memory, epoch = self.flops, self.memory_bytes, self.epoch
         budget, seconds = self.budget, self.seconds
         yield "parameters"
-        for part, number in self.parameters.items():
-            yield part, f"{number:,}"
+        yield from ((part, f"{number:,}") for part, number in self.parameters.items())
         yield "FLOPs of training (forward and backward)"
         passes = f"{flops['passes']} passes (training.r_drop)" if flops["passes"] > 1 else ""
         shares = f"of which attention's scores {flops['attention_share']:.0%}"
@@ -184,20 +182,18 @@ def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) 
         "Measuring memory on the largest batches; then time, in up to about %g s.", MOST_SECONDS
     )
     memory, timed = _memory(setup, plan), time_plan(setup, most_seconds=MOST_SECONDS)
-    rows = np.concatenate(plan)
-    sums, in_epoch = (
-        LengthSums.of_pairs(*setup.loader.lengths(rows)),
-        -(-len(plan) // setup.loader.config.accumulate),
-    )
-    limits = {"training.max_steps": training.max_steps}
+    rows, sides = np.concatenate(plan), setup.loader.lengths(slice(None))
+    sums = LengthSums.of_pairs(*(side[rows] for side in sides))
+    in_epoch = -(-len(plan) // setup.loader.config.accumulate)
+    padded = sum(len(batch) * int(side[batch].max()) for batch in plan for side in sides)
+    limits = {} if training.max_steps is None else {"training.max_steps": training.max_steps}
     if training.max_epochs is not None:
         of_epochs = islice(setup.loader.epoch_updates(), training.max_epochs)
         limits["training.max_epochs"] = sum(of_epochs)
     if training.max_minutes is not None:
         limits["training.max_minutes"] = timed.updates_in(training.max_minutes, training)
-    known = {key: updates for key, updates in limits.items() if updates is not None}
-    limit = min(known, key=known.__getitem__, default=None)
-    updates = None if limit is None else known[limit]
+    limit = min(limits, key=limits.__getitem__, default=None)
+    updates = limits.get(limit or "")
     sizes, tokens = count_parameters(setup.updater.model), sums.source_tokens + sums.target_tokens
     passes = 2 if objective_name(training) == "r_drop" else 1
     flops = training_flops(config.model, setup.data.manifest.target_vocab_size, sums, passes=passes)
@@ -227,7 +223,7 @@ def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) 
             "target_tokens": sums.target_tokens,
             "tokens_per_batch": tokens / len(plan),
             "tokens_per_update": tokens / in_epoch,
-            "padding_waste": padding_waste(plan, *setup.loader.lengths(slice(None))),
+            "padding_waste": 1 - tokens / padded,
         },
         budget={
             "updates": updates,
@@ -327,17 +323,3 @@ def _duration(seconds: float | None) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def padding_waste(
-    batches: Sequence[npt.NDArray[np.int64]],
-    source_lengths: npt.NDArray[np.integer],
-    target_lengths: npt.NDArray[np.integer],
-) -> float:
-    """Return the share of padding in the rectangles of both sides, in [0, 1)."""
-    real = padded = 0
-    for rows in batches:
-        for lengths in (source_lengths[rows], target_lengths[rows]):
-            real += int(lengths.sum())
-            padded += len(rows) * int(lengths.max())
-    return 1 - real / max(padded, 1)

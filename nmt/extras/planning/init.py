@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -66,7 +65,7 @@ training:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Start:
     """What `init` has written."""
 
@@ -116,7 +115,11 @@ def init(options: InitOptions) -> Start:
     source, target = options.source, options.target
     codes = _codes(source, target, options.languages)
     folder = options.output or Path("-".join(codes))
-    _refuse_existing(folder)
+    if folder.exists():
+        fix = "Choose another folder with `output`."
+        if (folder / _CONFIG_NAME).is_file():
+            fix = f"Continue with `nmt train {folder / _CONFIG_NAME}`, or c{fix[1:]}"
+        raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
     reading = ReadOptions(*codes, "skip")
 
     def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:
@@ -135,50 +138,40 @@ def init(options: InitOptions) -> Start:
     parts = {"valid": drawn[:half], "test": drawn[half:]} | parts
     sample = drawn or [*islice(filter(None, pairs()), _MOST_HELD_OUT)]
     _warn(options, codes, sample, {part: parts[part] for part in given})
-    counts: Counter[str] = Counter({part: len(parts[part]) for part in _HELD_OUT})
+    counts = {part: len(pairs) for part, pairs in parts.items()}
+    chosen = [part for part in _HELD_OUT if part not in given]
+    # The pairs of these are held out, and not left out.
+    counts |= {"train": 0, "unusable": 0, "left_out": -sum(counts[part] for part in chosen)}
     held = [{pair[side] for pair in chain(*parts.values())} for side in range(2)]
 
     def others() -> Iterator[Texts]:
         """Yield the pairs that share no sentence with those held out; count the rest."""
         for pair in pairs():
-            kind = "train"
             if pair is None:
-                kind = "unusable"
+                counts["unusable"] += 1
             elif pair[0] in held[0] or pair[1] in held[1]:
-                kind = "left_out"
+                counts["left_out"] += 1
             else:
+                counts["train"] += 1
                 yield pair
-            counts[kind] += 1
 
     with write_errors(folder, ConfigError, fix="Choose a folder where you can write, by `output`."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as place:
-            for part in [each for each in _HELD_OUT if each not in given]:
+            for part in chosen:
                 _write([place / f"{part}.{code}" for code in codes], parts[part])
             files = [place / f"train.{code}" for code in codes]
             _write(files, others())
-            counts["left_out"] -= len(drawn)
             if not counts["train"]:
                 raise DataError(
                     "No pair is left for training: all have a sentence of validation or testing.",
                     fix="Pass a corpus that does not hold these sets.",
                 )
             size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
-            start = Start(
-                config=folder / _CONFIG_NAME, counts={"left_out": 0, "unusable": 0, **counts},
-                num_characters=size, seed=options.seed, given=[*given],
-            )  # fmt: skip
+            start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
             (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
             load_config(place / _CONFIG_NAME)  # the folder's name may not do for an experiment
     return start
-
-
-def _refuse_existing(folder: Path) -> None:
-    if folder.exists():
-        fix = "Choose another folder with `output`."
-        if (folder / _CONFIG_NAME).is_file():
-            fix = f"Continue with `nmt train {folder / _CONFIG_NAME}`, or c{fix[1:]}"
-        raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
 
 
 def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]:
@@ -208,11 +201,9 @@ def _warn(
     for warning in check.warnings():
         logger.warning(warning)
     if any(check.swapped()):
-        folder = options.output or Path("-".join(codes))
-        language_pair = "-".join(codes)
-        again = shell_command(
-            "init", options.target, options.source, languages=language_pair, output=folder
-        )
+        sides, pair = (options.target, options.source), "-".join(codes)
+        folder = options.output or Path(pair)
+        again = shell_command("init", *sides, languages=pair, output=folder)
         logger.warning("if so, remove %s and type: %s", folder, again)
     for part, pairs in given.items():
         for warning in _check(pairs, codes).warnings():

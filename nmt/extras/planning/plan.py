@@ -23,9 +23,9 @@ trained (freezing parts saves up to a third of theirs, or more).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import ceil
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,13 +66,9 @@ class Plan:
         return cls(total_steps=total, updates_per_epoch=updates, report=report)
 
 
-def advise_on(config: RunConfig) -> Iterator[str]:
-    """Yield what will disappoint by the configuration, and by the data if they are prepared."""
-    yield from advise(config, Plan.estimate(config))
-
-
-def advise(config: RunConfig, plan: Plan) -> Iterator[str]:
-    """Yield what will disappoint, and what to set instead."""
+def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
+    """Yield what will disappoint, and what to set instead; by default by the estimated plan."""
+    plan = plan or Plan.estimate(config)
     total, in_epoch = plan.total_steps, plan.updates_per_epoch
     if total is not None:
         yield from _about_warmup(config, total)
@@ -142,8 +138,7 @@ def _updates_per_epoch(config: RunConfig, report: PrepareReport) -> float | None
     return max(counts, default=0.0) / batch.accumulate or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulParameters:
+class MatmulParameters(NamedTuple):
     """Entries of the matrices that tokens are multiplied with."""
 
     encoder: int  # Met by each source token.
@@ -152,19 +147,8 @@ class MatmulParameters:
     decoder: int  # The rest of the decoder: met by each target token.
     output: int  # Output projection, tied or not: met by each target token.
 
-    @property
-    def per_source_token(self) -> int:
-        """What a source token meets."""
-        return self.encoder + self.memory
 
-    @property
-    def per_target_token(self) -> int:
-        """What a target token meets."""
-        return self.decoder + self.output
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthSums:
+class LengthSums(NamedTuple):
     """Sums over sentence pairs that the FLOPs depend on. S and T are a pair's lengths with EOS."""
 
     source_tokens: int  # Sum of S.
@@ -174,37 +158,23 @@ class LengthSums:
     products: int  # Sum of T x S: the same of its cross-attention.
 
     @classmethod
-    def of_pairs(cls, source_lengths: IntArray, target_lengths: IntArray) -> Self:
+    def of_pairs(cls, source_lengths: IntArray, target_lengths: IntArray) -> LengthSums:
         """Sum over pairs of these lengths, (n,) each, EOS included."""
         source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
-        return cls(
-            source_tokens=int(source.sum()),
-            target_tokens=int(target.sum()),
-            source_squares=int(source @ source),
-            target_squares=int(target @ target),
-            products=int(target @ source),
-        )
+        squares = source @ source, target @ target, target @ source
+        return cls(*map(int, (source.sum(), target.sum(), *squares)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFlops:
-    """FLOPs of forward and backward over a `LengthSums`, by part."""
+class TrainingFlops(NamedTuple):
+    """FLOPs of forward and backward over a `LengthSums`."""
 
-    encoder: int
-    memory: int
-    decoder: int
-    output: int
+    matmul: int  # Products with parameters.
     attention: int  # Products of tokens with tokens, of all layers.
 
     @property
-    def matmul(self) -> int:
-        """Products with parameters only: all but attention."""
-        return self.total - self.attention
-
-    @property
     def total(self) -> int:
-        """All parts."""
-        return sum(getattr(self, part.name) for part in fields(self))
+        """Both."""
+        return self.matmul + self.attention
 
 
 def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulParameters:
@@ -230,16 +200,12 @@ def training_flops(
         passes: How often each pair is read: twice in R-Drop.
     """
     matrices = matmul_parameters(config, target_vocab_size)
-    source, target = (TRAINING_FLOPS * passes * x for x in (sums.source_tokens, sums.target_tokens))
+    matmul = (matrices.encoder + matrices.memory) * sums.source_tokens
+    matmul += (matrices.decoder + matrices.output) * sums.target_tokens
     scores = config.encoder_layers * config.model_dim * sums.source_squares
     scores += config.decoder_layers * config.decoder_dim * (sums.target_squares + sums.products)
-    return TrainingFlops(
-        encoder=matrices.encoder * source,
-        memory=matrices.memory * source,
-        decoder=matrices.decoder * target,
-        output=matrices.output * target,
-        attention=TRAINING_FLOPS * passes * 2 * scores,
-    )
+    each = TRAINING_FLOPS * passes
+    return TrainingFlops(each * matmul, each * 2 * scores)
 
 
 def _layer(config: ModelConfig, dim: int, ff_dim: int) -> int:

@@ -21,31 +21,21 @@ from starlette.exceptions import HTTPException  # also of paths that do not exis
 from starlette.types import ASGIApp, Lifespan
 
 from nmt.errors import NmtError
-from nmt.extras.serving import libretranslate
+from nmt.extras.serving import bodies, libretranslate
 from nmt.extras.serving.access import Client, Edge, Gate, known_client
-from nmt.extras.serving.bodies import (
-    MOST_HYPOTHESES,
-    RETRY,
-    DocumentBody,
-    Fault,
-    RefusedError,
-    ScoreBody,
-    TranslateBody,
-    as_response,
-    refusal,
-)
+from nmt.extras.serving.bodies import RETRY, RefusedError, as_response, refusal
 from nmt.extras.serving.documents import FORMATS
 from nmt.extras.serving.service import Served, Service
 from nmt.version import __version__
 
 _LINES = "application/x-ndjson"
 _FAULTS = (401, 403, 408, 413, 422, 429, 503, 504)
-router = APIRouter(responses={status: {"model": Fault} for status in _FAULTS})
+router = APIRouter(responses={status: {"model": bodies.Fault} for status in _FAULTS})
 
 
 @router.post("/v1/translate")
 async def translate(
-    body: TranslateBody,
+    body: bodies.TranslateBody,
     service: Served,
     client: Client,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
@@ -81,7 +71,7 @@ async def _lines(answers: AsyncGenerator[dict[str, Any]], seconds: float) -> Asy
 
 
 @router.post("/v1/score")
-async def score(body: ScoreBody, service: Served, client: Client) -> Response:
+async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Response:
     """Score given translations."""
     pairs = [(pair.source, pair.target) for pair in body.pairs]
     service.check_size(len(pairs), sum(len(text) for pair in pairs for text in pair))
@@ -91,7 +81,7 @@ async def score(body: ScoreBody, service: Served, client: Client) -> Response:
 
 
 @router.post("/v1/documents")
-async def documents(body: DocumentBody, service: Served, client: Client) -> Response:
+async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
     """Translate a document, and keep its structure."""
     service.check_size(0, len(body.text))
     model, about = await service.choose(body, [body.text])
@@ -104,7 +94,7 @@ async def models(service: Served) -> Response:
     options, counts = service.options, ("max_chars", "max_texts", "deadline")
     limits: dict[str, Any] = {name: getattr(options, name) for name in counts}
     limits["rate"] = str(options.rate) if options.rate else None
-    limits |= dict.fromkeys(("beam_size", "n_best"), MOST_HYPOTHESES)
+    limits |= dict.fromkeys(("beam_size", "n_best"), bodies.MOST_HYPOTHESES)
     return JSONResponse({
         "models": [model.describe() for model in service.models.values()],
         "limits": limits,

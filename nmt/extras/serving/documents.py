@@ -30,16 +30,7 @@ from functools import partial
 import srt
 
 from nmt.errors import DataError
-from nmt.extras.serving.paragraph import (
-    Escape,
-    Event,
-    Kind,
-    Paragraph,
-    Translation,
-    ends_of,
-    read_paragraph,
-    render,
-)
+from nmt.extras.serving.paragraph import Escape, Event, Kind, Paragraph, Translation, ends_of
 from nmt.registry import chosen
 
 Part = str | Sequence[Event]  # What stays as it is, or what a paragraph is made of.
@@ -264,7 +255,7 @@ class Document:
                 continue
             own = [next(rest) if _has_letter(text) else (text, None) for text in part.sentences]
             is_same = tuple(text for text, _ in own) == part.sentences
-            written.append(_raw(part.events) if is_same else render(part, own, joiner, self.escape))
+            written.append(_raw(part.events) if is_same else part.render(own, joiner, self.escape))
         return "".join(written)
 
 
@@ -287,7 +278,7 @@ def read_document(text: str, kind: str, language: str) -> Document:
         if isinstance(part, str):
             parts.append(part)
         elif _has_letter("".join(event.text for event in part)):
-            parts.append(read_paragraph(part, language))
+            parts.append(Paragraph.read(part, language))
         else:
             parts.append(_raw(part))
     paragraphs = (part for part in parts if isinstance(part, Paragraph))

@@ -17,14 +17,7 @@ from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
-from nmt.text.languages import (
-    common_words,
-    foreign_share,
-    identifier,
-    is_identifiable,
-    primary_code,
-    script_of,
-)
+from nmt.text import languages
 
 _WARM_UP = "1"
 _MOST_CARD_CHARACTERS = 1 << 16
@@ -95,9 +88,9 @@ class ServedModel:
 
     def score(self, pairs: Sequence[tuple[str, str]], tag: str | None) -> list[dict[str, Any]]:
         """Score given translations, as `nmt score` does."""
-        own, languages = self.with_options(outputs={"token_scores"}), (self.source, self.target)
+        own, pair = self.with_options(outputs={"token_scores"}), (self.source, self.target)
         decoding, most = own.options.decoding, own.options.max_length or 0
-        scorer = Scorer(LoadedModel(own.engine, own.tokenizers, decoding, most, languages))
+        scorer = Scorer(LoadedModel(own.engine, own.tokenizers, decoding, most, pair))
         with self.searching(own):
             return [score.as_dict() for score in scorer.score(pairs, tag=tag)]
 
@@ -197,15 +190,15 @@ def _read_card(folder: Path) -> str | None:
 
 def language_name(code: str) -> str:
     """Return the English name of a language; its code where none is known."""
-    return _NAMES.get(primary_code(code), code).replace("_", " ")
+    return _NAMES.get(languages.primary_code(code), code).replace("_", " ")
 
 
 def is_rtl(code: str) -> bool:
     """Whether a language is written from right to left."""
-    return primary_code(code) in _RIGHT_TO_LEFT
+    return languages.primary_code(code) in _RIGHT_TO_LEFT
 
 
-def detect(text: str, languages: Iterable[str]) -> list[tuple[str, float]]:
+def detect(text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
     """Return each language with its probability, 0 to 100, the likeliest first.
 
     By py3langid where it is installed and knows them all; otherwise by the script and by the
@@ -214,11 +207,10 @@ def detect(text: str, languages: Iterable[str]) -> list[tuple[str, float]]:
     >>> detect("Der Hund ist nicht da.", ["en", "de"])[0][0], detect("A dog is there.", ["ja"])
     ('de', [('ja', 0.0)])
     """
-    codes = list(languages)
-    model = identifier() if all(map(is_identifiable, codes)) else None
+    model = languages.identifier() if all(map(languages.is_identifiable, codes)) else None
     if model is not None:
         ranked = dict(model.rank(text))  # shares of all the languages that the model knows
-        shares = {code: float(ranked[primary_code(code)]) for code in codes}
+        shares = {code: float(ranked[languages.primary_code(code)]) for code in codes}
     else:
         words = _WORD.findall(text.lower())
         weights = {code: _likeness(text, words, code) for code in codes}
@@ -230,7 +222,7 @@ def detect(text: str, languages: Iterable[str]) -> list[tuple[str, float]]:
 
 
 def _likeness(text: str, words: list[str], code: str) -> float:
-    script, common = script_of(code), common_words(code)
-    in_script = 1 - foreign_share(text, script) if script else 0.0
+    script, common = languages.script_of(code), languages.common_words(code)
+    in_script = 1 - languages.foreign_share(text, script) if script else 0.0
     share = sum(word in common for word in words) / max(1, len(words))
     return in_script * (0.1 + _WEIGHT_OF_WORDS * share)

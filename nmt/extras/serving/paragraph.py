@@ -70,6 +70,23 @@ class Paragraph:
     words: tuple[Word, ...]
     sentences: tuple[str, ...]  # With one space between words.
 
+    @classmethod
+    def read(cls, events: Iterable[Event], language: str) -> Paragraph:
+        """Find the words of a paragraph and its sentences, which do not depend on its marks."""
+        events = tuple(events)
+        plain = "".join(" " if event.kind == "break" else event.text for event in events)
+        plain = without_surrogates(plain)
+        parts = map(str.strip, split_sentences(" ".join(plain.split()), language))
+        sentences = tuple(filter(None, parts))
+        words: list[Word] = []
+        place = 0
+        for number, sentence in enumerate(sentences):
+            for text in sentence.split():
+                start = plain.index(text, place)  # what stands before it is white space
+                words.append(Word(text, start, number))
+                place = start + len(text)
+        return cls(events, tuple(words), sentences)
+
     def tape(self) -> Iterator[tuple[str, str, str]]:
         """Yield the paragraph in order, as kind, text and name.
 
@@ -96,22 +113,19 @@ class Paragraph:
                 place = stop
                 number += kind != "space" and stop == word.start + len(word.text)
 
+    def render(self, translations: Sequence[Translation], joiner: str, escape: Escape) -> str:
+        """Write the translation with the marks.
 
-def read_paragraph(events: Iterable[Event], language: str) -> Paragraph:
-    """Find the words of a paragraph and its sentences, which do not depend on its marks."""
-    events = tuple(events)
-    plain = "".join(" " if event.kind == "break" else event.text for event in events)
-    plain = without_surrogates(plain)
-    parts = map(str.strip, split_sentences(" ".join(plain.split()), language))
-    sentences = tuple(filter(None, parts))
-    words: list[Word] = []
-    place = 0
-    for number, sentence in enumerate(sentences):
-        for text in sentence.split():
-            start = plain.index(text, place)  # what stands before it is white space
-            words.append(Word(text, start, number))
-            place = start + len(text)
-    return Paragraph(events, tuple(words), sentences)
+        Args:
+            translations: Of each sentence.
+            joiner: What stands between sentences of the target language.
+            escape: Of the document's format.
+        """
+        layout = _Layout(self, translations)
+        if not layout.pieces:
+            return layout.marks(layout.root)
+        layout.place()
+        return "".join(layout.text(joiner, escape))
 
 
 def ends_of(marks: Sequence[tuple[str, str]]) -> dict[int, int]:
@@ -336,21 +350,3 @@ class _Layout:
             yield self.gaps.get(q, spaces[self.begins[q]]) if q else ""
             yield self.before[q] + escape(piece)
             yield from self.after[q]
-
-
-def render(
-    paragraph: Paragraph, translations: Sequence[Translation], joiner: str, escape: Escape
-) -> str:
-    """Write a paragraph's translation with its marks.
-
-    Args:
-        paragraph: The source.
-        translations: Of each sentence.
-        joiner: What stands between sentences of the target language.
-        escape: Of the document's format.
-    """
-    layout = _Layout(paragraph, translations)
-    if not layout.pieces:
-        return layout.marks(layout.root)
-    layout.place()
-    return "".join(layout.text(joiner, escape))

@@ -17,15 +17,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from nmt.config.loader import change_options
 from nmt.errors import NmtError
+from nmt.extras.serving import bodies
 from nmt.extras.serving.batching import Batcher
-from nmt.extras.serving.bodies import (
-    Choice,
-    DocumentBody,
-    RefusedError,
-    Text,
-    TranslateBody,
-    join_results,
-)
+from nmt.extras.serving.bodies import RefusedError, join_results
 from nmt.extras.serving.documents import read_document
 from nmt.extras.serving.models import ServedModel, Task, detect
 from nmt.extras.serving.options import ServeOptions
@@ -101,7 +95,7 @@ class Service:
                 raise RefusedError(413, problem, "Send several smaller requests.")
 
     async def choose(
-        self, choice: Choice, texts: Sequence[str]
+        self, choice: bodies.Choice, texts: Sequence[str]
     ) -> tuple[ServedModel, dict[str, Any]]:
         """Return the model of a request, and what its answer says of the model.
 
@@ -138,7 +132,7 @@ class Service:
         return model, about
 
     def translate(
-        self, body: TranslateBody, model: ServedModel, client: str
+        self, body: bodies.TranslateBody, model: ServedModel, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
         """Return the answer for each text, in order, as soon as it is there.
 
@@ -164,7 +158,7 @@ class Service:
         return self._answers(body, task, client)
 
     async def _answers(
-        self, body: TranslateBody, task: Task, client: str
+        self, body: bodies.TranslateBody, task: Task, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
         language, joiner = task.model.source, joiner_for(task.model.target)
         splits = [split_text(item.text, language, into_sentences=body.split) for item in body.items]
@@ -193,7 +187,9 @@ class Service:
         tasks = {flag: replace(task, is_constrained=flag) for flag in (False, True)}
         return self._batcher.submit(client, [(tasks[x.is_constrained], x) for x in requests])
 
-    async def document(self, body: DocumentBody, model: ServedModel, client: str) -> dict[str, Any]:
+    async def document(
+        self, body: bodies.DocumentBody, model: ServedModel, client: str
+    ) -> dict[str, Any]:
         """Return the translated document, and what is to be known of it.
 
         Raises:
@@ -224,7 +220,7 @@ class Service:
 
 
 def _answer(
-    item: Text,
+    item: bodies.Text,
     split: SplitText,
     results: Sequence[Result | BaseException],
     joiner: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,10 @@ def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
         assert own[0]
         assert len(set.union(*own)) == sum(map(len, own))
     assert {path.stem for path in Path("new").glob("*.de")} == {*PARTS} - {*names}
+    # Every pair of the corpus is drawn, left out, unusable or for training.
+    left_out = int(re.findall(r"left out: (\d+)", result.stdout)[0])
+    drawn = sum(len(texts[name]) for name in {*PARTS} - {*names})
+    assert drawn + left_out + 2 == 400
 
 
 def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:

@@ -202,7 +202,7 @@ def test_a_text_in_none_of_the_languages_gets_no_confidence(
     monkeypatch: pytest.MonkeyPatch, has_model: bool
 ) -> None:
     if not has_model:
-        monkeypatch.setattr("nmt.extras.serving.models.is_identifiable", lambda _: False)
+        monkeypatch.setattr("nmt.text.languages.is_identifiable", lambda _: False)
     german, english, japanese = "Der Hund ist nicht da.", "The dog is not there.", "犬が走る"
     for text, served, least, most in (
         (german, "en de", 90, 100),
