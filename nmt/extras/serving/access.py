@@ -207,12 +207,11 @@ class Edge:
             await self._app(scope, receive, send)
             return
         scope["root_path"] = self._options.root_path  # paths are found with it and without
-        has_begun = False
+        begun = asyncio.Event()
 
         async def sending(message: Message) -> None:
-            nonlocal has_begun
             if message["type"] == "http.response.start":
-                has_begun = True
+                begun.set()
                 self._add_headers(scope, message)
             await send(message)
 
@@ -229,27 +228,25 @@ class Edge:
             self._num_active += 1
             try:
                 with self._metrics.active.track_inprogress(), self._metrics.seconds.time():
-                    await self._answer(scope, body, receive, sending, lambda: has_begun)
+                    await self._answer(scope, body, receive, sending, begun)
             finally:
                 self._num_active -= 1
         except ClientDisconnect:
             return
         except Exception as error:
-            if not has_begun:
+            if not begun.is_set():
                 await as_response(error)(scope, receive, sending)
 
     async def _answer(
-        self, scope: Scope, body: bytes, receive: Receive, send: Send, has_begun: Callable[[], bool]
+        self, scope: Scope, body: bytes, receive: Receive, send: Send, begun: asyncio.Event
     ) -> None:
         """Answer a request whose body is read; raises TimeoutError at the deadline."""
-        is_read = False
+        messages: list[Message] = [{"type": "http.request", "body": body}]
 
         async def replay() -> Message:
-            nonlocal is_read
-            if is_read:
+            if not messages:
                 await asyncio.Event().wait()  # a client that goes away is noticed below
-            is_read = True
-            return {"type": "http.request", "body": body}
+            return messages.pop()
 
         async def until_gone() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -267,7 +264,7 @@ class Edge:
                     work.result()
                 if ended:
                     return
-                if not has_begun():
+                if not begun.is_set():
                     raise TimeoutError
         finally:
             for task in tasks:

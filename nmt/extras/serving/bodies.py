@@ -10,6 +10,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -19,15 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from nmt.errors import CheckpointError, DeviceError, NmtError, nearest_word
-from nmt.inference.request import (
-    Alternative,
-    Links,
-    Request,
-    Result,
-    TokenScore,
-    as_pharaoh,
-    words_of,
-)
+from nmt.inference.request import Alternative, Links, Matrix, Request, Result, TokenScore, words_of
 from nmt.text import without_surrogates
 from nmt.text.sentences import SplitText
 
@@ -196,20 +189,20 @@ def join_results(
     translation, place = "", 0
     sentences: list[dict[str, Any]] = []
     words: dict[str, list[dict[str, Any]]] = {"source": [], "target": []}
-    links: list[tuple[int, int]] = []
-    rows: list[list[float]] = []  # attention of target words
+    links: Links = ()
+    rows: Matrix = ()  # attention of target words
     width = sum(len(sentence.split()) for sentence in split.sentences)
     for before, gap, result in zip(split.gaps, gaps, results, strict=False):
         place, translation = place + len(before), translation + gap
         own = _words(result.source, place), _words(result.text, len(translation))
         first, sizes = (len(words["source"]), len(words["target"])), (len(own[0]), len(own[1]))
         attention, alignment = _of_words(result, *sizes)
-        left, right = [0.0] * first[0], [0.0] * (width - first[0] - sizes[0])
+        left, right = (0.0,) * first[0], (0.0,) * (width - first[0] - sizes[0])
         if with_attention:
-            rows += [[*left, *row, *right] for row in attention]
-        links += [(first[0] + i, first[1] + j) for i, j in alignment]
-        known = word_probabilities(result.tokens or (), sizes[1])
-        for word, probability in zip(own[1], known or (), strict=False):
+            rows += tuple((*left, *row, *right) for row in attention)
+        links += tuple((first[0] + i, first[1] + j) for i, j in alignment)
+        probabilities = word_probabilities(result.tokens or (), sizes[1]) or ()
+        for word, probability in zip(own[1], probabilities, strict=False):
             word["probability"] = probability
         words["source"] += own[0]
         words["target"] += own[1]
@@ -222,13 +215,24 @@ def join_results(
     if len(results) == 1:
         answer = results[0].as_dict()
     else:
-        answer = _sums(translation, results)
-        if any(result.alignment is not None for result in results):
-            answer["alignment"] = as_pharaoh(tuple(links))
-        if any(result.attention is not None for result in results):
-            answer["attention"] = rows
-        if any(result.tokens is not None for result in results):
-            answer["tokens"] = [x for result in results for x in result.as_dict().get("tokens", ())]
+        known = [(x.confidence, len(x.source)) for x in results if x.confidence is not None]
+        weight = sum(size for _, size in known)
+        tokens = [each.tokens for each in results if each.tokens is not None]
+        score = sum(each.score for each in results) / max(1, len(results))
+        log_prob = math.fsum(each.log_prob for each in results)
+        answer = Result(
+            source,
+            translation,
+            score,
+            alternatives=(Alternative(translation, score, log_prob),) if results else (),
+            alarms=tuple(dict.fromkeys(chain(*(each.alarms for each in results)))),
+            retried=tuple(dict.fromkeys(chain(*(each.retried for each in results)))),
+            alignment=links if any(each.alignment is not None for each in results) else None,
+            attention=rows if any(each.attention is not None for each in results) else None,
+            log_prob=log_prob,
+            tokens=tuple(chain(*tokens)) if tokens else None,
+            confidence=round(sum(x * size for x, size in known) / weight, 2) if weight else None,
+        ).as_dict()
     answer |= {"source": source, "translation": translation, "sentences": sentences}
     if answer.keys() & {"alignment", "tokens", "attention"}:
         answer["words"] = words
@@ -237,15 +241,15 @@ def join_results(
     return answer
 
 
-def _of_words(result: Result, source: int, target: int) -> tuple[list[list[float]], Links]:
+def _of_words(result: Result, source: int, target: int) -> tuple[Matrix, Links]:
     """Return attention and alignment of a sentence with so many words on both sides.
 
     The model may have read or written other words: then both mean nothing, and there are none.
     """
-    rows = [[round(x, 4) for x in row] for row in result.attention or ()]
+    rows = result.attention or ()
     if len(rows) == target and all(len(row) == source for row in rows):
         return rows, result.alignment or ()
-    return [[0.0] * source for _ in range(target)], ()
+    return ((0.0,) * source,) * target, ()
 
 
 def _words(text: str, offset: int) -> list[dict[str, Any]]:
@@ -253,22 +257,6 @@ def _words(text: str, offset: int) -> list[dict[str, Any]]:
         {"text": word[0], "start": offset + word.start(), "end": offset + word.end()}
         for word in _WORD.finditer(text)
     ]
-
-
-def _sums(translation: str, results: Sequence[Result]) -> dict[str, Any]:
-    known = [(r.confidence, len(r.source)) for r in results if r.confidence is not None]
-    score = sum(result.score for result in results) / max(1, len(results))
-    log_prob = math.fsum(result.log_prob for result in results)
-    values: dict[str, Any] = {
-        "score": score,
-        "log_prob": log_prob,
-        "alternatives": [Alternative(translation, score, log_prob).as_dict()] if results else [],
-        "alarms": list(dict.fromkeys(chain(*(result.alarms for result in results)))),
-        "retried": list(dict.fromkeys(chain(*(result.retried for result in results)))),
-    }
-    if weight := sum(size for _, size in known):
-        values["confidence"] = round(sum(x * size for x, size in known) / weight, 2)
-    return values
 
 
 def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] | None:
@@ -299,14 +287,14 @@ def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] 
     return found if len(found) == count else None
 
 
+@dataclass(eq=False)
 class RefusedError(Exception):
     """A request that gets a certain status."""
 
-    def __init__(
-        self, status: int, problem: str, fix: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(problem)
-        self.status, self.problem, self.fix, self.headers = status, problem, fix, headers
+    status: int
+    problem: str
+    fix: str
+    headers: Mapping[str, str] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return what stands in JSON."""

@@ -53,7 +53,7 @@ def start_server(options: ServeOptions) -> CheckedModels | None:
         return CheckedModels([model.describe() for model in models.values()])
     metrics = Metrics()
     batcher = Batcher(options.threads or own_cores(), metrics.batches.observe)
-    metrics.watch(lambda: batcher.num_waiting)
+    metrics.waiting.set_function(lambda: batcher.num_waiting)
     service = Service(models, batcher, options, metrics)
     try:
         _run(service, Gate(options, keys), listener)

@@ -6,7 +6,7 @@ No label of a count holds what a client sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from nmt.extras.serving.models import ServedModel, Task, detect
 from nmt.extras.serving.options import ServeOptions
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for
-from nmt.text.sentences import SplitText, split_text
+from nmt.text.sentences import split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
@@ -53,11 +53,7 @@ class Metrics:
             "nmt_batch_texts", "Sentences of a batch.", buckets=_TEXTS, registry=own
         )
         self.active = Gauge("nmt_active_requests", "Requests that are answered now.", registry=own)
-        self._waiting = Gauge("nmt_waiting_texts", "Sentences that wait.", registry=own)
-
-    def watch(self, num_waiting: Callable[[], float]) -> None:
-        """Name the source of the number of sentences that wait."""
-        self._waiting.set_function(num_waiting)
+        self.waiting = Gauge("nmt_waiting_texts", "Sentences that wait.", registry=own)
 
 
 class Service:
@@ -88,8 +84,9 @@ class Service:
         Raises:
             RefusedError: It has too many texts or characters.
         """
-        limits = (texts, self.options.max_texts), (characters, self.options.max_chars)
-        for name, (count, most) in zip(("texts", "characters"), limits, strict=True):
+        most_texts, most_characters = self.options.max_texts, self.options.max_chars
+        limits = ("texts", texts, most_texts), ("characters", characters, most_characters)
+        for name, count, most in limits:
             if count > most:
                 problem = f"The request has {count:,} {name}; at most {most:,} are allowed."
                 raise RefusedError(413, problem, "Send several smaller requests.")
@@ -172,8 +169,18 @@ class Service:
         try:
             for item, split, (start, end) in zip(body.items, splits, pairwise(ends), strict=True):
                 results = await asyncio.gather(*futures[start:end], return_exceptions=True)
-                shown = "attention" in body.want
-                yield _answer(item, split, results, joiner, with_attention=shown)
+                values: dict[str, Any] = {} if item.id is None else {"id": item.id}
+                good = [result for result in results if isinstance(result, Result)]
+                if len(good) == len(results):
+                    shown = "attention" in body.want
+                    answer = join_results(item.text, split, good, joiner, with_attention=shown)
+                    yield values | answer
+                    continue
+                error = next(each for each in results if isinstance(each, BaseException))
+                problem, fix = "The engine failed on this text.", "Report it, please: a bug."
+                if isinstance(error, NmtError):
+                    problem, fix = error.problem, error.fix
+                yield {**values, "source": item.text, "error": problem, "fix": fix}
         finally:
             for future in futures:
                 future.cancel()
@@ -217,28 +224,6 @@ class Service:
     ) -> list[dict[str, Any]]:
         """Score given translations, in one of the threads that translate."""
         return await self._batcher.run(client, lambda: model.score(pairs, tag))
-
-
-def _answer(
-    item: bodies.Text,
-    split: SplitText,
-    results: Sequence[Result | BaseException],
-    joiner: str,
-    *,
-    with_attention: bool,
-) -> dict[str, Any]:
-    values: dict[str, Any] = {} if item.id is None else {"id": item.id}
-    good = [result for result in results if isinstance(result, Result)]
-    if len(good) == len(results):
-        answer = join_results(item.text, split, good, joiner, with_attention=with_attention)
-        return values | answer
-    error = next(result for result in results if isinstance(result, BaseException))
-    if not isinstance(error, Exception):
-        raise error
-    problem, fix = "The engine failed on this text.", "Report it, please: a bug."
-    if isinstance(error, NmtError):
-        problem, fix = error.problem, error.fix
-    return {**values, "source": item.text, "error": problem, "fix": fix}
 
 
 async def _service(request: HttpRequest) -> Service:
