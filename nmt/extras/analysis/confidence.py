@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,21 +15,6 @@ _PARTS = 10
 _FEWEST = 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfidenceQuality:
-    """How well a system's confidence predicts sentence chrF."""
-
-    system: str
-    num_sentences: int  # Sentences with confidence.
-    pearson: float  # Correlation of confidence with sentence chrF.
-    spearman: float  # Correlation of their ranks.
-    # Mean absolute difference of expected and actual chrF, by tenths of the sentences in the order
-    # of their confidence.
-    calibration_error: float
-    # Mean expected and mean actual chrF of each tenth, the least confident first.
-    deciles: Sequence[tuple[float, float]]
-
-
 def confidence_section(scored: EvaluatedSet) -> Section | None:
     """Return the quality of each system's confidence; None if no system gives any."""
     both = (confidence_quality(each, scored.test.references) for each in scored.systems)
@@ -38,15 +23,15 @@ def confidence_section(scored: EvaluatedSet) -> Section | None:
         return None
     head = ["confidence", "sentences", "Pearson", "Spearman", "calibration error"]
     rows = [
-        [x.system, f"{x.num_sentences:,}", f"{x.pearson:.3f}", f"{x.spearman:.3f}",
-         f"{x.calibration_error:.2f} chrF"]
+        [x["system"], f"{x['num_sentences']:,}", f"{x['pearson']:.3f}", f"{x['spearman']:.3f}",
+         f"{x['calibration_error']:.2f} chrF"]
         for x in qualities
     ]  # fmt: skip
     return Section(
         key="confidence",
         title="Confidence",
         rows=[head, *rows],
-        values=list(map(asdict, qualities)),
+        values=qualities,
         meaning="confidence: how well it predicts the chrF of a sentence. Correlations: 1 is "
         "perfect, 0 none. The calibration error is how far it is off on average, in chrF.",
     )
@@ -54,7 +39,7 @@ def confidence_section(scored: EvaluatedSet) -> Section | None:
 
 def confidence_quality(
     system: System, references: Sequence[Sequence[str]]
-) -> ConfidenceQuality | None:
+) -> dict[str, Any] | None:
     """Compare the confidence of each line with its sentence chrF.
 
     Args:
@@ -62,7 +47,10 @@ def confidence_quality(
         references: Of all lines.
 
     Returns:
-        None if fewer than 30 lines have one.
+        Number of lines with confidence, ``pearson`` correlation with chrF, ``spearman`` correlation
+        of ranks, and by tenths of the lines in the order of confidence, lowest first: ``deciles``
+        of mean expected and mean actual chrF, and ``calibration_error``, the mean of their absolute
+        differences. None if fewer than 30 lines have confidence.
     """
     rows = [row for row, result in enumerate(system.results) if result.confidence is not None]
     if len(rows) < _FEWEST:
@@ -75,14 +63,14 @@ def confidence_quality(
     actual = np.array(scorer.sentence_scores(table), np.float64)
     parts = np.array_split(np.argsort(expected, kind="stable"), _PARTS)
     deciles = [(float(expected[part].mean()), float(actual[part].mean())) for part in parts]
-    return ConfidenceQuality(
-        system=system.name,
-        num_sentences=len(rows),
-        pearson=correlation(expected, actual),
-        spearman=correlation(ranks(expected), ranks(actual)),
-        calibration_error=float(np.mean([abs(one - other) for one, other in deciles])),
-        deciles=tuple(deciles),
-    )
+    return {
+        "system": system.name,
+        "num_sentences": len(rows),
+        "pearson": correlation(expected, actual),
+        "spearman": correlation(ranks(expected), ranks(actual)),
+        "calibration_error": float(np.mean([abs(one - other) for one, other in deciles])),
+        "deciles": deciles,
+    }
 
 
 def correlation(left: Floats, right: Floats) -> float:

@@ -21,8 +21,8 @@ from nmt.commands.evaluate import EvaluatedModel, EvaluatedSet
 from nmt.commands.evaluation_set import read_text
 from nmt.errors import DataError
 from nmt.inference.segment import joiner_for
-from nmt.metrics.metric import Confidence, as_quality
-from nmt.metrics.result import Section, System, without_none
+from nmt.metrics.metric import as_quality
+from nmt.metrics.result import Section, System
 from nmt.metrics.scoring import confidence_interval, measure
 from nmt.registry import load_attribute
 from nmt.text.noise import NOISES
@@ -33,49 +33,31 @@ if TYPE_CHECKING:
 
 JOINED, SPLIT = "joined", "split"
 ALL = "all"  # Category of the whole file.
+Pair = Sequence[str]  # Source, right and wrong translation, and perhaps what is wrong: a category.
 _Lines = Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseLoss:
-    """What noise in the source costs a system under one metric."""
-
-    system: str
-    noise: str  # Kind of noise: one of `nmt.text.noise.NOISES`, ``joined`` or ``split``.
-    metric: str
-    clean: float  # Score without noise, of the same sentences (pairs of them for ``joined``).
-    noisy: float  # Score with noise.
-    loss: float  # What the noise costs: positive is worse, whatever the metric's direction.
-    confidence: Confidence | None = None  # 95% interval of the loss by paired bootstrap resampling.
 
 
 def robustness_section(scored: EvaluatedSet) -> Section:
     """Have every model translate the test set with noise, and return what it loses."""
-    test, losses = scored.test, list[NoiseLoss]()
+    test, values = scored.test, list[dict[str, Any]]()
+    rows: dict[tuple[str, str], list[str]] = {}
     for model, system in zip(scored.models, scored.systems, strict=False):
         read, written = map(joiner_for, model.config.languages.values())
         for noisy in noisy_sources(test.source or (), read, scored.resampling.seed):
             name = f"{test.name} ({noisy.noise})"
             translated = model.translate(name, noisy.lines, test.tag).lines
-            losses += noise_losses(system, noisy, translated, written, scored)
+            values += noise_losses(system, noisy, translated, written, scored)
+    for x in values:  # a row for each system and noise, and a column for each metric
+        cell = f"{x['clean']:.2f} -> {x['noisy']:.2f}, loss {x['loss']:.2f}"
+        cell += f" ± {x['confidence']['half_width']:.2f}" if "confidence" in x else ""
+        rows.setdefault((x["system"], x["noise"]), [x["system"], x["noise"]]).append(cell)
     return Section(
         key="robustness",
         title="Robustness",
-        rows=_rows(losses),
-        values=[without_none(asdict(loss)) for loss in losses],
+        rows=[["system", "noise", *dict.fromkeys(x["metric"] for x in values)], *rows.values()],
+        values=values,
         meaning="robustness: what each noise in the source costs.",
     )
-
-
-def _rows(losses: Sequence[NoiseLoss]) -> list[list[str]]:
-    """Return a row for each system and noise, and a column for each metric."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for loss in losses:
-        cell = f"{loss.clean:.2f} -> {loss.noisy:.2f}, loss {loss.loss:.2f}"
-        if loss.confidence is not None:
-            cell += f" ± {loss.confidence.half_width:.2f}"
-        rows.setdefault((loss.system, loss.noise), [loss.system, loss.noise]).append(cell)
-    return [["system", "noise", *dict.fromkeys(loss.metric for loss in losses)], *rows.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +100,11 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
 
 def noise_losses(
     system: System, noisy: NoisySource, translated: _Lines, joiner: str, scored: EvaluatedSet
-) -> Iterator[NoiseLoss]:
+) -> Iterator[dict[str, Any]]:
     """Yield what noise costs a system under each metric, with paired intervals.
+
+    Scores are those of the same sentences (pairs of them for ``joined``). A positive loss is worse,
+    whatever the metric's direction; its 95% interval is by paired bootstrap resampling.
 
     Args:
         system: With the translations of the clean source.
@@ -133,19 +118,13 @@ def noise_losses(
     both = (noisy.scored(system.lines, joiner), noisy.outputs(translated, joiner))
     tables = [[scorer.statistics(lines) for scorer in scorers] for lines in both]
     for clean, found in zip(*measure(tables, scorers, resampling), strict=True):
-        metric, interval = clean.score.metric, None
+        metric, old, new = clean.score.metric, clean.score.value, found.score.value
+        values = {"system": system.name, "noise": noisy.noise, "metric": metric}
+        values |= {"clean": old, "noisy": new, "loss": as_quality(metric, old - new)}
         if clean.samples is not None and found.samples is not None:
             differences = as_quality(metric, 1.0) * (clean.samples - found.samples)
-            interval = confidence_interval(differences, seed=resampling.seed)
-        yield NoiseLoss(
-            system=system.name,
-            noise=noisy.noise,
-            metric=metric,
-            clean=clean.score.value,
-            noisy=found.score.value,
-            loss=as_quality(metric, clean.score.value - found.score.value),
-            confidence=interval,
-        )
+            values["confidence"] = asdict(confidence_interval(differences, seed=resampling.seed))
+        yield values
 
 
 def _joined(lines: _Lines, joiner: str) -> _Lines:
@@ -156,16 +135,6 @@ def _halves(line: str) -> _Lines:
     words = line.split(" ")
     middle = (len(words) + 1) // 2
     return [" ".join(words[:middle]), " ".join(words[middle:])] if len(words) > 1 else [line]
-
-
-@dataclass(frozen=True, slots=True)
-class ContrastivePair:
-    """A source with a right and a wrong translation."""
-
-    source: str
-    right: str
-    wrong: str
-    category: str = ""  # What is wrong, for example ``number`` or ``negation``.
 
 
 class Contrastive:
@@ -179,8 +148,8 @@ class Contrastive:
         values = []
         for model in models:
             scorer = load_scorer(model)
-            right = scorer.score([(pair.source, pair.right) for pair in self._pairs])
-            wrong = scorer.score([(pair.source, pair.wrong) for pair in self._pairs])
+            right = scorer.score([(source, right) for source, right, *_ in self._pairs])
+            wrong = scorer.score([(source, wrong) for source, _, wrong, *_ in self._pairs])
             scores = ([each.score for each in side] for side in (right, wrong))
             values += accuracies(model.name, self._pairs, *scores)
         rows = [
@@ -196,7 +165,7 @@ class Contrastive:
 
 
 def accuracies(
-    system: str, pairs: Sequence[ContrastivePair], right: Sequence[float], wrong: Sequence[float]
+    system: str, pairs: Sequence[Pair], right: Sequence[float], wrong: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Return how often the right translation has the higher score; a tie is no success.
 
@@ -210,8 +179,8 @@ def accuracies(
         An object for the whole file, and one for each category.
     """
     num_pairs, num_correct = Counter[str](), Counter[str]()
-    for pair, one, other in zip(pairs, right, wrong, strict=True):
-        for category in filter(None, (ALL, pair.category)):
+    for (_, _, _, *categories), one, other in zip(pairs, right, wrong, strict=True):
+        for category in filter(None, (ALL, *categories)):
             num_pairs[category] += 1
             num_correct[category] += one > other
     return [
@@ -221,13 +190,13 @@ def accuracies(
     ]  # fmt: skip
 
 
-def read_pairs(path: Path) -> list[ContrastivePair]:
+def read_pairs(path: Path) -> list[Pair]:
     """Read lines of ``source<TAB>right<TAB>wrong`` with an optional ``<TAB>category``.
 
     Raises:
         DataError: Missing, empty, or a line with another number of columns.
     """
-    pairs = []
+    pairs = list[Pair]()
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
         if len(cells) not in (3, 4) or not all(cells[:3]):
@@ -236,7 +205,7 @@ def read_pairs(path: Path) -> list[ContrastivePair]:
                 fix="Write source, right translation, wrong translation and, if you like, a "
                 "category, with tabs between.",
             )
-        pairs.append(ContrastivePair(*cells))
+        pairs.append(cells)
     if not pairs:
         raise DataError(f"{path} has no lines.", fix="Give a file with contrastive pairs in it.")
     return pairs

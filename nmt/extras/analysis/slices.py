@@ -24,7 +24,7 @@ from nmt.data.filters import LEAKAGE
 from nmt.data.prepared import PreparedData
 from nmt.data.store import ParallelStore
 from nmt.files.progress import progress_bar
-from nmt.metrics.metric import Scorer
+from nmt.metrics.metric import Score, Scorer
 from nmt.metrics.result import Section, System, show_score
 from nmt.metrics.scoring import Resampling, measure
 from nmt.text.languages import numbers_of
@@ -72,35 +72,30 @@ def slice_section(scored: EvaluatedSet) -> Section:
         source, references = scored.test.source, scored.test.references
         texts = [list(training_data(model.folder)) for model in scored.models]
         if source is not None:
-            counts = word_counts(texts[0], source) if texts and texts[0] else None
+            counts = None
+            if texts and texts[0]:
+                tokenizer = load_tokenizers(texts[0][0].tokenizer_dir).source
+                counts = count_in_training([each.train for each in texts[0]], tokenizer, source)
             for own in groups.values():
                 own += groups_of_source(source, counts)
             for system, data in zip(scored.systems, texts, strict=False):
                 if data:
-                    kinds = leaks(data, source)
-                    groups[system.name].insert(0, leakage_group(kinds, len(source)))
+                    groups[system.name].insert(0, leakage_group(data, source))
         for system in scored.systems:
             groups[system.name] += groups_of_system(system, source, references)
     return score_slices(scored.systems, scored.scorers, scored.resampling, groups)
 
 
-def word_counts(data: Sequence[PreparedData], source: Sequence[str]) -> list[LineCounts]:
-    """Count the words of source lines in training data."""
-    tokenizer = load_tokenizers(data[0].tokenizer_dir).source
-    counts = [count_in_training(each.train, tokenizer, source) for each in data]
-    return [sum_counts(line) for line in zip(*counts, strict=True)]
-
-
-def leaks(data: Sequence[PreparedData], source: Sequence[str]) -> dict[int, str]:
-    """Return which source lines are in training data, and whether ``exact`` or ``near``."""
+def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
+    """Return the group by whether source lines are in training data: word for word, or nearly."""
     kinds: dict[int, str] = {}
-    find_leakage = LEAKAGE["near"]
     total = sum(len(each.train) for each in data)
     with progress_bar("looking for leaks", unit="lines", total=total) as bar:
-        for leak in find_leakage(source, _training_lines(data, bar.update)):
+        for leak in LEAKAGE["near"](source, _training_lines(data, bar.update)):
             if kinds.get(leak.held_out) != "exact":
                 kinds[leak.held_out] = leak.kind
-    return kinds
+    labels = [kinds.get(number, NOT_SEEN) for number in range(len(source))]
+    return Group(SEEN, labels, [NOT_SEEN, "near", "exact"])
 
 
 def _training_lines(
@@ -113,12 +108,6 @@ def _training_lines(
             ids, offsets = store.source_ids(rows)
             yield [tokenizer.decode(x.tolist()) for x in np.split(ids, offsets[1:-1])]
             progress(len(rows))
-
-
-def leakage_group(kinds: Mapping[int, str], num_sentences: int) -> Group:
-    """Return the group by what `leaks` returned."""
-    labels = [kinds.get(number, NOT_SEEN) for number in range(num_sentences)]
-    return Group(SEEN, labels, [NOT_SEEN, "near", "exact"])
 
 
 def groups_of_source(
@@ -177,8 +166,8 @@ def score_slices(
         resampling: For intervals.
         groups: Of each system, by its name.
     """
-    values: dict[tuple[str, str], list[dict[str, object]]] = {}
-    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
+    # Sentences and scores of each slice and system.
+    found: dict[tuple[str, str], dict[str, tuple[int, list[Score]]]] = {}
     for system in systems:
         for group in groups[system.name]:
             labels = np.array(group.labels, dtype=object)
@@ -186,37 +175,30 @@ def score_slices(
                 (rows,) = np.nonzero(labels == name)
                 parts = [[table[rows] for table in system.tables]] if len(rows) else []
                 scores = [x.score for part in measure(parts, scorers, resampling) for x in part]
-                is_small = len(rows) < SMALL_SLICE
-                values.setdefault((group.name, name), []).append(
-                    {
-                        "name": system.name,
-                        "num_sentences": len(rows),
-                        "is_small": is_small,
-                        "scores": [score.as_dict() for score in scores],
-                    }
-                )
-                mark = " (few)" if len(rows) and is_small else ""
-                shown = [show_score(score) for score in scores] or ["-"] * len(scorers)
-                own = cells.setdefault((group.name, name), {})
-                own[system.name] = [f"{len(rows):,}{mark}", *shown]
-    head, missing = ["slice", ""], ["-"] * (len(scorers) + 1)
+                found.setdefault((group.name, name), {})[system.name] = len(rows), scores
+    table, values = [["slice", ""]], []
     for system in systems:
         prefix = f"{system.name} " if len(systems) > 1 else ""
-        head += (prefix + text for text in ("sentences", *(x.name for x in scorers)))
+        table[0] += (prefix + text for text in ("sentences", *(x.name for x in scorers)))
+    for (group_name, name), own in found.items():
+        table.append([group_name, name])
+        for system in systems:
+            count, scores = own.get(system.name, (0, []))
+            few = " (few)" if 0 < count < SMALL_SLICE else ""
+            shown = f"{count:,}{few}" if system.name in own else "-"
+            table[-1] += [shown, *(map(show_score, scores) if scores else ["-"] * len(scorers))]
+        of_systems = [
+            {"name": system, "num_sentences": count, "is_small": count < SMALL_SLICE,
+             "scores": [score.as_dict() for score in scores]}
+            for system, (count, scores) in own.items()
+        ]  # fmt: skip
+        values.append({"group": group_name, "name": name, "systems": of_systems})
     return Section(
         key="slices",
         title="Slices",
-        rows=[
-            head,
-            *(
-                [*place, *(cell for system in systems for cell in own.get(system.name, missing))]
-                for place, own in cells.items()
-            ),
-        ],
-        values=[
-            {"group": group, "name": name, "systems": own} for (group, name), own in values.items()
-        ],
-        meaning=_MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in values) else ""),
+        rows=table,
+        values=values,
+        meaning=_MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in found) else ""),
     )
 
 
@@ -261,23 +243,13 @@ class LineCounts:
     pairs: Sequence[int]
 
 
-def sum_counts(counts: Sequence[LineCounts]) -> LineCounts:
-    """Add what several training data have of one line.
-
-    >>> sum_counts([LineCounts([1, 0], [2]), LineCounts([3, 4], [0])])
-    LineCounts(words=[4, 4], pairs=[2])
-    """
-    words, pairs = zip(*((each.words, each.pairs) for each in counts), strict=True)
-    return LineCounts(*([sum(x) for x in zip(*each, strict=True)] for each in (words, pairs)))
-
-
 def count_in_training(
-    store: ParallelStore, tokenizer: Tokenizer, lines: Sequence[str]
+    stores: Iterable[ParallelStore], tokenizer: Tokenizer, lines: Sequence[str]
 ) -> list[LineCounts]:
-    """Count the words of ``lines`` in the source side of a store.
+    """Count the words of ``lines`` in the source sides of stores.
 
     Args:
-        store: Of the training data.
+        stores: Of the training data.
         tokenizer: Of its source.
         lines: One sentence each.
     """
@@ -288,9 +260,13 @@ def count_in_training(
     hashes, line_of, pairs, first_of = split.words(ids, offsets)
     wanted, place = np.unique(np.concatenate([hashes, pairs]), return_inverse=True)
     counts = np.zeros(len(wanted) + 1, np.int64)  # the last one for all that is not wanted
-    for start in range(0, len(store), _ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
-        words, _, couples, _ = split.words(*store.source_ids(rows))
+    blocks = (
+        store.source_ids(np.arange(start, min(start + _ROWS_AT_ONCE, len(store))))
+        for store in stores
+        for start in range(0, len(store), _ROWS_AT_ONCE)
+    )
+    for block in blocks:
+        words, _, couples, _ = split.words(*block)
         found = np.concatenate([words, couples])
         at = np.searchsorted(wanted, found).clip(max=max(len(wanted) - 1, 0))
         at = np.where(wanted[at] == found, at, len(wanted)) if len(wanted) else at

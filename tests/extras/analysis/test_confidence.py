@@ -45,13 +45,13 @@ def test_a_constant_error_is_the_calibration_error() -> None:
     """Lines without confidence are left out, and few say nothing."""
     found = confidence_quality(system(7.0), [[REFERENCE] * 40])
     assert found is not None
-    assert [found.pearson, found.spearman] == pytest.approx([1, 1])
-    assert found.calibration_error == pytest.approx(7)
-    assert [one - other for one, other in found.deciles] == pytest.approx([7] * 10)
-    assert [one for one, _ in found.deciles] == sorted(one for one, _ in found.deciles)
+    assert [found["pearson"], found["spearman"]] == pytest.approx([1, 1])
+    assert found["calibration_error"] == pytest.approx(7)
+    assert [one - other for one, other in found["deciles"]] == pytest.approx([7] * 10)
+    assert [one for one, _ in found["deciles"]] == sorted(one for one, _ in found["deciles"])
     for num_known, expected in ((31, 31), (29, None)):
         found = confidence_quality(system(0.0, num_known), [[REFERENCE] * 40])
-        assert (found and found.num_sentences) == expected
+        assert (found and found["num_sentences"]) == expected
 
 
 def test_correlations_of_four_points() -> None:

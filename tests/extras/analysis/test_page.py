@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from nmt.commands.options import EvaluateOptions
 from nmt.extras.analysis import page as pages
 from nmt.extras.analysis.confidence import confidence_quality
 from nmt.extras.analysis.page import as_page, word_differences
-from nmt.extras.analysis.robustness import NoiseLoss
 from nmt.inference.request import Result
 from nmt.metrics.metric import Confidence, Score
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
@@ -39,7 +37,7 @@ def test_pieces_are_the_words_and_equal_texts_have_no_difference(text: str, refe
 
 def section(key: str, *values: Any) -> Section:
     rows = [[key, "accuracy"], ["all", "75.0%"]]
-    return Section(key=key, title=key, rows=rows, values=[asdict(each) for each in values])
+    return Section(key=key, title=key, rows=rows, values=values)
 
 
 def full_page() -> str:
@@ -54,13 +52,14 @@ def full_page() -> str:
     ]
     scores = (Score(metric="chrf", value=45.678, signature="nrefs:1"),)
     system = System("runs/he-en", lines, results=results, scores=scores)
-    interval = Confidence(mean=3.0, half_width=1, low=2.0, high=4.0, resamples=9, seed=1)
-    loss = partial(NoiseLoss, system=system.name, metric="chrf", clean=45.0, noisy=42.0)
-    noise = loss(noise="typos", loss=3.0, confidence=interval), loss(noise="case", loss=-1.5)
+    interval = asdict(Confidence(mean=3.0, half_width=1, low=2.0, high=4.0, resamples=9, seed=1))
+    lost = {"system": system.name, "metric": "chrf", "clean": 45.0, "noisy": 42.0}
+    noise = lost | {"noise": "typos", "loss": 3.0, "confidence": interval}
+    gain = lost | {"noise": "case", "loss": -1.5}
     quality = confidence_quality(system, [reference])
     each = Evaluation(
         test="\u05de\u05d1\u05d7\u05df", references=[reference], source=source, systems=(system,),
-        sections=(section("robustness", *noise), section("confidence", quality)),
+        sections=(section("robustness", noise, gain), section("confidence", quality)),
     )  # fmt: skip
     report = EvaluationReport(
         evaluations=(each, replace(each, test="other")), sections=(section("contrastive"),)

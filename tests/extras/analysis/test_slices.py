@@ -127,7 +127,9 @@ def test_words_of_training_are_counted_as_by_hand(
     pairs = Counter(pair for line in texts for pair in pairwise(line))
     tests = ["the dog.", "dogs doghouse house", "", "...", "the Über dog, so", "dog the a a a"]
     tests += lines[:50]
-    found = count_in_training(ParallelStore.open(tmp_path / "train"), tokenizer, [*tests, "ogd xx"])
+    found = count_in_training(
+        [ParallelStore.open(tmp_path / "train")], tokenizer, [*tests, "ogd xx"]
+    )
     assert found.pop() == LineCounts([0, 0], [0])
     for text, each in zip(tests, found, strict=True):
         own = re.findall(r"\w+", text)
