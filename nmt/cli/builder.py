@@ -7,8 +7,9 @@ The options are imported when their command is named, the function when the comm
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -63,17 +64,27 @@ _VERBOSITY = {
 
 
 def fields_of(options: type) -> list[Field]:
-    """Return the fields with a `Flag`: first those of each base class, in their order."""
+    """Return the fields that are flags: first those of each base class, in their order."""
     hints = get_type_hints(options, include_extras=True)
     defaults = {field.name: field.default for field in fields(options)}
     found = {}
     for owner in _bases_first(options):
-        for name in inspect.get_annotations(owner):
-            kind, *notes = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [None]
-            if flag := next((note for note in notes if isinstance(note, Flag)), None):
-                title = owner.__dict__.get("title")
+        title, meanings = owner.__dict__.get("title"), _meanings(owner)
+        for name in filter(defaults.__contains__, inspect.get_annotations(owner)):
+            is_marked = get_origin(hints[name]) is Annotated
+            kind, *notes = get_args(hints[name]) if is_marked else [hints[name]]
+            flag = next((note for note in notes if isinstance(note, Flag)), Flag())
+            flag = replace(flag, help=flag.help or meanings.get(name, ""))
+            if not flag.hidden:
                 found[name] = Field(name, _without_none(kind), flag, defaults[name], title)
     return list(found.values())
+
+
+def _meanings(owner: type) -> dict[str, str]:
+    """Return what the docstring of a class says of each field, under ``Args:``."""
+    _, _, text = inspect.cleandoc(owner.__doc__ or "").partition("Args:\n")
+    entries = re.finditer(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
+    return {entry[1]: " ".join(entry[2].split()) for entry in entries}
 
 
 def _bases_first(owner: type) -> Iterator[type]:
@@ -163,7 +174,6 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
         "metavar": flag.metavar or (field.spelling if flag.argument else _METAVARS.get(kind)),
         "min": flag.min,
         "max": flag.max,
-        "hidden": flag.hidden,
         "rich_help_panel": field.title,
         "show_default": flag.shown or (not is_required and default is not None),
     }

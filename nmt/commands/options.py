@@ -6,7 +6,7 @@ A class with a ``title`` is a section of the help.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -71,7 +71,7 @@ _OUTPUT = "File to write; .gz, .bz2 and .xz are compressed."
 _FOLDER = "Model folder to write; it must be missing or empty."
 _TAG = "Tag of each source: a target language (de for <2de>) or a domain."
 _BEAM_SIZE = "Beam size; 1 is greedy search."
-_PENALTY = "Exponent of the length normalisation."
+_PENALTY = "Exponent of the length normalisation; higher favours longer translations."
 
 ConfigFile = Annotated[Path, Flag("YAML configuration file.", argument=True)]
 Model = Annotated[Path, Flag(_MODEL, argument=True, parser=_model_folder)]
@@ -87,26 +87,31 @@ SampleSeed = Annotated[Count, Flag("With `sample`: random seed.", min=0, shown=O
 LengthPenalty = Annotated[float | None, Flag(_PENALTY, min=0, shown=OF_THE_MODEL)]
 Json = Annotated[bool, Flag("Print the result as one JSON object.")]
 
-_DEVICE = Flag("Device; cuda:1 is the second GPU.", metavar="[auto|cpu|cuda|cuda:N]")
-_WITH = Flag("Also search with this model of the same vocabulary. Repeatable.", metavar="MODEL2")
-_WEIGHTS = Flag("Shares of all models.", separator=",", metavar="2,1,1", shown="equal")
-_MEAN = Flag("Mean of probabilities or of log probabilities.", shown="arithmetic")
-_ENGINE = "auto, torch or ctranslate2; auto is CTranslate2 on a CPU if it can do what is asked."
-_DTYPE = "Weights: auto, float32, int8 (fast on CPUs), bfloat16, float16."
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which models, and where they compute."""
+    """Which models, and where they compute.
+
+    Args:
+        device: Device to compute on; cuda is the first GPU, cuda:1 the second.
+        with_: Another model with the same languages and vocabulary; the predictions of all models
+            are averaged (ensemble). Repeatable.
+        weights: Weights of MODEL and of each `with`, as in 2,1,1.
+        ensemble_mean: Average probabilities (arithmetic) or log probabilities (geometric).
+    """
 
     title: ClassVar[str] = "Model"
 
     checkpoint: Checkpoint = "best"
-    device: Annotated[str, _DEVICE] = "auto"
+    device: Annotated[str, Flag(metavar="[auto|cpu|cuda|cuda:N]")] = "auto"
     threads: Threads = None
-    with_: Annotated[Files, _WITH] = ()
-    weights: Annotated[tuple[float, ...] | None, _WEIGHTS] = None
-    ensemble_mean: Annotated[Literal["arithmetic", "geometric"] | None, _MEAN] = None
+    with_: Annotated[Files, Flag(metavar="MODEL2")] = ()
+    weights: Annotated[
+        tuple[float, ...] | None, Flag(separator=",", metavar="2,1,1", shown="equal")
+    ] = None
+    ensemble_mean: Annotated[
+        Literal["arithmetic", "geometric"] | None, Flag(shown="arithmetic")
+    ] = None
 
     def __post_init__(self) -> None:
         if not self.with_ and self.ensemble_mean is not None:
@@ -116,29 +121,41 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ModelOptions):
-    """Which models, where they compute, and what computes translations with them."""
+    """Which models, where they compute, and what computes translations with them.
+
+    Args:
+        engine: auto, torch or ctranslate2. auto is CTranslate2 on a CPU if it is installed and has
+            all that is asked for, otherwise torch; `verbose` says which and why.
+        dtype: Type of the weights: auto (float32; on a GPU 16 bits), float32, int8 (CTranslate2;
+            fastest on CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).
+    """
 
     title: ClassVar[str] = "Model"
 
-    engine: Annotated[str, Flag(_ENGINE, metavar="NAME")] = "auto"
-    dtype: Annotated[str, Flag(_DTYPE, metavar="TYPE")] = "auto"
-
-
-_SHORTLIST = "Score only likely words, which is faster."
+    engine: Annotated[str, Flag(metavar="NAME")] = "auto"
+    dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How translations are searched for."""
+    """How translations are searched for.
+
+    Args:
+        shortlist: Score only the target tokens that the source words were translated to in the
+            training data. Faster; a few translations differ.
+        no_guard: Do not retry translations that look degenerate (loops, odd length).
+        no_split: Translate lines whole that are longer than those of training, instead of in
+            segments; not with learned positions.
+    """
 
     title: ClassVar[str] = "Search"
 
     beam_size: BeamSize = None
     length_penalty: LengthPenalty = None
-    shortlist: Annotated[bool | None, Flag(_SHORTLIST, shown=OF_THE_MODEL)] = None
+    shortlist: Annotated[bool | None, Flag(shown=OF_THE_MODEL)] = None
     batch_tokens: BatchTokens = None
-    no_guard: Annotated[bool, Flag("Do not retry degenerate outputs (loops, odd length).")] = False
-    no_split: Annotated[bool, Flag("Do not cut lines that are longer than in training.")] = False
+    no_guard: bool = False
+    no_split: bool = False
     set_: Overrides = ()
 
     def decoding(self) -> dict[str, Any]:
@@ -146,19 +163,21 @@ class SearchOptions:
         return given(self, "beam_size", "length_penalty", "shortlist", "batch_tokens")
 
 
-_CANDIDATES = Flag("With `mbr`: candidates per sentence.", min=2, shown="32")
-_FROM = Flag("With `mbr`: take candidates from samples or from a beam.", shown="samples")
-
-
 @dataclass(frozen=True, kw_only=True)
 class MbrOptions:
-    """Minimum Bayes risk decoding."""
+    """Minimum Bayes risk decoding.
+
+    Args:
+        mbr: Minimum Bayes risk decoding with this utility.
+        mbr_candidates: With `mbr`: candidates per sentence.
+        mbr_from: With `mbr`: take candidates from samples or from a beam.
+    """
 
     title: ClassVar[str] = "Minimum Bayes risk decoding"
 
-    mbr: Annotated[Literal["chrf", "bleu"] | None, Flag("Decode by this utility.")] = None
-    mbr_candidates: Annotated[Count, _CANDIDATES] = None
-    mbr_from: Annotated[Literal["samples", "beam"] | None, _FROM] = None
+    mbr: Literal["chrf", "bleu"] | None = None
+    mbr_candidates: Annotated[Count, Flag(min=2, shown="32")] = None
+    mbr_from: Annotated[Literal["samples", "beam"] | None, Flag(shown="samples")] = None
 
 
 def given(options: Any, *names: str) -> dict[str, Any]:
@@ -166,30 +185,37 @@ def given(options: Any, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-_REPORT = Flag("Folder for report.json, report.html and lists of pairs.", metavar="DIR")
-_WORKERS = Flag("Processes; the output is the same.", min=1, shown="this process")
-_DASK = Flag("Work through Dask: its address, or local to start it.", metavar="local|ADDRESS")
-_SCORE = Flag("Score pairs by a model for each direction.", separator=",", metavar="RUN,RUN")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PreparationOptions:
-    """How to prepare, whatever the configuration; training prepares with the defaults."""
+    """How to prepare, whatever the configuration; training prepares with the defaults.
 
-    report_only: Annotated[bool, Flag("Print the report; write only `report`.")] = False
-    report: Annotated[File, _REPORT] = None
-    force: Annotated[bool, Flag("Prepare again even if nothing has changed.")] = False
-    workers: Annotated[Count, _WORKERS] = None
-    scheduler: Annotated[Text, _DASK] = None
-    score_with: Annotated[Files, _SCORE] = ()
+    Args:
+        report_only: Print the report; write only `report`.
+        report: Folder for report.json, report.html and lists of pairs.
+        force: Prepare again even if nothing has changed.
+        workers: Processes; the output is the same.
+        scheduler: Work through Dask: its address, or local to start it.
+        score_with: Score pairs by two models, one a direction.
+    """
+
+    report_only: bool = False
+    report: Annotated[File, Flag(metavar="DIR")] = None
+    force: bool = False
+    workers: Annotated[Count, Flag(min=1, shown="this process")] = None
+    scheduler: Annotated[Text, Flag(metavar="local|ADDRESS")] = None
+    score_with: Annotated[Files, Flag(separator=",", metavar="RUN,RUN")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(PreparationOptions):
-    """Which experiment to prepare, and how."""
+    """Which experiment to prepare, and how.
+
+    Args:
+        verify: Only compare the prepared folder with its manifest.
+    """
 
     config: ConfigFile
-    verify: Annotated[bool, Flag("Only compare the prepared folder with its manifest.")] = False
+    verify: bool = False
     set_: Overrides = ()
     json: Json = False
 
@@ -202,15 +228,23 @@ class PrepareOptions(PreparationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What to train, and how to go on."""
+    """What to train, and how to go on.
+
+    Args:
+        run_dir: Run folder, instead of the configuration's.
+        strict_resume: Fail if the newest checkpoint is damaged.
+        exact: Refuse to resume where the result may not be bit-exact.
+        devices: Processes, each with one GPU or some CPU cores.
+        dry_run: Estimate memory, FLOPs and time; do not train.
+    """
 
     config: ConfigFile
     set_: Overrides = ()
-    run_dir: Annotated[File, Flag("Run folder, not that of CONFIG.", metavar="FOLDER")] = None
-    strict_resume: Annotated[bool, Flag("Fail if the newest checkpoint is damaged.")] = False
-    exact: Annotated[bool, Flag("Refuse to resume where the result may not be bit-exact.")] = False
-    devices: Annotated[int, Flag("Processes, each with one GPU or some CPU cores.", min=1)] = 1
-    dry_run: Annotated[bool, Flag("Estimate memory, FLOPs and time; do not train.")] = False
+    run_dir: Annotated[File, Flag(metavar="FOLDER")] = None
+    strict_resume: bool = False
+    exact: bool = False
+    devices: Annotated[int, Flag(min=1)] = 1
+    dry_run: bool = False
     json: Json = False
 
     @property
@@ -223,19 +257,22 @@ class TrainOptions:
         return (*self.set_, f"run_dir='{quoted}'")
 
 
-_LAST = Flag("Average the N newest checkpoints, or all.", min=1, shown="10")
-_BEST = "Average the N checkpoints with the best validation score instead."
-
-
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions:
-    """Which checkpoints of a run to average."""
+    """Which checkpoints of a run to average.
 
-    run: Annotated[Path, Flag("Run folder that `nmt train` wrote.", argument=True)]
+    Args:
+        run: Run folder that `nmt train` wrote.
+        last: Average the N newest checkpoints, or all.
+        best: Average the N checkpoints with the best validation score instead.
+        step: Average the checkpoint of step S. Repeatable.
+    """
+
+    run: Annotated[Path, Flag(argument=True)]
     output: OutputFolder
-    last: Annotated[Count, _LAST] = None
-    best: Annotated[Count, Flag(_BEST, min=1)] = None
-    step: Annotated[tuple[int, ...], Flag("Average step S. Repeatable.", min=1, metavar="S")] = ()
+    last: Annotated[Count, Flag(min=1, shown="10")] = None
+    best: Annotated[Count, Flag(min=1)] = None
+    step: Annotated[tuple[int, ...], Flag(min=1, metavar="S")] = ()
     json: Json = False
 
     def __post_init__(self) -> None:
@@ -251,62 +288,73 @@ class AverageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentOptions:
-    """Which text to translate, and how."""
+    """Which text to translate, and how.
 
-    text: Annotated[Path, Flag("Lines of one language; may be compressed.", argument=True)]
-    with_: Annotated[Path, Flag("Model that translates them.", metavar="MODEL")]
-    output: Annotated[Path, Flag("Folder to make.", short="o", metavar="FOLDER")]
-    forward: Annotated[bool, Flag("The text is the source, not the target.")] = False
+    Args:
+        text: Lines of one language; may be compressed.
+        with_: Model that translates them.
+        output: Folder to make.
+        forward: The text is the source of the new corpus, not the target.
+        sample: Draw from the model's distribution; do not search.
+        shard_lines: Lines between two points to resume from.
+        engine: What computes; auto is CTranslate2 on a CPU if it can do what is asked.
+        guard: Search a second time for lines that look degenerate.
+    """
+
+    text: Annotated[Path, Flag(argument=True)]
+    with_: Annotated[Path, Flag(metavar="MODEL")]
+    output: Annotated[Path, Flag(short="o", metavar="FOLDER")]
+    forward: bool = False
     tag: Tag = None
-    sample: Annotated[bool, Flag("Draw from the model's distribution; do not search.")] = False
+    sample: bool = False
     seed: SampleSeed = None
     beam_size: BeamSize = None
-    shard_lines: Annotated[int, Flag("Lines between two points to resume from.", min=1)] = 10_000
+    shard_lines: Annotated[int, Flag(min=1)] = 10_000
     checkpoint: Checkpoint = "best"
     threads: Threads = None
     set_: Overrides = ()
     json: Json = False
-    engine: Literal["auto", "torch", "ctranslate2"] = "auto"
-    guard: bool = True  # Search a second time for lines that look degenerate.
+    engine: Annotated[Literal["auto", "torch", "ctranslate2"], Flag(hidden=True)] = "auto"
+    guard: Annotated[bool, Flag(hidden=True)] = True
 
 
 _OUTPUTS = ("alignments", "attention", "token_scores")
-_INPUT = "Text to translate, one sentence per line; may be compressed."
-_FORMAT = Flag("Output text, or a JSON object per line.", metavar="[text|json]", parser=format_name)
-_INPUT_FORMAT = (
-    'Input text, or JSON objects such as {"source": ..., "prefix": ..., "required": [...], '
-    '"forbidden": [...], "tag": ...}. A required phrase may get an ending (Tokyos). Other fields '
-    "pass through to JSON output, except those that have the name of a field of the output."
-)
-_N_BEST = "Translations per line; several are written as `number ||| text ||| score`."
-_ALIGNMENTS = "Add word alignments in Pharaoh format (`0-0 1-2`), by attention."
-_ATTENTION = "In JSON output: add the attention of each target word to each source word."
-_MIN_CONFIDENCE = (
-    "Mark lines whose confidence, the expected chrF from 0 to 100, is below X: in text by "
-    "` ||| low confidence` behind them, in JSON by `low_confidence`: true."
-)
+_FORMAT = Flag(metavar="[text|json]", parser=format_name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineOptions:
-    """How lines are read and written."""
+    """How lines are read and written.
+
+    Args:
+        input: Text to translate, one sentence per line; may be compressed.
+        format: Output plain text, or one JSON object per line.
+        input_format: Input plain text, or JSON objects such as {"source": ..., "prefix": ...,
+            "required": [...], "forbidden": [...], "tag": ...}. A required phrase may get an ending
+            (Tokyos). Other fields pass through to JSON output, except those that have the name of a
+            field of the output.
+        n_best: Translations per line; several are written as `number ||| text ||| score`, with
+            one row for a blank line.
+        alignments: Add word alignments in Pharaoh format (`0-0 1-2`), by attention.
+        attention: In JSON output: add the attention of each target word to each source word.
+        token_scores: In JSON output: add every token with its natural-log probability.
+        min_confidence: Mark lines whose confidence, the expected chrF from 0 to 100, is below X: in
+            text by ` ||| low confidence` behind them, in JSON by `low_confidence`: true.
+        stream: Translate every line before reading the next one.
+    """
 
     title: ClassVar[str] = "Input and output"
 
-    input: Annotated[File, Flag(_INPUT, "i", parser=file_or_standard, shown="standard input")] = (
-        None
-    )
+    input: Annotated[File, Flag(short="i", parser=file_or_standard, shown="standard input")] = None
     output: OutputFile = None
     format: Annotated[Format, _FORMAT] = "text"
-    input_format: Annotated[Format, replace(_FORMAT, help=_INPUT_FORMAT)] = "text"
-    n_best: Annotated[Count, Flag(_N_BEST, min=1, shown=OF_THE_MODEL)] = None
-    alignments: Annotated[bool, Flag(_ALIGNMENTS)] = False
-    attention: Annotated[bool, Flag(_ATTENTION)] = False
-    token_scores: Annotated[bool, Flag("In JSON output: add tokens with log probabilities.")] = (
-        False
-    )
-    min_confidence: Annotated[float | None, Flag(_MIN_CONFIDENCE)] = None
-    stream: Annotated[bool, Flag("Translate every line before reading the next one.")] = False
+    input_format: Annotated[Format, _FORMAT] = "text"
+    n_best: Annotated[Count, Flag(min=1, shown=OF_THE_MODEL)] = None
+    alignments: bool = False
+    attention: bool = False
+    token_scores: bool = False
+    min_confidence: float | None = None
+    stream: bool = False
     tag: Tag = None
 
     @property
@@ -315,31 +363,36 @@ class LineOptions:
         return frozenset(name for name in _OUTPUTS if getattr(self, name))
 
 
-_SAMPLE = "Draw `n_best` translations from the model's distribution; do not search."
-_TEMPERATURE = "With `sample`: softmax temperature; below 1 sharpens the distribution."
-_TOP_P = "With `sample`: nucleus sampling, from the fewest tokens of this probability together."
-_TOP_K = "With `sample`: sample from the K most probable tokens; 0 for all."
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How translations are sampled."""
+    """How translations are sampled.
+
+    Args:
+        sample: Draw `n_best` translations from the model's distribution; do not search.
+        temperature: With `sample`: softmax temperature; below 1 sharpens the distribution.
+        top_p: With `sample`: nucleus sampling, from the fewest tokens of this probability together.
+        top_k: With `sample`: sample from the K most probable tokens; 0 for all.
+    """
 
     title: ClassVar[str] = "Sampling"
 
-    sample: Annotated[bool, Flag(_SAMPLE)] = False
-    temperature: Annotated[float | None, Flag(_TEMPERATURE, shown=OF_THE_MODEL)] = None
-    top_p: Annotated[float | None, Flag(_TOP_P, metavar="P", shown=OF_THE_MODEL)] = None
-    top_k: Annotated[Count, Flag(_TOP_K, min=0, metavar="K", shown=OF_THE_MODEL)] = None
+    sample: bool = False
+    temperature: Annotated[float | None, Flag(shown=OF_THE_MODEL)] = None
+    top_p: Annotated[float | None, Flag(metavar="P", shown=OF_THE_MODEL)] = None
+    top_k: Annotated[Count, Flag(min=0, metavar="K", shown=OF_THE_MODEL)] = None
     seed: SampleSeed = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, EngineOptions):
-    """Which lines to translate, with which model, and how they are written."""
+    """Which lines to translate, with which model, and how they are written.
+
+    Args:
+        file: Text to translate, instead of `input`.
+    """
 
     model: Model
-    file: Annotated[File, Flag("Text to translate, instead of `input`.", argument=True)] = None
+    file: Annotated[File, Flag(argument=True)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -382,19 +435,23 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
         return self.decoding() | given(self, *names) | ({"sampling": True} if self.sample else {})
 
 
-_PAIRS = "Source lines. Without files, standard input has source<TAB>target."
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(ModelOptions):
-    """Which pairs to score, and how scores are written."""
+    """Which pairs to score, and how scores are written.
+
+    Args:
+        source: Source lines. Without files, standard input has source<TAB>target.
+        target: Translations, line by line.
+        sum: Write log probabilities without length normalisation.
+        format: A number a line, or a JSON object with all tokens.
+    """
 
     model: Model
-    source: Annotated[File, Flag(_PAIRS)] = None
-    target: Annotated[File, Flag("Translations, line by line.")] = None
+    source: File = None
+    target: File = None
     output: OutputFile = None
-    sum: Annotated[bool, Flag("Write log probabilities without length normalisation.")] = False
-    format: Annotated[Format, Flag("A number a line, or a JSON object with all tokens.")] = "text"
+    sum: bool = False
+    format: Format = "text"
     length_penalty: LengthPenalty = None
     tag: Tag = None
     batch_tokens: BatchTokens = None
@@ -410,101 +467,122 @@ class ScoreOptions(ModelOptions):
             raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
 
 
-_MODELS = "Run or model folders; or translations, and their reference as the last one."
-_TEST = "Test set of the model's configuration, or one of sacrebleu's. Repeatable."
 _ALL = "all of the configuration's"
-_LANGUAGES = Flag("Languages, as in en-de, for BLEU's tokenizer.", short="l", metavar="PAIR")
 _METRIC = f"{', '.join(METRICS)}, or several with commas. Repeatable."
-_TOKENIZE = "BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none."
 _BY_LANGUAGE = "by target language, else 13a"
-_EXTERNAL = (
-    "Also score with a program of yours (COMET, ...): it reads JSON lines with source, hypothesis "
-    "and references, and writes one number a line; higher is better."
-)
-_BASELINE = "Compare, with p-values, with translations, a model, or an earlier `report`."
-_PAIRED = "Paired test: bootstrap resampling, or approximate randomisation."
 _BS = "bs; ar where a loss fails, as it raises fewer false alarms"
-_WORSE = "Exit with code 6 if a `metric` or `external` is significantly worse."
-_UNDER = "Exit with code 6 if a score is lower. Repeatable."
-_RESAMPLES = "Resampled test sets, or exchanges of `significance` ar; 0: no intervals or p-values."
 _NUM_RESAMPLES = f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}"
-_SLICES = "Score by length, case, rare words, overlap with training, numbers, names and alarms."
-_LABELS = "Score parts by a label for each sentence. Repeatable."
-_ROBUSTNESS = "Translate again with typos, other case, spaces or lines: shows what is lost."
-_CONTRASTIVE = (
-    "Source, right and wrong translation, category, with tabs: how often right is likelier."
-)
-_REPORTS = (
-    "Also write the result, by the ending of FILE: .json (a later `baseline`), .md (a comment for "
-    "a pull request), .xml (JUnit, for a CI), .html (a page). Repeatable."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestOptions:
-    """What is scored, and against what."""
+    """What is scored, and against what.
+
+    Args:
+        models: Run or model folders; or translations, and their reference as the last one.
+        hypothesis: Translations; - is standard input. Repeatable.
+        source: Source lines, which the model translates.
+        reference: References. Repeatable: several for each sentence.
+        test: Test set of the model's configuration, or one of sacrebleu's. Repeatable.
+        languages: Languages, as in en-de, for BLEU's tokenizer.
+        limit: Score the first N sentences only.
+        list_: List what `test` accepts, and do nothing else.
+    """
 
     title: ClassVar[str] = "Test set and systems"
 
-    models: Annotated[Files, Flag(_MODELS, argument=True, metavar="MODEL")] = ()
-    hypothesis: Annotated[Files, Flag("Translations; - is standard input. Repeatable.")] = ()
-    source: Annotated[File, Flag("Source lines, which the model translates.")] = None
-    reference: Annotated[Files, Flag("References. Repeatable: several for each sentence.")] = ()
-    test: Annotated[Texts, Flag(_TEST, short="t", metavar="NAME", shown=_ALL)] = ()
+    models: Annotated[Files, Flag(argument=True, metavar="MODEL")] = ()
+    hypothesis: Files = ()
+    source: File = None
+    reference: Files = ()
+    test: Annotated[Texts, Flag(short="t", metavar="NAME", shown=_ALL)] = ()
     tag: Tag = None
-    languages: Annotated[Text, _LANGUAGES] = None
-    limit: Annotated[Count, Flag("Score the first N sentences only.", min=1)] = None
-    list_: Annotated[bool, Flag("List what `test` accepts, and do nothing else.")] = False
+    languages: Annotated[Text, Flag(short="l", metavar="PAIR")] = None
+    limit: Annotated[Count, Flag(min=1)] = None
+    list_: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricOptions:
-    """How it is scored."""
+    """How it is scored.
+
+    Args:
+        tokenize: BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none.
+        lowercase: Ignore case.
+        external: Also score with a program of yours (COMET, ...): it reads JSON lines with source,
+            hypothesis and references, and writes one number a line; higher is better.
+    """
 
     title: ClassVar[str] = "Scores"
 
     metric: Annotated[Texts, Flag(_METRIC, metavar="NAME")] = ("bleu", "chrf")
-    tokenize: Annotated[Text, Flag(_TOKENIZE, metavar="NAME", shown=_BY_LANGUAGE)] = None
-    lowercase: Annotated[bool, Flag("Ignore case.")] = False
-    external: Annotated[Text, Flag(_EXTERNAL, metavar="COMMAND")] = None
+    tokenize: Annotated[Text, Flag(metavar="NAME", shown=_BY_LANGUAGE)] = None
+    lowercase: bool = False
+    external: Annotated[Text, Flag(metavar="COMMAND")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    """What the scores are compared with, and when the command fails."""
+    """What the scores are compared with, and when the command fails.
+
+    Args:
+        baseline: Compare, with p-values, with translations, a model, or an earlier `report`.
+        significance: Paired test: bootstrap resampling, or approximate randomisation.
+        alpha: p-values below are significant.
+        fail_if_worse: Exit with code 6 if a `metric` or `external` is significantly worse.
+        fail_under: Exit with code 6 if a score is lower. Repeatable.
+        resamples: Resampled test sets, or exchanges of `significance` ar; 0: no intervals or
+            p-values.
+        seed: Seed of the resamples.
+    """
 
     title: ClassVar[str] = "Comparison and gates"
 
-    baseline: Annotated[File, Flag(_BASELINE, metavar="FILE|RUN|REPORT.json")] = None
-    significance: Annotated[Literal["bs", "ar"] | None, Flag(_PAIRED, shown=_BS)] = None
-    alpha: Annotated[float, Flag("p-values below are significant.", min=0, max=1)] = 0.05
-    fail_if_worse: Annotated[bool, Flag(_WORSE)] = False
-    fail_under: Annotated[Texts, Flag(_UNDER, metavar="bleu=27,chrf=55")] = ()
-    resamples: Annotated[Count, Flag(_RESAMPLES, min=0, max=10**6, shown=_NUM_RESAMPLES)] = None
-    seed: Annotated[int, Flag("Seed of the resamples.", min=0)] = DEFAULT_SEED
+    baseline: Annotated[File, Flag(metavar="FILE|RUN|REPORT.json")] = None
+    significance: Annotated[Literal["bs", "ar"] | None, Flag(shown=_BS)] = None
+    alpha: Annotated[float, Flag(min=0, max=1)] = 0.05
+    fail_if_worse: bool = False
+    fail_under: Annotated[Texts, Flag(metavar="bleu=27,chrf=55")] = ()
+    resamples: Annotated[Count, Flag(min=0, max=10**6, shown=_NUM_RESAMPLES)] = None
+    seed: Annotated[int, Flag(min=0)] = DEFAULT_SEED
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisOptions:
-    """Where a system is weak."""
+    """Where a system is weak.
+
+    Args:
+        slices: Score by length, case, rare words, overlap with training, numbers, names and alarms.
+        slice_: Score parts by a label for each sentence. Repeatable.
+        robustness: Translate again with typos, other case, spaces or lines: shows what is lost.
+        contrastive: Source, right and wrong translation, category, with tabs: how often right is
+            likelier.
+    """
 
     title: ClassVar[str] = "Analysis"
 
-    slices: Annotated[bool, Flag(_SLICES)] = False
-    slice_: Annotated[Texts, Flag(_LABELS, metavar="NAME=FILE")] = ()
-    robustness: Annotated[bool, Flag(_ROBUSTNESS)] = False
-    contrastive: Annotated[File, Flag(_CONTRASTIVE)] = None
+    slices: bool = False
+    slice_: Annotated[Texts, Flag(metavar="NAME=FILE")] = ()
+    robustness: bool = False
+    contrastive: File = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What is written."""
+    """What is written.
+
+    Args:
+        report: Also write the result, by the ending of FILE: .json (a later `baseline`), .md (a
+            comment for a pull request), .xml (JUnit, for a CI), .html (a page). Repeatable.
+        sentence_level: Print a line of JSON for each sentence instead.
+        save_hypotheses: Write the model's translations here.
+    """
 
     title: ClassVar[str] = "Output"
 
-    report: Annotated[Files, Flag(_REPORTS)] = ()
-    sentence_level: Annotated[bool, Flag("Print a line of JSON for each sentence instead.")] = False
-    save_hypotheses: Annotated[File, Flag("Write the model's translations here.")] = None
+    report: Files = ()
+    sentence_level: bool = False
+    save_hypotheses: File = None
     json: Json = False
 
 
@@ -528,9 +606,13 @@ class SchemaOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KeysOptions:
-    """Which keys to describe."""
+    """Which keys to describe.
 
-    section: Annotated[str, Flag("A section or key; all if left out.", argument=True)] = ""
+    Args:
+        section: Section, such as model, or one key; all if left out.
+    """
+
+    section: Annotated[str, Flag(argument=True)] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -543,7 +625,11 @@ class ShowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Which configurations to check."""
+    """Which configurations to check.
 
-    configs: Annotated[Files, Flag("YAML configuration files.", argument=True, metavar="CONFIG")]
+    Args:
+        configs: YAML configuration files.
+    """
+
+    configs: Annotated[Files, Flag(argument=True, metavar="CONFIG")]
     set_: Overrides = ()

@@ -1,14 +1,16 @@
 """How a field of a command's options appears on the command line.
 
-A command has one frozen, keyword-only dataclass of options. Each field that a user can set is
-annotated with a `Flag`::
+A command has one frozen, keyword-only dataclass of options. The docstring of the class says under
+``Args:`` what each field means, which is the help of its flag; a `Flag` says what else is special::
 
-    beam_size: Annotated[int | None, Flag("Beam size.", short="b", min=1)] = None
+    exact: bool = False
+    beam_size: Annotated[int | None, Flag(short="b", min=1)] = None
 
-The flag is named after the field (``set_`` avoids a word of Python and is ``set``). A false default
-makes a switch, another truth value a pair such as ``shortlist`` and ``no-shortlist``, and
-``tuple[str, ...]`` a flag that can be repeated. This module loads nothing heavy, and modules of
-options should not either: they are read for every mistake in a command line.
+Help names other fields in backticks; the command line spells them. The flag is named after the
+field (``set_`` avoids a word of Python and is ``set``). A false default makes a switch, another
+truth value a pair such as ``shortlist`` and ``no-shortlist``, and ``tuple[str, ...]`` a flag that
+can be repeated. This module loads nothing heavy, and modules of options should not either: they are
+read for every mistake in a command line.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ OF_THE_MODEL = "the model's"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What the help says of a field, and what the field accepts."""
+    """How a field is typed, and what it accepts."""
 
-    help: str  # Names other fields in backticks; the command line spells them.
+    help: str = ""  # What the docstring of the class says of the field, when empty.
     short: str = ""  # One letter.
     metavar: str = ""  # Stands for the value; N, X, FILE or TEXT by the type when empty.
     min: float | None = None
@@ -37,7 +39,7 @@ class Flag:
     # Joins the values of a tuple into one word, such as 2,1,1; a flag is repeated without it.
     separator: str = ""
     shown: str = ""  # Describes None; nothing is shown when empty.
-    hidden: bool = False
+    hidden: bool = False  # Only Python can set the field.
 
 
 def file_name(text: str) -> Path:

@@ -28,14 +28,23 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Shared):
+    """Everything a field may be.
+
+    Args:
+        with_: Can be
+            repeated.
+        stream: Of Python.
+        json: JSON.
+    """
+
     model: Annotated[Path, Flag("Folder.", argument=True)]
     others: Annotated[tuple[Path, ...], Flag("More.", argument=True)] = ()
-    with_: Annotated[tuple[str, ...], Flag("Repeatable.")] = ()
+    with_: tuple[str, ...] = ()
     weights: Annotated[tuple[float, ...] | None, Flag("See `with`.", separator=",")] = None
     kind: Annotated[Literal["a", "b"], Flag("One of two.")] = "a"
     pair: Annotated[tuple[Path, Path] | None, Flag("Two files.")] = None
-    json: Annotated[bool, Flag("JSON.")] = False
-    stream: object = None
+    json: bool = False
+    stream: Annotated[object, Flag(hidden=True)] = None
 
     def __post_init__(self) -> None:
         if self.beam_size == 7:
@@ -94,6 +103,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     ]  # fmt: skip
     text = " ".join(" ".join(lines).split())
     assert "See --with." in text
+    assert "--with TEXT Can be repeated." in text
     assert "-b, --beam-size N Beam. [default: 4; x>=1]" in text
     assert "--cache / --no-cache" in text
     assert "Example: nmt work x" in text

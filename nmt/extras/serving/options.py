@@ -108,8 +108,9 @@ class LimitOptions:
             parser=parse_rate,
         ),
     ] = None
-    body_seconds: float = 10.0  # in which a body must have come, and an answer must have been read
-    max_connections: int = 4096
+    # In which a body must have come, and an answer must have been read.
+    body_seconds: Annotated[float, Flag(hidden=True)] = 10.0
+    max_connections: Annotated[int, Flag(hidden=True)] = 4096
 
     @property
     def max_bytes(self) -> int:
