@@ -97,12 +97,10 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
     squares = scaled.T @ scaled + _RIDGE * np.eye(table.shape[1])
     weights = np.linalg.solve(squares, scaled.T @ (wanted - wanted.mean())) / widths
     names = ("log_prob", "probability", "length", "ratio")
-    columns = zip(weights, table.min(0), table.max(0), strict=True)
+    rows = np.stack([weights, table.min(0), table.max(0)], axis=1).tolist()
     terms = {
-        name: Term(
-            **{key: round(float(x), 6) for key, x in zip(("weight", "low", "high"), c, strict=True)}
-        )
-        for name, c in zip(names, columns, strict=True)
+        name: Term(weight=round(weight, 6), low=round(low, 6), high=round(high, 6))
+        for name, (weight, low, high) in zip(names, rows, strict=True)
     }
     intercept = round(float(wanted.mean() - means @ weights), 6)
     return ConfidenceModel(intercept=intercept, num_lines=len(results), **terms)

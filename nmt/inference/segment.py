@@ -113,9 +113,7 @@ def segment(
         if len(parts) > 1 and num_cut <= _MOST_NAMED:
             logger.warning(
                 "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
-                f"{row + first_line:,}",
-                f"{len(text):,}",
-                f"{len(parts):,}",
+                *(f"{x:,}" for x in (row + first_line, len(text), len(parts))),
                 room,
             )
         others = Constraints(forbidden=first.forbidden) if first.forbidden else NONE
@@ -132,9 +130,7 @@ def _shortened(text: str, number: int) -> str:
         return text
     logger.warning(
         "line %s has %s characters; only the first %s are translated",
-        f"{number:,}",
-        f"{len(text):,}",
-        f"{LONGEST_LINE:,}",
+        *(f"{x:,}" for x in (number, len(text), LONGEST_LINE)),
     )
     return text.lstrip()[:LONGEST_LINE]
 

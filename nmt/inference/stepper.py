@@ -236,8 +236,6 @@ class ModelStepper:
 
     def coverage(self, state: States) -> Tensor:
         """How much of each source token was read so far, as a mean of the models: (B, K, S)."""
-        if not self._with_coverage:
-            raise ValueError("this stepper was made without coverage")
         found = [
             own.coverage[:, int(model.config.source_bos) :]
             for model, own in zip(self._models, state, strict=True)

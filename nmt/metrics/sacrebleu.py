@@ -72,11 +72,9 @@ class Bleu(Metric):
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
             extra = name.partition("-")[0]
-            remedy = (
-                f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
-                if name.endswith("mecab")
-                else "Its model is downloaded on first use; check the connection"
-            )
+            remedy = "Its model is downloaded on first use; check the connection"
+            if name.endswith("mecab"):
+                remedy = f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
             why = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"BLEU's tokenizer {name} cannot be used here: {why}",
@@ -124,8 +122,7 @@ class Chrf(Metric):
         own = self._lines(hypotheses)
         tables = np.array([self._counts(own, other) for other in self._references])
         best = np.array([self.score(table) for table in tables]).argmax(0)
-        table: Floats = tables[best, np.arange(len(hypotheses))]
-        return table
+        return tables[best, np.arange(len(hypotheses))]
 
     def score(self, sums: Floats) -> Floats:
         """Return the scores of summed counts. (R, 3 M) -> (R,)."""
@@ -136,9 +133,9 @@ class Chrf(Metric):
         if self._lowercase:
             texts = [text.lower() for text in texts]
         found = [(ngrams.characters(texts), _CHARACTER_ORDERS)]
-        return (
-            [*found, (self._words.lines(texts), self._word_orders)] if self._word_orders else found
-        )
+        if self._word_orders:
+            found.append((self._words.lines(texts), self._word_orders))
+        return found
 
     @staticmethod
     def _counts(own: Iterable[tuple[Lines, int]], others: Iterable[tuple[Lines, int]]) -> Floats:
@@ -146,9 +143,8 @@ class Chrf(Metric):
         for (lines, orders), (other, _) in zip(own, others, strict=True):
             totals, matches = other.totals(orders), ngrams.match_counts(lines, [other], orders)
             # As in sacrebleu, n-grams of an order that the reference lacks are not counted.
-            columns.append(
-                np.stack([lines.totals(orders) * (totals > 0), totals, matches], axis=-1)
-            )
+            counted = lines.totals(orders) * (totals > 0)
+            columns.append(np.stack([counted, totals, matches], axis=-1))
         table = np.concatenate(columns, axis=1)
         return table.reshape(len(table), -1)
 

@@ -135,24 +135,19 @@ def measure(
         scorers: The metrics.
         resampling: All systems get the same draws.
     """
-    flat = [table for own in tables for table in own]
-    metrics = [scorer.metric for _ in tables for scorer in scorers]
-    samples: Sequence[Floats | None] = [None] * len(flat)
-    if resampling.count and flat:
-        scores = [metric.score for metric in metrics]
-        samples = resample_scores(flat, scores, resamples=resampling.count, seed=resampling.seed)
-    rest = iter(samples)
+    pairs = [pair for own in tables for pair in zip(scorers, own, strict=True)]
+    samples: Sequence[Floats | None] = [None] * len(pairs)
+    seed = resampling.seed
+    if resampling.count and pairs:
+        flat, scores = [table for _, table in pairs], [x.metric.score for x, _ in pairs]
+        samples = resample_scores(flat, scores, resamples=resampling.count, seed=seed)
     found = []
-    for own in tables:
-        row = []
-        for scorer, table in zip(scorers, own, strict=True):
-            score, drawn = scorer.total(table), next(rest)
-            if drawn is not None:
-                interval = confidence_interval(drawn, seed=resampling.seed)
-                score = replace(score, confidence=interval)
-            row.append(Measured(score, table, drawn))
-        found.append(row)
-    return found
+    for (scorer, table), drawn in zip(pairs, samples, strict=True):
+        interval = None if drawn is None else confidence_interval(drawn, seed=seed)
+        score = replace(scorer.total(table), confidence=interval)
+        found.append(Measured(score, table, drawn))
+    rest = iter(found)
+    return [[next(rest) for _ in own] for own in tables]
 
 
 def _compare(

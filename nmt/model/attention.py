@@ -444,14 +444,10 @@ class FlashAttention:
 
     def fits(self, query: Tensor, key: Tensor, bias: Tensor | None, dropout: float) -> bool:
         """Whether it does all that is asked: see `nmt.model.attention.attention`."""
-        shares_keys, width = query.shape[1] != key.shape[1], query.shape[2]
-        has_types = query.dtype in _DTYPES and width % 8 == 0 and width <= _WIDEST_HEAD
-        return (
-            has_types
-            and bias is None
-            and not dropout
-            and (self.shared is not None or not shares_keys)
-        )
+        width, can_share = query.shape[2], self.shared is not None
+        fits_heads = query.dtype in _DTYPES and width % 8 == 0 and width <= _WIDEST_HEAD
+        fits_keys = can_share or query.shape[1] == key.shape[1]
+        return fits_heads and fits_keys and bias is None and not dropout
 
     def __call__(
         self,

@@ -65,7 +65,7 @@ def search(
     )
     if name == "greedy" and source.ids.device.type != "cpu" and rules.only_limit_length:
         return greedy_without_waiting(stepper, source, rules.limits, length_penalty(options))
-    selector = make_selector(SearchInputs(source, options, own, rules.longest, stepper.tokens))
+    selector = make_selector(SearchInputs(source, options, own, rules.limits[1], stepper.tokens))
     device, weight = source.ids.device, options.coverage_penalty
     state = stepper.start(source)
     # One beam per sentence at first: K copies of the empty output would be ranked K times.

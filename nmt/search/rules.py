@@ -37,7 +37,8 @@ class Rules:
         end_loops: Whether to end outputs that go round in circles; see `end_loops`.
     """
 
-    longest: Tensor  # Longest output of each sentence with EOS. (B,), int64, on the CPU.
+    # Shortest and longest output of each sentence with EOS. (2, sentences), int64, on the CPU.
+    limits: Tensor
 
     def __init__(
         self,
@@ -49,25 +50,20 @@ class Rules:
         end_loops: bool = False,
     ) -> None:
         self._end_loops = end_loops
-        self._shortest, self.longest = length_limits(source_lengths, config, max_positions)
+        shortest, longest = length_limits(source_lengths, config, max_positions)
         if constraints:
             most = max_positions or sys.maxsize
             needed = torch.tensor([min(own.num_tokens + 1, most) for own in constraints])
-            self.longest = torch.maximum(self.longest, needed)
+            longest = torch.maximum(longest, needed)
+        self.limits = torch.stack((shortest, longest))
         # Between them no sentence is at a limit.
-        self._free_lengths = range(
-            max(self._shortest.tolist(), default=0), min(self.longest.tolist(), default=0)
-        )
+        bounds = max(shortest.tolist(), default=0), min(longest.tolist(), default=0)
+        self._free_lengths = range(*bounds)
         self._config, self._max_positions = config, max_positions
         phrases = [own.forbidden for own in constraints]
         self._forbidden = ForbiddenPhrases(phrases) if any(phrases) else None
         prefixes = [own.prefix for own in constraints]
         self._prefixes = Prefixes(prefixes) if any(prefixes) else None
-
-    @property
-    def limits(self) -> Tensor:
-        """Shortest and longest output of each sentence with EOS. (2, B), int64, on the CPU."""
-        return torch.stack((self._shortest, self.longest))
 
     @property
     def only_limit_length(self) -> bool:
@@ -100,7 +96,8 @@ class Rules:
         length = history.shape[-1] + 1
         early = last = None
         if length not in self._free_lengths:
-            early, last = self._shortest[sentences] > length, self.longest[sentences] <= length
+            shortest, longest = self.limits[:, sentences]
+            early, last = shortest > length, longest <= length
             delay_end(log_probs, early)
         if self._config.no_repeat_ngram_size:
             forbid_repeated_ngrams(log_probs, history, self._config.no_repeat_ngram_size)
@@ -145,14 +142,15 @@ def delay_end(log_probs: Tensor, early: Tensor) -> None:
 
 
 def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
-    """Allow nothing but EOS in sentences whose outputs are at their longest, (B,), bool.
+    """Allow nothing but EOS where outputs are at their longest: in sentences (B,) or beams (B, K).
 
     So every hypothesis ends and counts the probability of its end.
     """
     if bool(last.any()):
-        ends = log_probs[last][..., EOS_ID].clone()
-        log_probs[last] = -torch.inf
-        log_probs[last, :, EOS_ID] = ends
+        where = last.to(log_probs.device)
+        ends = log_probs[where][..., EOS_ID]
+        log_probs[where] = -torch.inf
+        log_probs[..., EOS_ID][where] = ends
 
 
 def end_loops(log_probs: Tensor, history: Tensor) -> None:
@@ -169,11 +167,7 @@ def end_loops(log_probs: Tensor, history: Tensor) -> None:
     for period in range(1, min(_LONGEST_PERIOD, length - _LOOP) + 1):
         tail, before = history[..., -_LOOP:], history[..., -_LOOP - period : length - period]
         loops |= (tail == before).all(-1)
-    if bool(loops.any()):
-        where = loops.to(log_probs.device)
-        ends = log_probs[where][:, EOS_ID]
-        log_probs[where] = -torch.inf
-        log_probs[..., EOS_ID][where] = ends
+    end_at_limit(log_probs, loops)
 
 
 def penalize_repetition(log_probs: Tensor, history: Tensor, penalty: float) -> None:

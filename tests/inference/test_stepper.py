@@ -84,8 +84,6 @@ def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
     model = made()
     source = batch([9, 4, 1, 6])
     options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
-    with pytest.raises(ValueError, match="made without coverage"):
-        ModelStepper(model).coverage(ModelStepper(model).start(source))
     stepper = ModelStepper(model, with_coverage=True)
     for row, found in enumerate(search(stepper, source, options)):
         for hypothesis in found:
