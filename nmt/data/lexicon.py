@@ -241,10 +241,11 @@ def likely_translations(
         lexicon = learn_lexicon(lines, vocab_sizes, pairs, workers=workers, iterations=count)
     lexicon = replace(lexicon, lines=lines, before=None)
     num_targets = vocab_sizes[1]
-    waiting = [(np.empty(0, np.int64), np.empty(0))]
+    dtype = np.int32 if vocab_sizes[0] * num_targets < 1 << 31 else np.int64  # half the memory
+    waiting = [(np.empty(0, dtype), np.empty(0))]
     # A cell may be of several pairs of words, so links are counted by the words themselves.
     for links in workers.map(lexicon.links, batches(lines, pairs)):
-        waiting.append(_summed(links.keys, links.values))
+        waiting.append(_summed(links.keys.astype(dtype), links.values))
         if sum(len(keys) for keys, _ in waiting[1:]) > _MERGED_AT_ONCE:
             waiting = [_likeliest(waiting, num_targets, 4 * most)[:2]]
     keys, _, ranks = _likeliest(waiting, num_targets, most)
@@ -285,7 +286,8 @@ def _likeliest(
     """
     keys, counts = _summed(*map(np.concatenate, zip(*parts, strict=True)))
     sources = keys // num_targets
-    order = np.lexsort((-counts, sources))
+    # Integers of 16 bits are sorted without comparisons.
+    order = np.lexsort((-counts, sources.astype(np.min_scalar_type(int(sources.max(initial=0))))))
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - np.searchsorted(sources, sources)
     kept = ranks < most
