@@ -51,7 +51,6 @@ from nmt.data.filters import (
     make_diagnosis,
     training_filters,
 )
-from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import (
@@ -391,8 +390,6 @@ def _check(config: RunConfig) -> None:
             fix="Name a run or model folder that `nmt train` or `nmt average` wrote.",
         )
     check_files(config.data.corpora)
-    for corpus in (*config.data.train, config.data.valid):
-        check_hub(corpus)
 
 
 def _check_ours(folder: Path, *, is_anew: bool) -> None:

@@ -72,22 +72,20 @@ def check_sources(data: DataConfig) -> bool:
         ConfigError: More than one training corpus is standard input, or another text is.
         DataError: A corpus is a pipe or device.
     """
+    corpora = (*data.train, data.valid, *data.test.values())
+    files = [path for corpus in corpora for path in corpus_files(corpus)]
     count = sum(map(is_piped, data.train))
-    others = [path for corpus in data.train for path in corpus_files(corpus) if path != corpus.tsv]
-    for corpus in (data.valid, *data.test.values()):
-        others += corpus_files(corpus)
-    if count > 1 or any(map(is_standard, others)):
+    if count > 1 or sum(map(is_standard, files)) > count:
         raise ConfigError(
             "Standard input (-) can be the tsv of one training corpus, and nothing else.",
             fix="Write the other texts to files, and name these.",
         )
-    for corpus in (*data.train, data.valid):
-        for path in corpus_files(corpus):
-            if path.exists() and not (path.is_file() or path.is_dir()):
-                raise DataError(
-                    f"{path} is a pipe or device, and corpora are read twice.",
-                    fix="Write the text to a file first.",
-                )
+    for path in files:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise DataError(
+                f"{path} is a pipe or device, and corpora are read twice.",
+                fix="Write the text to a file first.",
+            )
     return count > 0
 
 

@@ -60,12 +60,14 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         # A single local file is one split, whatever name the configuration asks for. It is always
         # streamed: a copy in the cache of `datasets` would gain nothing.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
-        options["streaming"] = True
-        options |= {"keep_default_na": False} if path.suffix == ".csv" else {}  # "NA" is a word
+        options |= {"streaming": True}
+        if path.suffix == ".csv":
+            options["keep_default_na"] = False  # "NA" is a word
     else:
         options |= {"path": name, "name": config.subset}
-        if not check_hub(config):
-            os.environ["HF_HUB_OFFLINE"] = "1"  # what is in the cache is read, nothing is tried
+        if not path.exists() and not reaches(hub_address()):
+            # What is in the cache is read; `datasets` would try to connect for half a minute.
+            os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
 
@@ -80,34 +82,6 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             f"{type(error).__name__}: {error}",
             fix="Check the name, the subset and the network, or download it and name the files.",
         ) from error
-
-
-def check_hub(config: CorpusConfig) -> bool:
-    """Return whether the hub of a corpus, if it is on one, answers; else the cache may have it.
-
-    Raises:
-        DataError: Neither. `datasets` would take half a minute to say so.
-    """
-    name = config.huggingface
-    if name is None or Path(name).exists() or reaches(hub_address()):
-        return True
-    if not _may_be_cached(name):
-        raise DataError(
-            f"{name} is no folder here and was not downloaded before, and there is no connection "
-            f"to {hub_address()}.",
-            fix="Check the path and the network, or name files in its place.",
-        )
-    return False
-
-
-def _may_be_cached(name: str) -> bool:
-    """Whether a cache of the hub's libraries has something of this name."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
-    home = Path(os.environ.get("HF_HOME", cache / "huggingface"))
-    folders = {"HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
-    places = (Path(os.environ.get(key, folder)).expanduser() for key, folder in folders.items())
-    last = name.rpartition("/")[2].lower()
-    return any(last in path.name.lower() for place in places for path in place.glob("*"))
 
 
 def _sacrebleu() -> Any:

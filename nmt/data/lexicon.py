@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from nmt.data.store import Lines, ParallelStore, Rows
+from nmt.data.store import IntArray, Lines, ParallelStore, Rows
 from nmt.data.workers import HERE, Workers
 
 Values = npt.NDArray[np.float64]
@@ -149,9 +149,9 @@ def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
     weights = lines.source_lengths[pairs.sources].astype(np.int64)
     weights = weights * lines.target_lengths[pairs.targets] + 8
     cuts = np.flatnonzero(np.diff(np.cumsum(weights) // _MEETINGS_AT_ONCE)) + 1
-    for sources, targets in zip(*(np.split(rows, cuts) for rows in pairs), strict=True):
-        if len(sources):
-            yield Pairs(sources, targets)
+    for part in map(Pairs, *(np.split(rows, cuts) for rows in pairs)):
+        if len(part.sources):
+            yield part
 
 
 def sample_step(lines: Lines, num: int) -> int:
@@ -217,8 +217,6 @@ def likely_translations(
     lines: Lines,
     vocab_sizes: tuple[int, int],
     most: int,
-    *,
-    workers: Workers = HERE,
     lexicon: Lexicon | None = None,
 ) -> npt.NDArray[np.int32]:
     """Return the target tokens that most often translate each source token, the likeliest first.
@@ -227,7 +225,6 @@ def likely_translations(
         lines: Sentence pairs: each row with itself. Of very many, a part that is evenly spread.
         vocab_sizes: V and W.
         most: Translations of each.
-        workers: Work on batches.
         lexicon: Was learned from the same text already, which saves most of the time.
 
     Returns:
@@ -237,14 +234,14 @@ def likely_translations(
     rows = np.arange(0, num, sample_step(lines, num))
     pairs = Pairs(rows, rows)
     if lexicon is None:  # the links that are counted below are of one iteration more
-        count = _ITERATIONS - 1
-        lexicon = learn_lexicon(lines, vocab_sizes, pairs, workers=workers, iterations=count)
+        lexicon = learn_lexicon(lines, vocab_sizes, pairs, iterations=_ITERATIONS - 1)
     lexicon = replace(lexicon, lines=lines, before=None)
     num_targets = vocab_sizes[1]
-    dtype = np.int32 if vocab_sizes[0] * num_targets < 1 << 31 else np.int64  # half the memory
+    is_small = vocab_sizes[0] * num_targets < 1 << 31
+    dtype = np.dtype(np.int32 if is_small else np.int64)  # half the memory
     waiting = [(np.empty(0, dtype), np.empty(0))]
     # A cell may be of several pairs of words, so links are counted by the words themselves.
-    for links in workers.map(lexicon.links, batches(lines, pairs)):
+    for links in map(lexicon.links, batches(lines, pairs)):
         waiting.append(_summed(links.keys.astype(dtype), links.values))
         if sum(len(keys) for keys, _ in waiting[1:]) > _MERGED_AT_ONCE:
             waiting = [_likeliest(waiting, num_targets, 4 * most)[:2]]
@@ -265,19 +262,19 @@ def write_shortlist(
     """
     counts = store.token_counts("target", vocab_sizes[1])
     common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
-    candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon=lexicon)
+    candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon)
     path.write_bytes(save({"common": common, "candidates": candidates}))
 
 
-def _summed(keys: Rows, values: npt.NDArray[np.floating]) -> tuple[Rows, Values]:
+def _summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:
     """Return the different keys, rising, and the sum of the values of each."""
     known, which = np.unique(keys, return_inverse=True)
     return known, np.bincount(which, values).astype(np.float64)
 
 
 def _likeliest(
-    parts: Sequence[tuple[Rows, Values]], num_targets: int, most: int
-) -> tuple[Rows, Values, Rows]:
+    parts: Sequence[tuple[IntArray, Values]], num_targets: int, most: int
+) -> tuple[IntArray, Values, Rows]:
     """Add up the parts of a count of links; return the ``most`` frequent of each source token.
 
     Returns:

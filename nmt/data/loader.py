@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from nmt.config.data import BatchConfig
-from nmt.data.plan import Stage, TokenCounts, epoch_random, epoch_rows, plan_batches
+from nmt.data.plan import Stage, epoch_random, epoch_rows, plan_batches
 from nmt.data.resegment import Resegment, install, resegment_installed
-from nmt.data.store import ParallelStore, Rows
+from nmt.data.store import IntArray, ParallelStore, Rows
 from nmt.data.workers import map_ahead, process_pool
 from nmt.errors import DataError
 from nmt.packed import Packed, move, round_up
@@ -156,10 +156,10 @@ class Loader:
     # Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`.
     longest: int | None = None
 
-    def lengths(self, rows: Rows | slice) -> tuple[Rows, Rows]:
+    def lengths(self, rows: Rows | slice) -> tuple[IntArray, IntArray]:
         """Return source and target tokens of rows of the store, special ones included."""
         source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
-        return source.astype(np.int64) + (1 + self.source_bos), target.astype(np.int64) + 1
+        return source + (1 + self.source_bos), target + 1
 
     def plan(self, epoch: int, stage: int = 0) -> list[Rows]:
         """Return the store's rows of each batch of an epoch, in order.
@@ -183,8 +183,7 @@ class Loader:
                 fix="Raise data.train.*.weight: it says how often an epoch reads a corpus.",
             )
         plan = plan_batches(
-            TokenCounts(store.source_lengths, 1 + self.source_bos, rows),
-            TokenCounts(store.target_lengths, 1, rows),
+            *self.lengths(slice(None) if rows is None else rows),
             max_tokens=self.config.max_tokens,
             max_sentences=self.config.max_sentences,
             noise=self.config.noise,

@@ -55,9 +55,7 @@ def pair_of(source: str, target: str, line: int, options: ReadOptions) -> Senten
 
 
 def _one_line(text: str) -> str:
-    if text.isascii():
-        return text.replace("\n", " ") if "\n" in text else text
-    return without_surrogates(text).replace("\n", " ")
+    return (text if text.isascii() else without_surrogates(text)).replace("\n", " ")
 
 
 def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
@@ -134,15 +132,11 @@ def records(
             try:
                 texts = texts_of(line)
             except (LookupError, ValueError, TypeError, RecursionError) as error:
+                problem = f"no {wanted} ({type(error).__name__}: {error})"
+                fix = "Repair the line, or correct the languages and the columns of the corpus."
                 if isinstance(error, IndexError) and "," in line and "\t" not in line:
-                    raise DataError(
-                        f"{path}, line {number:,} has commas and no tab.",
-                        fix=f"Name a comma-separated file as csv: {path}, not as tsv.",
-                    ) from error
-                raise DataError(
-                    f"{path}, line {number:,}: no {wanted} ({type(error).__name__}: {error}).",
-                    fix="Repair the line, or correct the languages and the columns of the corpus.",
-                ) from error
+                    problem, fix = "commas and no tab", f"Name it as csv: {path}, not as tsv."
+                raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix) from error
             yield pair_of(*texts, number, options)
 
 

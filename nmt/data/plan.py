@@ -2,20 +2,20 @@
 
 Corpora are mixed by weight, by temperature, and in stages. Plans of 100 million pairs fit in
 memory: one packed number a pair is sorted instead of its four keys, and keys are made a chunk at a
-time. Beside the lengths there are two numbers of 64 bits for each pair, and never more.
+time. Beside the lengths there are about two numbers of 64 bits for each pair.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from nmt.config.data import DataConfig, StageConfig
-from nmt.data.store import Lengths, Rows
+from nmt.data.store import IntArray, Rows
 from nmt.errors import DataError
 
 _CHUNK_ROWS = 1 << 20
@@ -122,27 +122,9 @@ def epoch_random(seed: int, epoch: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([seed, epoch, 0]))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """Stored lengths with special tokens, of all rows or of those that an epoch reads."""
-
-    stored: npt.NDArray[np.integer]  # tokens of every row of the store
-    special: int  # BOS and EOS of this side
-    rows: Rows | None = None  # of the epoch; None: every row once
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self.stored if self.rows is None else self.rows)
-
-    def __getitem__(self, rows: slice | Rows, /) -> Rows:
-        """Return the tokens of some pairs of the epoch."""
-        own = rows if self.rows is None else self.rows[rows]
-        return self.stored[own].astype(np.int64) + self.special
-
-
 def plan_batches(
-    source_lengths: Lengths,
-    target_lengths: Lengths,
+    source_lengths: IntArray,
+    target_lengths: IntArray,
     *,
     max_tokens: int | None,
     max_sentences: int | None = None,
@@ -168,28 +150,22 @@ def plan_batches(
     Raises:
         DataError: A pair is longer than a batch.
     """
-    count, total = len(source_lengths), 0
+    count = len(source_lengths)
     if count == 0:
         return []
     order = length_order(source_lengths, target_lengths, noise=noise, random=random)
-    ends = np.empty(count, dtype=np.int64)
-    for part in _chunks(count):
-        rows = order[part]
-        sizes = source_lengths[rows].astype(np.int64) + target_lengths[rows]
-        if max_tokens is not None and int(sizes.max()) > max_tokens:
-            longest = int(sizes.argmax())
-            raise DataError(
-                f"Pair {rows[longest]} has {sizes[longest]:,} tokens, but a batch holds "
-                f"{max_tokens:,}.",
-                fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
-            )
-        ends[part] = total + np.cumsum(sizes)
-        total = int(ends[part.stop - 1])
+    sizes = source_lengths + target_lengths
+    longest = int(sizes.argmax())
+    if max_tokens is not None and sizes[longest] > max_tokens:
+        raise DataError(
+            f"Pair {longest} has {sizes[longest]:,} tokens, but a batch holds {max_tokens:,}.",
+            fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
+        )
+    ends = np.cumsum(sizes[order], dtype=np.int64)
     borders, done = [0], 0
     while borders[-1] < count:
-        stop = int(np.searchsorted(ends, done + (max_tokens or total), side="right"))
-        if max_sentences is not None:
-            stop = min(stop, borders[-1] + max_sentences)
+        stop = int(np.searchsorted(ends, done + (max_tokens or int(ends[-1])), side="right"))
+        stop = min(stop, borders[-1] + (max_sentences or count))
         borders.append(stop)
         done = int(ends[stop - 1])
     shuffled = random.permutation(len(borders) - 1)
@@ -197,7 +173,7 @@ def plan_batches(
 
 
 def length_order(
-    source: Lengths, target: Lengths, *, noise: float, random: np.random.Generator
+    source: IntArray, target: IntArray, *, noise: float, random: np.random.Generator
 ) -> Rows:
     """Return all rows by the longer side with noise, then source, then target, then at random.
 
@@ -216,24 +192,18 @@ def length_order(
         Rows. (n,), int64.
     """
     count = len(source)
-    longest = [max((int(side[part].max()) for part in _chunks(count)), default=0)
-               for side in (source, target)]  # fmt: skip
+    longest = [int(side.max(initial=0)) for side in (source, target)]
     source_bits, target_bits = (most.bit_length() for most in longest)
     key_bits = int(max(longest) * (1 + noise) + 1).bit_length()
     spare = min(64 - key_bits - source_bits - target_bits, _DOUBLE_BITS)
     packed = np.empty(count, dtype=np.uint64)
-    for part in _chunks(count):
+    parts = [slice(start, start + _CHUNK_ROWS) for start in range(0, count, _CHUNK_ROWS)]
+    for part in parts:
         left, right = (side[part].astype(np.int64) for side in (source, target))
         spread = random.random(len(left), dtype=np.float32) - 0.5
         key = np.rint(np.maximum(left, right) * (1 + noise * spread)).astype(np.int64)
         packed[part] = ((key << source_bits | left) << target_bits | right) << spare
-    for part in _chunks(count):
-        chance = random.random(part.stop - part.start) * 2.0**spare
+    for part in parts:
+        chance = random.random(len(packed[part])) * 2.0**spare
         packed[part] |= chance.astype(np.uint64)
     return np.argsort(packed)
-
-
-def _chunks(count: int) -> Iterator[slice]:
-    """Yield slices that cover ``count`` rows in order."""
-    for start in range(0, count, _CHUNK_ROWS):
-        yield slice(start, min(start + _CHUNK_ROWS, count))

@@ -109,7 +109,7 @@ MISTAKES = {
     "checkpoints; the run folder of this configuration is runs/mine.",
     "translate N in.de": "N does not exist.",
     "translate M no.de": "no.de does not exist. Did you mean in.de?",
-    "prepare tsv.yaml --report-only": "table.csv, line 1 has commas and no tab.",
+    "prepare tsv.yaml --report-only": "table.csv, line 1: commas and no tab.",
     "prepare csv.yaml --report-only": "ragged.csv, line 2: no columns 0 and 1 (counted from 0) of "
     "comma-separated values (list index out of range).",
     "prepare gone.yaml --report-only": "data.train.0.source: gone.de does not exist. "

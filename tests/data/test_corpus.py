@@ -113,7 +113,7 @@ def test_csv_has_quotes_and_perhaps_names_of_columns(names: str, tmp_path: Path)
     ("kind", "good", "row", "reason"),
     [
         ("tsv", "a\tb", "c", r"columns 0 and 1 \(counted from 0"),
-        ("tsv", "a\tb", "a,b", "has commas and no tab"),
+        ("tsv", "a\tb", "a,b", "commas and no tab"),
         *[("csv", "a,b", row, r"columns 0 and 1 \(counted from 0\)")
           for row in ('"a,b', '"a" b,c', "a")],
         *[("jsonl", '{"translation": {"de": "x", "en": "y"}}', row, "no")

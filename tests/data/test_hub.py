@@ -100,7 +100,7 @@ def test_failures_are_one_sentence_of_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_hub_out_of_reach_is_not_tried_again_and_again(
-    answers: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
 
@@ -117,11 +117,6 @@ def test_a_hub_out_of_reach_is_not_tried_again_and_again(
     monkeypatch.setattr(
         "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])
     )
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    with pytest.raises(DataError, match=r"^wmt/wmt14 is no folder .* no connection to https://"):
-        pairs_of("wmt/wmt14")
-    assert not modes  # `datasets`, which takes seconds to load, was not asked
-    (tmp_path / "hub" / "datasets" / "wmt___wmt14").mkdir(parents=True)
     with pytest.raises(DataError, match="cannot read wmt/wmt14"):
         pairs_of("wmt/wmt14")
 
