@@ -120,11 +120,6 @@ def test_a_vocabulary_has_one_size_or_one_for_each_side() -> None:
     assert two.vocab_sizes == (400, 300)
 
 
-def test_a_section_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        RunConfig.model_validate(RUN).name = "y"
-
-
 def test_biases_are_in_all_places_in_none_or_in_those_that_are_named() -> None:
     def places(bias: Any) -> list[bool]:
         config = ModelConfig(bias=bias)

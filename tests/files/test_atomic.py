@@ -1,31 +1,38 @@
-"""Files and folders appear whole, and what a dead process left is removed."""
+"""Files and folders appear whole, what a dead process left is removed, and one trains at a time."""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nmt.errors import DataError
+from nmt.errors import CheckpointError, DataError
 from nmt.files import atomic
-from nmt.files.atomic import atomic_file, atomic_folder, remove_leftovers, write_text
+from nmt.files.atomic import atomic_file, atomic_folder, remove_leftovers, run_lock, write_text
 
 _WRITE = """
 import sys, time
 from pathlib import Path
 from nmt.files import atomic
 with getattr(atomic, sys.argv[1])(Path(sys.argv[2])) as place:
-    (place / "part").touch() if isinstance(place, Path) else place.write(b"half")
+    if isinstance(place, Path):
+        (place / "part").touch()
+    elif place is not None:
+        place.write(b"half")
     print("begun", flush=True)
     time.sleep(60)
 """
 
 
 def begin(kind: str, place: Path) -> subprocess.Popen[bytes]:
-    """Another process that has begun to write ``place`` and does not end."""
+    """Another process that has begun to write ``place``, or to train there, and does not end."""
     command = [sys.executable, "-c", _WRITE, kind, str(place)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -157,3 +164,71 @@ def test_what_the_system_says_becomes_one_error() -> None:
         raise OSError(28, "No space left on device")
     with pytest.raises(BrokenPipeError), atomic.write_errors("it", DataError):
         raise BrokenPipeError  # Fault 44: the reader has what it wants
+
+
+def test_a_second_process_is_told_who_was_first_and_a_dead_one_holds_nothing(
+    tmp_path: Path,
+) -> None:
+    """FAULT 15; a refusal leaves the holder's name, and a lock cannot go stale."""
+    run = tmp_path / "run"
+    holder = begin("run_lock", run)
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as caught, run_lock(run):
+            pass
+        shown = f"in use by process {holder.pid} on {socket.gethostname()} since "
+        assert shown in str(caught.value)
+        assert caught.value.exit_code == 4
+    end(holder, signal.SIGKILL)
+    assert f"process {holder.pid} " in (run / ".lock").read_text()
+    with run_lock(run):
+        assert f"process {os.getpid()} " in (run / ".lock").read_text()
+
+
+@pytest.fixture
+def no_rights() -> Iterator[None]:
+    """Work without the rights of the superuser, who may write anywhere."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(before)
+
+
+@pytest.mark.usefixtures("no_rights")
+@pytest.mark.parametrize("place", ["/usr", "/usr/new/run", "/proc/run", "/dev/null"])
+def test_a_folder_that_cannot_be_written_is_refused(place: str) -> None:
+    """FAULT 9."""
+    with pytest.raises(CheckpointError, match=f"^{place} cannot be written") as caught:
+        run_lock(Path(place)).__enter__()
+    assert "Set run_dir" in caught.value.fix
+
+
+def test_a_folder_that_became_read_only_is_refused(request: pytest.FixtureRequest) -> None:
+    """FAULT 9."""
+    with tempfile.TemporaryDirectory() as name:  # tmp_path is closed to others
+        run_dir = Path(name)
+        with run_lock(run_dir):
+            pass
+        (run_dir / ".lock").chmod(0o666)
+        run_dir.chmod(0o555)
+        request.getfixturevalue("no_rights")
+        with pytest.raises(CheckpointError, match="cannot be written: Permission denied"):
+            run_lock(run_dir).__enter__()
+        if os.getuid() == 0:
+            os.seteuid(0)
+        run_dir.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["run", "runs/new/run"])
+def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    with pytest.raises(ZeroDivisionError), run_lock(folder), run_lock(tmp_path / "other"):
+        _ = folder.is_dir() and 1 / 0
+    assert list(tmp_path.iterdir()) == []
+    with run_lock(folder):
+        (folder / "log.txt").touch()
+    assert (folder / ".lock").is_file()
+    (folder / "log.txt").unlink()
+    with run_lock(folder):  # a folder that was there stays
+        pass
+    assert folder.is_dir()

@@ -1,3 +1,5 @@
+"""Lines of whole files, and the two ends of a filter."""
+
 from __future__ import annotations
 
 import bz2
@@ -5,18 +7,34 @@ import gzip
 import importlib
 import io
 import lzma
+import os
+import random
 import sys
-from collections.abc import Callable
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.files import lines
-from nmt.files.lines import open_binary, read_lines, split_lines
+from nmt.files.atomic import check_output, open_output
+from nmt.files.lines import (
+    LineDecoder,
+    open_binary,
+    open_input,
+    read_chunks,
+    read_lines,
+    split_lines,
+)  # fmt: skip
 
 
 def written(folder: Path, content: bytes, name: str = "text.de") -> Path:
@@ -106,3 +124,211 @@ def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
         read_lines(path)
     assert raised.value.exit_code == 3
     assert "on_bad_utf8" in raised.value.fix
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[IO[bytes], int]]:
+    """What is read, and the descriptor to write to."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream:
+        yield stream, writing
+
+
+MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"\xef\xbb\xbf")
+
+
+@given(st.binary(max_size=300).filter(lambda x: not x.startswith(MARKS)), st.integers(1, 4))
+def test_lines_are_those_between_line_feeds(data: bytes, lines_at_once: int) -> None:
+    """Fault 42: as `wc -l` counts, and one more for an end without an LF."""
+    chunks = list(read_chunks(io.BytesIO(data), lines_at_once=lines_at_once))
+    expected = data.split(b"\n") if data and not data.endswith(b"\n") else data.split(b"\n")[:-1]
+    assert [line for chunk in chunks for line in chunk] == [x.removesuffix(b"\r") for x in expected]
+    assert all(1 <= len(chunk) <= lines_at_once for chunk in chunks)
+
+
+def test_no_pause_holds_a_line(
+    pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 43: no line is kept back, be it for the look at the first bytes, and none is broken.
+
+    Whoever reads ahead gets an empty chunk for half a line, and can answer the lines before.
+    """
+    stream, writing = pipe
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+    os.write(writing, b"1\n")
+    with open_input(None) as reading:
+        chunks = read_chunks(reading)
+        assert next(chunks) == [b"1"]
+        parts = {b"one\ntwo\nth": [b"one", b"two"], b"r": [], b"ee\n": [b"three"]}
+        for data, expected in parts.items():
+            os.write(writing, data)
+            assert next(chunks) == expected
+        os.write(writing, b"four")
+        os.close(writing)
+        assert list(chunks) == [[b"four"]]
+
+
+def test_a_writer_that_never_pauses_is_answered_all_the_same(
+    pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 43: a line every moment, each before the last pause is over."""
+    monkeypatch.setattr(lines, "_PAUSE_SECONDS", 60)
+    stream, writing = pipe
+    enough = threading.Event()
+
+    def write() -> None:
+        while not enough.is_set():
+            os.write(writing, b"line\n")
+            time.sleep(0.001)
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    chunk = next(read_chunks(stream, lines_at_once=10**9))
+    enough.set()
+    writer.join()
+    assert set(chunk) == {b"line"}
+
+
+class _Endless(io.RawIOBase):
+    """Zeros without an end of line: 256 MiB."""
+
+    left = 1 << 28
+
+    def read(self, size: int = -1, /) -> bytes:
+        size = min(size, self.left)
+        self.left -= size
+        return bytes(size)
+
+
+def test_a_line_without_an_end_is_cut_and_not_held(caplog: pytest.LogCaptureFixture) -> None:
+    """Fault 45."""
+    tracemalloc.start()
+    chunks = list(read_chunks(_Endless(), max_bytes=1 << 16))  # type: ignore[arg-type]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(line) for chunk in chunks for line in chunk] == [(1 << 16) + 1]
+    assert peak < 1 << 21
+    (text,) = LineDecoder(1 << 16).decode(chunks[0], 7)
+    assert len(text) == 1 << 16
+    assert caplog.messages == ["line 7 is longer than 65,536 bytes; the rest is cut off"]
+    # A cut does not split a character, and the next line is whole.
+    decoder, data = LineDecoder(5), "ä".encode() * 10 + b"\nnext\n"
+    (chunk,) = read_chunks(io.BytesIO(data), max_bytes=5)
+    assert (decoder.decode(chunk, 1), decoder.num_damaged) == (["ää", "next"], 1)
+
+
+def test_bad_bytes_are_replaced_and_one_mark_goes(caplog: pytest.LogCaptureFixture) -> None:
+    """Fault 45."""
+    mark = b"\xef\xbb\xbf"
+    (chunk,) = read_chunks(io.BytesIO(mark + b"a\n" + mark + b"b\nc\xff"))
+    assert LineDecoder().decode(chunk, 1) == ["a", "\ufeffb", "c\ufffd"]
+    assert caplog.messages == ["line 3, byte 2: 0xff is not UTF-8; replaced by U+FFFD"]
+
+
+@pytest.mark.parametrize(
+    ("name", "decompress"),
+    [("a.gz", gzip.decompress), ("a.bz2", bz2.decompress), ("a.xz", lzma.decompress), ("a", bytes)],
+)
+def test_names_tell_the_compression_of_output_and_first_bytes_that_of_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, decompress: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / name
+    for _ in range(2):
+        with open_output(path) as stream:
+            stream.write(b"one\n")
+            stream.flush()
+            stream.write(b"two\n")
+        assert decompress(path.read_bytes()) == b"one\ntwo\n"
+    path = path.rename(tmp_path / "b")
+    assert read_lines(path) == ["one", "two"]
+    piped = io.BufferedReader(io.BytesIO(path.read_bytes()))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=piped))
+    for source in (path, None):
+        with open_input(source) as reading:
+            assert list(read_chunks(reading)) == [[b"one", b"two"]]
+
+
+def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
+    """Finding 1."""
+    source, hard, soft = (tmp_path / name for name in ("source.txt", "hard.txt", "soft.txt"))
+    source.write_text("text\n")
+    hard.hardlink_to(source)
+    soft.symlink_to(source)
+    (tmp_path / "sub").mkdir()
+    for output in (source, tmp_path / "sub" / ".." / "source.txt", hard, soft):
+        with pytest.raises(ConfigError, match="is both input and output"):
+            check_output(output, None, source)
+    check_output(tmp_path / "new.txt", source, None)
+
+
+def test_a_part_of_a_folder_that_is_read_is_refused(tmp_path: Path) -> None:
+    """Finding 1: a model's own files; translations may lie beside them."""
+    run_dir = tmp_path / "run"
+    weights = run_dir / "checkpoints" / "step-00000010" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("weights")
+    (run_dir / "old.txt").write_text("translations")
+    (tmp_path / "link.safetensors").hardlink_to(weights)
+    for output in (weights, tmp_path / "link.safetensors"):
+        with pytest.raises(ConfigError, match=r"is a part of .*run, which is read"):
+            check_output(output, run_dir)
+    check_output(run_dir / "old.txt", run_dir)
+    check_output(run_dir / "new.json", run_dir)
+
+
+def test_a_device_may_be_both_input_and_output_and_no_compression_is_made_up() -> None:
+    with pytest.raises(ConfigError, match=r"out\.zst: .* \.zst") as raised:
+        check_output(Path("out.zst"))
+    assert ".gz, .bz2, .xz" in raised.value.fix
+    null = Path(os.devnull)
+    check_output(null, null)
+    check_output(None, null, None)
+    check_output(Path("-"), Path("-"), null)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_mark_of_wide_characters_is_refused(encoding: str) -> None:
+    data = "\ufeffeins\n".encode(encoding)
+    with pytest.raises(DataError, match=rf"it is UTF-{encoding[4:6]}, not UTF-8"):
+        next(read_chunks(io.BytesIO(data), name="it"))
+
+
+@pytest.mark.parametrize(
+    ("data", "is_binary"),
+    [
+        (b"\x7fELF\2\1" + bytes(900) + b"\xd0a\xff" * 9, True),
+        (random.Random(1).randbytes(70_000), True),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256)) * 3, True),
+        (b"\0\xff\xfe" * 100, False),  # too little to tell
+        (b"one NUL \0 and bad bytes \xff\xfe\n" + b"line\n" * 200, False),
+        (("sch\u00f6\u00f6n\0\n" * 9000).encode(), False),
+        (bytes(1 << 16), False),
+    ],
+)
+def test_only_a_binary_file_is_refused(data: bytes, is_binary: bool) -> None:
+    refused = pytest.raises(DataError, match="it is a binary file: it has NUL bytes")
+    with refused if is_binary else nullcontext():
+        assert sum(map(len, read_chunks(io.BytesIO(data), name="it"))) > 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    for path in (Path("/dev/full"), tmp_path, tmp_path / "none" / "out"):
+        message = f"{path} cannot be written: "
+        with pytest.raises(DataError, match=message), open_output(path) as stream:
+            stream.write(b"text\n")
+
+
+def test_a_hyphen_is_the_standard_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding 1: no file of that name is made."""
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"in\n")))
+    with open_input(Path("-")) as reading, open_output(Path("-")) as writing:
+        writing.write(reading.read())
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(DataError, match="input is closed"), open_input(None):
+        pass
+    with pytest.raises(DataError, match="output is closed"), open_output(None):
+        pass

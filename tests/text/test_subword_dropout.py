@@ -2,72 +2,38 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise, product
 from math import sqrt
 from random import Random
-from typing import Any
 
 import pytest
-import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
 import nmt.text.subword_dropout
+from nmt.config.data import TokenizerConfig
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
+from nmt.text.tokenizer import Tokenizer
+from tests.text.test_sentencepiece import TEXT, trained
 
-TEXT = [
-    "Ein kleiner Hund läuft über die große Wiese.",
-    "Zwei Männer stehen vor einem Haus.",
-    "A small dog runs across the big meadow.",
-    "Two men are standing in front of a house.",
-] * 3
 RATES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 5e-324, 1e-17, 1 - 2**-53, 1.0]))
 # Characters of the models, so that there is something to merge, and any other.
 TEXTS = st.one_of(st.text(), st.text("HMZaeinorstuäü ▁<mask>"), st.sampled_from(TEXT))
 
 
-@dataclass(frozen=True)
-class Model:
-    """A SentencePiece model, and what dropout takes from it."""
-
-    processor: sentencepiece.SentencePieceProcessor
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.processor.encode(text.encode("utf-8", "replace").decode()))
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self.processor.decode(ids))
-
-    def dropout(self, rate: float) -> SubwordDropout:
-        every = range(self.processor.get_piece_size())
-        pieces = [self.processor.id_to_piece(index) for index in every]
-        scores = [self.processor.get_score(index) for index in every]
-        return SubwordDropout(pieces, scores, [self.is_normal(index) for index in every], rate)
-
-    def is_normal(self, index: int) -> bool:
-        """SentencePiece tells all kinds but user-defined pieces."""
-        model = self.processor
-        special = (model.is_byte, model.is_control, model.is_unknown, model.is_unused)
-        return model.id_to_piece(index) != "<mask>" and not any(kind(index) for kind in special)
-
-
-def trained(lines: Iterable[str], vocab_size: int, **options: Any) -> Model:
-    file, options = io.BytesIO(), {"vocab_size": vocab_size, **options}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=file, model_type="bpe", minloglevel=2, **options
-    )
-    return Model(sentencepiece.SentencePieceProcessor(model_proto=file.getvalue()))
-
-
 @pytest.fixture(scope="module", params=["bytes", "unknown", "defined"])
-def model(request: pytest.FixtureRequest) -> Model:
-    if request.param == "bytes":
-        return trained(TEXT, 350, byte_fallback=True)
-    return trained(TEXT, 90, user_defined_symbols=["<mask>"] if request.param == "defined" else [])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    config = TokenizerConfig(vocab_size=350)
+    if request.param != "bytes":
+        symbols = ("<mask>",) if request.param == "defined" else ()
+        config = TokenizerConfig(vocab_size=90, byte_fallback=False, user_defined_symbols=symbols)
+    return Tokenizer.load(trained(tmp_path_factory.mktemp("tokenizer"), config))
+
+
+def dropout_of(model: Tokenizer, rate: float) -> SubwordDropout:
+    pieces, scores, is_normal = zip(*model.pieces(), strict=True)
+    return SubwordDropout(pieces, scores, is_normal, rate)
 
 
 def toy(rate: float, *merges: str, scores: list[float] | None = None) -> SubwordDropout:
@@ -91,14 +57,14 @@ def assert_distributed(
 
 @given(text=TEXTS, rate=RATES, seed=st.integers(0))
 def test_rate_0_gives_the_ids_of_sentencepiece(
-    model: Model, text: str, rate: float, seed: int
+    model: Tokenizer, text: str, rate: float, seed: int
 ) -> None:
     ids = model.encode(text)
-    dropout = model.dropout(rate)
+    dropout = dropout_of(model, rate)
     dropped = dropout.resegment(ids, Random(seed))
     assert model.decode(dropped) == model.decode(ids)
     # From any segmentation the same way: the words are merged from their characters.
-    without = model.dropout(0)
+    without = dropout_of(model, 0)
     assert without.resegment(dropped, Random(1)) == without.resegment(ids, Random(1)) == ids
 
 
@@ -176,10 +142,9 @@ def test_no_merge_crosses_a_piece_that_is_not_normal_or_has_a_character_that_is_
     assert resegmented([2, 3], 0.5) == [2, 3]
 
 
-def test_a_sentence_depends_on_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = trained(TEXT, 90)
+def test_a_sentence_depends_on_no_other(model: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [model.encode(line) for line in TEXT]
-    used = model.dropout(0.3)
+    used = dropout_of(model, 0.3)
 
     def resegmented(row: int) -> list[int]:
         return used.resegment(rows[row], sentence_generator(1, 2, row, 0))
@@ -188,7 +153,7 @@ def test_a_sentence_depends_on_no_other(monkeypatch: pytest.MonkeyPatch) -> None
     backwards = [resegmented(row) for row in reversed(range(len(rows)))]
     monkeypatch.setattr(nmt.text.subword_dropout, "_MAX_WORDS", 0)
     alone = [
-        model.dropout(0.3).resegment(ids, sentence_generator(1, 2, row, 0))
+        dropout_of(model, 0.3).resegment(ids, sentence_generator(1, 2, row, 0))
         for row, ids in enumerate(rows)
     ]
     assert forwards == backwards[::-1] == alone
