@@ -91,16 +91,15 @@ def _read_keys(path: Path) -> Document:
     try:
         document = read_document(path)
         if not isinstance(document.values, dict) or not document.values:
-            raise ConfigError(
-                f"{path} holds no keys.", fix="`nmt init SOURCE TARGET` writes a configuration."
-            )
+            fix = "`nmt init SOURCE TARGET` writes a configuration."
+            raise ConfigError(f"{path} holds no keys.", fix=fix)
     except ConfigError as error:
         if path.suffix in (".yaml", ".yml", "") or not path.is_file():
             raise
-        raise ConfigError(  # it is a text, most probably
-            f"{path} is no YAML configuration: {error.problem.removeprefix(f'{path}: ')}",
-            fix="Make a configuration of two files of text: `nmt init SOURCE TARGET`.",
-        ) from error
+        # It is a text, most probably.
+        problem = f"{path} is no YAML configuration: {error.problem.removeprefix(f'{path}: ')}"
+        fix = "Make a configuration of two files of text: `nmt init SOURCE TARGET`."
+        raise ConfigError(problem, fix=fix) from error
     return document
 
 
@@ -124,11 +123,10 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
         return DecodingConfig.model_validate({**options.model_dump(), **changes})
     except ValidationError as error:
         problems = [text for _, text in find_problems(error)]
-        listed, them = "\n  ".join(problems), "it" if len(problems) == 1 else "them"
-        raise ConfigError(
-            f"Decoding options: {listed}.",
-            fix=f"Correct {them}; `nmt config keys decoding` describes each key.",
-        ) from error
+        them = "it" if len(problems) == 1 else "them"
+        fix = f"Correct {them}; `nmt config keys decoding` describes each key."
+        listed = "\n  ".join(problems)
+        raise ConfigError(f"Decoding options: {listed}.", fix=fix) from error
 
 
 def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
@@ -143,10 +141,9 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
     """
     idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if idle:
-        raise ConfigError(
-            f"`set` {', '.join(idle)} would change nothing: the model is trained already.",
-            fix=f"Leave it out; only keys of {', '.join(read)} count here.",
-        )
+        problem = f"`set` {', '.join(idle)} would change nothing: the model is trained already."
+        fix = f"Leave it out; only keys of {', '.join(read)} count here."
+        raise ConfigError(problem, fix=fix)
 
 
 def dump_config(config: RunConfig) -> str:
@@ -166,14 +163,11 @@ _MAX_DEPTH: Final = 100
 BESIDE: Final = "@config/"
 
 _CORE_TAG = "tag:yaml.org,2002:"
-_KINDS: Mapping[type[yaml.Node], tuple[str, ...]] = {
-    yaml.MappingNode: ("map",), yaml.SequenceNode: ("seq",),
-    yaml.ScalarNode: ("str", "bool", "null", "float", "int"),
-}  # fmt: skip
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d[\d_]*\.?([eE][-+]?\d+)?")
+_TAGS = {_CORE_TAG + kind for kind in ("map", "seq", "str", "bool", "null", "float", "int")}
+_NUMBER = r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d[\d_]*\.?([eE][-+]?\d+)?"
 # The core schema of YAML 1.2. PyYAML's own rules are those of 1.1, where `no` (Norwegian) is
 # false, `5e-4` is text and `1:30` is ninety.
-_FLOAT = rf"{_NUMBER.pattern}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+_FLOAT = rf"{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _RESOLVERS: Mapping[str, tuple[str, list[str]]] = {  # name -> pattern, first characters
     "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
     "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -230,21 +224,17 @@ def read_document(path: Path) -> Document:
         near |= set() if path.is_dir() else {*Path().glob("*/config.yaml")}
         others = sorted(map(str, near - {path}))
         such_as = f", such as {', '.join(others[:3])}" if others else ""
-        raise ConfigError(
-            f"{path}: {error.strerror or error}.{did_you_mean(str(path), others)}",
-            fix=f"Name a configuration file{such_as}; `nmt init SOURCE TARGET` makes one.",
-        ) from error
+        problem = f"{path}: {error.strerror or error}.{did_you_mean(str(path), others)}"
+        fix = f"Name a configuration file{such_as}; `nmt init SOURCE TARGET` makes one."
+        raise ConfigError(problem, fix=fix) from error
     if len(data) > MAX_BYTES:
-        raise ConfigError(
-            f"{path} is larger than {MAX_BYTES:,} bytes.",
-            fix="A configuration names files, it does not hold their text; is this the right file?",
-        )
+        fix = "A configuration names files, it does not hold their text; is this the right file?"
+        raise ConfigError(f"{path} is larger than {MAX_BYTES:,} bytes.", fix=fix)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: byte {error.start:,} is not UTF-8.", fix="Save the file as UTF-8."
-        ) from error
+        problem = f"{path}: byte {error.start:,} is not UTF-8."
+        raise ConfigError(problem, fix="Save the file as UTF-8.") from error
     return parse_document(text, name=str(path), folder=path.parent)
 
 
@@ -267,14 +257,11 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> Docum
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
-        if "\\t" in (error.problem or ""):
-            fix = "YAML indents with spaces only."
-            raise ConfigError(f"{where}: found a tab.", fix=fix) from error
-        problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(
-            f"{where}: this is not YAML: {problem}.",
-            fix="Compare with a file in configs/; mind colons, indentation and quotes.",
-        ) from error
+        problem = f"this is not YAML: {' '.join(filter(None, (error.context, error.problem)))}"
+        fix = "Compare with a file in configs/; mind colons, indentation and quotes."
+        if "\\t" in problem:
+            problem, fix = "found a tab", "YAML indents with spaces only."
+        raise ConfigError(f"{where}: {problem}.", fix=fix) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {error}", fix="Remove the control characters.") from error
     except RecursionError as error:
@@ -358,7 +345,7 @@ class Document:
         if len(self.lines) > MAX_VALUES or len(path) > _MAX_DEPTH:
             fix = "Write the repeated values out instead."
             raise self._refusal(node, "values are nested, or aliases expand, too far", fix)
-        if node.tag not in {_CORE_TAG + kind for kind in _KINDS[type(node)]}:
+        if node.tag not in _TAGS:
             tag = node.tag.replace(_CORE_TAG, "!!")
             fix = "Use plain text, numbers, true, false, null, lists and keys only."
             raise self._refusal(node, f"the tag {tag} is refused", fix)
