@@ -67,8 +67,8 @@ def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     for name in below.keys() & given.keys():
         is_section = isinstance(below[name], Mapping)
         own = {} if is_section and given[name] is None else given[name]
-        is_section = is_section and isinstance(own, Mapping)
-        below[name] = filled_in(own, below[name]) if is_section else own
+        both = is_section and isinstance(own, Mapping)
+        below[name] = filled_in(own, below[name]) if both else own
     return {**given, **below}
 
 
@@ -146,16 +146,12 @@ class RunConfig(Section):
         tokens = getattr(self.batch, key)
         least = 2 * longest + 2 + bos
         if tokens is not None and least > tokens:
-            yield (
-                f"batch.{key} is {tokens}, too small for a pair with filters.max_length ({longest})"
-                f" tokens on each side; raise it to {least} or lower filters.max_length"
-            )
+            fix = f"raise it to {least}, or lower filters.max_length ({longest})"
+            yield f"batch.{key} is {tokens}, too small for the longest pairs: {fix}"
         rows = longest + 1 + bos + self.model.first_position
         if self.model.positions == "learned" and rows > self.model.max_positions:
-            yield (
-                f"model.max_positions is {self.model.max_positions}; with learned positions it "
-                f"must be above filters.max_length ({longest}): raise it to {rows} or more"
-            )
+            fix = f"raise it to {rows} or more, or lower filters.max_length ({longest})"
+            yield f"model.max_positions is {self.model.max_positions}, too few: {fix}"
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
         # Another run's vocabulary, where training starts from one, has tags of its own.

@@ -13,7 +13,6 @@ from nmt.config.section import Binds, FilePath, Many, Pair, Registered, Section
 _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
 _OBJECTIVES = ("auto", "cross_entropy", "r_drop")
-_METRICS = ("bleu", "chrf", "loss")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
@@ -70,10 +69,8 @@ class ScheduleConfig(Section):
 
     def _disagreements(self) -> Iterator[str]:
         if self.warmup is not None and self.warmup >= 1:
-            yield (
-                f"warmup is a share of the run, below 1: for {self.warmup:g} updates set "
-                f"warmup_steps to {self.warmup:g}, and leave warmup out"
-            )
+            instead = f"for {self.warmup:g} updates set warmup_steps, and leave warmup out"
+            yield f"warmup is a share of the run, below 1: {instead}"
 
 
 class OptimizerConfig(Section):
@@ -102,7 +99,7 @@ class ValidationConfig(Section):
     """Beam of the decoding behind BLEU and chrF; 1 is greedy, and quick."""
     max_sentences: int | None = Field(default=None, ge=1)
     """Decode at most this many sentences; the loss is always of the whole set."""
-    metric: Annotated[str, Registered("metric", _METRICS), Binds("run")] = "bleu"
+    metric: Annotated[str, Registered("metric", ("bleu", "chrf", "loss")), Binds("run")] = "bleu"
     """Names the best checkpoint and stops early: ``loss``, ``bleu``, ``chrf`` or another metric."""
 
 
@@ -174,11 +171,8 @@ class TrainingConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         shape, steps = self.schedule.shape, self.average_last
         if shape == "inverse_sqrt" and not self.schedule.warmup_updates(total_steps=1):
-            yield (
-                "schedule.shape inverse_sqrt falls from its peak at the end of warm-up, so without "
-                "warm-up the rate would be peak_lr / sqrt(step): give warmup_steps of 1 or more, "
-                "or another shape"
-            )
+            # Without warm-up the rate would be peak_lr / sqrt(step).
+            yield "schedule.shape inverse_sqrt needs warm-up: give warmup_steps, or another shape"
         if not (self.max_steps or self.max_minutes or self.max_epochs):
             ends = shape in ("linear", "cosine", "wsd")
             if self.patience is None:

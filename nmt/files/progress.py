@@ -18,8 +18,6 @@ from nmt.files.lines import count_lines, is_standard
 
 _LEAST_SECONDS = 0.1  # between two drawings, however often a bar moves
 _FOLLOW_SECONDS = 0.5
-_USUAL_SIZE = {"ncols": 80, "nrows": 24}
-_LARGEST_TO_COUNT = 1 << 30  # bytes of a file whose lines are counted beforehand: about a second
 
 
 def progress_bar(
@@ -40,7 +38,7 @@ def progress_bar(
     with suppress(OSError):  # what stands for a terminal may have no descriptor
         has_size = not _is_watched() or get_terminal_size(sys.stderr.fileno()).columns > 0
     # Consoles of some machines and containers do not know their size.
-    size = {"dynamic_ncols": True} if has_size else _USUAL_SIZE
+    size = {"dynamic_ncols": True} if has_size else {"ncols": 80, "nrows": 24}
     bar: tqdm[Any] = tqdm(
         desc=description,
         unit=f" {unit}",
@@ -83,5 +81,6 @@ def file_bar(description: str, path: Path | None, *, unit: str, shown: bool = Tr
     """Return a bar for the lines of a file, with their number; none for standard input."""
     shown, total = shown and not is_standard(path), None
     if shown and _is_watched() and path is not None and path.is_file():
-        total = count_lines(path) if path.stat().st_size <= _LARGEST_TO_COUNT else None
+        # Counting the lines of a gigabyte takes about a second.
+        total = count_lines(path) if path.stat().st_size <= 1 << 30 else None
     return progress_bar(description, unit=unit, total=total, shown=shown)

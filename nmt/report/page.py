@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # White space, and the two joiners: Persian, Indic scripts and emoji are unreadable without.
 _SHOWN = frozenset("\t\n\r\u200c\u200d")
-_NONCHARACTERS = frozenset("\ufffe\uffff")  # XML forbids them.
 Point = tuple[float, float]  # A step and a value. A value that is not a number is a gap.
 NUM_AVERAGES = 100  # Points of the line that runs through a noisy curve of more than twice as many.
 LIMIT = 1e300  # Beyond it sums and quotients overflow: as good as infinite.
-_MAX_POINTS = 400
 
 
 def visible(text: str) -> str:
@@ -43,7 +41,8 @@ def visible(text: str) -> str:
     hidden = {
         each: each.encode("unicode_escape").decode("ascii")
         for each in {*text} - _SHOWN
-        if unicodedata.category(each) in _ESCAPED_CATEGORIES or each in _NONCHARACTERS
+        # XML forbids the last two.
+        if unicodedata.category(each) in _ESCAPED_CATEGORIES or each in "\ufffe\uffff"
     }
     return text.translate(str.maketrans(hidden))
 
@@ -165,7 +164,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     return [f"{tick / unit:,.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
 
 
-def thin(points: Sequence[Point], limit: int = _MAX_POINTS) -> Sequence[Point]:
+def thin(points: Sequence[Point], limit: int = 400) -> Sequence[Point]:
     """Return few points that look the same: of each stretch its lowest and highest, and a gap.
 
     The first and the last point stay. Finite points are at most ``limit``.

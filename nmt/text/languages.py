@@ -54,8 +54,6 @@ _SCRIPTS = {
 _ALSO = {"Kana": "Hani", "Hang": "Hani", "Jpan": "Kana", "Kore": "Hang", "Hans": "Hani",
          "Hant": "Hani"}  # fmt: skip
 _NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
-_SEPARATORS = re.compile(r"\D")
-_MOST_DIGITS = 30  # that count: Python reads very long ones slowly
 
 
 def primary_code(language: str) -> str:
@@ -138,4 +136,5 @@ def numbers_of(text: str) -> set[str]:
     >>> sorted(numbers_of("1.250 km, 007 \u0663"))
     ['1250', '3', '7']
     """
-    return {str(int(_SEPARATORS.sub("", each)[:_MOST_DIGITS])) for each in _NUMBER.findall(text)}
+    # 30 digits count: Python reads very long ones slowly.
+    return {str(int(re.sub(r"\D", "", each)[:30])) for each in _NUMBER.findall(text)}

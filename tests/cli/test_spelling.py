@@ -123,7 +123,7 @@ MISTAKES = {
     f"c.yaml: half of the 99 updates or more are warm-up (4,000 asked for); {TRY}",
     "config check c.yaml --set training.schedule.warmup=400": "c.yaml:6 with --set "
     "training.schedule.warmup=400: training.schedule: warmup is a share of the run, below 1: for "
-    "400 updates set warmup_steps to 400, and leave warmup out",
+    "400 updates set warmup_steps, and leave warmup out",
     "init in.de in.de": "SOURCE and TARGET are the same file, in.de.",
     "init in.de c.yaml": "The names of in.de and c.yaml do not end in the codes of two languages.",
     "init in.de in.en -o M": "M is there already, and is not overwritten.",
