@@ -41,6 +41,7 @@ from nmt.commands.options import PreparationOptions, PrepareOptions
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
+from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, report_name
 from nmt.data.corpus import VALID, check_files, check_sources
 from nmt.data.filters import (
@@ -53,25 +54,8 @@ from nmt.data.filters import (
 )
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
-from nmt.data.prepare_report import (
-    READ,
-    Findings,
-    PrepareReport,
-    current_report,
-    report_side,
-    sample_lengths,
-)
-from nmt.data.prepared import (
-    MANIFEST,
-    TOKENIZER,
-    TRAIN,
-    PreparedManifest,
-    Recipe,
-    Verified,
-    are_unchanged,
-    describe_sources,
-    verify_prepared,
-)
+from nmt.data.prepare_report import READ, Findings, PrepareReport
+from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe, Verified
 from nmt.data.reading import (
     Decide,
     Encode,
@@ -109,7 +93,7 @@ def prepare(options: PrepareOptions) -> PrepareReport | Verified:
     """
     config = load_config(options.config, options.set_)
     if options.verify:
-        return verify_prepared(config.prepared_dir)
+        return prepared.verify_prepared(config.prepared_dir)
     has_input = sys.stdin is not None and not sys.stdin.isatty()
     return prepare_data(config, options, piped=sys.stdin.buffer if has_input else None)
 
@@ -142,13 +126,11 @@ def prepare_data(
     scored_with = tuple(map(str, options.score_with))
     is_anew = options.force or options.report_only
     has_pipe = check_sources(config.data)
-    fresh = None if is_anew else current_report(folder, recipe, scored_with)
+    fresh = None if is_anew else prepare_report.current_report(folder, recipe, scored_with)
     if has_pipe and piped is None and fresh is None:
-        raise ConfigError(
-            f"A training corpus is standard input, and {folder} does not hold it as this "
-            "configuration would have it.",
-            fix="Run `nmt prepare CONFIG < FILE` first, with a pipe or a file as its input.",
-        )
+        fix = "Run `nmt prepare CONFIG < FILE` first, with a pipe or a file as its input."
+        problem = f"A training corpus is standard input, and {folder} was not prepared from it"
+        raise ConfigError(f"{problem} by this configuration.", fix=fix)
     if fresh and not (has_pipe and piped):  # what comes by a pipe may be new
         remove_leftovers(folder.parent, folder.name)
         return fresh.written_to(options.report, lists=folder)
@@ -172,7 +154,9 @@ def prepare_data(
             with work_folder(folder) as work:
                 readable = recipe.spooled(piped, work)
                 if not is_anew and (has_waited or has_pipe):
-                    fresh = current_report(folder, recipe, scored_with, readable.input)
+                    fresh = prepare_report.current_report(
+                        folder, recipe, scored_with, readable.input
+                    )
                     if fresh is not None:
                         return fresh.written_to(options.report, lists=folder)
                 _check_ours(folder, is_anew=is_anew)
@@ -180,14 +164,12 @@ def prepare_data(
                     open_workers(options.workers, options.scheduler) as workers,
                     atomic_folder(folder, replace=True) as new,
                 ):
-                    sources = describe_sources(readable)
+                    sources = prepared.describe_sources(readable)
                     reading = Reading(readable, new, workers, shards=work)
                     report = _read_corpora(reading, options.score_with)
-                    if not are_unchanged(sources, readable.input):
-                        raise DataError(
-                            "A corpus changed while it was read.",
-                            fix="Prepare again when nothing writes to the corpora any more.",
-                        )
+                    if not prepared.are_unchanged(sources, readable.input):
+                        fix = "Prepare again when nothing writes to the corpora any more."
+                        raise DataError("A corpus changed while it was read.", fix=fix)
                     report = replace(report, folder=str(folder))
                     report.write(new)
                     # Last of all: a folder without a manifest is not finished.
@@ -257,10 +239,10 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         leakage=[*said.leakage],
         overlap=overlap.counts(said.near),
         unchecked=unchecked,
-        lengths=sample_lengths(train),
+        lengths=prepare_report.sample_lengths(train),
         sides=[
-            report_side(train, "source", recipe.languages[0], tokenizers.source),
-            report_side(train, "target", recipe.languages[1], tokenizers.target),
+            prepare_report.report_side(train, "source", recipe.languages[0], tokenizers.source),
+            prepare_report.report_side(train, "target", recipe.languages[1], tokenizers.target),
         ],
         joint=recipe.tokenizer.joint,
         notes=[*said.notes],
@@ -356,12 +338,13 @@ def _write(
                     index,
                     lines.lines[start : start + len(block)][is_kept],
                 )
-                if part == VALID:  # its text, for scores of decoded output
+                if part == VALID:
                     _append_text(place, kept_pairs(block, is_kept))
     findings.check_kept("training" if part == TRAIN else "validation", corpora)
 
 
 def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
+    """Keep the text of validation pairs, for scores of decoded output."""
     for side in ("source", "target"):
         with (folder / f"{side}.txt").open("ab") as file:
             file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
@@ -385,21 +368,18 @@ def _check(config: RunConfig) -> None:
     check_languages(config.languages)
     start_from = config.training.start_from
     if start_from is not None and not (start_from / TOKENIZER).is_dir():
-        raise ConfigError(
-            f"{start_from} (training.start_from) is not a model: it has no {TOKENIZER} folder.",
-            fix="Name a run or model folder that `nmt train` or `nmt average` wrote.",
-        )
+        problem = f"training.start_from {start_from} is not a model: it has no {TOKENIZER} folder."
+        fix = "Name a run or model folder that `nmt train` or `nmt average` wrote."
+        raise ConfigError(problem, fix=fix)
     check_files(config.data.corpora)
 
 
 def _check_ours(folder: Path, *, is_anew: bool) -> None:
     """Check that a folder may be replaced."""
-    if (folder / MANIFEST).exists():
+    if (folder / prepared.MANIFEST).exists():
         if not is_anew:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
     elif folder.exists() and any(folder.iterdir()):
-        raise DataError(
-            f"{folder} exists, but was not made by `nmt prepare`.",
-            fix="Set prepared_dir to another folder, or remove this one.",
-        )
+        fix = "Set prepared_dir to another folder, or remove this one."
+        raise DataError(f"{folder} exists, but was not made by `nmt prepare`.", fix=fix)

@@ -28,19 +28,11 @@ from typing import Any
 
 from nmt.checkpoint.files import Checkpoint, list_checkpoints
 from nmt.checkpoint.run import check_resumable, data_check, write_run_files
+from nmt.commands import train_setup
 from nmt.commands.config import advice, load_config
 from nmt.commands.options import TrainOptions
 from nmt.commands.prepare import prepare_data
 from nmt.commands.result import Result, log_next_commands
-from nmt.commands.train_setup import (
-    build,
-    check_start,
-    compile_model,
-    describe_start,
-    make_reporters,
-    run_record,
-    start_from,
-)
 from nmt.config.flag import changed
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch, Position
@@ -60,14 +52,8 @@ from nmt.inference.engine import copy_shortlist
 from nmt.inference.translator import Translator
 from nmt.metrics.metric import METRICS
 from nmt.registry import load_attribute
-from nmt.training.checkpoints import (
-    CheckpointWriter,
-    Progress,
-    TrainingSummary,
-    average_at_end,
-    load_newest,
-    tidy_run_folder,
-)
+from nmt.training import checkpoints
+from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
 from nmt.training.processes import StoppedBySignal, StopSignal, launch, report_one_failure
 from nmt.training.report import Event, Reporter, ReporterList, RunLog
 from nmt.training.schedule import build_schedule
@@ -128,13 +114,13 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         # Before the first update there is nothing to save: a signal ends all this at once.
         with stop.at_once():
             data = _open_data(config, processes)
-            checkpoint = load_newest(run_dir, processes, strict=strict_resume)
-            setup = build(config, data, processes, stop, checkpoint)
-            compilation = compile_model(setup)
-            record = run_record(config, setup, is_compiled=compilation.is_on)
+            checkpoint = checkpoints.load_newest(run_dir, processes, strict=strict_resume)
+            setup = train_setup.build(config, data, processes, stop, checkpoint)
+            compilation = train_setup.compile_model(setup)
+            record = train_setup.run_record(config, setup, is_compiled=compilation.is_on)
             if checkpoint is None:
                 progress = Progress()
-                notes += start_from(config, setup.updater)
+                notes += train_setup.start_from(config, setup.updater)
                 warnings += advice(config)
             else:
                 # Settings that bind the run must be unchanged; other differences become warnings.
@@ -145,15 +131,15 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         if is_first:
             for text in warnings:
                 logger.warning(text)
-            tidy_run_folder(run_dir, checkpoint)
+            checkpoints.tidy_run_folder(run_dir, checkpoint)
             for text in write_run_files(run_dir, config, data.tokenizer_dir):
                 if checkpoint is not None and text not in "\n".join(warnings):
                     notes.append(f"setting changed since the last start: {text}")
-            reporter = make_reporters(config, log, progress)
+            reporter = train_setup.make_reporters(config, log, progress)
         with closing(reporter):
             for text in notes:
                 reporter.report(Event(progress.step, text))
-            reporter.report(describe_start(config, setup, compilation.remark, progress))
+            reporter.report(train_setup.describe_start(config, setup, compilation.remark, progress))
             trainer = Trainer(config, setup, progress, record, reporter, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
@@ -175,7 +161,7 @@ def _open_data(config: RunConfig, processes: Processes) -> PreparedData:
     """Open the prepared data; the first process makes them if need be, and the others wait."""
     if processes.rank == 0:
         if not list_checkpoints(config.run_dir):
-            check_start(config)
+            train_setup.check_start(config)
         prepared = prepare_data(config, check=data_check(config, processes.size))
         if not prepared.up_to_date:
             logger.info(prepared.as_text())
@@ -392,7 +378,7 @@ def _finish(
     if is_first:
         logger.info("the weights are saved; measuring confidence (validation)")
         copy_shortlist(data.folder, run_dir)
-    summary = average_at_end(config.training, summary, setup.validator, reporter)
+    summary = checkpoints.average_at_end(config.training, summary, setup.validator, reporter)
     if is_first:
         threads, device = config.training.threads, config.training.device
         load = partial(Translator.load, run_dir, engine="torch", device=device, threads=threads)
