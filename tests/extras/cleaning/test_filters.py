@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from nmt.config.data import FilterConfig
-from nmt.data.filters import REASONS, training_filters
+from nmt.data.filters import training_filters
 from nmt.errors import ConfigError
 
 RTL = "\u0642\u0631\u0623\u062a \u0643\u062a\u0627\u0628\u064b\u0627 \u0639\u0646"
@@ -78,15 +78,6 @@ def test_an_extra_that_is_missing_is_named_when_it_is_needed(
             training_filters(FilterConfig.model_validate({reason: "drop"}), "de", "en")
         assert caught.value.exit_code == 2
         assert "pip install 'nmt[clean]'" in caught.value.fix
-
-
-def test_every_reason_can_be_set_and_is_a_key() -> None:
-    for action in ("drop", "report", "off"):
-        config = FilterConfig.model_validate(dict.fromkeys(REASONS, action))
-        assert {getattr(config, name) for name in REASONS} == {action}
-    assert not training_filters(
-        FilterConfig.model_validate(dict.fromkeys(REASONS, "off"))
-    ).text_findings("<b>a</b> 1985", "<b>a</b> 1986")
 
 
 def test_languages_are_judged_where_py3langid_knows_them() -> None:

@@ -1,4 +1,4 @@
-"""Scores of lines: what their files may hold, and which pairs have low ones."""
+"""Scores of lines: of files, and of two models of opposite directions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nmt.errors import DataError
-from nmt.extras.cleaning.scores import read_scores
+from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.cleaning.scores import dual_score, dual_scorer, read_scores
+from nmt.inference.scorer import Scorer
+from nmt.text.tokenizer import load_tokenizers
+from tests.commands.preparing import config_for, corpus, prepare
+from tests.inference.models import run_config, save_run, small_model, train_tokenizer
+
+PAIR = ("de", "en")
 
 
 def test_scores_are_numbers_one_a_line_and_may_be_missing(tmp_path: Path) -> None:
@@ -34,3 +40,55 @@ def test_what_does_not_fit_the_corpus_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=problem) as caught:
             read_scores(path, lines, is_part=False)
         assert caught.value.exit_code == 3
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A model from German to English, and another one back."""
+    folder = tmp_path_factory.mktemp("dual")
+    tokenizer = train_tokenizer(folder / "tokenizer")
+    made = []
+    for seed, (source, target) in enumerate((PAIR, PAIR[::-1])):
+        update = {"source_language": source, "target_language": target}
+        model = small_model(load_tokenizers(tokenizer), seed=seed)
+        config = run_config(256).model_copy(update=update)
+        made.append(save_run(folder / source, model, tokenizer, config))
+    return made
+
+
+def test_scores_follow_the_formula_of_the_paper(runs: list[Path]) -> None:
+    pairs = [*zip(*corpus(3), strict=True), ("eins", ""), (" ", "one"), ("eins " * 300, "one")]
+    found = dual_scorer(runs[::-1], PAIR)(pairs)  # the order of the models does not matter
+    forward, backward = (Scorer.load(run) for run in runs)
+    for (source, target), value in zip(pairs[:3], found, strict=False):
+        (one,), (other,) = forward.score([(source, target)]), backward.score([(target, source)])
+        left, right = (-each.log_prob / len(each.tokens) for each in (one, other))
+        assert value == pytest.approx(math.exp(-(abs(left - right) + (left + right) / 2)))
+    assert all(map(math.isnan, found[3:]))
+    assert dual_score(1, 2) > dual_score(1, 3) > dual_score(2.5, 2.5) * math.exp(-2)
+
+
+def test_models_that_do_not_fit_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    for wrong in ([runs[0]], [runs[0], runs[0]]):
+        with pytest.raises(ConfigError, match="de to en and one back, not de-en") as caught:
+            dual_scorer(wrong, PAIR)
+        assert caught.value.exit_code == 2
+    with pytest.raises(ConfigError, match="from de to fr"):
+        dual_scorer(runs, ("de", "fr"))
+    with pytest.raises(CheckpointError) as missing:
+        dual_scorer([runs[0], tmp_path / "none"], PAIR)
+    assert missing.value.exit_code == 4
+
+
+def test_pairs_are_scored_on_demand_and_the_manifest_says_by_what(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    config = config_for(tmp_path, filters={"limits": {"dual_cross_entropy": 1.0}})
+    assert prepare(config).reasons["dual_cross_entropy"]["count"] == 0
+    report = prepare(config, score_with=runs)
+    assert report.reasons["dual_cross_entropy"]["count"] == 120
+    rows = gzip.decompress((tmp_path / "prepared" / "dual_cross_entropy.tsv.gz").read_bytes())
+    assert len(rows.splitlines()) == 121
+    assert prepare(config, score_with=runs).up_to_date
+    assert prepare(config).up_to_date
+    assert not prepare(config, score_with=runs[::-1]).up_to_date

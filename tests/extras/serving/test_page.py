@@ -169,13 +169,6 @@ def page(driver: Chrome, server: Server) -> Iterator[Page]:
     assert page.problems() == []
 
 
-def test_a_translation_appears_while_typing(page: Page) -> None:
-    assert page.type(TEXT) == page.expected(TEXT)
-    assert page.texts("#mirror .word") == TEXT.split()
-    page["clear"].click()
-    assert page.shown() == ""
-
-
 def test_aligned_words_light_up(page: Page) -> None:
     page.type(TEXT)
     [answer] = page.server.translate(TEXT, model="en-de", want=["alignment"])
@@ -334,20 +327,6 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     page.press(Keys.ARROW_DOWN, Keys.ENTER)
     page.wait(lambda: page.shown().split()[1] == chosen)
     assert page.script(focused) == chosen
-
-
-def test_a_phone_need_not_scroll_sideways(page: Page) -> None:
-    sizes = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
-    page["best"].click()
-    page.script(DROP, f"{'long' * 30}.docx", "")
-    page.type(f"{TEXT} {'www.example.org/' * 20}")
-    page.script("for (const each of document.querySelectorAll('details')) each.open = true")
-    page.all("#target .word")[-1].click()
-    page.wait(lambda: page.all("#menu b"))
-    widths = page.script("return [document.documentElement.scrollWidth, innerWidth]")
-    page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert widths == [390, 390]
 
 
 def test_the_page_finds_a_server_that_comes_back(page: Page, served: dict[str, Path]) -> None:
