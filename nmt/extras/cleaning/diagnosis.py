@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data import filters
+from nmt.data.filters import Arrays, Found
 from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
@@ -38,7 +39,7 @@ class Look:
     sketches: bool
     index: LeakageIndex
 
-    def __call__(self, pairs: Sequence[SentencePair]) -> filters.Arrays:
+    def __call__(self, pairs: Sequence[SentencePair]) -> Arrays:
         """Return the hashes of the pairs, and the held-out sentences in their sources."""
         leaks = [
             (leak.row, leak.held_out, leak.kind == "exact")
@@ -72,7 +73,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._writing: Future[None] | None = None
 
     @property
-    def look(self) -> Callable[[Sequence[SentencePair]], filters.Arrays]:
+    def look(self) -> Callable[[Sequence[SentencePair]], Arrays]:
         """What a block says by itself."""
         return Look("near_duplicate" in self._actions, self._leaks.index)
 
@@ -82,11 +83,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         return self._leaks.sources
 
     def see(
-        self,
-        corpus: str,
-        pairs: Sequence[SentencePair],
-        looked: filters.Arrays,
-        found: Sequence[filters.Found],
+        self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
     ) -> None:
         """Take the next block."""
         count = self._repeat_finder.count

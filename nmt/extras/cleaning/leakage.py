@@ -152,17 +152,12 @@ class LeakageIndex:
         found: dict[tuple[int, int], Literal["exact", "near"]] = {}
         for ours, theirs in self._candidates(words):
             mine, held_out = units[ours], self._units[theirs]
-            place = mine.line, held_out.line
-            if found.get(place) == "exact":
-                continue
-            if mine.is_whole and held_out.is_whole and self._is_same(lines[mine.line], place[1]):
+            place, is_whole = (mine.line, held_out.line), mine.is_whole and held_out.is_whole
+            if is_whole and " ".join(lines[mine.line].split()) == self._lines[held_out.line]:
                 found[place] = "exact"
             elif place not in found and _holds(mine, held_out):
                 found[place] = "near"
         return [Leak(*place, kind) for place, kind in sorted(found.items())]
-
-    def _is_same(self, line: str, held_out: int) -> bool:
-        return " ".join(line.split()) == self._lines[held_out]
 
     def _candidates(self, words: Sequence[Sequence[str]]) -> Iterable[tuple[int, int]]:
         """Return pairs of a training unit and a held-out unit that are worth comparing."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,9 +53,8 @@ def normalized(text: str) -> str:
 
 def stable_hash(text: str) -> int:
     """Return 64 bits that are the same in every process."""
-    return int.from_bytes(
-        blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little"
-    )
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 word_hash = lru_cache(maxsize=1 << 18)(stable_hash)  # `stable_hash` of words; most come again.
@@ -180,9 +180,7 @@ class RepeatFinder:
             is_later = leaders < places
             yield places[is_later], leaders[is_later]
 
-    def _near(
-        self, rows: Rows, leaders: Rows, least: float
-    ) -> tuple[Rows, npt.NDArray[np.float64]]:
+    def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
         """Return the rows that are like an earlier one with the same band, and how like."""
         mine, other = self._sketches(rows), self._sketches(leaders)
         same = np.zeros(len(rows))

@@ -137,15 +137,14 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     """
     scorers = map(load_attribute("nmt.inference.scorer:Scorer").load, runs)  # which loads torch
     found = {scorer.languages: scorer for scorer in scorers}
-    try:
-        forward, backward = found[languages], found[languages[::-1]]
-    except KeyError as error:
+    if not found.keys() >= {languages, languages[::-1]}:
         directions = ", ".join("-".join(each) for each in found)
         raise ConfigError(
             f"`score_with` needs a model from {languages[0]} to {languages[1]} and one back, not "
             f"{directions or 'none'}.",
             fix="Name two run or model folders with a comma between them.",
-        ) from error
+        )
+    forward, backward = found[languages], found[languages[::-1]]
 
     def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
         back = backward.score([(target, source) for source, target in pairs])

@@ -74,11 +74,8 @@ class DryRunReport:
         of = f"{self.device}, {self.precision}, {self.threads} threads"
         each = f", each of {self.devices} processes" if self.devices > 1 else ""
         remark = f", {self.remark}" if self.remark else ""
-        lines = [
-            f"dry run of {self.name} on {of}{each}{remark}: nothing is trained, no run folder is "
-            "written",
-            self._summary,
-        ]
+        title = f"dry run of {self.name} on {of}{each}{remark}: no training, no run folder"
+        lines = [title, self._summary]
         for row in self._rows():
             if isinstance(row, str):
                 lines += ["", row]
@@ -110,11 +107,9 @@ class DryRunReport:
         yield "by update", _decimal(flops["update"]), "average"
         yield "whole training", _decimal(flops["training"])
         yield "memory"
-        held = {"weights": "weights", "master_weights": "float32 master weights",
-                "gradients": "gradients", "optimizer": "optimizer's moments"}  # fmt: skip
-        for key, label in held.items():
-            averages = "and averaged weights, if any" if key == "optimizer" else ""
-            yield label, _binary(memory[key]), "exact", averages
+        for key in ("weights", "master_weights", "gradients", "optimizer"):
+            moments = "moments, and averaged weights if any" if key == "optimizer" else ""
+            yield key.replace("_", " "), _binary(memory[key]), "exact", moments
         shapes = " and ".join("{} x ({} + {})".format(*x) for x in memory["largest_batches"])
         peak = f"measured: peak of an update on the largest batches, {shapes} tokens"
         halved = f"HALVED {memory['splits']} times to fit" if memory["splits"] else ""
@@ -308,8 +303,6 @@ def _decimal(number: float | None) -> str:
 
 
 def _binary(size_bytes: int) -> str:
-    if size_bytes == 0:
-        return "0"
     mebibytes = size_bytes / 2**20
     return f"{mebibytes:,.1f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:,.2f} GiB"
 

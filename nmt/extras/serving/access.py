@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 import math
 import re
@@ -29,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nmt.errors import ConfigError
 from nmt.extras.serving.bodies import RETRY, RefusedError, as_response
-from nmt.extras.serving.options import Rate, ServeOptions, is_loopback
+from nmt.extras.serving.options import Rate, ServeOptions, address_of, is_loopback
 from nmt.extras.serving.service import Service
 
 _MOST_CLIENTS = 10_000
@@ -124,7 +123,7 @@ class Gate:
         found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if found is None:
             raise RefusedError(400, "The request has no valid Host.", "Send one header Host.")
-        if found[1] not in self._hosts and not _is_address(found[1]):
+        if found[1] not in self._hosts and address_of(found[1].strip("[]")) is None:
             fix = "Use the address, or start the server with `allow_host`."
             raise RefusedError(403, "The server does not have this Host.", fix)
         origin = request.headers.get("origin", "").lower()
@@ -159,14 +158,6 @@ class Gate:
             wait = {"Retry-After": str(math.ceil(seconds))}
             raise RefusedError(429, "Too many requests.", "Wait a little.", wait)
         return client
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]

@@ -20,7 +20,7 @@ from nmt.inference.translator import Translator
 from nmt.text import languages
 
 _WARM_UP = "1"
-_MOST_CARD_CHARACTERS = 1 << 16
+_MOST_CARD = 1 << 16  # characters
 _EXPORT = "model.bin"  # of CTranslate2
 _WORD = re.compile(r"\w+")
 _WEIGHT_OF_WORDS = 4.0
@@ -98,6 +98,7 @@ class ServedModel:
         """Return what anybody may know of it."""
         translator = self.translator
         engine, other = translator.engine.name, None if self.is_export else "torch"
+        card = self.folder / CARD
         return {
             "name": self.name,
             "source": self.source,
@@ -114,7 +115,7 @@ class ServedModel:
             "confidence": translator.options.confidence is not None,
             "tags": sorted(translator.tokenizers.source.tags),
             "decoding": translator.options.decoding.model_dump(mode="json"),
-            "card": _read_card(self.folder),
+            "card": card.read_text("utf-8", "replace")[:_MOST_CARD] if card.is_file() else None,
         }  # fmt: skip
 
 
@@ -178,14 +179,6 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
             )
         named[name] = path
     return named
-
-
-def _read_card(folder: Path) -> str | None:
-    """Return the model card of a folder, up to a bound; None if there is none."""
-    try:
-        return (folder / CARD).read_text("utf-8", "replace")[:_MOST_CARD_CHARACTERS]
-    except OSError:
-        return None
 
 
 def language_name(code: str) -> str:
