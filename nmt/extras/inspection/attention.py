@@ -53,7 +53,7 @@ def attention(subject: Subject) -> Iterator[fig.Figure]:
     recording = record(subject.model, subject.source, subject.target)
     for kind, title in KINDS.items():
         yield from _figures(subject, kind, title, recording.weights(kind))
-    yield _heatmap(subject, "cross", f"{KINDS['cross']}, mean", recording.mean_attention())
+    yield _heatmap(subject, "cross", f"{KINDS['cross']}, mean", recording.mean_attention().tolist())
 
 
 def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
@@ -73,22 +73,21 @@ def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Itera
         return
     names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []
     for name, layer in zip(names, layers, strict=True):
-        of_heads = {f"head {head}": weights[layer - 1, head - 1] for head in heads}
-        grid.append([_heatmap(subject, kind, f"{name}, {k}", x) for k, x in of_heads.items()])
-        arcs = {head: _rows(x, kind) for head, x in of_heads.items()}
-        links = fig.Links(f"{title}, {name}", *_axes(subject, kind), arcs)
+        of_heads = {f"head {head}": _rows(weights[layer - 1, head - 1], kind) for head in heads}
+        grid.append(list(of_heads.values()))
+        links = fig.Links(f"{title}, {name}", *_axes(subject, kind), of_heads)
         if not subject.choice.head:
-            of_heads = {"mean of all heads": weights[layer - 1].mean(0)}
+            of_heads = {"mean of all heads": _rows(weights[layer - 1].mean(0), kind)}
         maps = (_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in of_heads.items())
         steps.append(fig.Step(name, [links, *maps]))
     yield fig.Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
     yield fig.Steps(f"{title}, layer by layer", steps)
 
 
-def _heatmap(subject: Subject, kind: Kind, title: str, weights: Tensor) -> fig.Heatmap:
+def _heatmap(subject: Subject, kind: Kind, title: str, rows: fig.Matrix) -> fig.Heatmap:
     down = "token that reads" if kind == "encoder" else _DECODED
     axes = _axes(subject, kind)
-    return fig.Heatmap(title, _rows(weights, kind), *axes, 0.0, 1.0, across="token read", down=down)
+    return fig.Heatmap(title, rows, *axes, 0.0, 1.0, across="token read", down=down)
 
 
 def _axes(subject: Subject, kind: Kind) -> tuple[Sequence[str], Sequence[str]]:

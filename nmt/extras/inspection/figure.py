@@ -146,12 +146,12 @@ class Diagram(Figure):
 
 @dataclass(frozen=True)
 class Grid(Figure):
-    """Small heatmaps side by side, such as layers (down) x heads (across)."""
+    """Small heatmaps of shares side by side, such as layers (down) x heads (across)."""
 
     rows: Sequence[str]
     columns: Sequence[str]
-    # One row of heatmaps for each of ``rows``; they are drawn without token labels.
-    figures: Sequence[Sequence[Heatmap]]
+    # One row of matrices for each of ``rows``, all of one shape; they are drawn without labels.
+    values: Sequence[Sequence[Matrix]]
 
 
 @dataclass(frozen=True)

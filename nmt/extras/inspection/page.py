@@ -207,13 +207,25 @@ def _(figure: fig.Heatmap) -> Drawing:
     left, reach = 8 + _longest(figure.rows), _longest(figure.columns)
     slope = 0.0 if is_written and reach < 40 else 55.0
     top = 22 + reach * math.sin(math.radians(slope))
-    _cells(figure, on, (left, top), (width, height), is_written=is_written)
-    for row in _every(num_rows, height):
-        on.text(figure.rows[row], left - 6, top + (row + 0.5) * height + 4, "end")
-    for column in _every(num_columns, width * (0.75 if slope else 1)):  # slanted lines lie closer
-        x, y = left + (column + 0.5) * width + (4 if slope else 0), top - 6
-        turn = {"transform": f"rotate({-slope:.0f} {_short(x)} {_short(y)})"} if slope else {}
-        on.text(figure.columns[column], x, y, "first" if slope else "mid", **turn)
+    _shades(figure.values, on, (low, high), (left, top), (width, height))
+    on.rect((left, top), (num_columns * width, num_rows * height), "frame")
+    for y, row in enumerate(figure.values if num_rows * num_columns <= _MAX_TITLES else ()):
+        for x, value in enumerate(row):
+            number = "masked" if value is None else short_number(value)
+            name = tag("title", f"{figure.rows[y]}, {figure.columns[x]}: {number}")
+            across, down = left + x * width, top + y * height
+            on.rect((across, down), (width, height), "hit", name)
+            if is_written and value is not None:
+                is_strong = abs(_level(value, low, high) or 0) > _LEVELS * 0.55
+                shown = f"{value:.2f}" if abs(value) < 100 else number
+                kind = "mid inner" if is_strong else "mid ink"
+                on.text(shown, across + width / 2, down + height / 2 + 4, kind)
+    for place in _every(num_rows, height):
+        on.text(figure.rows[place], left - 6, top + (place + 0.5) * height + 4, "end")
+    for place in _every(num_columns, width * (0.75 if slope else 1)):  # slanted lines lie closer
+        across, down = left + (place + 0.5) * width + (4 if slope else 0), top - 6
+        turn = {"transform": f"rotate(-55 {_short(across)} {_short(down)})"} if slope else {}
+        on.text(figure.columns[place], across, down, "first" if slope else "mid", **turn)
     bottom = top + num_rows * height
     on.text(short_number(low), left + 34, bottom + 20, "end soft")
     ramp = [[low + (high - low) * (each + 0.5) / 12 for each in range(12)]]
@@ -261,51 +273,27 @@ def _shades(values: fig.Matrix, on: Drawing, bounds: Point, place: Point, size: 
     on.body += tag("g", inner.body, transform=move, class_="cells")
 
 
-def _cells(
-    figure: fig.Heatmap, on: Drawing, place: Point, size: Point, *, is_written: bool
-) -> None:
-    """Draw the coloured cells of a heatmap, its frame and its numbers."""
-    (left, top), (width, height), bounds = place, size, figure.bounds
-    num_rows, num_columns = len(figure.rows), len(figure.columns)
-    _shades(figure.values, on, bounds, place, size)
-    on.rect(place, (num_columns * width, num_rows * height), "frame")
-    for y, row in enumerate(figure.values if num_rows * num_columns <= _MAX_TITLES else ()):
-        for x, value in enumerate(row):
-            number = "" if value is None else short_number(value)
-            name = f"{figure.rows[y]}, {figure.columns[x]}: {number or 'masked'}"
-            corner = left + x * width, top + y * height
-            on.rect(corner, size, "hit", tag("title", name))
-            if is_written and value is not None:
-                is_strong = abs(_level(value, *bounds) or 0) > _LEVELS * 0.55
-                shown = f"{value:.2f}" if abs(value) < 100 else number
-                kind = "mid inner" if is_strong else "mid ink"
-                on.text(shown, corner[0] + width / 2, corner[1] + height / 2 + 4, kind)
-
-
 @draw.register
 def _(figure: fig.Grid) -> Drawing:
-    on, maps = Drawing(), [each for row in figure.figures for each in row]
-    columns, rows = (max(map(len, x)) for x in ([m.columns for m in maps], [m.rows for m in maps]))
-    cell = max(1.5, min(8.0, 110 / max(columns, rows, 1)))
-    left, pitch = 8 + _longest(figure.rows), max(cell * columns, _longest(figure.columns)) + 10
+    on, num_rows, num_columns = Drawing(), len(figure.values[0][0]), len(figure.values[0][0][0])
+    cell = max(1.5, min(8.0, 110 / max(num_rows, num_columns)))
+    left, pitch = 8 + _longest(figure.rows), max(cell * num_columns, _longest(figure.columns)) + 10
     for number, name in enumerate(figure.columns):
         on.text(name, left + number * pitch, 14)
-    for y, row in enumerate(figure.figures):
-        top = 22 + y * (cell * rows + 10)
+    for y, row in enumerate(figure.values):
+        top = 22 + y * (cell * num_rows + 10)
         on.text(figure.rows[y], left - 8, top + 12, "end")
-        for x, each in enumerate(row):
-            small = Drawing()
-            small.body += tag("title", each.title)
-            _cells(each, small, (0, 0), (cell, cell), is_written=False)
-            on.put(small, left + x * pitch, top)
+        for x, values in enumerate(row):
+            place, name = (left + x * pitch, top), f"{figure.rows[y]}, {figure.columns[x]}"
+            _shades(values, on, (0.0, 1.0), place, (cell, cell))
+            on.rect(place, (cell * num_columns, cell * num_rows), "frame hit", tag("title", name))
     return on
 
 
 @draw.register
 def _(figure: fig.Links) -> Drawing:
-    on, left, top, legend = Drawing(), 8 + _longest(figure.left), 0, 0.0
-    if len(figure.weights) > 1:
-        top = _ROW
+    on, left, legend = Drawing(), 8 + _longest(figure.left), 0.0
+    top = _ROW if len(figure.weights) > 1 else 0
     for color, (name, weights) in enumerate(figure.weights.items()):
         kind = f"c{color % _COLORS}"
         if top:

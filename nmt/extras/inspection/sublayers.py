@@ -245,10 +245,9 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[f
         x[head, place].tolist() for x in (heads.products, heads.scores, heads.weights)
     )
     rows: list[list[fig.Cell]] = [
-        [label, vector_text(key), product, scaled, weight, vector_text(value),
-         vector_text(value * weight)]
-        for label, key, product, scaled, weight, value
-        in zip(labels, keys, products, scores, weights, values, strict=True)
+        [labels[i], vector_text(keys[i]), products[i], scores[i], weights[i],
+         vector_text(values[i]), vector_text(values[i] * weights[i])]
+        for i in range(len(labels))
     ]  # fmt: skip
     mixed = vector_text(heads.mixed[head, place])
     rows.append(["sum", "", None, None, sum(weights), "", mixed])
@@ -329,16 +328,15 @@ def flow(subject: Subject) -> Iterator[fig.Figure]:
     # The topmost stream of a post-norm model is the output itself. Gradients are left nowhere.
     places = [x for each in recording.sublayers for x in (each.after, *each.module.parameters())]
     gradients = iter(torch.autograd.grad(loss, places))
-    for side, num_layers in (("encoder", len(subject.model.encoder)),
-                             ("decoder", len(subject.model.decoder))):  # fmt: skip
-        rows = []
+    for side in get_args(Side):
+        rows, layers = [], layer_names(len(getattr(subject.model, side)))
         for each in (x for x in recording.sublayers if x.side == side):
             before, added, after = (
                 x.detach().norm(dim=-1).mean().item() for x in (each.before, each.added, each.after)
             )
             stream = float(next(gradients).norm())
             squares = sum(float(next(gradients).square().sum()) for _ in each.module.parameters())
-            name = f"{layer_names(num_layers)[each.layer - 1]}, {each.name.replace('_', '-')}"
+            name = f"{layers[each.layer - 1]}, {each.name.replace('_', '-')}"
             rows.append([name, before, added, after, added / before, stream, squares**0.5])
         note = "From the lowest sublayer to the top."
         yield fig.Table(f"{side.capitalize()}: norms", _HEAD, rows, note=note)
@@ -348,10 +346,9 @@ def flow(subject: Subject) -> Iterator[fig.Figure]:
         note = "Tokens between the one that reads and those it reads."
         if kind == "cross":
             note += " The target is laid along the source, first on first and last on last."
-        for name, values, unit in (
-            ("entropy", entropy(weights), "In nats."), ("distance", distance(weights), note),
-        ):  # fmt: skip
-            yield fig.Heatmap(f"{title}: {name}", values.tolist(), *names, 0.0, note=unit)
+        values = entropy(weights).tolist(), distance(weights).tolist()
+        yield fig.Heatmap(f"{title}: entropy", values[0], *names, 0.0, note="In nats.")
+        yield fig.Heatmap(f"{title}: distance", values[1], *names, 0.0, note=note)
 
 
 def entropy(weights: Tensor) -> Tensor:

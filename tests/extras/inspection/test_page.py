@@ -48,7 +48,7 @@ FIGURES: list[Figure] = [
         ],
         [((0, 1), (1, 0), ATTACK)],
     ),
-    Grid(ATTACK, [ATTACK], [ATTACK], [[HEATMAP]]),
+    Grid(ATTACK, [ATTACK], [ATTACK], [[VALUES]]),
     Steps(ATTACK, [Step(ATTACK, [HEATMAP]), Step("2", [Text("", [ATTACK])])]),
 ]
 

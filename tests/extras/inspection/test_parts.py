@@ -106,7 +106,8 @@ def test_rows_name_the_token_read_and_the_token_predicted(folders: dict[str, Pat
     assert [grid.rows for grid in grids] == [
         ["layer 1", "layer 2 (top)"], *[["layer 1", "layer 2", "layer 3 (top)"]] * 2,
     ]  # fmt: skip
-    decoder = grids[1].figures[0][0]
+    _, decoder = figures_of(part, Steps)[1].steps[0].figures
+    assert isinstance(decoder, Heatmap)
     assert decoder.rows[0].startswith("BOS")
     assert decoder.rows[-1].endswith("EOS")
     assert decoder.columns == ["BOS", *[row.split()[2] for row in decoder.rows[:-1]]]
