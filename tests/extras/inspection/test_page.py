@@ -6,54 +6,42 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from nmt.extras.inspection.figure import (
-    Box,
-    Diagram,
-    Figure,
-    Grid,
-    Heatmap,
-    Links,
-    Matrix,
-    Node,
-    Part,
-    Stack,
-    Step,
-    Steps,
-    Table,
-    Text,
-    Tree,
-    part_text,
-)
+from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import Part, part_text
 from nmt.extras.inspection.page import document, layout, render_page, text_width
+from tests.browser import REQUESTS, WIDER, ask
 
 ATTACK = "<img src=x onerror=alert(1)>\u202e&"
-VALUES: Matrix = [[0.25, None], [0.5, 1.0]]
-HEATMAP = Heatmap(ATTACK, VALUES, [ATTACK, "b"], [ATTACK, "d"], 0, 1, note=ATTACK)
+VALUES: fig.Matrix = [[0.25, None], [0.5, 1.0]]
+HEATMAP = fig.Heatmap(ATTACK, VALUES, [ATTACK, "b"], [ATTACK, "d"], 0, 1, note=ATTACK)
 # One of each kind, with markup wherever text goes.
-FIGURES: list[Figure] = [
-    Text(ATTACK, [ATTACK], note=ATTACK),
-    Table(ATTACK, [ATTACK, "n"], [[ATTACK, 1050624], [None, 0.5]], total=True, note=ATTACK),
+FIGURES: list[fig.Figure] = [
+    fig.Text(ATTACK, [ATTACK], note=ATTACK),
+    fig.Table(ATTACK, [ATTACK, "n"], [[ATTACK, 1050624], [None, 0.5]], total=True, note=ATTACK),
     HEATMAP,
-    Links(ATTACK, [ATTACK, "b"], [ATTACK], {ATTACK: [[0.9], [0.1]], "2": [[0.5], [0.0]]}),
-    Tree(ATTACK, [Node(ATTACK, ATTACK, None, "best"), Node("b", "", 0, "dropped")]),
-    Diagram(
+    fig.Links(ATTACK, [ATTACK, "b"], [ATTACK], {ATTACK: [[0.9], [0.1]], "2": [[0.5], [0.0]]}),
+    fig.Tree(ATTACK, [fig.Node(ATTACK, ATTACK, None, "best"), fig.Node("b", "", 0, "dropped")]),
+    fig.Diagram(
         ATTACK,
         [
-            Stack(ATTACK, [Box(ATTACK, ATTACK), Box("add", residual=1)], repeated=(0, 1, 6)),
-            Stack("d", [Box("cross", kind="attention")]),
+            fig.Stack(
+                ATTACK, [fig.Box(ATTACK, ATTACK), fig.Box("add", residual=1)], repeated=(0, 1, 6)
+            ),
+            fig.Stack("d", [fig.Box("cross", kind="attention")]),
         ],
         [((0, 1), (1, 0), ATTACK)],
     ),
-    Grid(ATTACK, [ATTACK], [ATTACK], [[VALUES]]),
-    Steps(ATTACK, [Step(ATTACK, [HEATMAP]), Step("2", [Text("", [ATTACK])])]),
+    fig.Grid(ATTACK, [ATTACK], [ATTACK], [[VALUES]]),
+    fig.Steps(ATTACK, [fig.Step(ATTACK, [HEATMAP]), fig.Step("2", [fig.Text("", [ATTACK])])]),
 ]
 
 
-def page(*figures: Figure) -> str:
+def page(*figures: fig.Figure) -> str:
     part = Part("all", ATTACK, ATTACK, figures)
     return render_page(ATTACK, {"Source": ATTACK}, [part, part], {f"nmt {ATTACK}": ATTACK})
 
@@ -64,7 +52,7 @@ def texts(document: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: type(figure).__name__)
-def test_text_of_a_figure_stays_text(figure: Figure) -> None:
+def test_text_of_a_figure_stays_text(figure: fig.Figure) -> None:
     for made in (page(figure), document([figure])):
         assert "<img" not in made
         assert "\u202e" not in made
@@ -88,7 +76,7 @@ def test_the_only_script_is_the_one_whose_hash_is_allowed() -> None:
 
 
 def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
-    drawn = document([Heatmap("", [[0.0, 0.5, 1.0]], ["r"], ["a", "b", "c"], low=0, high=1)])
+    drawn = document([fig.Heatmap("", [[0.0, 0.5, 1.0]], ["r"], ["a", "b", "c"], low=0, high=1)])
     cells = re.findall(r'class="heat" d="M(\d),0h1v1h-1z" fill-opacity="([\d.]+)"', drawn)
 
     assert cells[:2] == [("1", "0.5"), ("2", "1")]
@@ -101,15 +89,20 @@ def test_a_label_has_the_room_that_a_broad_font_needs() -> None:
 
 
 def test_equal_neighbours_are_one_shape() -> None:
-    drawn = document([Heatmap("", [[1.0] * 300] * 2, ["r", "s"], [""] * 300, low=0, high=1)])
+    drawn = document([fig.Heatmap("", [[1.0] * 300] * 2, ["r", "s"], [""] * 300, low=0, high=1)])
 
     assert "M0,0h300v1h-300zM0,1h300v1h-300z" in drawn
 
 
 def test_parents_of_a_tree_stand_amid_their_children() -> None:
-    nodes = [Node("a", "", None), Node("b", "", 0), Node("c", "", 0), Node("d", "", 1)]
+    nodes = [
+        fig.Node("a", "", None),
+        fig.Node("b", "", 0),
+        fig.Node("c", "", 0),
+        fig.Node("d", "", 1),
+    ]
 
-    assert layout(Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
+    assert layout(fig.Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
 
 
 def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
@@ -120,6 +113,27 @@ def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
 
 
 def test_all_steps_are_on_the_page_without_its_script() -> None:
-    made = page(Steps("t", [Step(f"moment {n}", [Text("", [f"line {n}"])]) for n in range(9)]))
+    made = page(
+        fig.Steps("t", [fig.Step(f"moment {n}", [fig.Text("", [f"line {n}"])]) for n in range(9)])
+    )
 
     assert [f"line {n}" in made for n in range(9)] == [True] * 9
+
+
+IMAGES = 'document.querySelectorAll("img").length'
+VISIBLE_STEPS = 'document.querySelectorAll(".live .now").length'
+CUT = """[...document.querySelectorAll("svg.drawing text")].filter(x => {
+    const [own, whole] = [x, x.ownerSVGElement].map(y => y.getBoundingClientRect());
+    return own.width && (own.left < whole.left || own.right > whole.right);
+}).length"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_the_page(browser: str, width: int, tmp_path: Path) -> None:
+    names = ["<0x76>", "\u2581Wimm"]  # a broad byte and broad letters
+    drawn = fig.Heatmap("", VALUES, names, names), fig.Links("", names, names, {"head 1": VALUES})
+    expressions = (WIDER, IMAGES, VISIBLE_STEPS, REQUESTS, CUT)
+    found, logged = ask(browser, str(page(*FIGURES, *drawn)), tmp_path, width, *expressions)
+
+    assert found == "0 0 2 0 0"
+    assert "CONSOLE" not in logged

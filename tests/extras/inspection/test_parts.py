@@ -1,4 +1,4 @@
-"""The parts that read a sentence, against what the other commands say of the same model."""
+"""Views, against what the other commands say of the same model, and what a view lacks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nmt.config.data import TokenizerConfig
 from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.attention import head_losses, look_shares
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
-from nmt.extras.inspection.options import InspectOptions
+from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.prediction import losses, smoothed_target
 from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.sublayers import distance, entropy
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.model.transformer import build_model
-from nmt.text.tokenizer import load_tokenizers
+from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.inference.conftest import sentences
 from tests.inference.models import run_config, save_run, train_tokenizer
 from tests.model.small import small_model
@@ -303,3 +304,33 @@ def test_heads_reads_the_first_short_pairs_of_a_test_set(
         assert all(row[1] is None for row in tables[2].rows)  # there is no previous token
     with pytest.raises(ConfigError, match="test set"):
         make_part("heads", Subject(folders["post"], InspectOptions(test="other")))
+
+
+CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, what in VIEWS.items() if what.needs in ("model", "sentence")]
+)
+def test_a_configuration_says_that_it_has_no_weights(name: str) -> None:
+    with pytest.raises(ConfigError, match="needs a trained model"):
+        make_part(name, Subject(CONFIG, InspectOptions(source="merci")))
+
+
+def test_the_tag_is_read_too_and_those_there_are_are_named(tmp_path: Path) -> None:
+    config = TokenizerConfig(vocab_size=330, user_defined_symbols=("<2de>", "<2en>", "<bt>"))
+    train_sentencepiece(iter(sentences(300)), tmp_path / "joint.model", config, threads=1)
+    tagged, line = load_tokenizers(tmp_path), "der Hund"
+
+    def subject(tag: str | None) -> Subject:
+        found = Subject(CONFIG, InspectOptions(source=line, tag=tag))
+        vars(found)["tokenizers"] = tagged
+        return found
+
+    plain, asked = subject(None).source_ids, subject("de")
+    asked.check()
+    assert asked.source_ids == [4, *plain]
+    assert asked.source_labels[0] == "<2de>"
+    with pytest.raises(ConfigError, match="no tag 'fr'") as caught:
+        subject("fr").check()
+    assert (caught.value.exit_code, caught.value.fix) == (2, "Use one of <2de>, <2en>, <bt>.")
