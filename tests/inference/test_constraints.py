@@ -1,20 +1,28 @@
-"""Prefixes and phrases of lines."""
+"""Prefixes, phrases and tags of lines.
+
+A tag is read before the source, counts as one of its tokens, and is no word of the line.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.request import Request, Result
+from nmt.inference.scorer import Scorer
 from nmt.inference.segment import segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import NONE, Constraints, contains
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.inference.conftest import OPTIONS, sentences, translator_of
+from tests.inference.models import loaded, small_model
 from tests.inference.test_translator import Says
 
 LINES = sentences(12, seed=8, longest=6)
@@ -136,3 +144,76 @@ def test_a_phrase_behind_the_sentence_raises_an_alarm(
     (found,) = translator.translate([Request(source, required=("Haus",))])
     assert (found.text, found.alarms) == (text, alarms)
     assert translator.translate([source])[0].alarms == ()
+
+
+SYMBOLS = ("<2de>", "<2en>", "<bt>")
+TAGGED_LINES = sentences(6, seed=2, longest=6)
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
+    folder = tmp_path_factory.mktemp("tagged")
+    config = TokenizerConfig(vocab_size=330, user_defined_symbols=SYMBOLS)
+    train_sentencepiece(iter(sentences(300, 0)), folder / "joint.model", config, threads=1)
+    return load_tokenizers(folder)
+
+
+@pytest.fixture(scope="module")
+def tagging(tagged: Tokenizers) -> Translator:
+    return translator_of(TorchEngine(small_model(tagged)), tagged, max_length=12)
+
+
+def test_the_vocabulary_knows_its_tags_and_dropout_leaves_them_whole(tagged: Tokenizers) -> None:
+    assert tagged.source.tags == {"<2de>": 4, "<2en>": 5, "<bt>": 6}
+    assert not any(is_normal for _, _, is_normal in tagged.source.pieces()[4:7])
+    names = ("de", "<2en>", "bt")
+    assert [tagged.source.tag_id(name) for name in names] == [4, 5, 6]
+    with pytest.raises(ConfigError, match="no tag 'd'") as caught:
+        tagged.source.tag_id("d")
+    assert caught.value.fix == "Use one of <2de>, <2en>, <bt>."
+
+
+def test_each_line_is_translated_by_its_own_tag(tagging: Translator) -> None:
+    tags = ["de", None, "en", "de", "bt", None]
+    requests = [Request(line, tag=tag) for line, tag in zip(TAGGED_LINES, tags, strict=True)]
+    together = tagging.translate(requests)
+    alone = [tagging.translate([request])[0] for request in requests]
+    assert [result.text for result in together] == [result.text for result in alone]
+    of_all = tagging.with_options(tag="de").translate(TAGGED_LINES)
+    assert [result.text for result in of_all[::3]] == [result.text for result in together[::3]]
+    assert [result.text for result in of_all] != [r.text for r in tagging.translate(TAGGED_LINES)]
+    assert [result.source for result in together] == TAGGED_LINES
+    with pytest.raises(ConfigError, match="no tag 'fr'"):  # of all lines, so of the command
+        tagging.with_options(tag="fr")
+
+
+def test_the_model_reads_the_tag_first_and_alignments_have_no_column_for_it(
+    tagging: Translator, tagged: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = Mock(side_effect=tagging.engine.attention)
+    monkeypatch.setattr(tagging.engine, "attention", spy)
+    chosen = tagging.with_options(tag="<2en>", outputs={"attention"})
+    (result,) = chosen.translate([TAGGED_LINES[0]])
+    assert spy.call_args.args[0] == [[5, *tagged.source.encode(TAGGED_LINES[0])]]
+    assert result.attention is not None
+    assert {len(row) for row in result.attention} == {len(TAGGED_LINES[0].split())}
+
+
+def test_a_tag_takes_room(tagging: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Mock(side_effect=tagging.engine.search_all)
+    monkeypatch.setattr(tagging.engine, "search_all", spy)
+    tagging.with_options(tag="de").translate([" ".join(TAGGED_LINES)])
+    tasks = [task for call in spy.call_args_list for task in call.args[0]]
+    lengths = [len(source) for task in tasks for source in task.sources]
+    assert max(lengths) <= 12
+    assert len(lengths) > 1
+
+
+def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
+    scorer = Scorer(loaded(small_model(tagged), tokenizers=tagged), OPTIONS)
+    pairs = [(TAGGED_LINES[0], TAGGED_LINES[1]), ("", "")]
+    ids = tagged.source.encode(TAGGED_LINES[0]), tagged.target.encode(TAGGED_LINES[1])
+    (expected,) = scorer.score_ids([([4, *ids[0]], ids[1])])
+    scores = [score.log_prob for score in scorer.score(pairs, tag="de")]
+    assert scores == [pytest.approx(math.fsum(expected)), 0.0]
+    assert scorer.score(pairs)[0].log_prob != pytest.approx(math.fsum(expected))

@@ -21,7 +21,7 @@ from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
 from nmt.text.tokenizer import Tokenizers, load_tokenizers
-from tests.inference.conftest import OPTIONS, sentences, translator_of
+from tests.inference.conftest import OPTIONS, sentences
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 Mean = Literal["arithmetic", "geometric"]
@@ -33,19 +33,6 @@ def are_equal(found: list[Result], expected: list[Result]) -> bool:
     scores = [[result.score for result in side] for side in (found, expected)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     return [result.text for result in found] == [result.text for result in expected]
-
-
-@pytest.mark.parametrize(
-    ("shape", "size", "mean"),
-    [("plain", 1, "arithmetic"), ("modern", 3, "geometric"), ("learned", 3, "arithmetic"),
-     ("wide", 1, "geometric")],
-)  # fmt: skip
-def test_it_is_itself_twice(tokenizers: Tokenizers, shape: str, size: int, mean: Mean) -> None:
-    """A model with itself is the model."""
-    model = small_model(tokenizers, shape)
-    engines = TorchEngine(*[model] * 3, mixture=Mixture((0.7, 0.2, 0.1), mean)), TorchEngine(model)
-    both = (translator_of(own, tokenizers, beam_size=size).translate(LINES) for own in engines)
-    assert are_equal(*both)
 
 
 def test_means_are_those_of_the_definition() -> None:

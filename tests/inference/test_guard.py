@@ -24,7 +24,6 @@ from nmt.inference.guard import (
     alarms,
     compressed_share,
     fallback_search,
-    repeated_ngrams,
 )
 from nmt.inference.request import Alarm
 from nmt.inference.translator import Translator
@@ -39,7 +38,6 @@ RATIO: dict[str, Any] = {"compression_scale": 1.5, "compression_exponent": -0.22
 STRICT = GuardLimits(loop=1, repetition=0.15, **WIDTHS, **RATIO)
 """What is normal for German captions and their English."""
 BREAD = "Der Bäcker verkauft Brot und Kuchen."
-TOKENS = st.lists(st.sampled_from("abcde"), max_size=30)
 
 
 def alarms_of(source: str, output: str, limits: GuardLimits) -> tuple[Alarm, ...]:
@@ -51,15 +49,6 @@ def alarms_of(source: str, output: str, limits: GuardLimits) -> tuple[Alarm, ...
 # --- Signs -------------------------------------------------------------------------------------
 
 
-@given(tokens=TOKENS)
-def test_signs_know_no_vocabulary_and_no_direction(tokens: list[str]) -> None:
-    renamed = [ord(token) * 7 for token in tokens]
-    assert longest_loop(tokens) == longest_loop(renamed) == longest_loop(tokens[::-1])
-    assert repeated_ngrams(tokens) == repeated_ngrams(renamed) == repeated_ngrams(tokens[::-1])
-    different = list(dict.fromkeys(tokens))
-    assert (longest_loop(different), repeated_ngrams(different)) == (0, 0)
-
-
 @given(unit=st.lists(st.sampled_from("abcde"), min_size=1, max_size=6), copies=st.integers(1, 9))
 def test_all_copies_but_the_first_are_the_loop(unit: list[str], copies: int) -> None:
     assert longest_loop(["x", *unit * copies, "y"]) >= len(unit) * (copies - 1)
@@ -67,13 +56,6 @@ def test_all_copies_but_the_first_are_the_loop(unit: list[str], copies: int) -> 
     phrase = ["a", "dog", "runs"]
     assert longest_loop(phrase * 2) == 3
     assert longest_loop([*phrase, *phrase[:2]]) == 0  # not a whole copy
-
-
-@settings(max_examples=30)
-@given(text=st.text(min_size=1, max_size=40))
-def test_repeating_a_text_makes_it_compress_better(text: str) -> None:
-    assert compressed_share(text * 20) < compressed_share(text)
-    assert compressed_share("") == 1
 
 
 @pytest.mark.parametrize(
@@ -189,21 +171,6 @@ def test_only_alarmed_lines_are_searched_again(tokenizers: Tokenizers) -> None:
     counts = GuardCounts.of(dict(enumerate(found, 1)))
     assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
     assert "lines looked degenerate (length, loops); now none raises" in (counts.message(1) or "")
-
-
-def test_second_searches_come_early(tokenizers: Tokenizers) -> None:
-    lines, done, before = [*distinct(40), ""], [0], list[int]()
-
-    class Watched(Parrot):
-        @override
-        def search(self, sources: Any, options: DecodingConfig, constraints: Any = None) -> Any:
-            before.extend(done[-1:] * (options.beam_size > OPTIONS.beam_size))
-            return super().search(sources, options, constraints)
-
-    guarded = stutterer(tokenizers, Watched()).with_options(batch_tokens=1)
-    guarded.with_options(progress=lambda num: done.append(done[-1] + num)).translate(lines)
-    assert len(before) > 5
-    assert 30 < max(before) < len(lines) == done[-1]
 
 
 @pytest.mark.parametrize("engine", [Parrot(is_curable=False), Parrot(can_be_strict=False)])

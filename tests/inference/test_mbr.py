@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
 import pytest
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
@@ -17,27 +14,6 @@ from nmt.inference.translator import Translator
 from nmt.metrics.ngrams import pairwise_chrf
 from nmt.search.hypothesis import Hypothesis
 from tests.inference.conftest import OPTIONS, sentences
-
-WORDS = "the a dog dogs cat, cat. runs running in on house-boat".split()  # noqa: SIM905
-
-
-def drawn(count: int, seed: int) -> list[str]:
-    """Sentences that share words; some are equal."""
-    generator = random.Random(seed)
-    return [" ".join(generator.choices(WORDS, k=generator.randint(1, 3))) for _ in range(count)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_expected_utility_is_the_mean_of_sacrebleus_sentence_scores(seed: int) -> None:
-    texts = drawn(20, seed)
-    assert len(set(texts)) < len(texts)
-    chrf, bleu = CHRF(), BLEU(effective_order=True)
-    for metric, name in ((chrf, "chrf"), (bleu, "bleu")):
-        utility = Mbr("chrf" if name == "chrf" else "bleu").of_language("en").compare
-        found = expected_utilities(texts, utility)
-        for text, value in found.items():
-            scores = [metric.sentence_score(text, [other]).score for other in texts]
-            assert value == pytest.approx(sum(scores) / len(texts), abs=1e-9)
 
 
 def ranked(texts: list[str], utility: Utility = pairwise_chrf) -> list[str]:

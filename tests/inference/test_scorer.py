@@ -71,15 +71,6 @@ def test_scores_are_those_of_any_batch(scorer: Scorer, monkeypatch: pytest.Monke
             assert result.score == pytest.approx(expected[row].score, abs=1e-5)
 
 
-def test_batches_keep_to_their_budget(scorer: Scorer, tokenizers: Tokenizers) -> None:
-    ids = [(tokenizers.source.encode(x), tokenizers.target.encode(y)) for x, y in PAIRS]
-    batches = list(scorer.with_options(batch_tokens=50)._batches(ids))
-    assert sorted(row for rows in batches for row in rows) == list(range(len(PAIRS)))
-    assert len(batches) > 3
-    for rows in batches:
-        assert len(rows) == 1 or sum(len(ids[r][0]) + len(ids[r][1]) + 2 for r in rows) <= 100
-
-
 def test_the_tokens_make_up_the_score(scorer: Scorer) -> None:
     plain = scorer.with_options(length_penalty=0).score(PAIRS[:3])
     for result, unnormalised in zip(scorer.score(PAIRS[:3]), plain, strict=True):

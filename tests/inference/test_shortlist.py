@@ -221,22 +221,6 @@ def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
             assert not any(contains(after, phrase) for phrase in own.forbidden)
 
 
-@pytest.mark.parametrize("way", ["greedy", "beam", "sampling", "diverse", "alternatives"])
-def test_the_text_does_not_depend_on_the_batch(tokenizers: Tokenizers, way: str) -> None:
-    own = engine(tokenizers, random_shortlist(tokenizers.target.vocab_size), ("learned",))
-    decoding = options(way, n_best=WAYS[way].get("n_best", 1)).model_dump()
-    translator = translator_of(own, tokenizers, **decoding)
-    expected = translator.with_options(batch_tokens=1).translate(LINES)
-    plain = translator.with_options(shortlist=False).translate(LINES)
-    assert all(ours.text != theirs.text for ours, theirs in zip(plain, expected, strict=True))
-    for batch_tokens in (25, 100_000):
-        found = translator.with_options(batch_tokens=batch_tokens).translate(LINES)
-        for result, other in zip(found, expected, strict=True):
-            texts = [[a.text for a in each.alternatives] for each in (result, other)]
-            assert (result.text, texts[0]) == (other.text, texts[1])
-            assert result.score == pytest.approx(other.score, rel=1e-4)
-
-
 def test_a_model_without_the_file_says_what_to_do(tokenizers: Tokenizers, tmp_path: Path) -> None:
     message = rf"has no {NAME}\.\n.*fix: Start `nmt train CONFIG` again"
     with pytest.raises(ConfigError, match=message):

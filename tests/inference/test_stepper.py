@@ -2,75 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.config.model import DecodingConfig
 from nmt.inference.stepper import Mixture, ModelStepper
 from nmt.inference.torch_engine import TorchEngine
-from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.search.loop import search
 from nmt.text import BOS_ID, EOS_ID
+from tests.model.small import small_model
 from tests.search.toys import beam_search, greedy_search
-
-SHAPE = {
-    "encoder_layers": 1, "decoder_layers": 2, "model_dim": 32, "ff_dim": 48, "num_heads": 4,
-    "embeddings": "separate",
-}  # fmt: skip
-VOCAB_SIZE = 40
-
-
-def made(seed: int = 7, **changes: Any) -> Transformer:
-    torch.manual_seed(seed)
-    config = ModelConfig.model_validate({**SHAPE, **changes})
-    return build_model(config, VOCAB_SIZE, VOCAB_SIZE).eval()
 
 
 def batch(lengths: list[int]) -> Packed:
     return Packed.from_rows(
-        [[*torch.randint(4, VOCAB_SIZE, (length - 1,)).tolist(), EOS_ID] for length in lengths]
+        [[*torch.randint(4, 50, (length - 1,)).tolist(), EOS_ID] for length in lengths]
     )
-
-
-def from_scratch(model: Transformer, source: list[int], longest: int) -> tuple[int, ...]:
-    """Greedy search that decodes the whole prefix at every step."""
-    ids = [BOS_ID]
-    packed = Packed.from_rows([source])
-    while True:
-        scores = model.logits(model(packed, Packed.from_rows([ids]))[-1])
-        scores[:EOS_ID] = -torch.inf
-        token = int(scores.argmax())
-        if token == EOS_ID or len(ids) == longest:
-            return tuple(ids[1:])
-        ids.append(token)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"norm_position": "pre", "positions": "rotary", "norm": "rms", "activation": "swiglu"},
-        {"positions": "learned", "num_kv_heads": 2, "qk_norm": True, "output_bias": True},
-    ],
-)
-@torch.no_grad()
-def test_cached_decoding_equals_decoding_from_the_beginning(changes: dict[str, Any]) -> None:
-    model = made(**changes)
-    source = batch([9, 4, 1, 6, 9])
-    config = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=6)
-    results = greedy_search(ModelStepper(model), source, config)
-    for ids, (found,) in zip(source.rows(), results, strict=True):
-        assert found.ids == from_scratch(model, ids, len(ids) + 6)
-    wide = beam_search(ModelStepper(model), source, config)
-    assert [found.ids for (found,) in wide] == [found.ids for (found,) in results]
 
 
 @torch.no_grad()
 def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
-    model = made()
+    model = small_model()
     source = batch([5])
     stepper = ModelStepper(model)
     log_probs, _ = stepper.step(stepper.start(source), torch.tensor([[BOS_ID]]))
@@ -81,7 +34,7 @@ def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
 
 @torch.no_grad()
 def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
-    model = made()
+    model = small_model()
     source = batch([9, 4, 1, 6])
     options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
     stepper = ModelStepper(model, with_coverage=True)
@@ -97,7 +50,7 @@ def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
 @pytest.mark.parametrize(("min_length_factor", "first"), [(0.0, 0), (4.0, 0), (4.0, 1)])
 def test_an_output_ends_with_the_positions(min_length_factor: float, first: int) -> None:
     """Even if it should be longer."""
-    model = made(positions="learned", max_positions=8 + first, first_position=first)
+    model = small_model(positions="learned", max_positions=8 + first, first_position=first)
     for beam_size, find in ((1, greedy_search), (3, beam_search)):
         config = DecodingConfig(
             beam_size=beam_size, max_length_offset=30, min_length_factor=min_length_factor
@@ -110,7 +63,10 @@ def test_an_output_ends_with_the_positions(min_length_factor: float, first: int)
 @torch.no_grad()
 def test_bos_before_the_source_is_read_and_nothing_else_is_changed_by_it() -> None:
     """The same weights, told BOS by the key or by hand."""
-    plain, marked = made(3), made(3, source_bos=True)
+    plain, marked = (
+        small_model(embeddings="separate"),
+        small_model(source_bos=True, embeddings="separate"),
+    )
     marked.load_state_dict(plain.state_dict())
     sources, targets = ([ids[:-1] for ids in batch([9, 4, 2]).rows()] for _ in range(2))
     by_hand = [[BOS_ID, *ids] for ids in sources]

@@ -1,4 +1,4 @@
-"""Scores are sacrebleu's, and bad input is told apart."""
+"""Scores are sacrebleu's, also those of all pairs at once, and bad input is told apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from sacrebleu.metrics.ter import TER
 from nmt.errors import ConfigError, DataError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, MetricOptions, Score, Scorer
-from nmt.metrics.sacrebleu import bleu_tokenizer, default_tokenizer
+from nmt.metrics.ngrams import pairwise_bleu, pairwise_chrf
+from nmt.metrics.sacrebleu import bleu_tokenizer, bleu_words, default_tokenizer
 
 
 def corpus_score(
@@ -145,3 +146,31 @@ def test_published_scores_are_reproduced(shared_data: Path, pair: str, name: str
                 assert score.value == pytest.approx(float(row["score_sacrebleu"]), abs=1e-9)
                 assert score.signature == row["signature"].replace("2.6.0", __version__)
             assert len(own) == 1 + (metric != "chrf++")
+
+
+ODD_WORDS = [
+    "", " ", "a", "A", "a a a a a a a", "aaaaaaa", "a\u2028b", "\U0001f415 \U0001f415", "e\u0301é",
+    "The dog, e.g. the one of 3.5%, isn't here.", "The dog isn't here .", "漢字 漢", "x\ty\u3000z",
+]  # fmt: skip
+WORDS = st.sampled_from(["the", "dog", "dogs", "cat,", "cat.", "ran", "(now)", "$3.50", *ODD_WORDS])
+
+
+@given(st.lists(st.lists(WORDS, max_size=9).map(" ".join), min_size=1, max_size=6), st.booleans())
+def test_every_pair_has_sacrebleus_sentence_score(texts: list[str], is_held_in_parts: bool) -> None:
+    """Whether the table of n-grams is held whole or in parts."""
+    chrf, bleu = CHRF(), BLEU(effective_order=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if is_held_in_parts:
+            patch.setattr(ngrams, "_MOST_CELLS", 50)
+        found_chrf, found_bleu = pairwise_chrf(texts), pairwise_bleu(texts, bleu_words("en"))
+    for i, hypothesis in enumerate(texts):
+        for j, reference in enumerate(texts):
+            expected = chrf.sentence_score(hypothesis, [reference]).score
+            assert found_chrf[i, j] == pytest.approx(expected, abs=1e-9)
+            expected = bleu.sentence_score(hypothesis, [reference]).score
+            assert found_bleu[i, j] == pytest.approx(expected, abs=1e-9)
+
+
+def test_words_are_those_of_bleu_in_the_language() -> None:
+    assert bleu_words("de")("Hund, 3.5%") == ["Hund", ",", "3.5", "%"]
+    assert bleu_words("zh")("狗在家") == ["狗", "在", "家"]

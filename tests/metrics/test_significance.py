@@ -20,9 +20,7 @@ from nmt.metrics.metric import Floats, MetricOptions, Scorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import (
     Resampling,
-    confidence_interval,
     least_p_value,
-    paired_p_value,
     randomised_differences,
     resample_scores,
     score_systems,
@@ -37,40 +35,6 @@ def resampled_means(values: list[float], **options: int) -> Floats:
 
 def exchanged(one: Floats, other: Floats, **options: int) -> Floats:
     return randomised_differences(one, other, lambda sums: sums[:, 0], **options)
-
-
-NUMBERS = st.lists(st.floats(0, 100), min_size=1, max_size=20)
-
-
-@given(NUMBERS, st.integers(0, 1000))
-def test_resampled_scores_stay_within_the_sentences_and_follow_the_seed(
-    values: list[float], seed: int
-) -> None:
-    samples, again = (resampled_means(values, resamples=50, seed=seed) for _ in range(2))
-    assert np.array_equal(samples, again)
-    interval, slack = confidence_interval(samples), 1e-9
-    assert min(values) - slack <= interval.low <= interval.high <= max(values) + slack
-    assert interval.low - slack <= interval.mean <= interval.high + slack
-
-
-def test_a_system_that_is_always_better_is_so_significantly_and_by_luck_it_is_not() -> None:
-    generator = np.random.default_rng(3)
-    base, gain, other = (generator.uniform(*each, 200) for each in ((0, 50), (1, 5), (0, 50)))
-    samples = [resampled_means(list(values)) for values in (base, base + gain, other)]
-    assert paired_p_value(samples[1], samples[0], delta=float(gain.mean())) < 0.01
-    assert paired_p_value(samples[2], samples[0], delta=float((other - base).mean())) > 0.05
-
-
-@given(NUMBERS, st.integers(0, 1000))
-def test_exchanges_of_outputs_keep_the_sum_and_no_difference_exceeds_the_largest(
-    values: list[float], seed: int
-) -> None:
-    one = np.array(values)[:, None]
-    other = np.roll(one, 1, axis=0)
-    found = exchanged(one, other, trials=40, seed=seed)
-    assert found.shape == (40,)
-    assert found.max() <= np.abs(one - other).sum() + 1e-6
-    assert (exchanged(one, one, trials=40) == 0).all()
 
 
 def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from typing_extensions import override
 
 from nmt.model.attention import (
+    BACKENDS,
     Segments,
     bmm_attention,
     cached_attention,
@@ -19,8 +21,15 @@ from nmt.model.attention import (
     to_rectangle,
 )
 from nmt.model.dropout import dropout, dropped_share
-from nmt.model.positions import LearnedPositions, RotaryPositions
+from nmt.model.positions import (
+    POSITIONS,
+    LearnedPositions,
+    PositionScheme,
+    RelativePositions,
+    RotaryPositions,
+)
 from nmt.packed import Packed
+from tests.model.small import small_model
 
 LENGTHS = st.lists(st.integers(1, 8), min_size=1, max_size=5)
 
@@ -164,3 +173,38 @@ def test_rotation_makes_scores_depend_on_the_distance_and_a_table_has_an_end() -
     torch.testing.assert_close(rotate(query, torch.tensor([0])), query)
     with pytest.raises(ValueError, match="9 positions, but the table holds 8"):
         LearnedPositions(8, 4).table(9)
+
+
+class Alibi(RelativePositions):
+    """Attention with linear biases (Press et al. 2022)."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self._slopes = 2.0 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
+
+    @override
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        distances = (queries.unsqueeze(1) - keys).abs()
+        return -self._slopes.view(-1, 1, 1) * distances
+
+
+POSITIONS.register("alibi", PositionScheme(relative=lambda config, _: Alibi(config.num_heads)))
+SOURCE = Packed.from_rows([[7, 8, 9, 4, 3], [11, 12, 3]])
+TARGET = Packed.from_rows([[2, 20, 21, 9], [2, 22]])
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+@torch.inference_mode()
+def test_a_registered_scheme_serves_all(num_kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(positions="alibi", num_kv_heads=num_kv_heads)
+    whole = model(SOURCE, TARGET)
+    state, steps, ids = model.start(SOURCE), [], TARGET.pad(TARGET.ids)
+    for position in range(4):
+        hidden, state = model.decode_step(state, ids[:, position : position + 1])
+        steps.append(hidden[:, 0])
+    torch.testing.assert_close(torch.stack(steps, 1)[TARGET.mask()], whole, rtol=1e-4, atol=1e-5)
+    monkeypatch.setitem(BACKENDS, "cpu", sdpa_attention)
+    torch.testing.assert_close(model(SOURCE, TARGET), whole, rtol=1e-4, atol=1e-5)
+    none = small_model(positions="none", num_kv_heads=num_kv_heads)
+    assert none.state_dict().keys() == model.state_dict().keys()
+    assert not torch.allclose(none(SOURCE, TARGET), whole)

@@ -1,13 +1,20 @@
-"""Laws of the model: steps equal the whole, and nothing depends on batch mates or later tokens."""
+"""Laws of the model: steps equal the whole, and nothing depends on batch mates or later tokens.
+
+Nor on activation checkpointing: less is kept then, and nothing else is other than without.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from tests.model.small import VARIANTS, packed, small_model
+from nmt.model.transformer import Transformer
+from tests.model.small import VARIANTS, packed, results, small_model
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -24,23 +31,6 @@ def test_decoding_step_by_step_equals_reading_the_whole_target(variant: str) -> 
             steps.append(model.logits(hidden)[:, 0])
     one_by_one = torch.stack(steps, dim=1)[target.mask()]
     torch.testing.assert_close(one_by_one, whole, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_selecting_beams_and_stepping_commute(variant: str) -> None:
-    model = small_model(**VARIANTS[variant])
-    with torch.no_grad():
-        state = model.start(packed([7, 4, 6]))
-        _, state = model.decode_step(state, torch.tensor([[2], [2], [2]]))
-        state = state.select(torch.arange(3), torch.zeros(3, 2, dtype=torch.int64))
-        tokens = torch.tensor([[4, 5], [6, 7], [8, 9]])
-        _, state = model.decode_step(state, tokens)
-        sentences, beams = torch.tensor([0, 2]), torch.tensor([[1, 0, 1], [0, 0, 1]])
-        chosen = state.select(sentences, beams)
-        after, _ = model.decode_step(chosen, torch.full((2, 3), 11))
-        full, _ = model.decode_step(state, torch.full((3, 2), 11))
-    expected = full[sentences].gather(1, beams.unsqueeze(-1).expand(-1, -1, full.shape[-1]))
-    torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -66,3 +56,41 @@ def test_batch_mates_change_nothing(variant: str, lengths: list[tuple[int, int]]
         together = model(source, target)
         alone = model(source.part(0, 1), target.part(0, 1))
     torch.testing.assert_close(together[: len(alone)], alone, rtol=1e-4, atol=1e-5)
+
+
+DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.2, "word_dropout": 0.1}
+
+
+def model_of(*, recompute: bool, **options: Any) -> Transformer:
+    model = small_model(**{**DROPOUT, **options}).train()
+    model.recompute = recompute
+    return model
+
+
+def seeded(model: Transformer) -> dict[str, Tensor]:
+    """Loss, gradients, and the state of the generator afterwards."""
+    torch.manual_seed(7)
+    return {**results(model, [5, 2, 7], [4, 6, 3]), "random": torch.get_rng_state()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_loss_and_gradients_are_the_same_to_the_bit(variant: str) -> None:
+    plain, saving = (seeded(model_of(recompute=x, **VARIANTS[variant])) for x in (False, True))
+    torch.testing.assert_close(saving, plain, rtol=0, atol=0)
+
+
+def test_less_is_kept_for_the_backward_pass_of_training() -> None:
+    kept = []
+    for recompute, training in ((False, True), (True, True), (False, False), (True, False)):
+        sizes: list[int] = []
+
+        def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model = model_of(recompute=recompute).train(training)
+            model(packed([5, 2, 7]), packed([4, 6, 3]))
+        kept.append(sum(sizes))
+    assert kept[1] < 0.5 * kept[0]
+    assert kept[2] == kept[3]

@@ -1,4 +1,4 @@
-"""Greedy search that does not wait for the device finds what the one that waits finds."""
+"""Greedy search that does not wait for the device, and sampling beside plain Python."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from nmt.inference.stepper import ModelStepper
 from nmt.model.transformer import build_model
 from nmt.packed import Packed
 from nmt.search import greedy
-from nmt.search.greedy import greedy_without_waiting
+from nmt.search.greedy import exponential, greedy_without_waiting, nucleus, sample_keys
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty
 from nmt.search.loop import search
 from nmt.search.rules import Rules
 from nmt.text import EOS_ID
-from tests.search.toys import TableStepper, random_table
+from tests.search.naive import Naive, truncated
+from tests.search.toys import Table, TableStepper, random_table, sources
 
 
-def run(stepper: TableStepper, source: Packed, options: DecodingConfig) -> list[list[Hypothesis]]:
+def greedy_of(
+    stepper: TableStepper, source: Packed, options: DecodingConfig
+) -> list[list[Hypothesis]]:
     rules = Rules(source.lengths, options, (), stepper.max_positions)
     with torch.inference_mode():
         return greedy_without_waiting(stepper, source, rules.limits, length_penalty(options))
@@ -52,7 +55,7 @@ def test_both_find_the_same(
     expected = search(TableStepper(table), source, options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(greedy, "_STEPS_BETWEEN_LOOKS", steps)
-        assert run(TableStepper(table), source, options) == expected
+        assert greedy_of(TableStepper(table), source, options) == expected
 
 
 def test_what_cannot_end_has_no_output() -> None:
@@ -67,7 +70,7 @@ def test_what_cannot_end_has_no_output() -> None:
         return log_probs
 
     source = Packed.from_rows([[4, EOS_ID], [6, EOS_ID], [6, 5, EOS_ID]])
-    found = run(TableStepper(table), source, DecodingConfig(beam_size=1))
+    found = greedy_of(TableStepper(table), source, DecodingConfig(beam_size=1))
     assert found == [[Hypothesis((), -0.5, -0.5)], [], []]
 
 
@@ -100,3 +103,101 @@ def test_on_a_gpu_it_finds_what_a_cpu_finds() -> None:
             assert [own[0].ids for own in found] == [own[0].ids for own in expected]
             scores = [[own[0].score for own in side] for side in (found, expected)]
             assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5},
+    {"top_k": 3},
+    {"top_k": 1},
+    {"top_k": 100},
+    {"top_p": 0.6},
+    {"top_p": 0.001},
+    {"epsilon_cutoff": 0.1},
+    {"epsilon_cutoff": 0.99},
+    {"temperature": 2.0, "top_k": 6, "top_p": 0.8, "epsilon_cutoff": 0.15},
+]
+
+
+def settings(**changes: Any) -> DecodingConfig:
+    """Sampling of short outputs, with changes."""
+    values = {"sampling": True, "max_length_factor": 1.0, "max_length_offset": 3, **changes}
+    return DecodingConfig.model_validate(values)
+
+
+def drawn(probs: list[float], key: Tensor) -> int:
+    """The token with the largest ratio of probability to its own number."""
+    numbers = exponential(key.view(1, 1, 1), torch.arange(len(probs)))[0, 0].tolist()
+    return max(range(len(probs)), key=lambda token: probs[token] / numbers[token])
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99])
+def test_a_wide_nucleus_is_found(top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    probs = torch.stack([random_table(seed, 3000, 0.5)(()).exp() for seed in range(3)])
+    whole = nucleus(probs, top_p)
+    monkeypatch.setattr(greedy, "_FIRST_LOOK", 3000)
+    assert torch.equal(nucleus(probs, top_p), whole)
+    for row, kept in zip(probs.tolist(), whole.tolist(), strict=True):
+        least = min(x for x in kept if x)
+        assert sum(kept) >= top_p - 1e-6
+        assert sum(kept) - least < top_p
+        assert all(bool(b) == (a >= least) for a, b in zip(row, kept, strict=True))
+
+
+def by_hand(
+    table: Table, source: tuple[int, ...], key: Tensor, number: int, config: DecodingConfig
+) -> tuple[tuple[int, ...], float]:
+    naive = Naive(table, source, 9, config)
+    ids: tuple[int, ...] = ()
+    total = 0.0
+    while True:
+        values = naive.next_log_probs(ids)
+        own = sample_keys(key.view(1, 1), torch.tensor([[number]]), len(ids) + 1)
+        token = drawn(truncated(values, config), own)
+        total += values[token]
+        if token == EOS_ID:
+            return ids, total
+        ids = (*ids, token)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
+    config = settings(n_best=4, no_repeat_ngram_size=2, **options)
+    table = random_table(8, 9)
+    source = sources([4, 9, 1, 6], 8)
+    found = search(TableStepper(table), source, config)
+    for row, ids in enumerate(source.rows()):
+        key = torch.tensor(greedy.source_key(config.seed, ids))
+        assert len(found[row]) == 4
+        for number, hypothesis in enumerate(found[row]):
+            expected, total = by_hand(table, tuple(ids), key, number, config)
+            assert hypothesis.ids == expected
+            assert hypothesis.log_prob == pytest.approx(total, abs=1e-4)
+            assert hypothesis.score == pytest.approx(total / (len(expected) + 1), abs=1e-4)
+
+
+@given(seed=st.integers(0, 10**6), n_best=st.integers(1, 4))
+def test_more_samples_change_no_sample(seed: int, n_best: int) -> None:
+    table, inputs = random_table(seed, 9), sources([3, 6], seed)
+    most = search(TableStepper(table), inputs, settings(n_best=6))
+    fewer = search(TableStepper(table), inputs, settings(n_best=n_best))
+    assert fewer == [own[:n_best] for own in most]
+
+
+def test_chances_are_spread_evenly_and_go_their_own_ways() -> None:
+    """Over sentences, samples and positions; neighbours have nothing to do with each other."""
+    keys = torch.arange(100).unsqueeze(1)
+    numbers = torch.arange(40).expand(100, -1)
+    own = torch.stack([sample_keys(keys, numbers, position) for position in range(1, 6)])
+    waits = exponential(own.unsqueeze(-1), torch.arange(5))
+    assert waits.min() > 0
+    # Of this one 32 bits are ones, but for the last few: as a float32 that would be 1.
+    assert exponential(torch.tensor([[[3613023184]]]), torch.tensor([6131])).isfinite().all()
+    chances = -torch.expm1(-waits.double())  # (5 positions, 100 keys, 40 numbers, 5 tokens)
+    assert chances.flatten().unique().numel() > 0.99 * chances.numel()
+    counts = torch.histc(chances, bins=100, min=0, max=1)
+    chi_square = float(((counts - 1000) ** 2 / 1000).sum())
+    assert 50 < chi_square < 160  # 99 degrees of freedom
+    for dim in range(4):
+        one, other = chances.unfold(dim, 2, 1).flatten(0, 3).unbind(-1)
+        assert abs(float(torch.corrcoef(torch.stack((one, other)))[0, 1])) < 0.015
