@@ -33,6 +33,8 @@ from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.version import __version__
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nmt.checkpoint.model_folder import ModelBundle
 
 logger = logging.getLogger(__name__)
@@ -40,24 +42,15 @@ logger = logging.getLogger(__name__)
 # Raised when other files come of the same model: converted models that are kept are of one.
 CONVERSION = 1
 MODEL, RECORD, VOCABULARY_MAP = "model.bin", "export.json", "vmap.txt"
-# Keys of the model section that may have any value but those below. Missing are ``qk_norm``, as in
-# cross-attention CTranslate2 normalises the queries of all heads together (its
-# ``process_cross_attention``).
-_EXPRESSED = frozenset({
-    "preset", "encoder_layers", "decoder_layers", "model_dim", "ff_dim", "num_heads",
-    "num_kv_heads", "decoder_model_dim", "decoder_ff_dim", "norm_position", "norm", "norm_epsilon",
-    "positions", "max_positions", "first_position", "max_relative_distance", "activation", "bias",
-    "embeddings", "scale_embeddings", "output_bias", "decoder_start", "source_bos",
-    "initialization", "dropout", "attention_dropout", "decoder_attention_dropout",
-    "activation_dropout", "word_dropout",
-})  # fmt: skip
-# Decoding options that CTranslate2 has, or that mean nothing without one that it does not have; the
-# others must have their defaults. One of them is ``coverage_penalty``: CTranslate2's counts what a
-# single head of the last layer attends to, ours the mean of many.
-_FOLLOWED = frozenset({
-    "beam_size", "n_best", "length_penalty", "length_penalty_form", "max_length_factor",
-    "max_length_offset", "min_length_factor", "batch_tokens", "patience", "no_repeat_ngram_size",
-    "shortlist", "seed", "diverse_beam_strength", "prefix_bias_beta",
+# Keys of the model section that must have their defaults: in cross-attention CTranslate2 normalises
+# the queries of all heads together (its ``process_cross_attention``).
+_NOT_EXPRESSED = frozenset({"qk_norm"})
+# Decoding options that must have their defaults; others CTranslate2 has, or they mean nothing
+# without one of these. Its ``coverage_penalty`` counts what a single head of the last layer attends
+# to, ours the mean of many.
+_NOT_FOLLOWED = frozenset({
+    "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
+    "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search", "keep_special_mass",
 })  # fmt: skip
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 # Our names of norms, linear layers and tables of distances -> CTranslate2's.
@@ -100,22 +93,27 @@ def import_ctranslate2(name: str = "ctranslate2") -> Any:
 
 def not_expressed(config: ModelConfig) -> list[str]:
     """Return key and value of what CTranslate2 has no counterpart for in a model's shape."""
-    faults = _differing("model", config, _EXPRESSED)
+    faults = _differing("model", config, _NOT_EXPRESSED)
     return faults + (['model.norm "layer-std"'] if config.norm == "layer-std" else [])
 
 
 def not_followed(options: DecodingConfig) -> list[str]:
     """Return key and value of the decoding options that CTranslate2 has no counterpart for."""
-    return _differing("decoding", options, _FOLLOWED)
+    return _differing("decoding", options, _NOT_FOLLOWED)
 
 
-def _differing(section: str, values: ModelConfig | DecodingConfig, known: Set[str]) -> list[str]:
+def _differing(section: str, values: ModelConfig | DecodingConfig, names: Set[str]) -> list[str]:
     defaults = type(values).model_fields
     return [
         f"{section}.{name} {json.dumps(value)}"
-        for name, value in values.model_dump().items()
-        if name not in known and value != defaults[name].default
+        for name, value in values.model_dump(include=set(names)).items()
+        if value != defaults[name].default
     ]
+
+
+def positions_needed(longest: int, config: RunConfig, decoding: DecodingConfig) -> int:
+    """Return how many tokens a line of ``longest`` subwords and its longest output have."""
+    return max(longest + 1 + config.model.source_bos, limits_of(longest, decoding).longest)
 
 
 def num_positions(config: RunConfig) -> int | None:
@@ -127,9 +125,8 @@ def num_positions(config: RunConfig) -> int | None:
         return None
     if config.model.positions == "learned":
         return config.model.position_limit
-    longest = config.filters.max_length
-    most_written = limits_of(longest, config.decoding).longest
-    return max(_LEAST_POSITIONS, longest + 1 + config.model.source_bos, most_written)
+    needed = positions_needed(config.filters.max_length, config, config.decoding)
+    return max(_LEAST_POSITIONS, needed)
 
 
 class CTranslate2Target(ExportTarget):
@@ -149,8 +146,8 @@ class CTranslate2Target(ExportTarget):
             raise ConfigError(f"CTranslate2 cannot express {', '.join(faults)}.", fix=fix)
         options = config.decoding
         single = options.sampling or options.return_alternatives  # n_best may then be any number
-        kept = set(_FOLLOWED - {"n_best"} if single else _FOLLOWED)
-        decoding = DecodingConfig(**options.model_dump(include=kept))
+        dropped = {*_NOT_FOLLOWED, *(["n_best"] if single else [])}
+        decoding = DecodingConfig(**options.model_dump(exclude=dropped))
         return config.model_copy(update={"decoding": decoding})
 
     @override
@@ -209,11 +206,15 @@ def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shor
     return "\n".join(lines) + "\n"
 
 
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().float().contiguous().numpy()
+
+
 def _specification(bundle: ModelBundle, num_positions: int) -> Any:
     """Put a model into CTranslate2's specification, with so many rows in a table of positions."""
     specs = import_ctranslate2("ctranslate2.specs")
-    config, state = bundle.config.model, bundle.model.state_dict()
-    weights = {name: tensor.float().contiguous().numpy() for name, tensor in state.items()}
+    config, model = bundle.config.model, bundle.model
+    weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
     if config.activation == "swiglu":  # the gate comes first
         for name in [name for name in weights if ".inner." in name]:
             ungated = name.replace(".inner.", ".ungated.")
@@ -221,14 +222,13 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
     if config.norm == "layer":  # without a bias there it would be an RMSNorm
         for name in [name for name in weights if name.endswith("norm.weight")]:
             weights.setdefault(name.replace("weight", "bias"), 0 * weights[name])
-    target = "source_vectors" if config.shares_inputs else "target_vectors"
-    parts = []
-    for make, side, language, vectors in (
-        (specs.TransformerEncoderSpec, "encoder", "source", "source_vectors"),
-        (specs.TransformerDecoderSpec, "decoder", "target", target),
+    parts: list[Any] = []
+    for side, embedding, vectors in (
+        ("encoder", model.source_embedding, model.source_vectors),
+        ("decoder", model.target_embedding, model.target_table),
     ):
-        dim = weights[vectors].shape[1]
-        part = make(
+        dim = vectors.shape[1]
+        part = getattr(specs, f"Transformer{side.title()}Spec")(
             getattr(config, f"{side}_layers"),
             num_heads=config.num_heads,
             pre_norm=config.norm_position == "pre",
@@ -240,24 +240,22 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
             rotary_dim=dim // config.num_heads if config.positions == "rotary" else None,
             rotary_interleave=False,
         )
-        embeddings = part.embeddings[0] if side == "encoder" else part.embeddings
-        embeddings.weight, part.scale_embeddings = weights[vectors], config.scale_embeddings
+        embeddings = part.embeddings[0] if not parts else part.embeddings
+        embeddings.weight, part.scale_embeddings = _array(vectors), config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
-            table = getattr(bundle.model, f"{language}_embedding").position_table(num_positions)
-            first = config.first_position
+            table, first = embedding.position_table(num_positions), config.first_position
             part.position_encodings.encodings = (
                 # Without a table CTranslate2 would make sinusoids.
                 np.zeros((num_positions, dim), np.float32)
                 if table is None
-                else table[first : first + num_positions].detach().float().contiguous().numpy()
+                else _array(table[first : first + num_positions])
             )
         parts.append(part)
-    encoder, decoder = parts
-    decoder.projection.weight = weights[target if config.ties_output else "output_vectors"]
-    decoder.start_from_zero_embedding = config.decoder_start == "zero"
-    if config.output_bias:
-        decoder.projection.bias = weights["output_bias"]
-    spec = specs.TransformerSpec(encoder, decoder)
+    spec = specs.TransformerSpec(*parts)
+    spec.decoder.start_from_zero_embedding = config.decoder_start == "zero"
+    spec.decoder.projection.weight = _array(model.output_weight)
+    if model.output_bias is not None:
+        spec.decoder.projection.bias = _array(model.output_bias)
     find = import_ctranslate2("ctranslate2.specs.model_spec").index_spec
     for name, value in weights.items():
         if match := _OF_LAYERS.fullmatch(name):  # the others are set above

@@ -18,8 +18,8 @@ a trained model is next to nothing; and of more than K hypotheses that finish to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, repeat
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from nmt.extras.exchange.ctranslate2 import (
     not_expressed,
     not_followed,
     num_positions,
+    positions_needed,
 )
 from nmt.files.json_file import Manifest, field, read_json
 from nmt.inference.engine import (
@@ -57,7 +58,7 @@ from nmt.search.hypothesis import (
     max_finished,
 )
 from nmt.text import BOS_ID, EOS_ID, PAD_ID
-from nmt.text.tokenizer import Tokenizers, load_tokenizers
+from nmt.text.tokenizer import load_tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +104,10 @@ class CTranslate2Engine(Engine):
     def __init__(self, folder: Path, *, device: str = "auto", threads: int | None = None) -> None:
         package = import_ctranslate2()
         num_gpus = package.get_cuda_device_count()
-        has_gpu = num_gpus > 0
-        if device.startswith("cuda") and not has_gpu:
+        if device.startswith("cuda") and not num_gpus:
             fix = "Use `device` cpu, or `device` auto."
             raise DeviceError("CTranslate2 finds no CUDA device.", fix=fix)
-        place = "cuda" if has_gpu and device != "cpu" else "cpu"
+        self.on_gpu = device != "cpu" and num_gpus > 0
         try:
             record = read_json(folder / RECORD)
             self.dtype = record["quantization"]
@@ -116,8 +116,8 @@ class CTranslate2Engine(Engine):
             # A batch for each thread: its steps are too short to be shared by threads.
             self._model: Any = package.Translator(
                 str(folder),
-                device=place,
-                device_index=gpu_number(device, num_gpus) if place == "cuda" else 0,
+                device="cuda" if self.on_gpu else "cpu",
+                device_index=gpu_number(device, num_gpus) if self.on_gpu else 0,
                 inter_threads=self._threads,
                 intra_threads=1,
             )
@@ -130,7 +130,6 @@ class CTranslate2Engine(Engine):
             problem = f"{folder} cannot be loaded by CTranslate2: {error}."
             again = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
             raise CheckpointError(problem, fix=f"Export it again: {again}") from error
-        self.on_gpu = place == "cuda"
         self._has_map = (folder / VOCABULARY_MAP).is_file()
         self._ids = {token: index for index, token in enumerate(self._target_tokens)}
         self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]
@@ -144,7 +143,7 @@ class CTranslate2Engine(Engine):
     @property
     @override
     def num_workers(self) -> int:
-        return self._threads if self._model.device == "cpu" else 1
+        return 1 if self.on_gpu else self._threads
 
     @override
     def search(
@@ -158,24 +157,23 @@ class CTranslate2Engine(Engine):
         texts = self._texts(sources)
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
-
-        def run(rows: Iterable[int], key: Callable[[int], Any], *, to_the_limit: bool) -> None:
+        rows: Iterable[int] = range(len(sources))
+        for to_the_limit in (False, True):
+            key = limits.__getitem__ if to_the_limit else (lambda row: limits[row].shortest)
             for _, group in groupby(sorted(rows, key=key), key):
                 batch = list(group)
                 longest = max(limits[row].longest for row in batch)
                 together = Limits(limits[batch[0]].shortest, longest)
-                own = [texts[row] for row in batch]
-                outputs = self._run(own, together, options, to_the_limit=to_the_limit)
+                outputs = self._run(
+                    [texts[row] for row in batch], together, options, to_the_limit=to_the_limit
+                )
                 for row, hypotheses in zip(batch, outputs, strict=True):
                     found[row] = hypotheses
-
-        run(range(len(sources)), lambda row: limits[row].shortest, to_the_limit=False)
-        at_limit = [
-            row
-            for row, limit in enumerate(limits)
-            if any(len(hypothesis.ids) >= limit.longest - 1 for hypothesis in found[row])
-        ]
-        run(at_limit, limits.__getitem__, to_the_limit=True)
+            rows = [
+                row
+                for row, limit in enumerate(limits)
+                if any(len(hypothesis.ids) >= limit.longest - 1 for hypothesis in found[row])
+            ]
         return [hypotheses[: options.n_best] for hypotheses in found]
 
     def _run(
@@ -219,12 +217,11 @@ class CTranslate2Engine(Engine):
         end, penalty = self._target_tokens[EOS_ID], length_penalty(options)
         cut = [(texts[row], tokens) for row, tokens, _ in outputs if tokens[-1] != end]
         # What was cut off at its limit pays for its end.
-        ends = iter(self._score(cut)) if to_the_limit else repeat([0.0])
+        ends = iter(self._score(cut) if to_the_limit else [[0.0]] * len(cut))
         found: list[list[Hypothesis]] = [[] for _ in texts]
         for row, tokens, log_prob in outputs:
-            is_cut = tokens[-1] != end
-            total = log_prob + next(ends)[-1] if is_cut else log_prob
-            ids = tuple(self._ids[token] for token in tokens[: None if is_cut else -1])
+            total = log_prob if tokens[-1] == end else log_prob + next(ends)[-1]
+            ids = tuple(self._ids[token] for token in tokens if token != end)
             if total > _IMPOSSIBLE:  # nor not a number
                 found[row].append(Hypothesis(ids, total, total / penalty(len(ids) + 1)))
         return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
@@ -262,45 +259,38 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
     """
     if options.ensemble is not None and options.ensemble.others:
         raise EngineLacksError.of("ctranslate2", ["several models at a time"])
+    dtype = parse_dtype(options.dtype)
     if is_ctranslate2(folder):
-        return _load_export(folder, options)
-    import_ctranslate2()
-    if refused := lacking(needs):
-        raise EngineLacksError.of("ctranslate2", refused)
-    files = find_model(folder, options.checkpoint)
-    config, dtype = files.config, parse_dtype(options.dtype) or "float32"
-    if refused := [*not_expressed(config.model), *_too_long(config, needs)]:
-        raise EngineLacksError.of("ctranslate2", refused)
-    place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
+        if options.checkpoint != "best":
+            message = "%s holds one model: `checkpoint` %s changes nothing there."
+            logger.warning(message, folder, options.checkpoint)
+        Manifest.read(folder).verify(folder)
+        config, tokenizers = load_folder_config(folder), load_tokenizers(folder / TOKENIZER)
+        place = folder
+    else:
+        import_ctranslate2()
+        if refused := lacking(needs):
+            raise EngineLacksError.of("ctranslate2", refused)
+        files = find_model(folder, options.checkpoint)
+        config, tokenizers, dtype = files.config, files.tokenizers, dtype or "float32"
+        if refused := [*not_expressed(config.model), *_too_long(config, needs)]:
+            raise EngineLacksError.of("ctranslate2", refused)
+        place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
     engine = CTranslate2Engine(place, device=options.device, threads=options.threads)
-    return _loaded(engine, files.tokenizers, config)
-
-
-def _load_export(folder: Path, options: EngineOptions) -> LoadedModel:
-    if options.checkpoint != "best":
-        message = "%s holds one model: `checkpoint` %s changes nothing there."
-        logger.warning(message, folder, options.checkpoint)
-    Manifest.read(folder).verify(folder)
-    engine = CTranslate2Engine(folder, device=options.device, threads=options.threads)
-    if (dtype := parse_dtype(options.dtype)) not in (None, engine.dtype):
+    if dtype not in (None, engine.dtype):
         fix = f"Leave `dtype` out, or export again with quantization {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
-    return _loaded(engine, load_tokenizers(folder / TOKENIZER), load_folder_config(folder))
-
-
-def _loaded(engine: Engine, tokenizers: Tokenizers, config: RunConfig) -> LoadedModel:
     languages = config.source_language, config.target_language
     return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, languages)
 
 
 def _too_long(config: RunConfig, needs: Needs) -> list[str]:
     """Name the lengths for which a table of positions that is not learned would be too short."""
-    known = num_positions(config)
-    if known is None or config.model.positions == "learned":
+    rows = num_positions(config)
+    if rows is None or config.model.positions == "learned":
         return []
     if needs.longest is None:
         return ["positions for lines of any length"]
     longest = max(config.filters.max_length, needs.longest)
-    most = limits_of(longest, needs.decoding).longest
-    most = max(most, longest + 1 + config.model.source_bos)
-    return [f"{most:,} positions (it is converted for {known:,})"] if most > known else []
+    needed = positions_needed(longest, config, needs.decoding)
+    return [f"{needed:,} positions (it is converted for {rows:,})"] if needed > rows else []

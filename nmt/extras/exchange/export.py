@@ -60,11 +60,7 @@ class ExportTarget:
         return config
 
     def write(
-        self,
-        folder: Path,
-        bundle: ModelBundle,
-        dtype: str,  # noqa: ARG002 - there is one
-        shortlist: ShortlistParts | None,  # noqa: ARG002 - its file is copied
+        self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
         """Write the weights, and what else the program reads, into ``folder``.
 
@@ -74,6 +70,7 @@ class ExportTarget:
             dtype: One of `dtypes`.
             shortlist: Which target tokens a source token may become, if the model has such lists.
         """
+        del dtype, shortlist  # there is one, and the lists' file is copied
         shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
 
 
@@ -86,7 +83,7 @@ EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class WrittenFolder:
     """What a command has written."""
 
@@ -101,7 +98,7 @@ class WrittenFolder:
         return asdict(self) | {"output": str(self.output)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ExportSummary(WrittenFolder):
     """What was exported."""
 
@@ -153,13 +150,8 @@ def export(options: ExportOptions) -> ExportSummary:
     if lost := [f"{name} {value}" for name, value in before if value != kept[name]]:
         logger.info("%s cannot search with %s: the export leaves that out", to, ", ".join(lost))
     log_next_commands(output)
-    return ExportSummary(
-        output=output,
-        to=to,
-        quantization=dtype,
-        step=bundle.step,
-        size_bytes=(output / target.weights_name).stat().st_size,
-    )
+    size = (output / target.weights_name).stat().st_size
+    return ExportSummary(output, to, dtype, bundle.step, size)
 
 
 def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
@@ -236,10 +228,8 @@ def _sections(bundle: ModelBundle, source: Path) -> Iterator[str]:
     if prepared is None:
         yield "\nThe prepared data were not there at the export: hashes are not known.\n"
     else:
-        if prepared.sources:
-            yield "\n| file | sha256 |\n|---|---|\n"
         for path, facts in prepared.sources.items():
-            yield f"| {Path(path).name} | `{facts['sha256']}` |\n"
+            yield f"- {Path(path).name}: sha256 `{facts['sha256']}`\n"
         yield f"\nsha256 of all token ids: `{prepared.data_hash}`\n"
     yield "\n## Scores\n\n"
     if not (scores := _scores(bundle, source)):

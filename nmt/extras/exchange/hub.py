@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -28,7 +28,7 @@ from nmt.files.json_file import NAME as MANIFEST
 from nmt.files.json_file import Manifest, read_json
 
 _NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
-_ALLOWED = (".safetensors", ".json", ".yaml", ".model", ".md")  # none of them can hold code
+_ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PushResult:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PullResult(WrittenFolder):
     """What was downloaded."""
 
@@ -145,7 +145,7 @@ def pull(options: PullOptions) -> PullResult:
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # of the library
         Manifest.read(folder).verify(folder)
         find_model(folder)
-    return PullResult(output=options.output, name=f"hub:{repository}@{info.sha}")
+    return PullResult(options.output, f"hub:{repository}@{info.sha}")
 
 
 def parse_name(text: str) -> tuple[str, str | None]:
@@ -156,20 +156,15 @@ def parse_name(text: str) -> tuple[str, str | None]:
 
 
 def check_names(repository: str, names: set[str]) -> None:
-    """Refuse a repository with files that are not those of a model folder."""
-    others = [str(path) for path in map(PurePosixPath, sorted(names)) if not _is_safe(path)]
-    if others:
-        problem = f"{repository} holds {', '.join(others[:5])}, which no model folder does."
-        fix = f"Only {', '.join(_ALLOWED)} are pulled; is it a model of another system?"
-        raise CheckpointError(problem, fix=fix)
-    if MANIFEST not in names:
-        problem = f"{repository} is not a model folder of nmt: {MANIFEST} is missing."
+    """Refuse a repository with files that are not those of a model folder, or without a manifest.
+
+    What may hold code, or lies outside of the folder, is never downloaded.
+    """
+    others = sorted(name for name in names if not _ALLOWED.fullmatch(name))
+    if others or MANIFEST not in names:
+        what = f"it holds {', '.join(others[:5])}" if others else f"{MANIFEST} is missing"
         fix = "Models of Hugging Face: download the folder, then `nmt import`."
-        raise CheckpointError(problem, fix=fix)
-
-
-def _is_safe(path: PurePosixPath) -> bool:
-    return path.suffix in _ALLOWED and not path.is_absolute() and ".." not in path.parts
+        raise CheckpointError(f"{repository} is not a model folder of nmt: {what}.", fix=fix)
 
 
 @contextmanager

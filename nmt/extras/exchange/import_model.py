@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.numpy import save_file
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
@@ -53,7 +52,7 @@ _NO_ROW = -1
 _NEVER = -30.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ImportSummary(WrittenFolder):
     """What was imported."""
 
@@ -144,9 +143,7 @@ def import_model(options: ImportOptions) -> ImportSummary:
         write_card(folder, config, origin, facts)
 
     write_model_folder(output, None, 0, write)
-    return ImportSummary(
-        output=output, system=model.system, languages=codes, positions=shape.positions
-    )
+    return ImportSummary(output, model.system, codes, shape.positions)
 
 
 @contextmanager
@@ -181,8 +178,8 @@ class _Order(NamedTuple):
     """One side's entries in our order."""
 
     tokens: Sequence[str]  # after the special ones
-    rows: npt.NDArray[np.int64]  # their row of each of our ids; `_NO_ROW` for none
-    is_output: npt.NDArray[np.bool_]  # whether each of our ids may be output
+    rows: Sequence[int]  # their row of each of our ids; `_NO_ROW` for none
+    outputs: Sequence[int]  # the same; `_NO_ROW` for those that are no output
 
 
 def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None) -> _Order:
@@ -198,30 +195,32 @@ def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None)
     theirs.sort(key=lambda token: not is_tag(token))  # tags come first, as where we train
     texts = dict.fromkeys(text for reader in readers for text in reader.texts)
     unknown = [text for text in texts if text not in rows and text not in _SPECIAL]
-    first = [rows.get(_PAD, _NO_ROW), rows[_UNK], rows.get(start or "", _NO_ROW), rows[_EOS]]
-    order = [*first, *(rows[token] for token in theirs), *[rows[_UNK]] * len(unknown)]
-    is_output = np.ones(len(order), bool)
-    is_output[BOS_ID] = False
-    is_output[PAD_ID] = _PAD in rows  # its mass counts, though it is never chosen
-    is_output[len(order) - len(unknown) :] = False
-    return _Order([*theirs, *unknown], np.array(order), is_output)
+    known = [rows[_EOS], *(rows[token] for token in theirs)]
+    first = [rows.get(_PAD, _NO_ROW), rows[_UNK]]  # padding's mass counts, though it is not chosen
+    return _Order(
+        [*theirs, *unknown],
+        [*first, rows.get(start or "", _NO_ROW), *known, *[rows[_UNK]] * len(unknown)],
+        [*first, _NO_ROW, *known, *[_NO_ROW] * len(unknown)],
+    )
 
 
 def _reordered(
     theirs: Mapping[str, FloatArray], source: _Order, target: _Order
 ) -> dict[str, FloatArray]:
-    """Return the weights in float32, with tables in our order: zeros for `_NO_ROW`."""
+    """Return the weights in float32, with tables in our order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
-    for name in ("source_vectors", "target_vectors", "output_vectors", "output_bias"):
+    for name, rows, otherwise in (
+        ("source_vectors", source.rows, 0),
+        ("target_vectors", target.rows, 0),
+        ("output_vectors", target.rows, 0),
+        ("output_bias", target.outputs, _NEVER),
+    ):
         if (table := weights.get(name)) is not None:
-            rows = (source if name == "source_vectors" else target).rows
-            if rows.max() >= len(table):
+            if max(rows) >= len(table):
                 problem = f"{name} has {len(table):,} rows, fewer than the vocabulary has entries."
                 raise CheckpointError(problem, fix=COPY_AGAIN)
-            there = (rows != _NO_ROW).reshape(-1, *[1] * (table.ndim - 1))
-            weights[name] = np.where(there, table[rows], np.float32(0))
-    bias = weights["output_bias"]
-    weights["output_bias"] = np.where(target.is_output, bias, np.float32(_NEVER))
+            # `_NO_ROW` is the last one, which is added.
+            weights[name] = np.concatenate([table, np.full_like(table[:1], otherwise)])[rows]
     return weights
 
 

@@ -26,7 +26,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from nmt.config.loader import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError
 from nmt.files.json_file import field, read_json
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -37,11 +37,11 @@ _OPTIONS = "special:model.yml"
 _MOST_BYTES = 64  # of an archive's parts for each byte of the archive
 _MAX_LENGTH, _LONGEST = 256, 10_000
 _SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
-_ACTIVATIONS = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
+_ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
 # Numbered by whether both sides' inputs are one table (2), and the output is the target's (1).
-_EMBEDDINGS = ("separate", "decoder-tied", "inputs-shared", "tied")
+_EMBEDDINGS: Sequence[Any] = ("separate", "decoder-tied", "inputs-shared", "tied")
 _NORMS = ("preprocess", "postprocess", "postprocess-top")
-_PLACES: Mapping[tuple[str, ...], str] = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
+_PLACES: Mapping[tuple[str, ...], Any] = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
 # Options of Marian, and keys of Hugging Face -> the values that we have a counterpart for.
 _OFF = (
     "right-left", "ulr", "transformer-no-affine", "transformer-no-bias", "transformer-pool",
@@ -139,16 +139,15 @@ def reading(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # zipfile, zlib, numpy and pickle: each has its own for damage
-        problem = str(getattr(error, "strerror", None) or error).split("\n")[0]
+        problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
         if isinstance(error, KeyError):
             problem = f"it has no {error}"
-        elif isinstance(error, ConfigError):
-            problem = error.problem
         elif isinstance(error, ValidationError):
-            problem = "; ".join(f"{x['loc'][-1]}: {x['msg']}" for x in error.errors())
-        raise CheckpointError(
-            f"{path} is damaged: {problem.rstrip('.')}.", fix=COPY_AGAIN
-        ) from error
+            problem = "; ".join(
+                f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors()
+            )
+        problem = problem.split("\n")[0].rstrip(".")
+        raise CheckpointError(f"{path} is damaged: {problem}.", fix=COPY_AGAIN) from error
 
 
 def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
@@ -199,11 +198,12 @@ def _pieces(path: Path) -> Any:
         return model
 
 
-def _by_id(ids: Mapping[str, Any]) -> list[str]:
-    tokens = {int(index): token for token, index in ids.items()}
-    if sorted(tokens) != list(range(len(ids))):
-        raise ValueError("its ids are not 0, 1, 2 and so on")
-    return [tokens[index] for index in range(len(tokens))]
+def _by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
+    with reading(path):
+        tokens = {int(index): token for token, index in ids.items()}
+        if sorted(tokens) != list(range(len(ids))):
+            raise ValueError("its ids are not 0, 1, 2 and so on")
+        return [tokens[index] for index in range(len(tokens))]
 
 
 def read_marian(source: Path) -> Imported:
@@ -289,22 +289,21 @@ def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
         for name in ("tied-embeddings-src", "tied-embeddings")
     )
     no_positions = options.get("transformer-disable-position-embeddings", False)
-    values = {
-        "encoder_layers": options["enc-depth"],
-        "decoder_layers": options["dec-depth"],
-        "model_dim": options["dim-emb"],
-        "ff_dim": options["transformer-dim-ffn"],
-        "decoder_ff_dim": options.get("transformer-decoder-dim-ffn") or None,
-        "num_heads": options["transformer-heads"],
-        "norm_position": _PLACES[places],
-        "norm_epsilon": 1e-6,
-        "positions": "none" if no_positions else "sinusoidal-halves",
-        "activation": _ACTIVATIONS[options["transformer-ffn-activation"]],
-        "embeddings": _EMBEDDINGS[2 * shares + ties],
-        "output_bias": True,
-        "decoder_start": "zero",
-    }
-    return ModelConfig.model_validate(values)
+    return ModelConfig(
+        encoder_layers=options["enc-depth"],
+        decoder_layers=options["dec-depth"],
+        model_dim=options["dim-emb"],
+        ff_dim=options["transformer-dim-ffn"],
+        decoder_ff_dim=options.get("transformer-decoder-dim-ffn") or None,
+        num_heads=options["transformer-heads"],
+        norm_position=_PLACES[places],
+        norm_epsilon=1e-6,
+        positions="none" if no_positions else "sinusoidal-halves",
+        activation=_ACTIVATIONS[options["transformer-ffn-activation"]],
+        embeddings=_EMBEDDINGS[2 * shares + ties],
+        output_bias=True,
+        decoder_start="zero",
+    )
 
 
 def _weights_of_marian(
@@ -364,7 +363,8 @@ def read_vocabulary(path: Path) -> list[str]:
     # to others the tokens `yes`, `null` and `1` are no text.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     with reading(path):
-        return _by_id(yaml.load(path.read_text(encoding="utf-8", errors="replace"), loader))
+        ids = yaml.load(path.read_text(encoding="utf-8", errors="replace"), loader)
+    return _by_id(ids, path)
 
 
 def read_hugging_face(source: Path) -> Imported:
@@ -377,22 +377,25 @@ def read_hugging_face(source: Path) -> Imported:
     for name, allowed in _HF_KEYS.items():
         if (value := settings.get(name)) not in allowed:
             raise refused(f"{name}: {value}")
-    heads = settings.get("encoder_attention_heads"), settings.get("decoder_attention_heads")
+    heads: Any = [settings.get(f"{side}_attention_heads") for side in ("encoder", "decoder")]
     if heads[0] != heads[1]:
         raise refused(f"{heads[0]} heads in the encoder and {heads[1]} in the decoder")
-    path, arrays = _tensors(source)
-    ids = source / "target_vocab.json", source / "vocab.json"
-    source_side, target_side = (
-        Vocabulary(_tokens(file, settings.get(f"{key}vocab_size")), _pieces(source / f"{side}.spm"))
-        for side, key, file in (
-            ("source", "", ids[1]),
-            ("target", "decoder_", ids[not ids[0].is_file()]),
-        )
-    )
+    path = source / (_SAFE if (source / _SAFE).is_file() else _PICKLE)
+    if not path.is_file():
+        fix = "Download the whole model; weights in several files are not read."
+        raise CheckpointError(f"{source} has neither {_SAFE} nor {_PICKLE}.", fix=fix)
     with reading(path):
+        is_safe = path.name == _SAFE
+        tensors = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
+        arrays = {name: tensor.float().numpy() for name, tensor in tensors.items()}
         names = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
         vectors = [arrays[x if x in arrays else "model.shared.weight"] for x in names]
         vectors.append(arrays.get("lm_head.weight", vectors[1]))
+    ids = [source / "vocab.json", source / "target_vocab.json"]
+    source_side, target_side = (
+        Vocabulary(_by_id(_json(file), file), _pieces(source / f"{side}.spm"))
+        for side, file in (("source", ids[0]), ("target", ids[ids[1].is_file()]))
+    )
     with reading(source / HF_CONFIG):
         start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
         if start not in range(len(target_side.tokens)):
@@ -401,21 +404,19 @@ def read_hugging_face(source: Path) -> Imported:
         same_tokens = source_side.tokens == target_side.tokens
         shares = same_tokens and np.array_equal(vectors[0], vectors[1])
         ties = np.array_equal(vectors[2], vectors[1])
-        config = ModelConfig.model_validate(
-            {
-                "encoder_layers": settings["encoder_layers"],
-                "decoder_layers": settings["decoder_layers"],
-                "model_dim": settings["d_model"],
-                "ff_dim": settings["encoder_ffn_dim"],
-                "decoder_ff_dim": settings["decoder_ffn_dim"],
-                "num_heads": heads[0],
-                "norm_epsilon": 1e-5,
-                "positions": "sinusoidal-concatenated",
-                "activation": _ACTIVATIONS[settings["activation_function"]],
-                "embeddings": _EMBEDDINGS[2 * shares + ties],
-                "scale_embeddings": settings.get("scale_embedding", False),
-                "output_bias": True,
-            }
+        config = ModelConfig(
+            encoder_layers=settings["encoder_layers"],
+            decoder_layers=settings["decoder_layers"],
+            model_dim=settings["d_model"],
+            ff_dim=settings["encoder_ffn_dim"],
+            decoder_ff_dim=settings["decoder_ffn_dim"],
+            num_heads=heads[0],
+            norm_epsilon=1e-5,
+            positions="sinusoidal-concatenated",
+            activation=_ACTIVATIONS[settings["activation_function"]],
+            embeddings=_EMBEDDINGS[2 * shares + ties],
+            scale_embeddings=settings.get("scale_embedding", False),
+            output_bias=True,
         )
         search = settings | _json(source / "generation_config.json", optional=True)
         decoding = DecodingConfig(
@@ -448,24 +449,3 @@ def read_hugging_face(source: Path) -> Imported:
 def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     with reading(path):
         return {} if optional and not path.is_file() else field(read_json(path), kind=dict)
-
-
-def _tensors(folder: Path) -> tuple[Path, dict[str, FloatArray]]:
-    """Read the weights in float32; return where they are, too."""
-    path = folder / (_SAFE if (folder / _SAFE).is_file() else _PICKLE)
-    if not path.is_file():
-        fix = "Download the whole model; weights in several files are not read."
-        raise CheckpointError(f"{folder} has neither {_SAFE} nor {_PICKLE}.", fix=fix)
-    with reading(path):
-        if path.name == _SAFE:
-            tensors = load_file(path)
-        else:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return path, {name: tensor.float().numpy() for name, tensor in tensors.items()}
-
-
-def _tokens(path: Path, size: int | None) -> list[str]:
-    """Return the tokens by id; rows of the table without a name get one."""
-    with reading(path):
-        tokens = _by_id(_json(path))
-        return tokens + [f"<row {index}>" for index in range(len(tokens), size or 0)]

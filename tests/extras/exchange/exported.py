@@ -84,7 +84,8 @@ def write_run(run_dir: Path, tokenizer: Path, config: RunConfig, seed: int = 1) 
     weights = model.state_dict()
     state = {"identity": {"data_hash": "d"}}
     save_checkpoint(run_dir, STEP, model=weights, optimizer={"m": torch.zeros(9)}, state=state)
-    event = {"kind": "validation", "step": STEP, "loss": 1.5, "perplexity": 4.48, "bleu": 12.345}
+    event = {"kind": "validation", "step": STEP, "epoch": 1, "seconds": 2.0}
+    event |= {"loss": 1.5, "perplexity": 4.48, "bleu": 12.345}
     (run_dir / "metrics.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
     return model
 

@@ -303,7 +303,7 @@ def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
     assert "| bleu | 12.35 |\n" in card or "| bleu | 12.34 |\n" in card
     assert str(tmp_path) not in card
     is_own = data_hash == "d"
-    for text in ("- few: 1,990 of 2,000 pairs\n", "| a.de | `abc` |", "token ids: `d`"):
+    for text in ("- few: 1,990 of 2,000 pairs\n", "- a.de: sha256 `abc`", "token ids: `d`"):
         assert (text in card) == is_own
     for text in ("- few\n", "hashes are not known"):
         assert (text in card) != is_own

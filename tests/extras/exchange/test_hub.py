@@ -205,7 +205,7 @@ def test_files_that_may_hold_code_are_not_pulled(
 
 @pytest.mark.parametrize("name", ["../up.json", "/tmp/root.json", "a/../../b.yaml"])
 def test_no_name_leads_out_of_the_folder(name: str) -> None:
-    with pytest.raises(CheckpointError, match="which no model folder does"):
+    with pytest.raises(CheckpointError, match="is not a model folder"):
         check_names("org/model", {"manifest.json", name})
 
 
