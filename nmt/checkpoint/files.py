@@ -40,8 +40,9 @@ AVERAGE = "average"  # Model folder in a run folder: the mean of the last checkp
 BEST = "best"  # File in a run folder that names its best weights.
 _FILES = (MODEL, OPTIMIZER, STATE)
 _MARGIN_BYTES = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL, _FREE = (errno.ENOSPC, errno.EDQUOT), "Free disk space or lower training.keep_last"
 _MAX_PROBLEMS = 10
+_ANOTHER = "Use another checkpoint of the run."
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +104,7 @@ def save_checkpoint(
     """
     folder = checkpoint_dir(run_dir, step)
     groups = {MODEL: model, OPTIMIZER: optimizer}
-    needed = sum(t.numel() * t.element_size() for group in groups.values() for t in group.values())
-    needed += _MARGIN_BYTES
+    needed = _MARGIN_BYTES + sum(t.nbytes for group in groups.values() for t in group.values())
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(folder.parent).free) < needed:
@@ -113,26 +113,19 @@ def save_checkpoint(
         with atomic_folder(folder, replace=True) as temporary:
             for name, group in groups.items():
                 # Row by row. Views of one buffer may stay views, as none overlaps another.
-                # A group's copy on the CPU is gone before the next is made.
-                save_tensors(
-                    {key: t.detach().cpu().contiguous() for key, t in group.items()},
-                    temporary / name,
-                )
+                rows = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
+                save_tensors(rows, temporary / name)
+                del rows  # before the next group's copy on the CPU is made
             text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
             (temporary / STATE).write_text(text, encoding="utf-8")
             Manifest.of(temporary, _FILES, step).write(temporary)
     except (OSError, safetensors.SafetensorError) as error:
         # safetensors passes the system's error on as text only
-        is_full = getattr(error, "errno", None) in _FULL
-        reason: object = error
+        reason = getattr(error, "strerror", None) or str(error)
+        is_full = any(n == getattr(error, "errno", 0) or f"os error {n})" in reason for n in _FULL)
         todo = "Check that the folder can be written"
-        if is_full or any(f"os error {number})" in str(error) for number in _FULL):
-            reason = "no space left on the disk"
-            todo = "Free disk space or lower training.keep_last"
-        raise CheckpointError(
-            f"{folder} was not written: {getattr(error, 'strerror', None) or reason}.",
-            fix=f"{todo}, then start the same command again.",
-        ) from error
+        fix = f"{_FREE if is_full else todo}, then start the same command again."
+        raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
     return folder
 
 
@@ -173,13 +166,13 @@ def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
     Raises:
         CheckpointError: They are missing or damaged.
     """
-    path, fix = folder / name, "Use another checkpoint of the run."
+    path = folder / name
     try:
         return field(read_json(path), kind=dict)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.", fix=fix) from error
+        raise CheckpointError(f"{path} is missing.", fix=_ANOTHER) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
+        raise CheckpointError(f"{path} is damaged: {error}.", fix=_ANOTHER) from error
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -207,10 +200,8 @@ def tensor_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is no readable safetensors file: {error}",
-            fix="Use another checkpoint of the run.",
-        ) from error
+        problem = f"{path} is no readable safetensors file: {error}"
+        raise CheckpointError(problem, fix=_ANOTHER) from error
 
 
 def tensor_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
@@ -234,36 +225,31 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     Raises:
         CheckpointError: All are damaged, or the newest is and ``strict`` is set.
     """
-    problems = []
+    problems: list[str] = []
     # One whose replacement was cut short counts: nothing has taken its name yet.
     aside = [x for x in _set_aside(run_dir) if not checkpoint_dir(run_dir, x[0]).exists()]
     for step, folder in sorted(list_checkpoints(run_dir) + aside, reverse=True):
         try:
             manifest = Manifest.read(folder)
             if manifest.step != step:
-                raise CheckpointError(
-                    f"{folder} holds step {manifest.step:,}.",
-                    fix="Give the folder its own name back.",
-                )
+                fix = "Give the folder its own name back."
+                raise CheckpointError(f"{folder} holds step {manifest.step:,}.", fix=fix)
             manifest.verify(folder, _FILES)
         except UnknownFormatError:
             raise  # whole, and further than what older ones hold: not to be thrown away
         except CheckpointError as error:
             if strict:
-                raise CheckpointError(
-                    error.problem,
-                    fix="Restore it, or drop `strict_resume` to resume from an older checkpoint.",
-                ) from error
+                fix = "Restore it, or drop `strict_resume` to resume from an older checkpoint."
+                raise CheckpointError(error.problem, fix=fix) from error
             problems.append(error.problem)
-            continue
-        for problem in problems:
-            logger.warning("damaged checkpoint passed over: %s", problem)
-        return folder
+        else:
+            for problem in problems:
+                logger.warning("damaged checkpoint passed over: %s", problem)
+            return folder
     if problems:
-        raise CheckpointError(
-            "No checkpoint of the run is whole:\n  " + "\n  ".join(problems),
-            fix=f"Restore one of them, or start again with another run_dir than {run_dir}.",
-        )
+        fix = f"Restore one of them, or start again with another run_dir than {run_dir}."
+        listed = "\n  ".join(problems)
+        raise CheckpointError(f"No checkpoint of the run is whole:\n  {listed}", fix=fix)
     return None
 
 
@@ -313,9 +299,9 @@ def read_best(run_dir: Path) -> Path | None:
         name = (run_dir / BEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    if name != AVERAGE and not re.fullmatch(r"step-\d+", name):
+    if not re.fullmatch(rf"step-\d+|{AVERAGE}", name):
         return None
-    folder = run_dir / AVERAGE if name == AVERAGE else checkpoints_dir(run_dir) / name
+    folder = (run_dir if name == AVERAGE else checkpoints_dir(run_dir)) / name
     return folder if folder.is_dir() else None
 
 

@@ -59,6 +59,7 @@ EXTRAS = (SHORTLIST, CONFIDENCE)
 # In a model folder that is a mean: the ``steps`` of its checkpoints and, if known, ``score``.
 RECORD = "average.json"
 _EXPORTED = "model.bin"
+_RESTORE = "Restore the config.yaml and the tokenizer that `nmt train` wrote with these weights."
 _MAX_PLACES = 5
 _MAX_DEPTH = 2  # Of a checkpoint in its run folder.
 _MAX_DIGITS = 15  # Of the step of a checkpoint.
@@ -98,16 +99,13 @@ def readable() -> Iterator[None]:
     try:
         yield
     except TokenizerError as error:
-        raise CheckpointError(
-            error.problem, fix="Restore the tokenizer folder that `nmt train` wrote."
-        ) from error
+        raise CheckpointError(error.problem, fix=_RESTORE) from error
     except OSError as error:
         if error.filename is None:  # of a library that does not load, say
             raise
-        raise CheckpointError(
-            f"{error.filename} cannot be read: {error.strerror or error}.",
-            fix="Let the files of the model be read by you, or copy the folder again.",
-        ) from error
+        problem = f"{error.filename} cannot be read: {error.strerror or error}."
+        fix = "Let the files of the model be read by you, or copy the folder again."
+        raise CheckpointError(problem, fix=fix) from error
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -130,19 +128,15 @@ def _no_model(folder: Path) -> CheckpointError:
     """Say what a place without config.yaml is, and what to name in its stead."""
     for parent in list(folder.parents)[:_MAX_DEPTH]:
         if _is_model(parent):  # as in ``runs/mine/best``
-            part = re.fullmatch(rf"(step-)0*(\d+)|{BEST}|last|{AVERAGE}", folder.name)
-            name = f"step-{part[2]}" if part and part[1] else folder.name
-            return CheckpointError(
-                f"{folder} is {'a checkpoint' if part else 'a part'} of the model {parent}.",
-                fix=f"Name {parent}{f' with `checkpoint` {name}' if part else ''}.",
-            )
+            part = re.fullmatch(rf"step-\d+|{BEST}|last|{AVERAGE}", folder.name)
+            problem = f"{folder} is {'a checkpoint' if part else 'a part'} of the model {parent}."
+            which = f" with `checkpoint` {folder.name}" if part else ""
+            return CheckpointError(problem, fix=f"Name {parent}{which}.")
     name_it = "Name the run folder that `nmt train` wrote"
     if folder.is_dir():
-        inside = _runs_in(folder)
-        return CheckpointError(
-            f"{folder} has no config.yaml, so it is no model folder.",
-            fix=f"{name_it}{f', such as {inside}' if inside else ''}.",
-        )
+        such_as = f", such as {inside}" if (inside := _runs_in(folder)) else ""
+        problem = f"{folder} has no config.yaml, so it is no model folder."
+        return CheckpointError(problem, fix=f"{name_it}{such_as}.")
     if folder.is_file() and folder.suffix in (".yaml", ".yml"):
         return _of_config(folder, f"{folder} is no model")
     hub = re.fullmatch(r"(hub:)?([\w.-]+/[\w.-]+)", str(folder))
@@ -160,10 +154,8 @@ def _no_model(folder: Path) -> CheckpointError:
 def _of_config(path: Path, problem: str) -> CheckpointError:
     """Name the run folder of a configuration that was given in its place."""
     run = load_config(path).run_dir
-    return CheckpointError(
-        f"{problem}; the run folder of this configuration is {run}.",
-        fix=f"Name {run}." if _is_model(run) else f"Train first: `nmt train {path}`.",
-    )
+    fix = f"Name {run}." if _is_model(run) else f"Train first: `nmt train {path}`."
+    return CheckpointError(f"{problem}; the run folder of this configuration is {run}.", fix=fix)
 
 
 @readable()
@@ -180,10 +172,8 @@ def load_folder_config(folder: Path) -> RunConfig:
     try:
         return load_config(path)
     except ConfigError as error:
-        raise CheckpointError(
-            f"{path} was changed or comes from another release:\n{error.problem}",
-            fix="Restore the config.yaml that `nmt train` wrote.",
-        ) from error
+        problem = f"{path} was changed or comes from another release:\n{error.problem}"
+        raise CheckpointError(problem, fix=_RESTORE) from error
 
 
 @readable()
@@ -239,16 +229,12 @@ def read_weights(files: ModelFiles) -> ModelBundle:
         try:
             model = build_model(config.model, *files.tokenizers.vocab_sizes)
         except ValueError as error:
-            raise CheckpointError(
-                f"config.yaml and tokenizer of {files.folder} do not fit each other: {error}.",
-                fix="Restore the config.yaml and tokenizer that `nmt train` wrote.",
-            ) from error
+            problem = f"config.yaml and tokenizer of {files.folder} do not fit each other: {error}."
+            raise CheckpointError(problem, fix=_RESTORE) from error
         weights = load_tensors(path)
         if problems := tensor_differences(weights, model.state_dict()):
-            raise CheckpointError(
-                f"{path} does not fit config.yaml and tokenizer:\n  {problems}",
-                fix="Restore the config.yaml and tokenizer that belong to these weights.",
-            )
+            problem = f"{path} does not fit config.yaml and tokenizer:\n  {problems}"
+            raise CheckpointError(problem, fix=_RESTORE)
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     return ModelBundle(
         config, files.tokenizers, files.step, files.folder, files.manifest, model.eval()
@@ -264,12 +250,9 @@ def _check_widths(path: Path, config: ModelConfig) -> None:
     widths = {name: width for name in names if (width := getattr(config, name)) is not None}
     gates = 2 if config.activation == "swiglu" else 1  # stand above the inner layer in one matrix
     if wrong := [name for name, width in widths.items() if not {width, gates * width} & found]:
-        raise CheckpointError(
-            f"config.yaml is not of the weights in {path}, which have no such width: "
-            + ", ".join(f"model.{name} is {widths[name]:,}" for name in wrong)
-            + ".",
-            fix="Restore the config.yaml that belongs to these weights.",
-        )
+        listed = ", ".join(f"model.{name} is {widths[name]:,}" for name in wrong)
+        problem = f"config.yaml is not of {path}, whose weights have no such width: {listed}."
+        raise CheckpointError(problem, fix=_RESTORE)
 
 
 def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None:
@@ -282,16 +265,14 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
     names = recorded.keys() & {"source_language", "target_language", "model"}
     present = config.model_dump(mode="json", include=names)
     if found := changed_settings({name: recorded[name] for name in present}, present):
+        listed = "\n  ".join(found)
         raise CheckpointError(
-            f"{folder / CONFIG} is not of these weights:\n  " + "\n  ".join(found),
-            fix="Restore these settings in it.",
+            f"{folder / CONFIG} is not of these weights:\n  {listed}", fix=_RESTORE
         )
     expected, place = recorded.get("vocab_hash"), folder / TOKENIZER
     if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
-        raise CheckpointError(
-            f"{place} is not the tokenizer this model was trained with.",
-            fix="Restore the run's own tokenizer folder; a copy is in the prepared data.",
-        )
+        fix = "Restore the run's own tokenizer folder; a copy is in the prepared data."
+        raise CheckpointError(f"{place} is not the tokenizer this model was trained with.", fix=fix)
 
 
 def _weights_dir(folder: Path, checkpoint: str) -> Path:
@@ -314,10 +295,8 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
         chosen, problem = folder / AVERAGE, f"{folder} has no mean of checkpoints."
         fix = "Set training.average_last and train to the end, or use `nmt average`."
     elif checkpoint not in ("best", "last"):
-        raise ConfigError(
-            f"checkpoint is {checkpoint[:_MAX_SHOWN]!r}.",
-            fix="Use `checkpoint` best, last, step-N or average.",
-        )
+        fix = "Use `checkpoint` best, last, step-N or average."
+        raise ConfigError(f"checkpoint is {checkpoint[:_MAX_SHOWN]!r}.", fix=fix)
     elif checkpoint == "best" and (best := read_best(folder)):
         return best
     elif newest := newest_checkpoint(folder):
@@ -373,15 +352,11 @@ def check_new_folder(folder: Path, source: Path) -> None:
     fix = "Name a folder with `output` where you can write."
     with write_errors(folder, ConfigError, fix=fix):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise ConfigError(
-                f"{folder} is there already, and is not overwritten.",
-                fix="Name another folder with `output`, or remove this one first.",
-            )
+            fix = "Name another folder with `output`, or remove this one first."
+            raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
         if folder.resolve().is_relative_to(checkpoints_dir(source).resolve()):
-            raise ConfigError(
-                f"{folder} is among the checkpoints of the run.",
-                fix="Name a folder outside of it with `output`.",
-            )
+            fix = "Name a folder outside of it with `output`."
+            raise ConfigError(f"{folder} is among the checkpoints of the run.", fix=fix)
 
 
 def write_model_folder(
@@ -414,10 +389,9 @@ def write_model_folder(
             names = [path.relative_to(temporary).as_posix() for path in paths]
             Manifest.of(temporary, names, step).write(temporary)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder} was not written: {getattr(error, 'strerror', None) or error}.",
-            fix="Choose an empty place that can be written, with room on its disk.",
-        ) from error
+        problem = f"{folder} was not written: {getattr(error, 'strerror', None) or error}."
+        fix = "Choose an empty place that can be written, with room on its disk."
+        raise CheckpointError(problem, fix=fix) from error
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -444,10 +418,9 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     for path in paths:
         weights = _load_weights(path)
         if sums and (problems := tensor_differences(weights, sums)):
-            raise CheckpointError(
-                f"{path} holds another model than {paths[0]}:\n  {problems}",
-                fix="Average checkpoints of one run, trained with one configuration.",
-            )
+            problem = f"{path} holds another model than {paths[0]}:\n  {problems}"
+            fix = "Average checkpoints of one run, trained with one configuration."
+            raise CheckpointError(problem, fix=fix)
         for name in list(weights):
             if name in sums:  # what is popped is gone before the next checkpoint is read
                 sums[name] += weights.pop(name)
@@ -461,16 +434,13 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
         Manifest.read(path).verify(path, (MODEL,))
         weights = load_tensors(path / MODEL)
     except OSError as error:
-        raise CheckpointError(
-            f"{path} could not be read: {error.strerror or error}.",
-            fix="If the run is being trained it may just have removed it: start again.",
-        ) from error
+        problem = f"{path} could not be read: {error.strerror or error}."
+        fix = "If the run is being trained it may just have removed it: start again."
+        raise CheckpointError(problem, fix=fix) from error
     for name, weight in weights.items():
         if not weight.isfinite().all():
-            raise CheckpointError(
-                f"{path / MODEL}: {name} holds values that are not finite.",
-                fix="Leave this checkpoint out: its training diverged.",
-            )
+            problem = f"{path / MODEL}: {name} holds values that are not finite."
+            raise CheckpointError(problem, fix="Leave this checkpoint out: its training diverged.")
     return weights
 
 

@@ -149,10 +149,8 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
     """
     num_gpus = torch.cuda.device_count()
     if training.device != "cpu" and num_gpus and num_gpus < num_processes:
-        raise DeviceError(
-            f"{num_processes} processes were asked for, but there are {num_gpus} GPUs.",
-            fix=f"Set `devices` to {num_gpus}, or training.device to cpu.",
-        )
+        problem = f"{num_processes} processes were asked for, but there are {num_gpus} GPUs."
+        raise DeviceError(problem, fix=f"Set `devices` to {num_gpus}, or training.device to cpu.")
     share = max(1, usable_cores() // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or share))
     options = ["--standalone", f"--nproc-per-node={num_processes}", "--module", "nmt"]

@@ -247,10 +247,9 @@ class TensorBoard:
             # Late, as it is optional and takes a second to load.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
         except ImportError as error:
-            raise ConfigError(
-                "training.tensorboard is set, but tensorboard is not installed.",
-                fix="pip install 'nmt[tensorboard]', or set training.tensorboard: false.",
-            ) from error
+            problem = "training.tensorboard is set, but tensorboard is not installed."
+            fix = "pip install 'nmt[tensorboard]', or set training.tensorboard: false."
+            raise ConfigError(problem, fix=fix) from error
         purge = resume_step + 1 if resume_step else None
         self._writer: Any = SummaryWriter(run_dir / "tensorboard", purge_step=purge)
 
