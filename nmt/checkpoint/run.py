@@ -55,14 +55,12 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Return what arithmetic to the last bit depends on besides the configuration."""
     import torch  # noqa: PLC0415 - finding a model needs none
 
-    is_cpu, name = device.type == "cpu", device.type
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+    kind, is_deterministic = device.type, torch.are_deterministic_algorithms_enabled()
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "device": name,
-        "deterministic": is_cpu or torch.are_deterministic_algorithms_enabled(),
+        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
+        "deterministic": is_deterministic or kind == "cpu",
         "architecture": platform.machine(),
     }
 
@@ -105,10 +103,9 @@ def check_resumable(
     identities = recorded["identity"], present["identity"]
     refuse_changed_settings(*identities, run_dir)
     found = changed_settings(recorded["machine"], present["machine"])
-    for change in changed_settings(*(each["budget"] for each in identities)):
-        found.append(
-            f"{change}; from here on the learning rate follows the schedule of the new length"
-        )
+    new_length = "from here on the learning rate follows the schedule of the new length"
+    budgets = changed_settings(*(each["budget"] for each in identities))
+    found += [f"{change}; {new_length}" for change in budgets]
     shares = [_shares(each) for each in identities]
     if shares[0] != shares[1]:  # other processes draw other random numbers
         before, then = (f"{processes} x {batches}" for processes, batches in shares)
@@ -117,10 +114,10 @@ def check_resumable(
     if not any(each["machine"]["deterministic"] for each in (recorded, present)):
         found.append("training.deterministic: is False")
     if found and exact:
+        listed, same = "\n  ".join(found), "training.threads, training.deterministic and budget"
         raise CheckpointError(
-            "Resuming would not be bit-exact on this machine:\n  " + "\n  ".join(found),
-            fix="Use the same machine type, torch, training.threads, training.deterministic and "
-            "budget, or drop `exact`.",
+            f"Resuming would not be bit-exact on this machine:\n  {listed}",
+            fix=f"Use the same machine type, torch, {same}, or drop `exact`.",
         )
     return [f"resumed run is not bit-exact: {difference}" for difference in found]
 
@@ -138,11 +135,9 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
     """
     total = recorded["identity"]["num_processes"] * recorded["batch"]["accumulate"]
     if total % num_processes:
-        raise CheckpointError(
-            f"An update of this run has {total} batches, which {num_processes} processes cannot "
-            "share evenly.",
-            fix=f"Resume with a number of processes that divides {total}.",
-        )
+        cannot = f"which {num_processes} processes cannot share evenly"
+        fix = f"Resume with a number of processes that divides {total}."
+        raise CheckpointError(f"An update of this run has {total} batches, {cannot}.", fix=fix)
     return total // num_processes
 
 
@@ -170,9 +165,8 @@ def refuse_changed_settings(
         fix += "or set another run_dir to start again."
         if any(line.startswith("data_hash") for line in found):
             fix += " The data_hash is of the training pairs: of corpora, filters and tokenizer."
-        raise CheckpointError(
-            f"{run_dir} was trained with other settings:\n  " + "\n  ".join(found), fix=fix
-        )
+        listed = "\n  ".join(found)
+        raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
 
 
 def data_check(

@@ -332,12 +332,10 @@ class CheckpointWriter:
             self.save(progress)
             self.wait()
         if self.saved_step < progress.step:
-            raise CheckpointError(
-                f"Training has ended, but step {progress.step:,} could not be saved: the disk is "
-                "full.",
-                fix="Free disk space, then start the same command again: it resumes from "
-                f"step {self.saved_step:,}.",
-            )
+            problem = f"The disk is full: the last step, {progress.step:,}, could not be saved."
+            resumes = f"it resumes from step {self.saved_step:,}"
+            fix = f"Free disk space, then start the same command again: {resumes}."
+            raise CheckpointError(problem, fix=fix)
 
     def _write(
         self,
@@ -404,11 +402,10 @@ def average_at_end(
     try:
         updater.optimizer.load_weights(average_weights(paths))
     except CheckpointError as error:
-        raise CheckpointError(
-            f"There is no mean of the last {len(paths)} checkpoints: {error.problem}",
-            fix="All updates are made. Remove this checkpoint and start the same command again for "
-            "a mean of the others, or unset training.average_last.",
-        ) from error
+        problem = f"There is no mean of the last {len(paths)} checkpoints: {error.problem}"
+        fix = "All updates are made. For a mean of the others, remove this checkpoint and start "
+        fix += "the same command again; or unset training.average_last."
+        raise CheckpointError(problem, fix=fix) from error
     scores = validator()
     score = scores.value(training.validation.metric)
     result = _best_of(summary, score)

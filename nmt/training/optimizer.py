@@ -51,17 +51,14 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
     frozen = {part: [name for name in named if f"{name}.".startswith(f"{part}.")] for part in parts}
     if unknown := [part for part, names in frozen.items() if not names]:
         there = ", ".join(sorted({name.split(".")[0] for name in named}))
-        raise ConfigError(
-            f"training.freeze names {', '.join(map(repr, unknown))}, but the model has no such "
-            "part.",
-            fix=f"Use parts such as {there}, or longer ones such as encoder.0.",
-        )
+        problem = f"the model has no such part as {', '.join(map(repr, unknown))}."
+        fix = f"Use parts such as {there}, or longer ones such as encoder.0."
+        raise ConfigError(f"training.freeze: {problem}", fix=fix)
     for name, parameter in named.items():
         parameter.requires_grad_(not any(name in names for names in frozen.values()))
     if not any(parameter.requires_grad for parameter in named.values()):
-        raise ConfigError(
-            "training.freeze leaves no parameter to be trained.", fix="Name fewer parts."
-        )
+        problem = "training.freeze leaves no parameter to be trained."
+        raise ConfigError(problem, fix="Name fewer parts.")
 
 
 class FlatParameters:
@@ -301,10 +298,9 @@ def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tens
         found = tensors.get(name)
         if found is None or found.shape != place.shape:
             shape = "nothing" if found is None else str(tuple(found.shape))
-            raise CheckpointError(
-                f"The checkpoint has {shape} for {name}, but the model needs {tuple(place.shape)}.",
-                fix="Resume with the model section of the run's own config.yaml.",
-            )
+            needed = f"{name}, but the model needs {tuple(place.shape)}"
+            fix = "Resume with the model section of the run's own config.yaml."
+            raise CheckpointError(f"The checkpoint has {shape} for {needed}.", fix=fix)
         place.copy_(found)
 
 
@@ -390,13 +386,13 @@ class ModelOptimizer:
         """
         self.load_weights(weights)
         own = self.state()
-        found, needed = ({name.split("/")[0] for name in names} for names in (state, own))
-        if not own.keys() <= state.keys() or _TRAINED in found - needed:
+        found, needed = (sorted({key.split("/")[0] for key in keys}) for keys in (state, own))
+        if not own.keys() <= state.keys() or (_TRAINED in found and _TRAINED not in needed):
+            has = f"it has {', '.join(found) or 'nothing'}"
+            needs = f"this one needs {', '.join(needed)}, each for its trained parameters"
+            fix = "Resume with optimizer, ema_decay and freeze of the run's own config.yaml."
             raise CheckpointError(
-                f"The checkpoint is of another optimizer: it has "
-                f"{', '.join(sorted(found)) or 'nothing'}, but this one needs "
-                f"{', '.join(sorted(needed))}, each for its trained parameters.",
-                fix="Resume with optimizer, ema_decay and freeze of the run's own config.yaml.",
+                f"The checkpoint is of another optimizer: {has}, but {needs}.", fix=fix
             )
         copy_tensors(state, own.items())
         self.parameters.sync_from_master()
@@ -429,6 +425,5 @@ def build_optimizer(
         ConfigError: There is no optimizer of that name.
     """
     parameters = FlatParameters(model, dtype)
-    return ModelOptimizer(
-        parameters, OPTIMIZERS[config.kind](parameters, config), ema_decay=ema_decay
-    )
+    optimizer = OPTIMIZERS[config.kind](parameters, config)
+    return ModelOptimizer(parameters, optimizer, ema_decay=ema_decay)

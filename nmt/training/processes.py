@@ -171,9 +171,7 @@ def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
         return StoppedBySignal(failure.exitcode - 128)
     if failure.exitcode > 0:
         return SystemExit(failure.exitcode)
-    return ProcessKilledError(
-        f"Process {rank} of {num_processes} (pid {failure.pid}) was killed by "
-        f"{signal.Signals(-failure.exitcode).name}; the others have ended.",
-        fix="If memory ran out, lower batch.max_tokens. Start the same command again: it "
-        "resumes from the last checkpoint.",
-    )
+    name = f"Process {rank} of {num_processes} (pid {failure.pid})"
+    number = signal.Signals(-failure.exitcode).name
+    fix = "If memory ran out, lower batch.max_tokens. Start the same command again to resume."
+    return ProcessKilledError(f"{name} was killed by {number}; the others have ended.", fix=fix)

@@ -91,13 +91,13 @@ class TimePlan:
         whole = beside + (self.spent + updates * self.update) / 60
         if beside <= minutes / 2 or whole <= _OVER_BUDGET * minutes:
             return ""
-        rarer = "raise training.validate_every and save_every, or "
-        if updates < min(training.validate_every, training.save_every):
-            rarer = "give it more time, or "  # both come at the end only
+        at_end_only = updates < min(training.validate_every, training.save_every)
+        todo = (
+            "give it more time" if at_end_only else "raise training.validate_every and save_every"
+        )
         return (
-            f"validation, saving and the end of training take about {beside:,.1f} minutes, and "
-            f"training.max_minutes is {minutes:g}: {rarer}use a smaller validation set "
-            "(data.valid.max_pairs)"
+            f"validation, saving and the end of training take about {beside:,.1f} minutes of the "
+            f"{minutes:g} of training.max_minutes: {todo}, or lower data.valid.max_pairs"
         )
 
 
@@ -128,14 +128,12 @@ def time_updates(
     zero.
     """
     pace, processes, seconds = updater.pace, updater.processes, list[float]()
-    bar = progress_bar(
-        "timing", unit="updates", total=num_updates, leave=False, shown=not processes.rank
-    )
+    shown = not processes.rank
     with (
         left_as_it_was(updater),
         closing(loader.updates(Position())) as batches,
         pace.stream(batches) as updates,
-        bar,
+        progress_bar("timing", unit="updates", total=num_updates, leave=False, shown=shown) as bar,
     ):
         for _ in range(num_updates):
             begin = time.perf_counter()
@@ -144,8 +142,7 @@ def time_updates(
             pace.wait()
             seconds.append(time.perf_counter() - begin)
             bar.update()
-            is_late = sum(seconds) > most_seconds and len(seconds) >= _FEWEST_UPDATES
-            if processes.share(is_late):
+            if processes.share(sum(seconds) > most_seconds and len(seconds) >= _FEWEST_UPDATES):
                 break
     warm = sorted(seconds[-(-len(seconds) // 4) :])  # the first ones find kernels and memory
     return processes.share((warm[len(warm) // 2], len(seconds)))
@@ -265,12 +262,11 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
         fits = min(own, tokens_that_fit(low[:2], high[:2], free=free))
     fits = min(processes.gather(fits))
     if fits < smallest:
-        raise DeviceError(
-            f"Memory holds batches of about {fits:,} tokens, fewer than a pair with "
-            f"filters.max_length ({max_length}) tokens on each side.",
-            fix="Lower filters.max_length, set training.activation_checkpointing, or choose a "
-            "smaller model.",
+        pair = f"fewer than a pair with filters.max_length ({max_length}) tokens on each side"
+        fix = (
+            "Lower filters.max_length, set training.activation_checkpointing, or shrink the model."
         )
+        raise DeviceError(f"Memory holds batches of about {fits:,} tokens, {pair}.", fix=fix)
     accumulate = -(-own // fits)
     max_tokens = max(smallest, -(-own // accumulate))
     found = {"max_tokens": max_tokens, "accumulate": accumulate, "tokens_per_update": None}

@@ -324,10 +324,10 @@ class Updater:
 
 def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
     largest = max(batches, key=lambda batch: batch.num_padded_tokens)
+    tokens = f"{largest.source.max_length} source and {largest.target.max_length} target tokens"
+    pairs = f"{len(largest.rows)} pairs with up to {tokens}"
     return DeviceError(
-        f"Memory does not hold a batch of {len(largest.rows)} pairs with up to "
-        f"{largest.source.max_length} source and {largest.target.max_length} target tokens, after "
-        f"it was halved {splits} times.",
+        f"Memory does not hold a batch of {pairs}, after it was halved {splits} times.",
         fix="Lower batch.max_tokens or max_sentences and raise batch.accumulate, lower "
         "filters.max_length, or set training.activation_checkpointing.",
     )
