@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.device import is_first, is_one_of_torchrun, local_rank
-from nmt.device.distributed import PEER_LOST, PeerLostError, interleave, join
+from nmt.device.distributed import interleave, join
 from nmt.errors import DeviceError
 
 
@@ -69,8 +69,3 @@ def test_an_environment_without_peers_is_explained(
     with pytest.raises(DeviceError, match="The 2 processes do not find") as caught:
         join()
     assert "`devices`" in caught.value.fix
-
-
-def test_a_lost_peer_has_an_exit_code_of_its_own() -> None:
-    assert PeerLostError.exit_code == PEER_LOST
-    assert PEER_LOST not in (0, 1, 2, 3, 4, 5, 6, 130, 141, 143)

@@ -6,9 +6,7 @@ Most of FAULTS 1 to 21 are in test_resume.py, next to what a run should do witho
 from __future__ import annotations
 
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,15 +25,11 @@ from nmt.checkpoint.files import (
     save_checkpoint,
 )
 from nmt.errors import CheckpointError
-from tests.training.runs import Harm, Run, Server, assert_equal
-from tests.training.toy import CONFIG, STEPS
+from tests.training.runs import Run, Server, assert_equal
+from tests.training.toy import CONFIG
 
-KILLS = 100
 DISK_BYTES = 16 << 20
 
-long_test = pytest.mark.skipif(
-    os.environ.get("NMT_LONG_TESTS") != "1", reason="takes minutes: set NMT_LONG_TESTS=1"
-)
 
 # The arguments of `nmt` follow. The wall clock goes back by an hour whenever it is asked.
 CLOCK_GOES_BACK = """
@@ -96,32 +90,6 @@ def assert_whole(run: Run) -> None:
     assert not [*run.folder.rglob(".*.replaced")]
 
 
-@pytest.mark.slow
-@long_test
-def test_a_hundred_kills_cost_nothing_but_time(server: Server) -> None:
-    """FAULT 7: wherever they hit, it is resumable, and the end is the same to the bit."""
-    steps = 10 * STEPS
-    whole = Run(server, "long")
-    seconds = whole.train(max_steps=steps).seconds
-    start = whole.train(max_steps=steps).seconds  # what a start and an end take
-    draw = random.Random(100)
-    kills, runs = 0, 0
-    while kills < KILLS:
-        run, runs = Run(server, f"killed-{runs}"), runs + 1
-        code = -signal.SIGKILL
-        while code != 0:
-            # Some of the kills meet the start; in the others some updates are made.
-            delay = draw.uniform(0, start + (seconds - start) / 15)
-            harm = Harm(kill_after=delay) if kills < KILLS else None
-            result = run.train("--exact", "--strict-resume", harm=harm, max_steps=steps)
-            code = result.code
-            assert code in (0, -signal.SIGKILL), result.stderr
-            kills += code != 0
-        assert run.hashes(steps) == whole.hashes(steps)
-        assert run.metrics() == whole.metrics()
-        assert_whole(run)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_disk_that_fills_up_in_a_save_leaves_nothing_half_written(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, share: float
@@ -143,19 +111,6 @@ def test_a_disk_that_fills_up_in_a_save_leaves_nothing_half_written(
     disk.free()
     save_checkpoint(run_dir, 2, model=values, optimizer=values, state={"a": 1})
     assert newest_checkpoint(run_dir, strict=True) == checkpoint_dir(run_dir, 2)
-
-
-def test_a_disk_without_any_space_is_told_about_without_a_traceback(run: Run, disk: Disk) -> None:
-    """FAULT 8: there is no room even for the first file."""
-    run.folder = disk.folder / "run"
-    disk.fill(0)
-    result = run.train()
-    assert result.code == 4, result.stderr
-    assert str(disk.folder) in result.stderr
-    assert "o space left on" in result.stderr
-    assert "Traceback" not in result.stderr
-    disk.free()
-    run.finish(max_steps=1)
 
 
 def test_a_poor_environment_and_a_clock_that_goes_back_change_nothing(

@@ -85,14 +85,6 @@ def test_it_begins_with_the_weights_and_keeps_the_vocabulary(base: Path) -> None
     assert "the vocabulary is" not in log
 
 
-def test_frozen_parts_stay_as_they_were_and_others_do_not(base: Path) -> None:
-    run_dir = start(tuned(freeze=["encoder"]))
-    found, expected = weights(run_dir), load_model(base).model.state_dict()
-    for name, tensor in expected.items():
-        is_frozen = name.startswith("encoder.")
-        assert torch.equal(found[name], tensor) == is_frozen, name
-
-
 def test_a_model_of_another_shape_or_none_is_told_before_anything_is_read(base: Path) -> None:
     values = tuned()
     values["model"] = {**values["model"], "ff_dim": 64, "dropout": 0.3}

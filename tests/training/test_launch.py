@@ -18,7 +18,6 @@ from nmt.commands import train as story
 from nmt.config.training import TrainingConfig
 from nmt.device.distributed import PEER_LOST
 from nmt.errors import DeviceError, shell_command
-from nmt.training.checkpoints import TrainingSummary
 from nmt.training.processes import ProcessKilledError, StoppedBySignal, launch
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
@@ -123,30 +122,6 @@ def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.Monkey
     command = shell_command("train", DEMO, set_=settings, exact=True, quiet=True)
     ((arguments, number, training),) = calls
     assert (arguments, number, training.threads) == (shlex.split(command)[1:], 4, 3)
-
-
-def test_the_result_is_printed_and_a_signal_keeps_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """FAULTS 19 and 20, as the shell sees them."""
-    asked: list[tuple[Path, dict[str, bool]]] = []
-
-    def fit(config: Any, **options: bool) -> TrainingSummary:
-        asked.append((config.run_dir, options))
-        if options["exact"]:
-            raise StoppedBySignal(signal.SIGTERM)
-        return TrainingSummary(config.run_dir, 1200, "budget", "step-00001000", 31.25, "bleu", 9.0)
-
-    monkeypatch.setattr(story, "fit", fit)
-    command = ["train", DEMO, "--run-dir", "runs/it"]
-    result = CliRunner().invoke(app, [*command, "--strict-resume"])
-    stopped = CliRunner().invoke(app, [*command, "--exact"])
-    assert result.stdout == "runs/it: 1,200 steps; best: step-00001000 (bleu 31.25)\n"
-    assert stopped.exit_code == 143
-    assert asked == [
-        (Path("runs/it"), {"strict_resume": True, "exact": False}),
-        (Path("runs/it"), {"strict_resume": False, "exact": True}),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -162,42 +162,6 @@ def test_adamw_decays_the_matrices_only_and_schedule_free_trains_at_y_and_gives_
         close(used[name], x, name)
 
 
-def naive_adafactor(weights: Tensor, rates: Sequence[float], decay: float) -> Tensor:
-    """Shazeer and Stern (2018), algorithms 4 and 5, with the defaults of section 9."""
-
-    def rms(x: Tensor) -> float:
-        return x.square().mean().sqrt().item()
-
-    weights, epsilon = weights.double(), torch.finfo(torch.float32).eps
-    square = rows = columns = torch.zeros((), dtype=torch.float64)
-    for count, rate in enumerate(rates, 1):
-        gradient, share = slope(weights), count**-0.8
-        size = max(1e-3, rms(weights)) * min(rate, count**-0.5)
-        if weights.ndim > 1:
-            rows = (1 - share) * rows + share * gradient.square().mean(1, keepdim=True)
-            columns = (1 - share) * columns + share * gradient.square().mean(0, keepdim=True)
-            square = rows * columns / rows.mean()
-        else:
-            square = (1 - share) * square + share * gradient.square()
-        step = gradient / square.sqrt().clamp(min=epsilon)
-        weights = (1 - rate * decay) * weights - size * step / max(1, rms(step))
-    return weights
-
-
-def test_adafactor_steps_in_proportion_to_the_weights() -> None:
-    model = small_model(positions="relative", max_relative_distance=2)
-    start = weights_of(model)
-    optimizer = optimizer_of(model, kind="adafactor")
-    drive(model, optimizer, WARM_UP)
-    for name, weights in model.named_parameters():
-        decay = DECAY if is_matrix(name, weights) else 0.0
-        close(weights.detach(), naive_adafactor(start[name], WARM_UP, decay), name)
-    assert not is_matrix("encoder.0.self_attention.positions.keys", torch.zeros(5, 8))
-    # Of a matrix it keeps a row and a column, not a number for each entry.
-    kept = sum(tensor.numel() for tensor in optimizer.state().values())
-    assert kept < sum(weights.numel() for weights in model.parameters()) / 4
-
-
 ROWS = {"query_key_value": [16, 8, 8], "key_value": [8, 8], "inner": [32, 32]}
 """Matrices one above the other in the weights of `fused_model`."""
 

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,19 +48,6 @@ def test_progress_survives_json(scores: list[float]) -> None:
     # Compared as text, for NaN is not equal to itself; JSON has no tuples.
     assert back.position == progress.position
     assert repr(replace(back, timed=(0.5, 70))) == repr(progress)
-
-
-@pytest.mark.parametrize(
-    ("scores", "best"),
-    [
-        ([math.nan, 1.0], 20),
-        ([1.0, math.nan], 10),
-        ([math.nan, 1.0, math.nan], 20),
-        ([-4.2, -3.1, -3.3], 20),  # a loss goes in with a minus sign: higher is better everywhere
-    ],
-)
-def test_a_score_that_is_no_number_is_never_the_best(scores: list[float], best: int) -> None:
-    assert history_of(scores).best == best
 
 
 def test_progress_counts_what_is_skipped_in_all_and_in_a_row() -> None:

@@ -181,16 +181,6 @@ def test_tensorboard_has_the_values_and_the_samples_as_code(tmp_path: Path) -> N
     assert (text.step, text.tensor_proto.string_val[0].decode()) == (20, code)
 
 
-@pytest.mark.usefixtures("_tensorboard")
-def test_tensorboard_hides_what_came_after_the_checkpoint_of_a_resumed_run(tmp_path: Path) -> None:
-    """Also within a second, in which file names of seconds would be equal."""
-    give(TensorBoard(tmp_path), *(update_event(step, 9.0) for step in (10, 20, 30)))
-    for step in (25, 35):
-        give(TensorBoard(tmp_path, step - 5), update_event(step, 1.0), update_event(step + 5, 2.0))
-    losses = [(10, 9.0), (20, 9.0), (25, 1.0), (30, 2.0), (35, 1.0), (40, 2.0)]
-    assert scalars(tmp_path)["train/loss"] == losses
-
-
 def test_without_tensorboard_the_remedy_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

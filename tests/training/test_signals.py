@@ -30,6 +30,8 @@ def test_the_first_signal_only_asks_and_an_interrupt_after_it_is_python_s_own(
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert StoppedBySignal(number).code == code
+    # So "except Exception" catches none: not where a compiler's failure is passed over, say.
+    assert not issubclass(StoppedBySignal, Exception)
     assert "finishing the update, then saving" in capfd.readouterr().err
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 

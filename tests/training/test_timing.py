@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -245,23 +244,3 @@ def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
     longer = fit(make_config(max_steps=None, max_epochs=4))
     assert planned == [0, 1, 2, 3, 3]
     assert longer.step > summary.step
-
-
-def test_a_run_whose_rate_has_fallen_to_zero_resumes_with_more_updates(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_corpus(tmp_path)
-    schedule = {"shape": "linear", "peak_lr": 0.01, "warmup_steps": 1}
-    short, long = (
-        make_config(max_steps=steps, schedule=schedule, report_every=1) for steps in (2, 4)
-    )
-    assert [fit(config).step for config in (short, long)] == [2, 4]
-    assert "max_steps: was 2, is 4; from here on the learning rate follows" in caplog.text
-    log = (long.run_dir / "log.txt").read_text()
-    assert [text.count("max_steps: was 2, is 4") for text in (caplog.text, log)] == [1, 1]
-    metrics = [
-        json.loads(line) for line in (long.run_dir / "metrics.jsonl").read_text().splitlines()
-    ]
-    rates = [each["learning_rate"] for each in metrics if each.get("kind") == "update"]
-    assert rates[-1] == 0
-    assert max(rates[-3:]) > 0

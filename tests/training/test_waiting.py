@@ -242,7 +242,6 @@ def test_reading_late_tells_and_saves_the_same(
 
 KILLS = 4
 
-values = test_trouble.values
 
 
 def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
