@@ -243,7 +243,6 @@ def test_reading_late_tells_and_saves_the_same(
 KILLS = 4
 
 
-
 def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
     whole, other = torch.randn(60), torch.arange(6, dtype=torch.int64)
     tensors = {"a": whole[:12].view(3, 4), "b": whole[20:50].view(5, 6).T, "c": other[2:3]}
