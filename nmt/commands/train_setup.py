@@ -31,20 +31,12 @@ from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from nmt.training import report
 from nmt.training.checkpoints import Progress
 from nmt.training.losses import OBJECTIVES, objective_name
 from nmt.training.optimizer import build_optimizer, freeze
 from nmt.training.processes import StopSignal
-from nmt.training.report import (
-    Console,
-    Event,
-    HtmlReport,
-    JsonLines,
-    Reporter,
-    ReporterList,
-    RunLog,
-    TensorBoard,
-)
+from nmt.training.report import Event, Reporter, ReporterList, RunLog
 from nmt.training.timing import TrainingSetup, fit_batches
 from nmt.training.update import Updater
 from nmt.training.validation import HeldOutText, Validator, fixed_batches
@@ -79,24 +71,22 @@ def build(
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
     is_error = validation.metric == "loss" or METRICS[validation.metric].lower_is_better
     longest, bos = config.filters.max_length, config.model.source_bos
-    seed = training.seed
+    # Half of the cores: the others give the device its work and write checkpoints.
+    num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2)) if updater.pace.uses_threads else 0
     loader = Loader(
         data.train,
         batch,
         weights=tempered_weights([c.weight for c in corpora.train], sizes, corpora.temperature),
         stages=build_stages(corpora, sizes, lower_is_better=is_error),
-        seed=seed,
+        seed=training.seed,
         rank=processes.rank,
         num_ranks=processes.size,
         resegment=_redrawn_text(config, data),
         source_bos=bos,
-        # Half of the cores: the others give the device its work and write checkpoints.
-        num_workers=min(_MOST_WORKERS, max(1, own_cores() // 2))
-        if updater.pace.uses_threads
-        else 0,
+        num_workers=num_workers,
         longest=longest + 1 + bos if updater.precision.repeats_sizes else None,
     )
-    seed_rank(seed, processes.rank)  # each process draws other dropout masks
+    seed_rank(training.seed, processes.rank)  # each process draws other dropout masks
     loader = fit_batches(updater, loader, longest + bos)
     text, most = None, validation.max_sentences
     if data.valid_source:
@@ -161,10 +151,8 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
     pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
     # The n-th merge has the score -n; other kinds of vocabulary have probabilities.
     if any(score % 1 for score in scores):
-        raise ConfigError(
-            "batch.bpe_dropout needs a BPE vocabulary, and that of the prepared data is another.",
-            fix="Set batch.bpe_dropout to 0.",
-        )
+        problem = "batch.bpe_dropout needs a BPE vocabulary; the prepared data have another kind."
+        raise ConfigError(problem, fix="Set batch.bpe_dropout to 0.")
     return SubwordDropout(pieces, scores, is_normal, rate)
 
 
@@ -199,32 +187,27 @@ def describe_start(
 ) -> Event:
     """Report what trains, on what, by which schedule."""
     schedule, updater, pairs = config.training.schedule, setup.updater, len(setup.data.train)
-    dropped: Counter[str] = Counter()
-    for name in corpus_names(config.data.train):
-        reasons = setup.data.manifest.counts.get(name, {})
-        dropped += Counter({k: n for k, n in reasons.items() if k not in (READ, KEPT)})
+    counts = [setup.data.manifest.counts.get(x, {}) for x in corpus_names(config.data.train)]
+    reasons = sum(map(Counter, counts), Counter[str]()).most_common()
     share = schedule.warmup and f"{schedule.warmup:.2%} of the updates"
     rise = f"{share or f'{schedule.warmup_steps:,} updates'} of warm-up to {schedule.peak_lr:g}"
-    sizes, size, threads = (
-        count_parameters(updater.model),
-        updater.processes.size,
-        torch.get_num_threads(),
-    )
+    sizes, threads = count_parameters(updater.model), torch.get_num_threads()
     facts = {
         "device": str(updater.device),
         "precision": updater.precision.name,
         "threads": threads,
-        "processes": size,
+        "processes": updater.processes.size,
         "parameters": sum(sizes.values()),
         "schedule": f"{schedule.shape}: {rise}",
         "metric": config.training.validation.metric,
         "pairs": pairs,
-        "dropped": dict(dropped.most_common()),
+        "dropped": {name: number for name, number in reasons if name not in (READ, KEPT)},
         "total_steps": progress.total_steps,
     }
     parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
     where = f"{updater.precision.name} on {updater.device}, {threads} threads"
-    where += f" in each of {size} processes" if size > 1 else ""
+    if (size := updater.processes.size) > 1:
+        where += f" in each of {size} processes"
     text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} pairs, {where}"
     text = f"{progress.describe()}: {text}{f', {remark}' if remark else ''}"
     return Event(progress.step, text, "start", facts)
@@ -240,14 +223,12 @@ def start_from(config: RunConfig, updater: Updater) -> list[str]:
     notes = [f"begins with the weights of {folder}"]
     was, now = ((c.source_language, c.target_language) for c in (start.config, config))
     if was != now:
-        languages = f"from {was[0]} to {was[1]}, this run is from {now[0]} to {now[1]}"
-        notes.append(f"{folder} was trained {languages}")
+        text = f"from {was[0]} to {was[1]}, this run is from {now[0]} to {now[1]}"
+        notes.append(f"{folder} was trained {text}")
     size = start.tokenizers.target.vocab_size
     if "tokenizer" in config.model_fields_set and config.tokenizer.vocab_sizes[1] != size:
-        notes.append(
-            f"the vocabulary is that of {folder} ({size:,} entries): the tokenizer section "
-            "changes nothing"
-        )
+        text = f"the vocabulary is that of {folder} ({size:,} entries)"
+        notes.append(f"{text}: the tokenizer section changes nothing")
     return notes
 
 
@@ -267,10 +248,9 @@ def check_start(config: RunConfig) -> None:
         if key not in _REGULARISATION and was[key] != now[key]
     ]
     if differing:
-        raise ConfigError(
-            f"{where} (training.start_from) has another model:\n  " + "\n  ".join(differing),
-            fix=f"Copy the model section of {where}/config.yaml.",
-        )
+        problem = f"{where} (training.start_from) has another model:"
+        fix = f"Copy the model section of {where}/config.yaml."
+        raise ConfigError("\n  ".join([problem, *differing]), fix=fix)
 
 
 def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> ReporterList:
@@ -284,12 +264,12 @@ def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> Report
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         reporters: list[Reporter] = [
-            JsonLines(run_dir / "metrics.jsonl", start, last),
-            JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
+            report.JsonLines(run_dir / "metrics.jsonl", start, last),
+            report.JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
             log.open(run_dir / "log.txt"),
-            Console(start, progress.total_steps, lambda: progress.step),
-            HtmlReport(run_dir, config.name),  # reads what the first two have written
+            report.Console(start, progress.total_steps, lambda: progress.step),
+            report.HtmlReport(run_dir, config.name),  # reads what the first two have written
         ]
         if config.training.tensorboard:
-            reporters.append(TensorBoard(run_dir, start))
+            reporters.append(report.TensorBoard(run_dir, start))
     return ReporterList(reporters)

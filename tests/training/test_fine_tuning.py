@@ -94,7 +94,7 @@ def test_a_model_of_another_shape_or_none_is_told_before_anything_is_read(base: 
     assert "dropout" not in caught.value.problem
     assert str(base) in caught.value.problem
     shutil.rmtree(base)
-    with pytest.raises(ConfigError, match=r"runs/base \(training\.start_from\) is not a model"):
+    with pytest.raises(ConfigError, match=r"training\.start_from runs/base is not a model"):
         start(tuned())
     assert not Path("prepared/tuned").exists()
 
