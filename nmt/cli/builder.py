@@ -7,7 +7,6 @@ The options are imported when their command is named, the function when the comm
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from nmt.cli.messages import configure_logging, spelled
-from nmt.config.flag import Flag, file_name, option_name
+from nmt.config.flag import Flag, file_name, meanings_of, option_name
 from nmt.device import is_first
 from nmt.registry import load_attribute
 
@@ -69,7 +68,7 @@ def fields_of(options: type) -> list[Field]:
     defaults = {field.name: field.default for field in fields(options)}
     found = {}
     for owner in _bases_first(options):
-        title, meanings = owner.__dict__.get("title"), _meanings(owner)
+        title, meanings = owner.__dict__.get("title"), meanings_of(owner.__doc__)
         for name in filter(defaults.__contains__, inspect.get_annotations(owner)):
             is_marked = get_origin(hints[name]) is Annotated
             kind, *notes = get_args(hints[name]) if is_marked else [hints[name]]
@@ -78,13 +77,6 @@ def fields_of(options: type) -> list[Field]:
             if not flag.hidden:
                 found[name] = Field(name, _without_none(kind), flag, defaults[name], title)
     return list(found.values())
-
-
-def _meanings(owner: type) -> dict[str, str]:
-    """Return what the docstring of a class says of each field, under ``Args:``."""
-    _, _, text = inspect.cleandoc(owner.__doc__ or "").partition("Args:\n")
-    entries = re.finditer(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
-    return {entry[1]: " ".join(entry[2].split()) for entry in entries}
 
 
 def _bases_first(owner: type) -> Iterator[type]:

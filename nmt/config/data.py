@@ -19,18 +19,20 @@ class AugmentConfig(Section):
     """Noise for training pairs: the share of the pairs that get each kind, drawn in each epoch.
 
     The vocabulary is learned from text with this noise: other rates prepare the data again.
+
+    Args:
+        upper_case: Both sides in capitals, so that capitals are translated to capitals.
+        title_case: A Capital At Every Word, on both sides.
+        no_final_punctuation: Both sides without the punctuation at their end.
+        typos: Letters of a fifth of the source words swapped, dropped or doubled; the target stays.
+        spacing: Some spaces of the source dropped or doubled; the target stays.
     """
 
     upper_case: _Rate = 0.0
-    """Both sides in capitals, so that capitals are translated to capitals."""
     title_case: _Rate = 0.0
-    """A Capital At Every Word, on both sides."""
     no_final_punctuation: _Rate = 0.0
-    """Both sides without the punctuation at their end."""
     typos: _Rate = 0.0
-    """Letters of a fifth of the source words swapped, dropped or doubled; the target stays."""
     spacing: _Rate = 0.0
-    """Some spaces of the source dropped or doubled; the target stays."""
 
     @property
     def rates(self) -> dict[str, float]:
@@ -55,43 +57,50 @@ class CorpusConfig(Section):
 
     The places: ``source`` + ``target`` (line-aligned files), ``tsv``, ``csv``, ``jsonl``,
     ``huggingface``, ``sacrebleu``, ``demo``.
+
+    Args:
+        name: Name in reports and error messages; made from the place when left out.
+        source: Source text, one sentence a line; plain, .gz, .bz2 or .xz (.zst if the library is
+            there).
+        target: Target text, line-aligned with ``source``.
+        tsv: Tab-separated file (see ``columns``); ``-`` is standard input, for one training corpus.
+        csv: Comma-separated file (RFC 4180); language codes, or source and target, name its
+            columns.
+        columns: Columns of source and target in ``tsv``, and in ``csv`` without names, counted from
+            0.
+        jsonl: JSON lines; each has ``{"translation": {"de": ..., "en": ...}}`` with the language
+            codes.
+        huggingface: Hub id (``wmt/wmt14``), or a local .parquet, .csv or .json file or folder.
+        subset: Configuration of the ``huggingface`` data set, for example ``de-en``.
+        split: Split of the ``huggingface`` data set.
+        streaming: Stream the ``huggingface`` data set instead of downloading all of it first.
+        sacrebleu: A test set that sacrebleu knows, for example ``wmt14/full``.
+        demo: A split of the embedded English-German demo corpus.
+        weight: How often an epoch reads this corpus: 2 reads it twice, 0.5 reads a random half.
+        max_pairs: Read at most this many pairs from the start.
+        tag: Token before its sources: a domain, ``<bt>``, or a language (``<2de>`` or ``de``).
+        scores: One number per line, higher for better pairs; see the filter ``scores`` and its
+            limit.
     """
 
     name: str | None = None
-    """Name in reports and error messages; made from the place when left out."""
     source: FilePath | None = None
-    """Source text, one sentence a line; plain, .gz, .bz2 or .xz (.zst if the library is there)."""
     target: FilePath | None = None
-    """Target text, line-aligned with ``source``."""
     tsv: FilePath | None = None
-    """Tab-separated file (see ``columns``); ``-`` is standard input, for one training corpus."""
     csv: FilePath | None = None
-    """Comma-separated file (RFC 4180); language codes, or source and target, name its columns."""
     columns: Pair[Annotated[int, Field(ge=0)]] = (0, 1)
-    """Columns of source and target in ``tsv``, and in ``csv`` without names, counted from 0."""
     jsonl: FilePath | None = None
-    """JSON lines; each has ``{"translation": {"de": ..., "en": ...}}`` with the language codes."""
     huggingface: str | None = None
-    """Hub id (``wmt/wmt14``), or a local .parquet, .csv or .json file or folder."""
     subset: str | None = None
-    """Configuration of the ``huggingface`` data set, for example ``de-en``."""
     split: str = "train"
-    """Split of the ``huggingface`` data set."""
     streaming: bool = False
-    """Stream the ``huggingface`` data set instead of downloading all of it first."""
     sacrebleu: str | None = None
-    """A test set that sacrebleu knows, for example ``wmt14/full``."""
     demo: Literal["train", "valid", "test"] | None = None
-    """A split of the embedded English-German demo corpus."""
     weight: Annotated[float, Binds("run")] = Field(default=1.0, gt=0, le=100)
-    """How often an epoch reads this corpus: 2 reads it twice, 0.5 reads a random half."""
     max_pairs: int | None = Field(default=None, ge=1)
-    """Read at most this many pairs from the start."""
     tag: str | None = Field(default=None, min_length=1)
-    """Token before its sources: a domain, ``<bt>``, or a language (``<2de>`` or ``de``)."""
     augment: Annotated[AugmentConfig, Binds("run")] = AugmentConfig()
     scores: FilePath | None = None
-    """One number per line, higher for better pairs; see the filter ``scores`` and its limit."""
 
     def _disagreements(self) -> Iterator[str]:
         names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
@@ -110,33 +119,42 @@ _ENDS = ("steps", "score")
 
 
 class StageConfig(Section):
-    """A part of training that mixes some corpora in its own proportions."""
+    """A part of training that mixes some corpora in its own proportions.
+
+    Args:
+        mix: Share of the pairs by name of a corpus; other corpora and ``weight`` do not count.
+        until: End: ``{CORPUS: epochs}``, ``{steps: updates}`` or ``{score: X}``; the last needs
+            none.
+    """
 
     mix: dict[str, _Amount] = Field(
         min_length=1,
         json_schema_extra={"allowed": "names of training corpora, a number above 0 each"},
     )
-    """Share of the pairs by name of a corpus; other corpora and ``weight`` do not count."""
     until: dict[str, _Amount] | None = Field(
         default=None,
         json_schema_extra={"allowed": "one of a corpus of the mix, steps and score, with a number"},
     )
-    """End: ``{CORPUS: epochs}``, ``{steps: updates}`` or ``{score: X}``; the last needs none."""
 
 
 class DataConfig(Section):
-    """The parallel corpora."""
+    """The parallel corpora.
+
+    Args:
+        train: Training corpora; all are read, each as often as its ``weight`` says.
+        valid: Held-out pairs that choose the best checkpoint.
+        test: Named test sets for ``nmt evaluate MODEL -t NAME``.
+        temperature: Corpora are read in proportion to (pairs x weight)^(1 / temperature); 5 evens
+            them out.
+        stages: A curriculum: mixtures of the corpora, one after the other; the last one lasts to
+            the end.
+    """
 
     train: Annotated[Many[CorpusConfig], Binds("data")] = Field(min_length=1)
-    """Training corpora; all are read, each as often as its ``weight`` says."""
     valid: Annotated[CorpusConfig, Binds("data")]
-    """Held-out pairs that choose the best checkpoint."""
     test: dict[str, CorpusConfig] = Field(default={})
-    """Named test sets for ``nmt evaluate MODEL -t NAME``."""
     temperature: Annotated[float, Binds("run")] = Field(default=1.0, ge=0.1, le=100)
-    """Corpora are read in proportion to (pairs x weight)^(1 / temperature); 5 evens them out."""
     stages: Annotated[Many[StageConfig], Binds("run")] = ()
-    """A curriculum: mixtures of the corpora, one after the other; the last one lasts to the end."""
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
@@ -191,30 +209,36 @@ Action = Annotated[Literal["drop", "report", "off"], BeforeValidator(_off)]
 
 
 class FilterLimits(Section):
-    """From where on pairs have a reason to be dropped."""
+    """From where on pairs have a reason to be dropped.
+
+    Args:
+        copy_of_source: ``copy_of_source``: share of the target's words that the source has too,
+            from 5 words on.
+        near_duplicate: ``near_duplicate``: share of common words of two pairs (Jaccard index), from
+            16 words on.
+        script: ``script``: share of a side's letters that are of another script.
+        language: ``language``: how many times as likely another language must be.
+        url: ``url``: share of a side's characters that are addresses.
+        punctuation: ``punctuation``: share of a side's characters that are punctuation or symbols.
+        repetition: ``repetition``: share of a side's words that repeat what stands directly before
+            them.
+        boilerplate: ``boilerplate``: different sources of one target.
+        lexical: ``lexical``: least score of the words, in standard deviations from the mean.
+        scores: ``scores``: least number in the file of a corpus; there is no usual one.
+        dual_cross_entropy: ``dual_cross_entropy``: least score of two models, from 0 to 1.
+    """
 
     copy_of_source: float = Field(default=0.8, ge=0, le=1)
-    """``copy_of_source``: share of the target's words that the source has too, from 5 words on."""
     near_duplicate: float = Field(default=0.87, ge=0.5, le=1)
-    """``near_duplicate``: share of common words of two pairs (Jaccard index), from 16 words on."""
     script: float = Field(default=0.5, ge=0, le=1)
-    """``script``: share of a side's letters that are of another script."""
     language: float = Field(default=5.0, ge=1)
-    """``language``: how many times as likely another language must be."""
     url: float = Field(default=0.4, ge=0, le=1)
-    """``url``: share of a side's characters that are addresses."""
     punctuation: float = Field(default=0.5, ge=0, le=1)
-    """``punctuation``: share of a side's characters that are punctuation or symbols."""
     repetition: float = Field(default=0.15, ge=0, le=1)
-    """``repetition``: share of a side's words that repeat what stands directly before them."""
     boilerplate: int = Field(default=10, ge=2)
-    """``boilerplate``: different sources of one target."""
     lexical: float = Field(default=-3.5, le=0)
-    """``lexical``: least score of the words, in standard deviations from the mean."""
     scores: float | None = None
-    """``scores``: least number in the file of a corpus; there is no usual one."""
     dual_cross_entropy: float = Field(default=0.01, ge=0, le=1)
-    """``dual_cross_entropy``: least score of two models, from 0 to 1."""
 
 
 class FilterConfig(Section):
@@ -222,66 +246,72 @@ class FilterConfig(Section):
 
     Each reason is dropped, reported (the pair is kept) or off. ``blank``, ``bad_utf8``,
     ``characters`` (``max_characters``) and ``length`` (``max_length``) are always dropped.
+
+    Args:
+        max_length: Most subwords on either side.
+        min_length: Fewest subwords on either side.
+        max_length_ratio: Longest allowed ratio of the two sides' subwords (3 are added to both:
+            short pairs vary).
+        max_characters: Longer lines are dropped before they are cut into subwords.
+        deduplicate: Drop exact repetitions of a pair within the training data: ``duplicate: drop``.
+        length: A side has more subwords than ``max_length`` or fewer than ``min_length``.
+        ratio: The sides differ too much in length (``max_length_ratio``).
+        copy_of_source: The target is the source, or has nearly all its words from it.
+        duplicate: The pair repeats an earlier one of the training data.
+        normalized_duplicate: The pair repeats an earlier one but for case, punctuation and spaces.
+        near_duplicate: The pair is long, and repeats an earlier one but for a few words.
+        script: A side is in another script than its language is.
+        language: A side is in another language, says py3langid (``pip install 'nmt[clean]'``).
+        swapped: Source and target are swapped.
+        mojibake: Text was decoded as what it was not, says ftfy (``pip install 'nmt[clean]'``).
+        control: Control characters, zero-width characters and others that are invisible.
+        markup: Tags and entities of HTML, XML, wikis or subtitles.
+        numbers: A number of one side is another one on the other side, or is missing there.
+        url: Mostly addresses of pages or of mail.
+        punctuation: Mostly punctuation or symbols.
+        repetition: The same words again and again.
+        boilerplate: One target stands beside many different sources.
+        lexical: The words do not translate each other, by a lexicon learned from 200 lines or more.
+        misaligned: The pair is in a block of lines that are shifted or unrelated; slow, as
+            ``lexical`` is.
+        scores: A low number in the ``scores`` file of the corpus.
+        dual_cross_entropy: Two models find the pair unlikely, or disagree (``score_with`` of ``nmt
+            prepare``).
+        limits: From where on pairs have a reason to be dropped.
+        extra: Further filters of training pairs by their registered names, each with its
+            parameters.
+        on_bad_utf8: Stop at invalid UTF-8, or drop the pair and count it.
     """
 
     max_length: int = Field(default=256, ge=1, le=65_535)
-    """Most subwords on either side."""
     min_length: int = Field(default=1, ge=1)
-    """Fewest subwords on either side."""
     max_length_ratio: float = Field(default=4.0, ge=1.0)
-    """Longest allowed ratio of the two sides' subwords (3 are added to both: short pairs vary)."""
     max_characters: int = Field(default=10_000, ge=1)
-    """Longer lines are dropped before they are cut into subwords."""
     deduplicate: bool = False
-    """Drop exact repetitions of a pair within the training data: ``duplicate: drop``."""
     length: Literal["drop"] = "drop"
-    """A side has more subwords than ``max_length`` or fewer than ``min_length``."""
     ratio: Action = "drop"
-    """The sides differ too much in length (``max_length_ratio``)."""
     copy_of_source: Action = "report"
-    """The target is the source, or has nearly all its words from it."""
     duplicate: Action = "report"
-    """The pair repeats an earlier one of the training data."""
     normalized_duplicate: Action = "report"
-    """The pair repeats an earlier one but for case, punctuation and spaces."""
     near_duplicate: Action = "report"
-    """The pair is long, and repeats an earlier one but for a few words."""
     script: Action = "report"
-    """A side is in another script than its language is."""
     language: Action = "report"
-    """A side is in another language, says py3langid (``pip install 'nmt[clean]'``)."""
     swapped: Action = "report"
-    """Source and target are swapped."""
     mojibake: Action = "report"
-    """Text was decoded as what it was not, says ftfy (``pip install 'nmt[clean]'``)."""
     control: Action = "report"
-    """Control characters, zero-width characters and others that are invisible."""
     markup: Action = "report"
-    """Tags and entities of HTML, XML, wikis or subtitles."""
     numbers: Action = "report"
-    """A number of one side is another one on the other side, or is missing there."""
     url: Action = "report"
-    """Mostly addresses of pages or of mail."""
     punctuation: Action = "report"
-    """Mostly punctuation or symbols."""
     repetition: Action = "report"
-    """The same words again and again."""
     boilerplate: Action = "report"
-    """One target stands beside many different sources."""
     lexical: Action = "report"
-    """The words do not translate each other, by a lexicon learned from 200 lines or more."""
     misaligned: Action = "report"
-    """The pair is in a block of lines that are shifted or unrelated; slow, as ``lexical`` is."""
     scores: Action = "report"
-    """A low number in the ``scores`` file of the corpus."""
     dual_cross_entropy: Action = "report"
-    """Two models find the pair unlikely, or disagree (``score_with`` of ``nmt prepare``)."""
     limits: FilterLimits = FilterLimits()
-    """From where on pairs have a reason to be dropped."""
     extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})
-    """Further filters of training pairs by their registered names, each with its parameters."""
     on_bad_utf8: Literal["error", "skip"] = "error"
-    """Stop at invalid UTF-8, or drop the pair and count it."""
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=256_000)]
@@ -294,30 +324,36 @@ def _both_sides(number: int | Mapping[Literal["source", "target"], int]) -> tupl
 
 
 class TokenizerConfig(Section):
-    """The SentencePiece models."""
+    """The SentencePiece models.
+
+    Args:
+        kind: Subwords (``bpe`` or ``unigram``), words between spaces, or characters.
+        vocab_size: Entries of each vocabulary, four special ones included; per side with ``joint:
+            false``.
+        unused_entries: Entries that no text becomes; they fill a vocabulary that is too large for
+            the text.
+        joint: One vocabulary for both languages; two separate ones when false.
+        byte_fallback: Spell unseen characters in bytes instead of losing them (takes 256 entries).
+        character_coverage: Share of the characters in the text that get an entry of their own.
+        normalization: Unicode normalisation of SentencePiece; ``_cf`` lower-cases too.
+        user_defined_symbols: Entries of the source vocabulary that are never split, such as
+            ``<2de>``, to be tags.
+        sample_sentences: Learn from at most this many sentences, drawn at random.
+    """
 
     kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
-    """Subwords (``bpe`` or ``unigram``), words between spaces, or characters."""
     vocab_size: _VocabSize | dict[Literal["source", "target"], _VocabSize] = Field(
         default=8000, json_schema_extra={"allowed": f"a whole number from 5 to 256000{_OR_SIDES}"}
     )
-    """Entries of each vocabulary, four special ones included; per side with ``joint: false``."""
     unused_entries: _NumUnused | dict[Literal["source", "target"], _NumUnused] = Field(
         default=0, json_schema_extra={"allowed": f"a whole number, at least 0{_OR_SIDES}"}
     )
-    """Entries that no text becomes; they fill a vocabulary that is too large for the text."""
     joint: bool = True
-    """One vocabulary for both languages; two separate ones when false."""
     byte_fallback: bool = True
-    """Spell unseen characters in bytes instead of losing them (takes 256 entries)."""
     character_coverage: float = Field(default=0.9995, ge=0.98, le=1.0)
-    """Share of the characters in the text that get an entry of their own."""
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
-    """Unicode normalisation of SentencePiece; ``_cf`` lower-cases too."""
     user_defined_symbols: Many[Annotated[str, Field(pattern=TAG_PATTERN)]] = ()
-    """Entries of the source vocabulary that are never split, such as ``<2de>``, to be tags."""
     sample_sentences: int = Field(default=2_000_000, ge=1000)
-    """Learn from at most this many sentences, drawn at random."""
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -353,20 +389,26 @@ class TokenizerConfig(Section):
 
 
 class BatchConfig(Section):
-    """How sentence pairs are put together for one forward and backward pass."""
+    """How sentence pairs are put together for one forward and backward pass.
+
+    Args:
+        max_tokens: Source and target tokens of a batch; ``auto`` fills the memory; null: by
+            sentences only.
+        max_sentences: Sentence pairs in one batch, of like length, as far as ``max_tokens`` allows.
+        tokens_per_update: With ``max_tokens: auto``: source and target tokens of an update, in all
+            processes.
+        noise: Randomness of the length buckets, as a share of the length; more noise, more padding.
+        accumulate: Batches whose gradients are summed into one update.
+        bpe_dropout: Chance of dropping a merge in each epoch; at 0.1, the usual one, batches grow
+            by a fifth.
+    """
 
     max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] | None = 4096
-    """Source and target tokens of a batch; ``auto`` fills the memory; null: by sentences only."""
     max_sentences: int | None = Field(default=None, ge=1)
-    """Sentence pairs in one batch, of like length, as far as ``max_tokens`` allows."""
     tokens_per_update: int | None = Field(default=None, ge=16)
-    """With ``max_tokens: auto``: source and target tokens of an update, in all processes."""
     noise: float = Field(default=0.1, ge=0, le=1)
-    """Randomness of the length buckets, as a share of the length; more noise, more padding."""
     accumulate: int = Field(default=1, ge=1)
-    """Batches whose gradients are summed into one update."""
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Chance of dropping a merge in each epoch; at 0.1, the usual one, batches grow by a fifth."""
 
     def _disagreements(self) -> Iterator[str]:
         if self.max_tokens is None and self.max_sentences is None:

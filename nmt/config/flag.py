@@ -15,8 +15,10 @@ read for every mistake in a command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,13 @@ class Flag:
     separator: str = ""
     shown: str = ""  # Describes None; nothing is shown when empty.
     hidden: bool = False  # Only Python can set the field.
+
+
+def meanings_of(docstring: str | None) -> dict[str, str]:
+    """Return what the docstring of a class says of each field, under ``Args:``."""
+    text = cleandoc(docstring or "").partition("Args:\n")[2]
+    entries = re.finditer(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
+    return {entry[1]: " ".join(entry[2].split()) for entry in entries}
 
 
 def file_name(text: str) -> Path:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from nmt.config.flag import meanings_of
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, nearest_word
 
@@ -56,6 +57,7 @@ def _walk(
     section: Mapping[str, Any], sections: Mapping[str, Any], path: tuple[str, ...]
 ) -> Iterator[Key]:
     """Yield the keys of a section of the JSON schema, and of the sections in it."""
+    meanings = meanings_of(section["description"])
     for name, field in section.get("properties", {}).items():
         outer = inner = (*path, name)
         value = field
@@ -64,17 +66,17 @@ def _walk(
                 value, inner = field[part], (*outer, ANY)
         below = sections.get(value.get("$ref", "").rpartition("/")[2])
         default, is_given = field.get("default"), below or name in section.get("required", ())
-        about = field.get("description", (below or {}).get("description", ""))
+        summary = below["description"].partition("\n\nArgs:")[0] if below else ""
         yield Key(
             outer,
             allowed="a section" if below and inner == outer else describe_schema(field),
             default="" if is_given else default if type(default) is str else json.dumps(default),
-            description=" ".join(about.split()),
+            description=meanings.get(name, " ".join(summary.split())),
             is_section=below is not None,
         )
         if below:
             if inner != outer:
-                yield Key(inner, "a section", "", below.get("description", ""), True)
+                yield Key(inner, "a section", "", summary, True)
             yield from _walk(below, sections, inner)
 
 

@@ -41,71 +41,84 @@ MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelConfig(Section):
-    """An encoder-decoder Transformer. The defaults are the published base model."""
+    """An encoder-decoder Transformer. The defaults are the published base model.
+
+    Args:
+        preset: Values to start from: the paper's two, ``tiny`` for small data and CPUs, or
+            ``modern``.
+        encoder_layers: Layers of the encoder.
+        decoder_layers: Layers of the decoder.
+        model_dim: Width of the residual stream.
+        ff_dim: Inner width of the feed-forward layers.
+        num_heads: Attention heads; must divide ``model_dim``.
+        num_kv_heads: Key/value heads shared by groups of heads (Ainslie et al. 2023); all heads
+            when null.
+        decoder_model_dim: Width of the decoder's residual stream, if another than ``model_dim``.
+        decoder_ff_dim: Inner width of the decoder's feed-forward layers, if another than
+            ``ff_dim``.
+        norm_position: Normalise after each residual sum (Vaswani et al. 2017) or before each
+            sub-layer.
+        norm: LayerNorm; ``layer-std``, which divides by std + epsilon; or RMSNorm (``rms``).
+        norm_epsilon: Epsilon of the norms; 1e-5 when null, or 1e-6 for ``rms``.
+        positions: Sinusoids: the paper, Hugging Face (``-concatenated``) or Marian (``-halves``);
+            or others.
+        max_positions: Rows of the learned table; other encodings have no limit.
+        first_position: Position of the first token, in sinusoids and learned tables.
+        max_relative_distance: With ``positions: relative``: longer distances share the vectors of
+            this one.
+        activation: Non-linearity of the feed-forward layers. ``silu`` is also called swish.
+        qk_norm: Normalise queries and keys per head (Henry et al. 2020).
+        bias: Biases in the linear layers and LayerNorms: in all, in none, or in those that are
+            listed.
+        embeddings: Tables that are shared; ``inputs-shared`` and ``tied`` (all) need a joint
+            vocabulary.
+        scale_embeddings: Multiply embeddings by sqrt(model_dim).
+        output_bias: A bias per entry in the output projection.
+        decoder_start: What the decoder reads first: the embedding of BOS, or zeros; the position is
+            added to it.
+        initialization: First values of the tables: normal with variance 1 / width, or
+            Xavier-uniform.
+        dropout: Dropout of every sub-layer's output and of the sum of embedding and position.
+        attention_dropout: Dropout of attention weights.
+        decoder_attention_dropout: The same in the decoder, if another than ``attention_dropout``.
+        activation_dropout: Dropout inside the feed-forward layers.
+        word_dropout: Probability of dropping a whole token's embedding.
+        source_bos: Read BOS before the source as well, in training and translation.
+    """
 
     preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
-    """Values to start from: the paper's two, ``tiny`` for small data and CPUs, or ``modern``."""
     encoder_layers: int = Field(default=6, ge=1, le=100)
-    """Layers of the encoder."""
     decoder_layers: int = Field(default=6, ge=1, le=100)
-    """Layers of the decoder."""
     model_dim: int = Field(default=512, ge=2, le=1 << 20)
-    """Width of the residual stream."""
     ff_dim: int = Field(default=2048, ge=2, le=1 << 20)
-    """Inner width of the feed-forward layers."""
     num_heads: int = Field(default=8, ge=1)
-    """Attention heads; must divide ``model_dim``."""
     num_kv_heads: int | None = Field(default=None, ge=1)
-    """Key/value heads shared by groups of heads (Ainslie et al. 2023); all heads when null."""
     decoder_model_dim: int | None = Field(default=None, ge=2, le=1 << 20)
-    """Width of the decoder's residual stream, if another than ``model_dim``."""
     decoder_ff_dim: int | None = Field(default=None, ge=2, le=1 << 20)
-    """Inner width of the decoder's feed-forward layers, if another than ``ff_dim``."""
     norm_position: Literal["post", "pre"] = "post"
-    """Normalise after each residual sum (Vaswani et al. 2017) or before each sub-layer."""
     norm: Literal["layer", "layer-std", "rms"] = "layer"
-    """LayerNorm; ``layer-std``, which divides by std + epsilon; or RMSNorm (``rms``)."""
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
-    """Epsilon of the norms; 1e-5 when null, or 1e-6 for ``rms``."""
     positions: Annotated[str, Registered("position scheme", _POSITIONS)] = "sinusoidal"
-    """Sinusoids: the paper, Hugging Face (``-concatenated``) or Marian (``-halves``); or others."""
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
-    """Rows of the learned table; other encodings have no limit."""
     first_position: int = Field(default=0, ge=0, le=1)
-    """Position of the first token, in sinusoids and learned tables."""
     max_relative_distance: int = Field(default=16, ge=1, le=4096)
-    """With ``positions: relative``: longer distances share the vectors of this one."""
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
-    """Non-linearity of the feed-forward layers. ``silu`` is also called swish."""
     qk_norm: bool = False
-    """Normalise queries and keys per head (Henry et al. 2020)."""
     bias: bool | Many[BiasPlace] = Field(
         default=True,
         json_schema_extra={"allowed": "true, false, or a list of attention, feed-forward, norm"},
     )
-    """Biases in the linear layers and LayerNorms: in all, in none, or in those that are listed."""
     embeddings: Literal["separate", "decoder-tied", "inputs-shared", "tied"] = "tied"
-    """Tables that are shared; ``inputs-shared`` and ``tied`` (all) need a joint vocabulary."""
     scale_embeddings: bool = True
-    """Multiply embeddings by sqrt(model_dim)."""
     output_bias: bool = False
-    """A bias per entry in the output projection."""
     decoder_start: Literal["bos", "zero"] = "bos"
-    """What the decoder reads first: the embedding of BOS, or zeros; the position is added to it."""
     initialization: Literal["glorot", "xavier-uniform"] = "glorot"
-    """First values of the tables: normal with variance 1 / width, or Xavier-uniform."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout of every sub-layer's output and of the sum of embedding and position."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout of attention weights."""
     decoder_attention_dropout: float | None = Field(default=None, ge=0, lt=1)
-    """The same in the decoder, if another than ``attention_dropout``."""
     activation_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout inside the feed-forward layers."""
     word_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability of dropping a whole token's embedding."""
     source_bos: bool = False
-    """Read BOS before the source as well, in training and translation."""
 
     @model_validator(mode="before")
     @classmethod
@@ -173,58 +186,72 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 
 
 class DecodingConfig(Section):
-    """Beam search or sampling: limits, penalties and constraints."""
+    """Beam search or sampling: limits, penalties and constraints.
+
+    Args:
+        search: ``auto`` follows the other options; otherwise the name of a search algorithm.
+        beam_size: Hypotheses kept per sentence; 1 is greedy search.
+        n_best: Translations returned per sentence; at most ``beam_size`` in beam search.
+        length_penalty: Exponent of the length normalisation; 0 compares plain log probabilities.
+        length_penalty_form: ``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016,
+            section 7).
+        coverage_penalty: Weight of the penalty for source tokens with little attention (Wu et al.
+            2016); 0: off.
+        patience: Search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al.
+            2022).
+        diverse_beam_groups: Groups of beams that avoid each other's tokens; divides ``beam_size``.
+        diverse_beam_strength: Subtracted from a token's log probability for each beam of an earlier
+            group that chose it.
+        sampling: Sample instead of searching. A line gets the same samples in any batch and order.
+        temperature: Softmax temperature of sampling; below 1 sharpens the distribution.
+        top_k: Sample from the k most probable tokens only (Fan et al. 2018); 0 for all.
+        top_p: Sample from the smallest set of tokens with this probability (Holtzman et al. 2020).
+        epsilon_cutoff: Sample from tokens of at least this probability only (Hewitt et al. 2022).
+        seed: Random seed of sampling.
+        return_alternatives: Return the ``n_best`` most probable next tokens after the prefix, each
+            completed greedily.
+        prefix_bias_beta: 0 forces a prefix; above 0 its tokens get this share while the hypothesis
+            agrees with it.
+        no_repeat_ngram_size: No n tokens in a row occur twice in an output (Paulus et al. 2018); 0
+            allows it.
+        repetition_penalty: Factor on the log probability of tokens already in the output (Keskar et
+            al. 2019).
+        keep_special_mass: Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do; none
+            is ever picked.
+        shortlist: Score only what the source words are likely to become: faster; a few translations
+            differ.
+        max_length_factor: Longest output: factor x source tokens + offset.
+        max_length_offset: See ``max_length_factor``.
+        min_length_factor: Shortest output, as a factor of the source tokens.
+        batch_tokens: Padded source tokens searched at once; ``auto``: 2048 on a CPU, what fits on a
+            GPU.
+    """
 
     search: Annotated[str, Registered("search", _SEARCHES)] = "auto"
-    """``auto`` follows the other options; otherwise the name of a search algorithm."""
     beam_size: int = Field(default=5, ge=1, le=256)
-    """Hypotheses kept per sentence; 1 is greedy search."""
     n_best: int = Field(default=1, ge=1)
-    """Translations returned per sentence; at most ``beam_size`` in beam search."""
     length_penalty: float = Field(default=1.0, ge=0, le=20)
-    """Exponent of the length normalisation; 0 compares plain log probabilities."""
     length_penalty_form: Literal["power", "gnmt"] = "power"
-    """``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016, section 7)."""
     coverage_penalty: float = Field(default=0.0, ge=0, le=1000)
-    """Weight of the penalty for source tokens with little attention (Wu et al. 2016); 0: off."""
     patience: float = Field(default=1.0, gt=0)
-    """Search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al. 2022)."""
     diverse_beam_groups: int = Field(default=1, ge=1)
-    """Groups of beams that avoid each other's tokens; divides ``beam_size``."""
     diverse_beam_strength: float = Field(default=0.5, ge=0, le=1000)
-    """Subtracted from a token's log probability for each beam of an earlier group that chose it."""
     sampling: bool = False
-    """Sample instead of searching. A line gets the same samples in any batch and order."""
     temperature: float = Field(default=1.0, ge=1e-4)
-    """Softmax temperature of sampling; below 1 sharpens the distribution."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from the k most probable tokens only (Fan et al. 2018); 0 for all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample from the smallest set of tokens with this probability (Holtzman et al. 2020)."""
     epsilon_cutoff: float = Field(default=0.0, ge=0, lt=1)
-    """Sample from tokens of at least this probability only (Hewitt et al. 2022)."""
     seed: int = Field(default=1, ge=0)
-    """Random seed of sampling."""
     return_alternatives: bool = False
-    """Return the ``n_best`` most probable next tokens after the prefix, each completed greedily."""
     prefix_bias_beta: float = Field(default=0.0, ge=0, lt=1)
-    """0 forces a prefix; above 0 its tokens get this share while the hypothesis agrees with it."""
     no_repeat_ngram_size: int = Field(default=0, ge=0)
-    """No n tokens in a row occur twice in an output (Paulus et al. 2018); 0 allows it."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """Factor on the log probability of tokens already in the output (Keskar et al. 2019)."""
     keep_special_mass: bool = False
-    """Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do; none is ever picked."""
     shortlist: bool = False
-    """Score only what the source words are likely to become: faster; a few translations differ."""
     max_length_factor: float = Field(default=2.0, ge=0)
-    """Longest output: factor x source tokens + offset."""
     max_length_offset: int = Field(default=20, ge=1)
-    """See ``max_length_factor``."""
     min_length_factor: float = Field(default=0.0, ge=0)
-    """Shortest output, as a factor of the source tokens."""
     batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Padded source tokens searched at once; ``auto``: 2048 on a CPU, what fits on a GPU."""
 
     @property
     def num_hypotheses(self) -> int:

@@ -73,7 +73,16 @@ def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 class RunConfig(Section):
-    """One experiment, from text to a scored translator."""
+    """One experiment, from text to a scored translator.
+
+    Args:
+        preset: Values to start from; ``low-resource`` suits 5,000 to 15,000 short pairs.
+        name: Name of the experiment; folders are named after it.
+        source_language: Language code of the source, for example ``de``.
+        target_language: Language code of the target, for example ``en``.
+        prepared_dir: Folder of the prepared data; ``prepared/<name>`` when left out.
+        run_dir: Folder of the training run; ``runs/<name>`` when left out.
+    """
 
     # A file may leave it out; whoever reads files fills it in.
     model_config = ConfigDict(
@@ -81,17 +90,11 @@ class RunConfig(Section):
     )
 
     preset: Literal["low-resource"] | None = None
-    """Values to start from; ``low-resource`` suits 5,000 to 15,000 short pairs."""
     name: str
-    """Name of the experiment; folders are named after it."""
     source_language: Annotated[LanguageCode, Binds("data", "run")]
-    """Language code of the source, for example ``de``."""
     target_language: Annotated[LanguageCode, Binds("data", "run")]
-    """Language code of the target, for example ``en``."""
     prepared_dir: FilePath = Field(Path(), json_schema_extra={"default": "prepared/<name>"})
-    """Folder of the prepared data; ``prepared/<name>`` when left out."""
     run_dir: FilePath = Field(Path(), json_schema_extra={"default": "runs/<name>"})
-    """Folder of the training run; ``runs/<name>`` when left out."""
     data: DataConfig
     tokenizer: Annotated[TokenizerConfig, Binds("data")] = TokenizerConfig()
     filters: Annotated[FilterConfig, Binds("data")] = FilterConfig()

@@ -29,13 +29,16 @@ Pair = Annotated[tuple[T, T], Strict(strict=False)]
 
 
 class Section(BaseModel):
-    """One part of the configuration. A section with bad values cannot exist."""
+    """One part of the configuration. A section with bad values cannot exist.
+
+    Its docstring says under ``Args:`` what each field means, which is the field's meaning in
+    ``nmt config keys`` and configs/KEYS.md.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         strict=True,  # `max_steps: true` is a slip, not a 1
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
         protected_namespaces=(),

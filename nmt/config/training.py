@@ -42,20 +42,25 @@ DeviceName = Annotated[
 
 
 class ScheduleConfig(Section):
-    """The learning rate as a function of the update."""
+    """The learning rate as a function of the update.
+
+    Args:
+        shape: Curve after warm-up; ``linear``, ``cosine`` and (in ``decay_share``) ``wsd`` fall.
+        peak_lr: Largest learning rate, reached at the end of warm-up (for ``noam``: a factor,
+            usually 1).
+        warmup_steps: Updates of linear warm-up from zero.
+        warmup: Warm-up as a share of the run, such as 0.06, in place of ``warmup_steps``.
+        decay_share: Share of the budget over which ``wsd`` decays.
+        final_share: Learning rate at the end of ``linear``, ``cosine`` and ``wsd``, as a share of
+            the peak.
+    """
 
     shape: Annotated[str, Registered("schedule", _SCHEDULES)] = "inverse_sqrt"
-    """Curve after warm-up; ``linear``, ``cosine`` and (in ``decay_share``) ``wsd`` fall."""
     peak_lr: float = Field(default=5e-4, gt=0, le=10)
-    """Largest learning rate, reached at the end of warm-up (for ``noam``: a factor, usually 1)."""
     warmup_steps: int = Field(default=4000, ge=0)
-    """Updates of linear warm-up from zero."""
     warmup: float | None = Field(default=None, gt=0)
-    """Warm-up as a share of the run, such as 0.06, in place of ``warmup_steps``."""
     decay_share: float = Field(default=0.2, gt=0, le=1)
-    """Share of the budget over which ``wsd`` decays."""
     final_share: float = Field(default=0.0, ge=0, le=1)
-    """Learning rate at the end of ``linear``, ``cosine`` and ``wsd``, as a share of the peak."""
 
     def warmup_updates(self, total_steps: int | None) -> int:
         """Return the updates of warm-up in a run of so many.
@@ -74,33 +79,42 @@ class ScheduleConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """How gradients change the weights."""
+    """How gradients change the weights.
+
+    Args:
+        kind: ``muon`` suits short runs of ``tiny`` (``peak_lr: 4e-3``), ``adafactor`` little
+            memory.
+        betas: Decay of the running means of gradient and squared gradient.
+        epsilon: Added to the denominator.
+        weight_decay: Decoupled decay of matrices; embeddings, norms and biases are not decayed.
+        clip_norm: Largest norm of the whole gradient; 0 turns clipping off.
+        momentum: Decay of the running mean of ``muon``'s gradients.
+        newton_schulz_steps: Iterations by which ``muon`` makes its steps orthogonal; 3 are quicker
+            and rougher.
+    """
 
     kind: Annotated[str, Registered("optimizer", _OPTIMIZERS)] = "adamw"
-    """``muon`` suits short runs of ``tiny`` (``peak_lr: 4e-3``), ``adafactor`` little memory."""
     betas: Pair[Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
-    """Decay of the running means of gradient and squared gradient."""
     epsilon: float = Field(default=1e-9, gt=0)
-    """Added to the denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled decay of matrices; embeddings, norms and biases are not decayed."""
     clip_norm: float = Field(default=1.0, ge=0)
-    """Largest norm of the whole gradient; 0 turns clipping off."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
-    """Decay of the running mean of ``muon``'s gradients."""
     newton_schulz_steps: int = Field(default=5, ge=1, le=10)
-    """Iterations by which ``muon`` makes its steps orthogonal; 3 are quicker and rougher."""
 
 
 class ValidationConfig(Section):
-    """What is measured on the validation set."""
+    """What is measured on the validation set.
+
+    Args:
+        beam_size: Beam of the decoding behind BLEU and chrF; 1 is greedy, and quick.
+        max_sentences: Decode at most this many sentences; the loss is always of the whole set.
+        metric: Names the best checkpoint and stops early: ``loss``, ``bleu``, ``chrf`` or another
+            metric.
+    """
 
     beam_size: int = Field(default=1, ge=1)
-    """Beam of the decoding behind BLEU and chrF; 1 is greedy, and quick."""
     max_sentences: int | None = Field(default=None, ge=1)
-    """Decode at most this many sentences; the loss is always of the whole set."""
     metric: Annotated[str, Registered("metric", ("bleu", "chrf", "loss")), Binds("run")] = "bleu"
-    """Names the best checkpoint and stops early: ``loss``, ``bleu``, ``chrf`` or another metric."""
 
 
 class TrainingConfig(Section):
@@ -108,65 +122,79 @@ class TrainingConfig(Section):
 
     Where this section is left out, it gets values that go with the number of training pairs, as do
     the model's preset and dropout, the vocabulary and the batches where they have none.
+
+    Args:
+        max_steps: Stop after this many updates.
+        max_minutes: Stop after about so many minutes; the updates that fit are measured, and
+            recorded.
+        max_epochs: Stop after this many passes through the training data.
+        seed: Seed of initial weights, data order and dropout.
+        precision: ``auto`` is bfloat16 where the hardware has it, float16 on other GPUs, else
+            float32.
+        device: ``auto`` is the CUDA GPU if there is one; ``cuda:1`` is the second; ``mps`` is
+            Apple's.
+        compile: Compile the layers, which takes a minute; ``auto``: on a GPU if enough updates
+            follow.
+        deterministic: On a GPU, add in a fixed order, so that resuming is bit-exact; some kernels
+            are slower.
+        threads: CPU threads; torch's choice when null.
+        label_smoothing: Probability spread evenly over the vocabulary (Szegedy et al. 2016).
+        objective: ``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` goes by the key
+            ``r_drop``.
+        r_drop: Weight of the divergence of two passes with other dropout (Liang et al. 2021); often
+            5.
+        ema_decay: Decay of a moving average of the weights, such as 0.999, for validation and
+            translation.
+        start_from: Fine-tune: begin with the weights and the vocabulary of this run or model
+            folder.
+        freeze: Parts that are not trained, such as ``encoder`` or ``source_vectors``.
+        activation_checkpointing: Recompute activations in the backward pass: less memory, a third
+            more work.
+        tensorboard: Write TensorBoard files beside metrics.jsonl (needs ``nmt[tensorboard]``).
+        report_every: Updates between two lines of metrics.jsonl.
+        save_every: Updates between two checkpoints.
+        validate_every: Updates between two validations; each also saves a checkpoint.
+        patience: Stop after this many validations without a better score; never when null.
+        keep_last: Newest checkpoints to keep.
+        keep_best: Best checkpoints to keep besides.
+        average_last: Average so many of the newest checkpoints at the end; the average may become
+            the best.
+        on_full_disk: When a checkpoint does not fit on the disk: stop with exit code 4, or warn and
+            train on.
     """
 
     max_steps: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
-    """Stop after this many updates."""
     max_minutes: Annotated[float | None, Binds("budget")] = Field(default=None, gt=0)
-    """Stop after about so many minutes; the updates that fit are measured, and recorded."""
     max_epochs: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
-    """Stop after this many passes through the training data."""
     seed: Annotated[int, Binds("run")] = Field(default=1, ge=0, lt=2**31)
-    """Seed of initial weights, data order and dropout."""
     precision: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         BeforeValidator(full_dtype_name),
         Binds("run"),
     ] = "auto"
-    """``auto`` is bfloat16 where the hardware has it, float16 on other GPUs, else float32."""
     device: DeviceName = "auto"
-    """``auto`` is the CUDA GPU if there is one; ``cuda:1`` is the second; ``mps`` is Apple's."""
     compile: Literal["auto"] | bool = "auto"
-    """Compile the layers, which takes a minute; ``auto``: on a GPU if enough updates follow."""
     deterministic: bool = True
-    """On a GPU, add in a fixed order, so that resuming is bit-exact; some kernels are slower."""
     threads: int | None = Field(default=None, ge=1, le=1024)
-    """CPU threads; torch's choice when null."""
     label_smoothing: Annotated[float, Binds("run")] = Field(default=0.1, ge=0, lt=1)
-    """Probability spread evenly over the vocabulary (Szegedy et al. 2016)."""
     objective: Annotated[str, Registered("objective", _OBJECTIVES), Binds("run")] = "auto"
-    """``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` goes by the key ``r_drop``."""
     r_drop: Annotated[float, Binds("run")] = Field(default=0.0, ge=0)
-    """Weight of the divergence of two passes with other dropout (Liang et al. 2021); often 5."""
     optimizer: Annotated[OptimizerConfig, Binds("run")] = OptimizerConfig()
     schedule: Annotated[ScheduleConfig, Binds("run")] = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
     ema_decay: Annotated[float | None, Binds("run")] = Field(default=None, gt=0, lt=1)
-    """Decay of a moving average of the weights, such as 0.999, for validation and translation."""
     start_from: FilePath | None = None
-    """Fine-tune: begin with the weights and the vocabulary of this run or model folder."""
     freeze: Annotated[Many[str], Binds("run")] = ()
-    """Parts that are not trained, such as ``encoder`` or ``source_vectors``."""
     activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more work."""
     tensorboard: bool = False
-    """Write TensorBoard files beside metrics.jsonl (needs ``nmt[tensorboard]``)."""
     report_every: int = Field(default=50, ge=1)
-    """Updates between two lines of metrics.jsonl."""
     save_every: int = Field(default=1000, ge=1)
-    """Updates between two checkpoints."""
     validate_every: int = Field(default=1000, ge=1)
-    """Updates between two validations; each also saves a checkpoint."""
     patience: int | None = Field(default=None, ge=1)
-    """Stop after this many validations without a better score; never when null."""
     keep_last: int = Field(default=2, ge=1)
-    """Newest checkpoints to keep."""
     keep_best: int = Field(default=1, ge=1)
-    """Best checkpoints to keep besides."""
     average_last: int | None = Field(default=None, ge=2)
-    """Average so many of the newest checkpoints at the end; the average may become the best."""
     on_full_disk: Literal["stop", "continue"] = "stop"
-    """When a checkpoint does not fit on the disk: stop with exit code 4, or warn and train on."""
 
     def _disagreements(self) -> Iterator[str]:
         shape, steps = self.schedule.shape, self.average_last

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from nmt.config.data import FilterConfig
+from nmt.config.flag import meanings_of
 from nmt.data.filters import FilterChain, Found
 from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
 from nmt.data.store import ParallelStore
@@ -303,10 +304,8 @@ class PrepareReport:
 
     def _examples(self, corpus: str, reason: str) -> Iterator[str]:
         """Say what a reason means, and show the first pair of a corpus that is an example of it."""
-        key = FilterConfig.model_fields.get(reason)
-        if key is not None and key.description:
-            about = " ".join(key.description.replace("``", "").split())
-            yield f"    {about.partition('. ')[0].rstrip('.')}"
+        if about := meanings_of(FilterConfig.__doc__).get(reason):
+            yield f"    {about.replace('``', '').partition('. ')[0].rstrip('.')}"
         examples = self.reasons.get(reason, {}).get("examples", ())
         own = sorted(
             (each for each in examples if each["corpus"] == corpus), key=itemgetter("line")
