@@ -264,17 +264,6 @@ def test_languages_are_swapped_and_detected(page: Page) -> None:
     assert page.wait(lambda: page["status"].text.startswith("German detected."))
 
 
-def test_a_language_is_written_from_the_right(page: Page) -> None:
-    page.fake_answers("""(body) => {
-      for (const model of body.models ?? []) model.rtl.target = model.target === "de";
-    }""")
-    page.driver.execute_async_script("connect().then(arguments[0])")
-    words = page.type("The boy plays.").split()
-    page.all("#target .word")[0].send_keys(Keys.ARROW_LEFT)
-    assert [page[name].get_property("dir") for name in ("source", "target")] == ["ltr", "rtl"]
-    assert page.script("return document.activeElement.textContent") == words[1]
-
-
 def test_warnings_and_confidence_stand_at_their_sentence(page: Page) -> None:
     page.fake_answers("""(body) => Object.assign(body.translations[0].sentences[1],
                          {alarms: ["loop"], confidence: 31.4})""")
