@@ -97,13 +97,10 @@ def align_corpora(
         if name not in held_out:
             offsets[low:high] = first_offsets(lines, low, high)
             is_taught[low:high] = True
-    scores, z_scores = (
-        {
-            name: Column(folder / f"{kind}-{number}.bin", np.float32, high - low)
-            for number, (name, (low, high)) in enumerate(spans.items())
-        }
-        for kind in ("score", "z")
-    )
+    scores, z_scores = dict[str, Column](), dict[str, Column]()
+    for number, (name, (low, high)) in enumerate(spans.items()):
+        for kind, columns in (("score", scores), ("z", z_scores)):
+            columns[name] = Column(folder / f"{kind}-{number}.bin", np.float32, high - low)
     ranges: dict[str, list[Range]] = {}
     lexicon: Lexicon | None = None
     saved = folder if workers.see_files else None

@@ -65,7 +65,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._spans: dict[str, tuple[int, int]] = {}  # of the kept pairs of each corpus
         # By side and language: how many pairs, and the places of the first.
         self._num_in: Counter[tuple[str, str]] = Counter()
-        self._first_in: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._first: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}
         self._num_asked = 0
@@ -96,7 +96,7 @@ class CorpusDiagnosis(filters.Diagnosis):
                 self._num_in[key] += 1
                 if self._num_in[key] <= _NUM_FIRST:
                     place = {"corpus": finding.corpus, "line": finding.line}
-                    self._first_in.setdefault(key, []).append(place)
+                    self._first.setdefault(key, []).append(place)
         if self._dual is not None:
             self._dual_lines.extend(pair.line for pair in pairs)
             self._dual_scores.extend(self._dual([pair[:2] for pair in pairs]))
@@ -203,8 +203,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         sides: dict[str, dict[str, Any]] = {}
         for (side, value), count in self._num_in.most_common():
             values[value] += count
-            about = {"count": count, "first": self._first_in[side, value]}
-            sides.setdefault(side, {})[value] = about
+            sides.setdefault(side, {})[value] = {"count": count, "first": self._first[side, value]}
         return {"values": dict(values.most_common()), "sides": sides}
 
     def _warnings(self) -> Iterator[str]:

@@ -188,9 +188,8 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
         low: First row of the corpus.
         high: Row behind its last.
     """
-    offsets, agreement = likely_offsets(
-        lines.source_lengths[low:high], lines.target_lengths[low:high]
-    )
+    lengths = lines.source_lengths[low:high], lines.target_lengths[low:high]
+    offsets, agreement = likely_offsets(*lengths)
     is_unknown = (offsets == 0) & (agreement < _LEAST_AGREEMENT)
     if not is_unknown.any():
         return offsets
