@@ -189,16 +189,14 @@ def is_of_command_line(ours: str) -> bool:
 
 def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     name = key.path[-1]
-    if name == ANY:
-        return 0.0
     alike = difflib.SequenceMatcher(None, wanted, name).ratio()
-    if wanted in name.split("_") or name in wanted.split("_"):
-        alike = max(alike, 0.75)
     shared = _num_shared(key.path[:-1], path[:-1])
     same_section = shared == len(path) - 1 == len(key.path) - 1
     is_start = wanted.startswith(name) or name.startswith(wanted)
     if same_section and is_start and min(len(name), len(wanted)) >= 4:
         alike = max(alike, 0.9)  # above a key of the very name elsewhere
+    elif wanted in name.split("_") or name in wanted.split("_"):
+        alike = max(alike, 0.75)
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
 
 
