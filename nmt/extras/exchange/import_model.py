@@ -73,30 +73,24 @@ def import_model(options: ImportOptions) -> ImportSummary:
     if positions not in (None, *_POSITIONS):
         fix = f"Use {' or '.join(_POSITIONS)}."
         raise ConfigError(f"`positions` is {positions!r}.", fix=fix)
-    if not source.exists():
-        raise CheckpointError(f"{source} does not exist.", fix="Pass a folder or file.")
     with _unpacked(source) as place:
         if (place / HF_CONFIG).is_file():
             model = read_hugging_face(place)
-        elif (
-            place.suffix == ".npz"
-            or (place / DECODER).is_file()
-            or len(list(place.glob("*.npz"))) == 1
-        ):
+        elif place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
             model = read_marian(place)
         else:
-            problem = "no config.json of Hugging Face, and no decoder.yml or .npz of Marian"
+            problem = "config.json of Hugging Face, and decoder.yml and .npz of Marian are missing"
             fix = "Pass the folder of the model, or Marian's .npz file itself."
-            raise CheckpointError(f"{source} holds {problem}.", fix=fix)
+            raise CheckpointError(f"{source} is not a model: {problem}.", fix=fix)
     shape = model.model
     if positions is not None:
         shape = shape.model_copy(update={"positions": positions})
     codes = _codes(options.languages, model.languages)
-    sides = model.source, model.target
-    if shape.shares_inputs and model.source.tokens != model.target.tokens:
+    sides, shared = (model.source, model.target), shape.shares_inputs
+    if shared and model.source.tokens != model.target.tokens:
         problem = "The model shares one table, but its vocabularies differ."
         raise CheckpointError(problem, fix=COPY_AGAIN)
-    orders = [_ordered(x, sides if shape.shares_inputs else (x,), model.start) for x in sides]
+    orders = [_ordered(x, sides if shared else (x,), model.start) for x in sides]
     sizes = len(orders[0].rows), len(orders[1].rows)
     weights = _reordered(model.weights, *orders)
     with torch.device("meta"):
@@ -108,32 +102,30 @@ def import_model(options: ImportOptions) -> ImportSummary:
         raise CheckpointError(f"{broken[0]} holds values that are not finite.", fix=COPY_AGAIN)
     # The model is described as if it had been trained here; its corpora are not known.
     corpus = {"name": "not-known", "source": "unknown", "target": "unknown-too"}
-    spec = model.target.pieces.trainer_spec
-    config = RunConfig.model_validate(
-        {
-            "name": re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._")
-            or "imported",
-            "source_language": codes[0],
-            "target_language": codes[1],
-            "data": {"train": [corpus], "valid": corpus},
-            "tokenizer": {
-                "kind": spec.ModelType.Name(spec.model_type).lower(),
-                "vocab_size": sizes[0]
-                if shape.shares_inputs
-                else {"source": sizes[0], "target": sizes[1]},
-                "joint": shape.shares_inputs,
-            },
-            "filters": {"max_length": model.max_length},
-            "model": shape,
-            "training": {"max_steps": 10_000},
-            "decoding": model.decoding,
-        }
-    )
+    spec = model.target.sentencepiece.trainer_spec
+    values = {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported",
+        "source_language": codes[0],
+        "target_language": codes[1],
+        "data": {"train": [corpus], "valid": corpus},
+        "tokenizer": {
+            "kind": spec.ModelType.Name(spec.model_type).lower(),
+            "vocab_size": sizes[0] if shared else {"source": sizes[0], "target": sizes[1]},
+            "joint": shared,
+        },
+        "filters": {"max_length": model.max_length},
+        "model": shape,
+        "training": {"max_steps": 10_000},
+        "decoding": model.decoding,
+    }
+    config = RunConfig.model_validate(values)
 
     def write(folder: Path) -> None:
         (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
         (folder / TOKENIZER).mkdir()
-        contents = [_sentencepiece(x.pieces, y.tokens) for x, y in zip(sides, orders, strict=True)]
+        contents = [
+            _sentencepiece(x.sentencepiece, y.tokens) for x, y in zip(sides, orders, strict=True)
+        ]
         names = [JOINT] if contents[0] == contents[1] else [SOURCE, TARGET]
         for name, content in zip(names, contents, strict=False):
             (folder / TOKENIZER / name).write_bytes(content)
@@ -193,7 +185,7 @@ def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None)
         raise CheckpointError(f"The vocabulary has no {' and no '.join(missing)}.", fix=COPY_AGAIN)
     theirs = [token for token in side.tokens if token not in _SPECIAL]
     theirs.sort(key=lambda token: not is_tag(token))  # tags come first, as where we train
-    texts = dict.fromkeys(text for reader in readers for text in reader.texts)
+    texts = dict.fromkeys(text for reader in readers for text in reader.pieces)
     unknown = [text for text in texts if text not in rows and text not in _SPECIAL]
     known = [rows[_EOS], *(rows[token] for token in theirs)]
     first = [rows.get(_PAD, _NO_ROW), rows[_UNK]]  # padding's mass counts, though it is not chosen

@@ -94,19 +94,25 @@ _HF_PARTS: Table = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """One side's entries in another system."""
+    """One side's entries in another system.
 
-    # In the order of the rows of its table; ``<unk>`` and ``</s>`` are among them.
-    tokens: Sequence[str]
-    # SentencePiece model that makes tokens of text; a piece that is not a token is unknown.
-    pieces: Any
+    Args:
+        path: SentencePiece model that makes tokens of text; a piece that is not a token is unknown.
+        tokens: In the order of the rows of its table, ``<unk>`` and ``</s>`` among them. None: the
+            pieces.
 
-    @property
-    def texts(self) -> list[str]:
-        """The pieces, in the order of their ids."""
-        return [piece.piece for piece in self.pieces.pieces]
+    Raises:
+        CheckpointError: There is no such model.
+    """
+
+    def __init__(self, path: Path, tokens: Sequence[str] | None = None) -> None:
+        with reading(path):
+            self.sentencepiece: Any = ModelProto.FromString(path.read_bytes())
+            if not self.sentencepiece.pieces:  # nothing at all is a valid message, too
+                raise ValueError("it is not a SentencePiece model")
+        self.pieces = [piece.piece for piece in self.sentencepiece.pieces]
+        self.tokens = self.pieces if tokens is None else tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,15 +195,6 @@ def _weights(
     return weights
 
 
-def _pieces(path: Path) -> Any:
-    """Read a SentencePiece model."""
-    with reading(path):
-        model = ModelProto.FromString(path.read_bytes())
-        if not model.pieces:  # nothing at all is a valid message, too
-            raise ValueError("it is not a SentencePiece model")
-        return model
-
-
 def _by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
     with reading(path):
         tokens = {int(index): token for token, index in ids.items()}
@@ -220,7 +217,13 @@ def read_marian(source: Path) -> Imported:
     with reading(folder):
         if decoder.is_file():
             settings = _yaml(decoder.read_text("utf-8"), decoder)
-        path = source if source.is_file() else _weights_file(folder, settings)
+        named = settings.get("models", [])
+        if len(named) > 1:
+            raise refused(f"an ensemble of {len(named)} models")
+        paths = [folder / Path(name).name for name in named] or list(folder.glob("*.npz"))
+        if not source.is_file() and len(paths) != 1:
+            raise ValueError("it does not hold the one .npz file of the weights")
+        path = source if source.is_file() else paths[0]
         source_side, target_side = _vocabularies(folder, settings)
         # Marian's limit is three times the longest source of a batch, whichever lines come together
         # there. Its beam also loses a place with each hypothesis that ends; ours does not.
@@ -263,16 +266,6 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
     return field(parse_document(text, name=str(path)).values, kind=dict)
-
-
-def _weights_file(folder: Path, settings: Mapping[str, Any]) -> Path:
-    named = settings.get("models", [])
-    if len(named) > 1:
-        raise refused(f"an ensemble of {len(named)} models")
-    files = [folder / Path(name).name for name in named] or sorted(folder.glob("*.npz"))
-    if len(files) != 1:
-        raise ValueError("the folder does not hold the one .npz file of the weights")
-    return files[0]
 
 
 def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
@@ -339,18 +332,17 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary
     there = {*folder.glob("*.spm"), *folder.glob("*vocab.yml")} - {*of_text}
     files = named or sorted(there) * (2 if len(there) == 1 else 1)
     if len(files) != 2:
-        raise ValueError("the folder does not hold the vocabularies of source and target")
+        raise ValueError("it does not hold the vocabularies of source and target")
     return _vocabulary(files[0], of_text[0]), _vocabulary(files[1], of_text[1])
 
 
 def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
     """Read an .spm, or a YAML vocabulary whose entries are pieces of the .spm ``of_text``."""
     if path.suffix == ".spm":
-        pieces = _pieces(path)
-        return Vocabulary([piece.piece for piece in pieces.pieces], pieces)
+        return Vocabulary(path)
     if not of_text.is_file():
         raise refused(f"{path.name} without {of_text.name} (subwords of another program)")
-    return Vocabulary(read_vocabulary(path), _pieces(of_text))
+    return Vocabulary(of_text, read_vocabulary(path))
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -393,7 +385,7 @@ def read_hugging_face(source: Path) -> Imported:
         vectors.append(arrays.get("lm_head.weight", vectors[1]))
     ids = [source / "vocab.json", source / "target_vocab.json"]
     source_side, target_side = (
-        Vocabulary(_by_id(_json(file), file), _pieces(source / f"{side}.spm"))
+        Vocabulary(source / f"{side}.spm", _by_id(_json(file), file))
         for side, file in (("source", ids[0]), ("target", ids[ids[1].is_file()]))
     )
     with reading(source / HF_CONFIG):
