@@ -53,7 +53,8 @@ def attention(subject: Subject) -> Iterator[fig.Figure]:
     recording = record(subject.model, subject.source, subject.target)
     for kind, title in KINDS.items():
         yield from _figures(subject, kind, title, recording.weights(kind))
-    yield _heatmap(subject, "cross", f"{KINDS['cross']}, mean", recording.mean_attention().tolist())
+    mean = subject.model.align(subject.source, subject.target)[0].tolist()
+    yield _heatmap(subject, "cross", f"{KINDS['cross']}, mean", mean)
 
 
 def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
@@ -113,21 +114,20 @@ def alignment(subject: Subject) -> Iterator[fig.Figure]:
     `alignments`. Attention was not trained to align, so a link may point beside the word
     translated.
     """
-    recording = record(subject.model, subject.source, subject.target)
     start = int(subject.config.model.source_bos) + len(subject.tag_ids)
-    weights = recording.mean_attention()[:-1, start:-1].tolist()  # no EOS, no BOS, no tag
+    weights = subject.model.align(subject.source, subject.target)[0]
+    rows = weights[:-1, start:-1].tolist()  # no EOS, no BOS, no tag
     source, target = subject.tokenizers
     sides = (source, subject.source_ids[start:-1]), (target, subject.target_ids)
     pieces, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
-    aligned = align_words(weights, *pieces)
+    aligned = align_words(rows, *pieces)
     yield fig.Text("Pharaoh format", [as_pharaoh(aligned.links)], note="source-target, from 0")
-    linked = {*aligned.links}
-    word_links = [[float((i, j) in linked) for j in range(len(words[1]))]
-                  for i in range(aligned.source_words)]  # fmt: skip
-    piece_links = [[float(row[i] == max(row)) for row in weights] for i in range(len(pieces[0]))]
+    lefts, rights = range(aligned.source_words), range(len(words[1]))
+    word_links = [[float((i, j) in aligned.links) for j in rights] for i in lefts]
+    piece_links = [[float(row[i] == max(row)) for row in rows] for i in range(len(pieces[0]))]
     for unit, (left, right), matrix, links in (
         ("words", words, aligned.weights, word_links),
-        ("subwords", pieces, weights, piece_links),
+        ("subwords", pieces, rows, piece_links),
     ):
         yield fig.Links(f"Alignment of {unit}", left, right, {"link": links})
         title = f"Attention of {unit}"

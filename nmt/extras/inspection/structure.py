@@ -171,10 +171,9 @@ def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> fig.Diag
         arrows.append(((0, 0), (1, 0), "one table"))
     if config.ties_output:
         arrows.append(((1, 0), (1, len(decoder.boxes) - 2), "one table"))
-    order = "after each residual sum (post-norm)"
-    if config.norm_position == "pre":
-        order = "before each sub-layer and after the last layer (pre-norm)"
-    note = f"Read upwards. Norms stand {order}."
+    is_pre = config.norm_position == "pre"
+    where = "before each sub-layer and after the last" if is_pre else "after each residual sum"
+    note = f"Read upwards. Norms stand {where} ({config.norm_position}-norm)."
     return fig.Diagram("Stacks", (encoder, decoder), arrows, note=note)
 
 

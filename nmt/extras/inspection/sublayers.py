@@ -139,11 +139,6 @@ class Recording:
         """What the heads of one kind read, the lowest layer first: (layers, H, T, S)."""
         return torch.stack([each.heads().weights for each in self.attention(kind)])
 
-    def mean_attention(self) -> Tensor:
-        """Attention to the source: mean over the heads of the upper half of the layers. (T, S)."""
-        weights = self.weights("cross")
-        return weights[len(weights) // 2 :].mean(1).mean(0)
-
 
 def record(model: Transformer, source: Packed, target: Packed) -> Recording:
     """Record one pass over a sentence pair: teacher forcing, as in training, but no dropout.
