@@ -68,7 +68,7 @@ from nmt.data.reading import (
 )
 from nmt.data.resegment import noisy_texts
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
-from nmt.data.workers import map_blocks, open_workers, work_folder
+from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import (
     atomic_folder,
@@ -168,8 +168,7 @@ def prepare_data(
                     reading = Reading(readable, new, workers, shards=work)
                     report = _read_corpora(reading, options.score_with)
                     if not prepared.are_unchanged(sources, readable.input):
-                        fix = "Prepare again when nothing writes to the corpora any more."
-                        raise DataError("A corpus changed while it was read.", fix=fix)
+                        raise has_changed("of a file")
                     report = replace(report, folder=str(folder))
                     report.write(new)
                     # Last of all: a folder without a manifest is not finished.
@@ -300,7 +299,7 @@ def _encode(
     encode = Encode(tokenizers, reading.workers.threads)
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:
         for name in names:
-            for _, (arrays, *_) in reading.map("encoding", name, encode, models):
+            for _, (arrays, _) in reading.map("encoding", name, encode, models):
                 source, target = (
                     FlatIds(arrays[f"ids_{side}"], arrays[f"lengths_{side}"]) for side in (0, 1)
                 )
@@ -325,7 +324,7 @@ def _write(
         for index, (name, corpus) in enumerate(corpora.items()):
             tag = None if corpus.tag is None else tokenizers.source.tag_id(corpus.tag)
             blocks = reading.known_blocks(name, encoded, diagnosis)
-            for block, (arrays, values, _) in map_blocks(
+            for block, (arrays, values) in map_blocks(
                 f"writing {name}", blocks, Decide(filters, name),
                 workers=reading.workers, total=reading.num_lines[name],
             ):  # fmt: skip

@@ -11,7 +11,6 @@ where the extra's folder is missing, pairs are prepared with it.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,11 +59,6 @@ class Found(NamedTuple):
     limit: float | str = ""
     source: str = ""
     target: str = ""
-
-    @property
-    def draw(self) -> tuple[int, str, int]:
-        """Order in which examples are taken: spread over the corpora, and always the same."""
-        return zlib.crc32(f"{self.corpus}:{self.line}".encode()), self.corpus, self.line
 
 
 class Filter:

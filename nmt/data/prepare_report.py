@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -54,6 +55,11 @@ def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
         yield file
 
 
+def _draw(each: Found) -> tuple[int, str, int]:
+    """Order in which examples are taken: spread over the corpora, and always the same."""
+    return zlib.crc32(f"{each.corpus}:{each.line}".encode()), each.corpus, each.line
+
+
 class Findings:
     """Counts of each corpus, examples of each reason, and both lists, written as they come.
 
@@ -72,8 +78,9 @@ class Findings:
             self._files.enter_context(open_table(folder / name, *_COLUMNS))
             for name in (DROPPED, REPORTED)
         )
-        self._reasons: dict[str, Counter[str]] = {}  # pairs of each corpus
-        self._examples: dict[str, list[Found]] = {}
+        # By reason: pairs of each corpus, and examples.
+        self._reasons = defaultdict[str, Counter[str]](Counter)
+        self._examples = defaultdict[str, list[Found]](list)
         # Pairs read, kept, and dropped under their first reason that drops.
         self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, held_out)}
 
@@ -82,17 +89,16 @@ class Findings:
         rows, counts = values
         self.counts[corpus].update(counts)
         found = [Found(*row) for row in rows]  # of a file they are lists
-        is_training, by_reason = corpus in self._corpora, dict[str, list[Found]]()
+        is_training = corpus in self._corpora
         for each in found:
             is_dropped = not is_training or self._training.drops(each.reason)
             row = "\t".join(map(printable, each[: len(_COLUMNS)])) + "\n"
             (self._dropped if is_dropped else self._reported).write(row.encode())
             if is_training:
-                by_reason.setdefault(each.reason, []).append(each)
-        for reason, group in by_reason.items():
-            self._reasons.setdefault(reason, Counter()).update(each.corpus for each in group)
-            both = [*self._examples.get(reason, ()), *group]
-            self._examples[reason] = nsmallest(_NUM_EXAMPLES, both, key=lambda each: each.draw)
+                self._reasons[each.reason][corpus] += 1
+                self._examples[each.reason].append(each)
+        for reason in {each.reason for each in found}:
+            self._examples[reason] = nsmallest(_NUM_EXAMPLES, self._examples[reason], key=_draw)
         return found
 
     def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
@@ -112,28 +118,27 @@ class Findings:
 
     def report(self) -> dict[str, Any]:
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
-        actions = self._training.actions
-        reported = [name for name in self._reasons if actions.get(name) == "report"]
-        names = dict.fromkeys((*actions, *self._reasons))
+        actions, reasons = self._training.actions, self._reasons
+        reported = [name for name in reasons if actions.get(name) == "report"]
         return {
             "counts": {
                 name: {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
                 for name, counts in self.counts.items()
             },
             "findings": {
-                corpus: {name: n for name in reported if (n := self._reasons[name][corpus])}
+                corpus: {name: n for name in reported if (n := reasons[name][corpus])}
                 for corpus in self._corpora
             },
             "reasons": {
                 name: {
-                    "count": self._reasons.get(name, Counter()).total(),
+                    "count": reasons[name].total(),
                     "action": actions.get(name, "drop"),
                     "examples": [
                         {field: getattr(each, field) for field in _EXAMPLE}
-                        for each in self._examples.get(name, ())
+                        for each in self._examples[name]
                     ],
                 }
-                for name in names
+                for name in dict.fromkeys((*actions, *reasons))
             },
         }
 

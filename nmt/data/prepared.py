@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import TypeAdapter
+
 from nmt.config.data import CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped
 from nmt.data.store import ParallelStore
@@ -34,7 +36,7 @@ class PreparedManifest:
     format_version: int = FORMAT_VERSION
     config_hash: str  # of the parts of the configuration that change the result
     sources: Mapping[str, Mapping[str, Any]]  # size, time and sha256 of each file, by path
-    data_hash: str  # of the training and validation token ids
+    data_hash: str  # of the names and hashes of all files of the token stores
     vocab_hash: str  # of the SentencePiece models
     source_vocab_size: int
     target_vocab_size: int
@@ -52,18 +54,20 @@ class PreparedManifest:
         scored_with: Sequence[str],
     ) -> PreparedManifest:
         """Describe a folder in which everything else is written."""
-        source_size, target_size = load_tokenizers(folder / TOKENIZER).vocab_sizes
         written = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = {path.relative_to(folder).as_posix(): FileRecord.of(path) for path in written}
+        stores = (Path(name).name + files[name].sha256 for name in files if name.endswith(".bin"))
+        source_size, target_size = load_tokenizers(folder / TOKENIZER).vocab_sizes
         return cls(
             config_hash=config_hash,
             sources=sources,
-            data_hash=data_hash(folder),
+            data_hash=hashlib.sha256("".join(stores).encode()).hexdigest(),
             vocab_hash=tokenizer_hash(folder / TOKENIZER),
             source_vocab_size=source_size,
             target_vocab_size=target_size,
             counts=counts,
             scored_with=scored_with,
-            files={path.relative_to(folder).as_posix(): FileRecord.of(path) for path in written},
+            files=files,
         )
 
     def write(self, folder: Path) -> None:
@@ -87,27 +91,15 @@ class PreparedManifest:
             if version == FORMAT_VERSION:
                 if seal != sha256_of_json(values):
                     raise ValueError("its content has changed")
-                files = {name: FileRecord(**each) for name, each in values.pop("files").items()}
-                return cls(**values, files=files)
+                return TypeAdapter(cls).validate_python(values)
         except FileNotFoundError as error:
-            raise DataError(
-                f"{folder} holds no prepared data: it has no {MANIFEST}.",
-                fix="Run `nmt prepare CONFIG`.",
-            ) from error
+            problem = f"{folder} holds no prepared data: it has no {MANIFEST}."
+            raise DataError(problem, fix="Run `nmt prepare CONFIG`.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
         raise DataError(
             f"{path} has format version {version}; this release reads {FORMAT_VERSION}.", fix=AGAIN
         )
-
-
-def data_hash(folder: Path) -> str:
-    """Return the sha256 of the names and hashes of the token stores of a prepared folder."""
-    whole = hashlib.sha256()
-    for part in (TRAIN, VALID):
-        for path in sorted((folder / part).glob("*.bin")):
-            whole.update(path.name.encode() + sha256_of_file(path).encode())
-    return whole.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

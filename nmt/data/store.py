@@ -26,7 +26,6 @@ Ids = npt.NDArray[np.integer]
 Rows = npt.NDArray[np.int64]
 _SIDES = ("source", "target")
 _COUNTED_AT_ONCE = 1 << 20
-_AGAIN = shell_command("prepare", "CONFIG", force=True)
 
 
 class FlatIds(NamedTuple):
@@ -81,20 +80,17 @@ class Lines(Protocol):
 class ParallelStore:
     """Sentence pairs as token ids, read-only. It travels to other processes as its folder."""
 
-    def __init__(self, folder: Path, dtype: npt.DTypeLike) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
+        dtype = np.dtype(field(read_json(folder / "layout.json"), "ids", kind=str))
         self._ids = [_mapped(folder / f"{side}.ids.bin", dtype) for side in _SIDES]
         self._offsets = [_mapped(folder / f"{side}.offsets.bin", "<i8") for side in _SIDES]
         for side, ids, offsets in zip(_SIDES, self._ids, self._offsets, strict=True):
             if len(offsets) == 0 or int(offsets[-1]) != len(ids):
-                raise DataError(
-                    f"{folder}/{side}.ids.bin does not have the length its offsets say.",
-                    fix=f"The prepared folder is damaged: run `{_AGAIN}`.",
-                )
+                raise ValueError(f"{side}.ids.bin does not have the length its offsets say")
         # Tokens without EOS. (n,), int32.
         self.source_lengths, self.target_lengths = (
-            _lengths(folder / f"{side}.offsets.bin", len(offsets) - 1)
-            for side, offsets in zip(_SIDES, self._offsets, strict=True)
+            np.diff(offsets).astype(np.int32) for offsets in self._offsets
         )
         self.corpus = _mapped(folder / "corpus.bin", "<u2")  # index in ``data.train``. (n,)
         self.lines = _mapped(folder / "lines.bin", "<i8")  # number in the corpus, from 1. (n,)
@@ -107,11 +103,10 @@ class ParallelStore:
             DataError: A file is missing or has the wrong length.
         """
         try:
-            return cls(folder, ids_dtype(folder))
+            return cls(folder)
         except (OSError, ValueError) as error:
-            raise DataError(
-                f"{folder} is not a complete token store: {error}", fix=f"Run `{_AGAIN}`."
-            ) from error
+            fix = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
+            raise DataError(f"{folder} is not a complete token store: {error}", fix=fix) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (self._folder,)
@@ -154,26 +149,6 @@ class ParallelStore:
 @lru_cache(maxsize=2)
 def _opened(folder: Path) -> ParallelStore:
     return ParallelStore.open(folder)
-
-
-def ids_dtype(folder: Path) -> np.dtype[np.integer]:
-    """Return what the ids of a store are written as.
-
-    Raises:
-        OSError: It has no layout.
-        ValueError: The layout is damaged.
-    """
-    return np.dtype(field(read_json(folder / "layout.json"), "ids", kind=str))
-
-
-def _lengths(path: Path, count: int) -> npt.NDArray[np.int32]:
-    """Return the lengths between ``count + 1`` offsets, which are not held or mapped at once."""
-    lengths, before = np.empty(count, dtype=np.int32), 0
-    for start in range(0, count, _COUNTED_AT_ONCE):
-        ends = np.fromfile(path, "<i8", _COUNTED_AT_ONCE, offset=8 * (start + 1))
-        lengths[start : start + len(ends)] = np.diff(ends, prepend=before)
-        before = int(ends[-1])
-    return lengths
 
 
 def _mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:

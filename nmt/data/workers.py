@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import islice, tee
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -42,7 +42,6 @@ LOCAL = "local"  # name of a Dask scheduler that is started here, with workers o
 _CONNECT_SECONDS = 10
 T = TypeVar("T")
 R = TypeVar("R")
-P = ParamSpec("P")
 _VALUES = "values"
 logger = logging.getLogger(__name__)
 
@@ -114,10 +113,8 @@ def _end_with_parent() -> None:
 class _Inline(Executor):
     """Calls functions in this thread, when they are submitted."""
 
-    def submit(
-        self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
-    ) -> Future[T]:
-        future: Future[T] = Future()
+    def submit(self, function: Callable[..., T], /, *arguments: Any, **options: Any) -> Future[T]:
+        future = Future[T]()
         future.set_result(function(*arguments, **options))
         return future
 
@@ -139,9 +136,9 @@ class Workers(NamedTuple):
         """Workers for what needs files of this process: these, or this process."""
         return self if self.see_files else HERE
 
-    def submit(self, make: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> Future[R]:
+    def submit(self, make: Callable[..., R], *arguments: Any) -> Future[R]:
         """Call what needs files of this process, meanwhile if that is possible."""
-        return self.near.executor.submit(make, *arguments, **options)
+        return self.near.executor.submit(make, *arguments)
 
 
 HERE = Workers(_Inline(), 1, 1)
@@ -184,16 +181,12 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
             "`workers` cannot be set for a scheduler that is already running.",
             fix="Leave `workers` out: all workers of the scheduler are used.",
         )
+    options: dict[str, Any] = {"address": scheduler, "timeout": _CONNECT_SECONDS}
+    if is_here:
+        options = {"n_workers": workers or usable_cores(), "threads_per_worker": 1}
+        options |= {"dashboard_address": None, "silence_logs": logging.ERROR}
     try:
-        if is_here:
-            client = distributed.Client(
-                n_workers=workers or usable_cores(),
-                threads_per_worker=1,
-                dashboard_address=None,
-                silence_logs=logging.ERROR,
-            )
-        else:
-            client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS)
+        client = distributed.Client(**options)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"No Dask scheduler answers at {scheduler}: {error}",
@@ -209,7 +202,6 @@ class Result(NamedTuple):
 
     arrays: Mapping[str, npt.NDArray[Any]]
     values: Any = None  # plain data, as JSON has it
-    damaged: str | None = None  # name of a file that should have held it
 
 
 def map_blocks(
@@ -236,8 +228,6 @@ def map_blocks(
     sent, blocks = tee(blocks)  # holds those that are sent and have not come back
     with progress_bar(name, unit="pairs", total=total, leave=False) as progress:
         for block, result in zip(blocks, workers.map(function, sent), strict=True):
-            if result.damaged is not None:
-                logger.warning("%s was damaged, and has been made again", result.damaged)
             yield block, result
             done += len(block)
             progress.update(len(block))
@@ -268,18 +258,17 @@ class Stored:
         if len(block) < self.least or not self.folder.is_dir():
             return self.function(block)
         digest = hashlib.sha256(f"{self.key} {block.content}".encode()).hexdigest()
-        arrays: dict[str, Any]
-        path, damaged = self.folder / f"{block.first:010}-{digest[:32]}.shard", None
+        path = self.folder / f"{block.first:010}-{digest[:32]}.shard"
         try:
             with path.open("rb") as file, np.load(file) as stored:
                 if stored.zip.testzip() is not None:
                     raise BadZipFile("its content has changed")
-                arrays = dict(stored)
+                arrays: dict[str, Any] = dict(stored)
             return Result(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
         except FileNotFoundError:
             pass
-        except Exception:  # of the system, zipfile, numpy or JSON: it is made again
-            damaged = str(path)
+        except Exception:  # of the system, zipfile, numpy or JSON
+            logger.warning("%s is damaged, and is made again", path)
         result = self.function(block)
         values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)
         arrays = {**result.arrays, _VALUES: values}
@@ -288,7 +277,7 @@ class Stored:
         with temporary.open("wb") as new:
             np.savez(new, **arrays)
         temporary.replace(path)
-        return result._replace(damaged=damaged)
+        return result
 
 
 @contextmanager
@@ -300,12 +289,12 @@ def work_folder(beside: Path) -> Iterator[Path]:
     """
     folder = beside.with_name(f".{beside.name}.work")
     folder.mkdir(exist_ok=True)
+    is_done = False
     try:
         yield folder
-    except BaseException:
-        if any(folder.glob("*.shard")):
+        is_done = True
+    finally:
+        if not is_done and any(folder.glob("*.shard")):
             logger.warning("%s keeps what is done; the same command continues there", folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
