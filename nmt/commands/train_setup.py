@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, tempered_weights
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import PreparedData
-from nmt.data.resegment import Augmenter, InTurn, Resegment, Resegmenter
+from nmt.data.resegment import Augmenter, Resegment, Resegmenter, in_turn
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays
 from nmt.device.device import choose_device, seed_rank
@@ -144,7 +145,7 @@ def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
             is_joint = tokenizers.target is tokenizers.source
             target = source if is_joint else _subword_dropout(tokenizers.target, bpe_dropout)
             changes.append(Resegmenter((source, target), seed=seed, longest=longest))
-    return InTurn(changes) if len(changes) > 1 else next(iter(changes), None)
+    return partial(in_turn, changes) if changes else None
 
 
 def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:

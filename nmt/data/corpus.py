@@ -76,16 +76,12 @@ def check_sources(data: DataConfig) -> bool:
     files = [path for corpus in corpora for path in corpus_files(corpus)]
     count = sum(map(is_piped, data.train))
     if count > 1 or sum(map(is_standard, files)) > count:
-        raise ConfigError(
-            "Standard input (-) can be the tsv of one training corpus, and nothing else.",
-            fix="Write the other texts to files, and name these.",
-        )
+        problem = "Standard input (-) can be the tsv of one training corpus, and nothing else."
+        raise ConfigError(problem, fix="Write the other texts to files, and name these.")
     for path in files:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise DataError(
-                f"{path} is a pipe or device, and corpora are read twice.",
-                fix="Write the text to a file first.",
-            )
+            problem = f"{path} is a pipe or device, and corpora are read twice."
+            raise DataError(problem, fix="Write the text to a file first.")
     return count > 0
 
 
@@ -186,10 +182,8 @@ def read_blocks(
         done += counts[0]
     if not done:
         place = " and ".join(names) or f"{config.huggingface} (split {config.split})"
-        raise DataError(
-            f"There is no pair in {place}.",
-            fix="Name files with one sentence or pair a line, or a split that has rows.",
-        )
+        fix = "Name files with one sentence or pair a line, or a split that has rows."
+        raise DataError(f"There is no pair in {place}.", fix=fix)
 
 
 def _columns(
@@ -235,30 +229,25 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
     Of files with columns or keys, these count too.
 
     Raises:
-        ConfigError: A corpus is on a hub or standard input, so that nobody knows.
+        ConfigError: A corpus is on a hub or standard input: its size is unknown.
         DataError: A file is unreadable.
     """
-    return round(sum(corpus.weight * _count(corpus, languages) for corpus in corpora))
-
-
-def _count(corpus: CorpusConfig, languages: tuple[str, str]) -> float:
-    if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
-        name = corpus.huggingface or corpus.sacrebleu or "standard input"
-        raise ConfigError(
-            f"There is no training section, and nobody knows the size of {name} before it is read.",
-            fix="Add a training section, such as `training: {max_minutes: 60}`.",
-        )
-    lines = count = 0
-    for path in corpus_files(corpus):
-        if path == corpus.scores:
-            continue
-        lines = 0
-        with open_binary(path) as stream:
-            while block := stream.read(_BLOCK_BYTES):
-                lines += block.count(b"\n")
-                count += len(block.translate(None, _LATER_BYTES))
-    if corpus.demo is not None:
-        for source, target in demo_pairs(corpus.demo, *languages):
-            lines += 1
-            count += len(source) + len(target)
-    return count * min(1.0, (corpus.max_pairs or lines) / max(lines, 1))
+    total = 0.0
+    for corpus in corpora:
+        if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
+            name = corpus.huggingface or corpus.sacrebleu or "standard input"
+            problem = f"There is no training section, and the size of {name} is unknown."
+            fix = "Add a training section, such as `training: {max_minutes: 60}`."
+            raise ConfigError(problem, fix=fix)
+        lines = count = 0
+        for path in {*corpus_files(corpus)} - {corpus.scores}:
+            lines = 0
+            with open_binary(path) as stream:
+                while block := stream.read(_BLOCK_BYTES):
+                    lines += block.count(b"\n")
+                    count += len(block.translate(None, _LATER_BYTES))
+        if corpus.demo is not None:
+            pairs = [*demo_pairs(corpus.demo, *languages)]
+            lines, count = len(pairs), sum(len(source) + len(target) for source, target in pairs)
+        total += corpus.weight * (count * min(1.0, (corpus.max_pairs or lines) / max(lines, 1)))
+    return round(total)

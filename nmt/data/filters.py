@@ -227,9 +227,8 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
         try:
             filters.append(FILTERS[name](**parameters))
         except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"filters.extra.{name}: {error}.", fix="Correct the parameters of this filter."
-            ) from error
+            problem = f"filters.extra.{name}: {error}."
+            raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
     notes = (f"{', '.join(names)} not looked for: {why}" for why, names in missing.items())
     return FilterChain(filters, actions, notes)
 
@@ -361,9 +360,7 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
     asked = ["`score_with`"] if material.score_with else []
     asked += [f"filters.{name}: drop" for name in whole if filters.actions.get(name) == "drop"]
     if asked:
-        raise ConfigError(
-            f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing.",
-            fix="Install nmt again with all of its folders, or do without.",
-        )
+        problem = f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing."
+        raise ConfigError(problem, fix="Install nmt again with all of its folders, or do without.")
     filters.notes.append(f"{', '.join(whole)} not looked for: nmt/extras/cleaning is missing")
     return Diagnosis(material)

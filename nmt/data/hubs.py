@@ -53,10 +53,9 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     options: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
     if path.is_file():
         if path.suffix not in _LOADERS:
-            raise DataError(
-                f"{path}: `datasets` reads {', '.join(_LOADERS)} here, not {path.suffix}.",
-                fix="Convert the file, or name it as source + target, tsv or jsonl.",
-            )
+            problem = f"{path}: `datasets` reads {', '.join(_LOADERS)} here, not {path.suffix}."
+            fix = "Convert the file, or name it as source + target, tsv or jsonl."
+            raise DataError(problem, fix=fix)
         # A single local file is one split, whatever name the configuration asks for. It is always
         # streamed: a copy in the cache of `datasets` would gain nothing.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
@@ -126,15 +125,12 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
     utils, data_sets = _sacrebleu().utils, _sacrebleu().DATASETS
     if name not in data_sets:
         near, lists = nearest_word(name, [*data_sets]), shell_command("evaluate", list=True)
-        raise ConfigError(
-            f"There is no test set {name!r}.",
-            fix=f"Did you mean {near}?" if near else f"`{lists}` shows those that can be named.",
-        )
+        fix = f"Did you mean {near}?" if near else f"`{lists}` shows those that can be named."
+        raise ConfigError(f"There is no test set {name!r}.", fix=fix)
     pairs = utils.get_langpairs_for_testset(name)
     if pair not in pairs:
-        raise ConfigError(
-            f"The test set {name} has no pair {pair!r}.", fix=f"It has {', '.join(sorted(pairs))}."
-        )
+        problem = f"The test set {name} has no pair {pair!r}."
+        raise ConfigError(problem, fix=f"It has {', '.join(sorted(pairs))}.")
     folder, url = Path(utils.SACREBLEU_DIR, name), str((data_sets[name].data or [""])[0])
     is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
     try:
@@ -143,14 +139,12 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         source = utils.get_source_file(name, pair)
         references = utils.get_reference_files(name, pair)
     except (Exception, SystemExit) as error:  # sacrebleu raises bare ones, and exits
-        raise DataError(
-            f"The test set {name} ({pair}) cannot be downloaded: {error}",
-            fix="Check the connection, or set SACREBLEU to a folder that holds it already.",
-        ) from error
+        problem = f"The test set {name} ({pair}) cannot be downloaded: {error}"
+        fix = "Check the connection, or set SACREBLEU to a folder that holds it already."
+        raise DataError(problem, fix=fix) from error
     if not references:
-        raise DataError(
-            f"The test set {name} ({pair}) has no reference.", fix="Choose another test set."
-        )
+        problem = f"The test set {name} ({pair}) has no reference."
+        raise DataError(problem, fix="Choose another test set.")
     return Path(source), [Path(reference) for reference in references]
 
 

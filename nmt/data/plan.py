@@ -157,10 +157,9 @@ def plan_batches(
     sizes = source_lengths + target_lengths
     longest = int(sizes.argmax())
     if max_tokens is not None and sizes[longest] > max_tokens:
-        raise DataError(
-            f"Pair {longest} has {sizes[longest]:,} tokens, but a batch holds {max_tokens:,}.",
-            fix="Raise batch.max_tokens, or lower filters.max_length and prepare again.",
-        )
+        problem = f"Pair {longest} has {sizes[longest]:,} tokens, but a batch holds {max_tokens:,}."
+        fix = "Raise batch.max_tokens, or lower filters.max_length and prepare again."
+        raise DataError(problem, fix=fix)
     ends = np.cumsum(sizes[order], dtype=np.int64)
     borders, done = [0], 0
     while borders[-1] < count:

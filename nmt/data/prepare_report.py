@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from heapq import nsmallest
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def _draw(each: Found) -> tuple[int, str, int]:
     return zlib.crc32(f"{each.corpus}:{each.line}".encode()), each.corpus, each.line
 
 
-class Findings:
+class Findings(ExitStack):
     """Counts of each corpus, examples of each reason, and both lists, written as they come.
 
     Args:
@@ -73,10 +73,10 @@ class Findings:
     def __init__(
         self, folder: Path, training: FilterChain, corpora: Iterable[str], held_out: str
     ) -> None:
-        self._training, self._corpora, self._files = training, [*corpora], ExitStack()
+        super().__init__()
+        self._training, self._corpora = training, [*corpora]
         self._dropped, self._reported = (
-            self._files.enter_context(open_table(folder / name, *_COLUMNS))
-            for name in (DROPPED, REPORTED)
+            self.enter_context(open_table(folder / name, *_COLUMNS)) for name in (DROPPED, REPORTED)
         )
         # By reason: pairs of each corpus, and examples.
         self._reasons = defaultdict[str, Counter[str]](Counter)
@@ -141,12 +141,6 @@ class Findings:
                 for name in dict.fromkeys((*actions, *reasons))
             },
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,9 +97,8 @@ class PreparedManifest:
             raise DataError(problem, fix="Run `nmt prepare CONFIG`.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
-        raise DataError(
-            f"{path} has format version {version}; this release reads {FORMAT_VERSION}.", fix=AGAIN
-        )
+        problem = f"{path} has format version {version}; this release reads {FORMAT_VERSION}."
+        raise DataError(problem, fix=AGAIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,10 +304,8 @@ def learn_tokenizers(
         TokenizerError: The text allows no vocabulary of this size, or those there are damaged.
     """
     if not len(sample):
-        raise DataError(
-            "The training corpora hold no pair with text on both sides.",
-            fix="Check the files that data.train names.",
-        )
+        problem = "The training corpora hold no pair with text on both sides."
+        raise DataError(problem, fix="Check the files that data.train names.")
     folder.mkdir()
     texts: dict[str, Iterable[str]] = {}
     if start_from is not None:

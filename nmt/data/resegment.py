@@ -171,17 +171,11 @@ def _uniform(stream: str, rows: Rows) -> npt.NDArray[np.float64]:
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
-class InTurn:
-    """Several changes of the stored ids, one after the other."""
-
-    changes: Sequence[Resegment]
-
-    def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
-        """Return what the last one makes of what those before it made."""
-        for change in self.changes:
-            stored = change(epoch, rows, stored)
-        return stored
+def in_turn(changes: Sequence[Resegment], epoch: int, rows: Rows, stored: Sides) -> Sides:
+    """Return what several changes of the stored ids make, each of what those before it made."""
+    for change in changes:
+        stored = change(epoch, rows, stored)
+    return stored
 
 
 _installed: list[Resegment] = []

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, Self
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +157,7 @@ def _mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-class StoreWriter:
+class StoreWriter(ExitStack):
     """Appends pairs to a new store; memory does not grow with their number.
 
     Args:
@@ -170,10 +170,11 @@ class StoreWriter:
         self._folder = folder
         self._dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
         self._ends = dict.fromkeys(_SIDES, 0)
-        self._stack = ExitStack()
+        super().__init__()
+        self.push(self._finish)
         names = [f"{side}.{part}.bin" for side in _SIDES for part in ("ids", "offsets")]
         self._files: dict[str, BinaryIO] = {
-            name: self._stack.enter_context((folder / name).open("wb"))
+            name: self.enter_context((folder / name).open("wb"))
             for name in (*names, "corpus.bin", "lines.bin")
         }
         for side in _SIDES:
@@ -191,11 +192,7 @@ class StoreWriter:
         self._files["corpus.bin"].write(np.full(len(lines), corpus, "<u2").tobytes())
         self._files["lines.bin"].write(np.asarray(lines, "<i8").tobytes())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stack.close()
+    def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             layout = json.dumps({"ids": self._dtype})
             (self._folder / "layout.json").write_text(layout, encoding="utf-8")

@@ -171,16 +171,13 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     try:
         import distributed  # noqa: PLC0415 - a second, and seldom needed
     except ImportError as error:
-        raise ConfigError(
-            "`scheduler` needs Dask, which is not installed.",
-            fix="Run `pip install 'nmt[cluster]'`.",
-        ) from error
+        problem = "`scheduler` needs Dask, which is not installed."
+        raise ConfigError(problem, fix="Run `pip install 'nmt[cluster]'`.") from error
     is_here = scheduler == LOCAL
     if not is_here and workers is not None:
-        raise ConfigError(
-            "`workers` cannot be set for a scheduler that is already running.",
-            fix="Leave `workers` out: all workers of the scheduler are used.",
-        )
+        problem = "`workers` cannot be set for a scheduler that is already running."
+        fix = "Leave `workers` out: all workers of the scheduler are used."
+        raise ConfigError(problem, fix=fix)
     options: dict[str, Any] = {"address": scheduler, "timeout": _CONNECT_SECONDS}
     if is_here:
         options = {"n_workers": workers or usable_cores(), "threads_per_worker": 1}
@@ -188,10 +185,8 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     try:
         client = distributed.Client(**options)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"No Dask scheduler answers at {scheduler}: {error}",
-            fix="Start `dask scheduler` there, and name its address, such as tcp://host:8786.",
-        ) from error
+        fix = "Start `dask scheduler` there, and name its address, such as tcp://host:8786."
+        raise ConfigError(f"No Dask scheduler answers at {scheduler}: {error}", fix=fix) from error
     with client:
         size = sum(client.nthreads().values())
         yield Workers(client.get_executor(), 2 * max(size, 1), 1, see_files=is_here)

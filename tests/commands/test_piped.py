@@ -51,7 +51,7 @@ def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path)
     report = prepare(config, report_only=True, piped=Pipe(TEXT))
     assert report.counts["standard input"]["kept"] == 120
     assert not (tmp_path / "prepared").exists()
-    with pytest.raises(ConfigError, match="nobody knows the size of standard input"):
+    with pytest.raises(ConfigError, match="the size of standard input is unknown"):
         count_characters(config.data.train, ("de", "en"))
 
 
