@@ -168,7 +168,7 @@ def prepare_data(
                     reading = Reading(readable, new, workers, shards=work)
                     report = _read_corpora(reading, options.score_with)
                     if not prepared.are_unchanged(sources, readable.input):
-                        raise has_changed("of a file")
+                        raise has_changed("in a file")
                     report = replace(report, folder=str(folder))
                     report.write(new)
                     # Last of all: a folder without a manifest is not finished.
