@@ -19,16 +19,8 @@ from typing import Any
 
 from nmt.checkpoint.files import checkpoints_dir
 from nmt.checkpoint.model_folder import load_folder_config
-from nmt.commands.evaluation_set import (
-    EvaluationSet,
-    check_options,
-    list_test_sets,
-    load_test_sets,
-    read_labels,
-    read_systems,
-    rows_in_training,
-    sort_files,
-)
+from nmt.commands import evaluation_set
+from nmt.commands.evaluation_set import EvaluationSet, read_systems
 from nmt.commands.loading import loading, mbr
 from nmt.commands.options import EvaluateOptions
 from nmt.commands.result import TextResult
@@ -85,10 +77,10 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         DataError: Files that are missing, damaged or not parallel.
         CheckpointError: A model cannot be loaded.
     """
-    options = sort_files(options)
+    options = evaluation_set.sort_files(options)
     if options.list_:
-        return list_test_sets(options.models)
-    check_options(options)
+        return evaluation_set.list_test_sets(options.models)
+    evaluation_set.check_options(options)
     # A missing extra or a gate that cannot be read is told before anything slow begins.
     analyses = [ANALYSES[name] for name in _asked_analyses(options)]
     writers = {path: REPORTS[path.suffix] for path in options.report}
@@ -101,7 +93,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     base = options.baseline_model
     baseline = EvaluatedModel(base, options, is_baseline=True) if base else None
     everyone = [*models, *([baseline] if baseline else [])]
-    tests = load_test_sets(options, everyone[0].config if everyone else None)
+    tests = evaluation_set.load_test_sets(options, everyone[0].config if everyone else None)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
     inputs = [path for owner in sets for path in owner.inputs]
     inputs += [path for model in everyone for path in model.inputs]
@@ -244,7 +236,9 @@ class EvaluatedSet:
         owns_files, base = is_only or not whole.is_named, options.baseline
         files = options.hypothesis if owns_files else ()
         self.systems = read_systems(files, whole, options.limit)
-        self.labels = read_labels(options.slice_ if owns_files else (), whole, options.limit)
+        self.labels = evaluation_set.read_labels(
+            options.slice_ if owns_files else (), whole, options.limit
+        )
         self.baseline: System | None = None
         if base is not None and base.suffix == ".json":
             read = ANALYSES["baseline report"]
@@ -316,7 +310,7 @@ def _translate(
     for number, model in enumerate(models):
         for each in sets:
             system = each.translate(model)
-            seen = rows_in_training(model.folder, each.test.source or ())
+            seen = evaluation_set.rows_in_training(model.folder, each.test.source or ())
             each.systems.insert(
                 number, replace(system, num_in_training=None if seen is None else len(seen))
             )

@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.checkpoint.run import trained_on
 from nmt.commands.options import EngineOptions, EvaluateOptions, MbrOptions, SearchOptions
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 _UNBOUNDED_CHARACTERS = 1 << 30
 _KEEPS_ALL = "Use `report` FILE.json, which keeps all translations."
 _ROWS_AT_ONCE = 50_000
-_Number = TypeVar("_Number", int, npt.NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +358,6 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
     return found
 
 
-def _key(length: _Number, first: _Number, last: _Number) -> _Number:
+def _key(length: Any, first: Any, last: Any) -> Any:
     # Equal for equal lines, and for few others: millions of rows are compared in a second.
     return (length << 40) | (first << 20) | last

@@ -67,11 +67,9 @@ def _read_table() -> Iterator[_Pairs]:
                 number += 1
                 cells = line.split("\t") if line.strip() else ["", ""]
                 if len(cells) != 2:
-                    raise DataError(
-                        f"Standard input, line {number:,} has {len(cells)} "
-                        f"column{'s' if len(cells) > 1 else ''}, not 2.",
-                        fix="Write source, one tab, target; `cut -f 1,2` takes two columns.",
-                    )
+                    problem = f"Standard input, line {number:,} has {len(cells) - 1} tabs, not 1."
+                    fix = "Write source, one tab, target; `cut -f 1,2` takes two columns."
+                    raise DataError(problem, fix=fix)
                 pairs.append((cells[0], cells[1]))
             yield pairs
 
