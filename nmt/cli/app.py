@@ -89,7 +89,7 @@ class _Commands(TyperGroup):
         rows: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             path = _path(ctx) + name
-            text = PARENTS[path] if path in PARENTS else COMMANDS[path].text
+            text = PARENTS.get(path) or COMMANDS[path].text
             rows.setdefault(titles.get(path, "Commands"), []).append((name, text.splitlines()[0]))
         width = max(len(name) for commands in rows.values() for name, _ in commands)
         for title, commands in rows.items():

@@ -53,13 +53,19 @@ class Field:
 
 
 _METAVARS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
-_VERBOSITY = {
-    "quiet": Flag("Print results, warnings and errors only.", short="q"),
-    "verbose": Flag(
-        "Print details, and the traceback of errors; -vv: log messages of libraries, too.",
-        short="v",
-    ),
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Verbosity:
+    """What every command accepts.
+
+    Args:
+        quiet: Print results, warnings and errors only.
+        verbose: Print details, and the traceback of errors; -vv: log messages of libraries, too.
+    """
+
+    quiet: Annotated[bool, Flag(short="q")] = False
+    verbose: Annotated[int, Flag(short="v")] = 0
 
 
 def fields_of(options: type) -> list[Field]:
@@ -123,14 +129,9 @@ def make_command(name: str, entry: Entry, kind: type) -> Any:
         ConfigError: It belongs to an extra that is missing.
     """
     options = load_attribute(entry.options)
-    known = fields_of(options)
+    known = fields_of(options) + fields_of(_Verbosity)
     spellings = {option_name(field.name): field.spelling for field in known}
-    spellings |= {name: f"--{name}" for name in _VERBOSITY}
     parameters = [_parameter(field, spellings) for field in known]
-    for flag_name, flag in _VERBOSITY.items():
-        default: Any = False if flag_name == "quiet" else 0
-        field = Field(flag_name, type(default), flag, default, None)
-        parameters.append(_parameter(field, spellings))
 
     def call(**values: Any) -> None:
         run_command(entry, options, values)

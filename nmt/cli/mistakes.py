@@ -53,7 +53,12 @@ def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> Non
     line = spelling.read(args)
     given = {spelling.long.get(word.partition("=")[0]) for word in args if word[:1] == "-" != word}
     _refuse_other_inputs(spelling, line, has_unknown=None in given and not line.found)
-    spelling.refuse_foreign(line)
+    if line.found:
+        named = [
+            f"{name} (here: {ours.removeprefix(_REMARK)})" for name, ours in line.found.items()
+        ]
+        problem = f"{path} has no {', '.join(named)}."
+        raise ConfigError(problem, fix=f"Type: {spelling.command(line)}")
     if any(flag == "--set" and "=" not in value for flag, value in pairwise(line.flags)):
         return  # a word that seems too many is its value
     free = [flag for flag in _BY_POSITION.get(spelling.name, ()) if flag not in given]
@@ -79,24 +84,15 @@ def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -
         raise ConfigError(f"{spelling.path} takes a configuration.", fix=fix)
     models = [*line.arguments.values(), *line.plain][:2] if "MODEL" in spelling.arguments else []
     if model := next(filter(_CHECKPOINT.fullmatch, models), None):
-        fix = (
-            f"Type: {spelling.path} RUN FILE, with a run folder of `nmt train`, or with a model "
-            "of Marian or Hugging Face that `nmt import` converted."
-        )
+        origin = "a run folder of `nmt train`, or a model that `nmt import` converted"
+        fix = f"Type: {spelling.path} RUN FILE, where RUN is {origin}."
         raise ConfigError(f"{model} is a checkpoint of another tool.", fix=fix)
     words = line.plain[1:] if spelling.name == "translate" and not has_unknown else []
-    if len(words) > 1 and not any(map(_looks_like_file, words)):
+    if len(words) > 1 and not any(os.path.lexists(x) or _FILE.fullmatch(x) for x in words):
         line.plain = line.plain[:1]
-        command = spelling.command(line)
-        raise ConfigError(
-            f"{spelling.path} takes text from a file or from standard input.",
-            fix=f"Type: echo {shlex.quote(' '.join(words))} | {command}",
-        )
-
-
-def _looks_like_file(word: str) -> bool:
-    """Whether a word names a file rather than being text to translate."""
-    return os.path.lexists(word) or bool(_FILE.fullmatch(word))
+        problem = f"{spelling.path} takes text from a file or from standard input."
+        fix = f"Type: echo {shlex.quote(' '.join(words))} | {spelling.command(line)}"
+        raise ConfigError(problem, fix=fix)
 
 
 @dataclass
@@ -129,18 +125,6 @@ class Spelling:
         self.arguments = [parameter_name(each) for each in arguments]
         self.has_many = any(each.nargs < 0 for each in arguments)
         self.trains = self.name in ("train", "prepare")
-
-    def refuse_foreign(self, line: Line) -> None:
-        """Refuse flags of other tools.
-
-        Raises:
-            ConfigError: Names each with ours, and the command to type.
-        """
-        if line.found:
-            named = ", ".join(
-                f"{name} (here: {ours.removeprefix(_REMARK)})" for name, ours in line.found.items()
-            )
-            raise ConfigError(f"{self.path} has no {named}.", fix=f"Type: {self.command(line)}")
 
     def read(self, args: Sequence[str]) -> Line:
         """Return a command line with our words for those of other tools."""
