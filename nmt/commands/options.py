@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from nmt.config.flag import OF_THE_MODEL, Flag, changed, file_name
+from nmt.config.flag import OF_THE_MODEL, Flag, Options, changed, file_name
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.lines import is_standard
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
@@ -89,7 +89,7 @@ Json = Annotated[bool, Flag("Print the result as one JSON object.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Options):
     """Which models, and where they compute.
 
     Args:
@@ -114,6 +114,7 @@ class ModelOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.with_ and self.ensemble_mean is not None:
             fix = "Add `with` MODEL2, or leave it out."
             raise ConfigError("`ensemble_mean` needs `with`.", fix=fix)
@@ -137,7 +138,7 @@ class EngineOptions(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(Options):
     """How translations are searched for.
 
     Args:
@@ -164,7 +165,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MbrOptions:
+class MbrOptions(Options):
     """Minimum Bayes risk decoding.
 
     Args:
@@ -186,7 +187,7 @@ def given(options: Any, *names: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparationOptions:
+class PreparationOptions(Options):
     """How to prepare, whatever the configuration; training prepares with the defaults.
 
     Args:
@@ -220,6 +221,7 @@ class PrepareOptions(PreparationOptions):
     json: Json = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         others = changed(self, *PreparationOptions.__dataclass_fields__)
         if self.verify and others:
             problem = f"`verify` only reads the folder, so `{others[0]}` has no effect."
@@ -227,7 +229,7 @@ class PrepareOptions(PreparationOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(Options):
     """What to train, and how to go on.
 
     Args:
@@ -258,7 +260,7 @@ class TrainOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageOptions:
+class AverageOptions(Options):
     """Which checkpoints of a run to average.
 
     Args:
@@ -276,6 +278,7 @@ class AverageOptions:
     json: Json = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = changed(self, "last", "best", "step")
         if len(names) > 1:
             problem = f"`{'` and `'.join(names)}` choose checkpoints in different ways."
@@ -287,7 +290,7 @@ class AverageOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentOptions:
+class AugmentOptions(Options):
     """Which text to translate, and how.
 
     Args:
@@ -323,7 +326,7 @@ _FORMAT = Flag(metavar="[text|json]", parser=format_name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineOptions:
+class LineOptions(Options):
     """How lines are read and written.
 
     Args:
@@ -364,7 +367,7 @@ class LineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(Options):
     """How translations are sampled.
 
     Args:
@@ -475,7 +478,7 @@ _NUM_RESAMPLES = f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestOptions:
+class TestOptions(Options):
     """What is scored, and against what.
 
     Args:
@@ -503,7 +506,7 @@ class TestOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricOptions:
+class MetricOptions(Options):
     """How it is scored.
 
     Args:
@@ -522,7 +525,7 @@ class MetricOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateOptions:
+class GateOptions(Options):
     """What the scores are compared with, and when the command fails.
 
     Args:
@@ -548,7 +551,7 @@ class GateOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalysisOptions:
+class AnalysisOptions(Options):
     """Where a system is weak.
 
     Args:
@@ -568,7 +571,7 @@ class AnalysisOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(Options):
     """What is written.
 
     Args:
@@ -600,12 +603,12 @@ class EvaluateOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchemaOptions:
+class SchemaOptions(Options):
     """The schema has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeysOptions:
+class KeysOptions(Options):
     """Which keys to describe.
 
     Args:
@@ -616,7 +619,7 @@ class KeysOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions:
+class ShowOptions(Options):
     """Which configuration to print."""
 
     config: ConfigFile
@@ -624,7 +627,7 @@ class ShowOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
+class CheckOptions(Options):
     """Which configurations to check.
 
     Args:

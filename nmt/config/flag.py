@@ -16,11 +16,11 @@ read for every mistake in a command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 # Shown as the default of a flag whose value stands in the model's configuration.
 OF_THE_MODEL = "the model's"
@@ -42,6 +42,23 @@ class Flag:
     separator: str = ""
     shown: str = ""  # Describes None; nothing is shown when empty.
     hidden: bool = False  # Only Python can set the field.
+
+
+class Options:
+    """Base of a command's options: takes text in place of paths, and lists in place of tuples."""
+
+    def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self))
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            kind, value = kinds[field.name], getattr(self, field.name)
+            is_path = Path in (kind, *get_args(kind))
+            if get_origin(kind) is tuple and isinstance(value, str | Path | Sequence):
+                values = [value] if isinstance(value, str | Path) else value
+                object.__setattr__(
+                    self, field.name, tuple(map(Path, values) if is_path else values)
+                )
+            elif is_path and isinstance(value, str):
+                object.__setattr__(self, field.name, Path(value))
 
 
 def meanings_of(docstring: str | None) -> dict[str, str]:
