@@ -12,13 +12,12 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from nmt.cli.messages import configure_logging, spelled
-from nmt.config.flag import Flag, file_name, meanings_of, option_name
+from nmt.config.flag import Flag, file_name, meanings_of, option_name, without_none
 from nmt.device import is_first
 from nmt.registry import load_attribute
 
@@ -81,7 +80,7 @@ def fields_of(options: type) -> list[Field]:
             flag = next((note for note in notes if isinstance(note, Flag)), Flag())
             flag = replace(flag, help=flag.help or meanings.get(name, ""))
             if not flag.hidden:
-                found[name] = Field(name, _without_none(kind), flag, defaults[name], title)
+                found[name] = Field(name, without_none(kind), flag, defaults[name], title)
     return list(found.values())
 
 
@@ -89,13 +88,6 @@ def _bases_first(owner: type) -> Iterator[type]:
     for base in owner.__bases__:
         yield from _bases_first(base)
     yield owner
-
-
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) not in (Union, UnionType):
-        return kind
-    kinds = [each for each in get_args(kind) if each is not NoneType]
-    return kinds[0] if len(kinds) == 1 else kind
 
 
 def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:

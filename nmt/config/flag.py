@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 # Shown as the default of a flag whose value stands in the model's configuration.
 OF_THE_MODEL = "the model's"
@@ -44,13 +45,21 @@ class Flag:
     hidden: bool = False  # Only Python can set the field.
 
 
+def without_none(kind: Any) -> Any:
+    """Return a type of a field without its None."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    return kinds[0] if len(kinds) == 1 else kind
+
+
 class Options:
     """Base of a command's options: takes text in place of paths, and lists in place of tuples."""
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
         for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            kind, value = kinds[field.name], getattr(self, field.name)
+            kind, value = without_none(kinds[field.name]), getattr(self, field.name)
             is_path = Path in (kind, *get_args(kind))
             if get_origin(kind) is tuple and isinstance(value, str | Path | Sequence):
                 values = [value] if isinstance(value, str | Path) else value

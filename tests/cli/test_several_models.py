@@ -63,7 +63,7 @@ def test_a_beam_that_mbr_cannot_have_is_refused(runs: dict[str, Path]) -> None:
 
 def test_models_that_do_not_go_together_are_refused(runs: dict[str, Path]) -> None:
     plain, other, modern = (runs[name] for name in ("plain", "other", "modern"))
-    problem = f"error: {other} has other languages or another voc"
+    problem = f"error: {other}: other languages or another voc"
     refused(call("translate", plain, "--with", other), 4, problem)
     result = call("translate", plain, "--with", modern, "--weights", "1,2,3")
     refused(result, 2, "3 weights (1,2,3) for 2 models")

@@ -457,7 +457,10 @@ def test_files_are_scored_without_torch(files: tuple[Path, Path]) -> None:
 
 
 def test_the_python_function_takes_the_options_of_the_command(files: tuple[Path, Path]) -> None:
-    options = EvaluateOptions(hypothesis=files[:1], reference=files[1:], metric=("ter",))
+    """Text does for a path, and a list for a tuple."""
+    texts: dict[str, Any] = {"hypothesis": str(files[0]), "reference": [str(files[1])]}
+    options = EvaluateOptions(**texts, metric=("ter",))
+    assert options == EvaluateOptions(hypothesis=files[:1], reference=files[1:], metric=("ter",))
     report = evaluate(options)
     assert isinstance(report, EvaluationReport)
     (score,) = report.evaluations[0].systems[0].scores

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nmt.commands.options import Checkpoint, Json, Model, OutputFolder
-from nmt.config.flag import Flag
+from nmt.config.flag import Flag, Options
 
 _HubName = Annotated[str, Flag("Name on the hub.", argument=True, metavar="hub:ORG/NAME")]
 _TARGETS = "safetensors, for nmt; or ctranslate2, which translates faster on CPUs."
@@ -18,7 +18,7 @@ _SCORES = "Scores that `nmt evaluate` printed as JSON, for the model's page. Rep
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(Options):
     """Which model to write, and for which program."""
 
     model: Model
@@ -30,7 +30,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportOptions:
+class ImportOptions(Options):
     """Which model of another system to read."""
 
     source: Annotated[Path, Flag(_SOURCE, argument=True)]
@@ -43,7 +43,7 @@ class ImportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushOptions:
+class PushOptions(Options):
     """Which model folder to upload, and what its card says."""
 
     folder: Annotated[Path, Flag("Exported, averaged or imported model.", argument=True)]
@@ -56,7 +56,7 @@ class PushOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullOptions:
+class PullOptions(Options):
     """Which model to download."""
 
     name: _HubName

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from nmt.commands.options import Overrides, Tag, file_or_standard
-from nmt.config.flag import Flag
+from nmt.config.flag import Flag, Options
 
 Style = Literal["text", "html", "svg", "json"]
 
@@ -57,7 +57,7 @@ NOT_IN_PAGE = ("distributions", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectOptions:
+class InspectOptions(Options):
     """All options of ``nmt inspect``."""
 
     notes: ClassVar[str] = "\b\nVIEW:\n" + "\n".join(

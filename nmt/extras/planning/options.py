@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Annotated
 
 from nmt.commands.options import Json
-from nmt.config.flag import Flag
+from nmt.config.flag import Flag, Options
 
 _Files = tuple[Path, Path] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
+class DoctorOptions(Options):
     """The doctor has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitOptions:
+class InitOptions(Options):
     """Which files to split, and where to."""
 
     source: Annotated[Path, Flag("Source text, one sentence a line.", argument=True)]

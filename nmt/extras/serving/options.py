@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from nmt.commands.options import Json, Threads
-from nmt.config.flag import Flag
+from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
 
@@ -72,7 +72,7 @@ def parse_network(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputingOptions:
+class ComputingOptions(Options):
     """How models are computed."""
 
     title: ClassVar[str] = "Model"
@@ -88,7 +88,7 @@ class ComputingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitOptions:
+class LimitOptions(Options):
     """Limits of requests."""
 
     title: ClassVar[str] = "Limits"
@@ -121,7 +121,7 @@ class LimitOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccessOptions:
+class AccessOptions(Options):
     """Who may send requests."""
 
     title: ClassVar[str] = "Access"
@@ -168,6 +168,7 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
     json: Json = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.api_keys or self.no_auth or is_loopback(self.host)):
             raise ConfigError(
                 f"`host` {self.host} lets other machines send requests without a key.",
