@@ -341,7 +341,7 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
     results[1] = Translation("a", "A", 0.0, alarms=("loop",))
     results[2] = Translation("a", "A", 0.0, retried=("long",))
     monkeypatch.setattr(UpperCaser, "translate", lambda *_, **__: results)
-    monkeypatch.setattr("nmt.commands.evaluate.rows_in_training", lambda *_: {2, 5})
+    monkeypatch.setattr("nmt.commands.evaluation_set.rows_in_training", lambda *_: {2, 5})
     assert scores_of(model, "-t", "one")["systems"][0]["in_training_data"] == 2
     said = invoke(model).stderr
     assert "2 of 10 source lines of one are in the training data" in said
