@@ -1,1 +1,1 @@
-"""Programs that test or estimate the other rooms: dry run, proof of exact resume, self-check."""
+"""What to know and to have before a training: a start, the plan, a dry run, the doctor."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,23 +23,12 @@ from nmt.data.prepared import PreparedData
 from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
-from nmt.model.transformer import Transformer, build_model, count_parameters
+from nmt.model.transformer import build_model, count_parameters
 from nmt.training.optimizer import build_optimizer, freeze
 from nmt.training.update import Updater
 from tests.terminal import terminal
+from tests.training.toy import CONFIG, write_corpus
 
-SHAPE = {"model_dim": 16, "ff_dim": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-VALUES: dict[str, Any] = {
-    "name": "toy",
-    "source_language": "de",
-    "target_language": "en",
-    "tokenizer": {"vocab_size": 40, "byte_fallback": False},
-    "filters": {"max_length": 30},
-    "batch": {"max_tokens": 150, "accumulate": 2},
-    "model": SHAPE,
-    "training": {"max_steps": 45, "device": "cpu", "precision": "float32", "threads": 1},
-}
-"""All but data and folders."""
 SUMS = 8
 """Bytes of the two numbers at the gradient's end."""
 
@@ -48,29 +36,16 @@ SUMS = 8
 def values_in(folder: Path, **training: Any) -> dict[str, Any]:
     """A configuration whose corpora and folders are in ``folder``."""
     corpus = {"source": str(folder / "train.de"), "target": str(folder / "train.en")}
-    return {
-        **VALUES,
+    return CONFIG | {
         "prepared_dir": str(folder / "prepared"),
         "run_dir": str(folder / "run"),
         "data": {"train": [corpus], "valid": {**corpus, "max_pairs": 5}},
-        "training": {**VALUES["training"], **training},
+        "training": CONFIG["training"] | {"max_steps": 45} | training,
     }
-
-
-def small_model() -> Transformer:
-    return build_model(ModelConfig.model_validate(SHAPE), 40, 40)
 
 
 def config_in(folder: Path, **training: Any) -> RunConfig:
     return RunConfig.model_validate(values_in(folder, **training))
-
-
-def write_corpus(folder: Path) -> None:
-    draw = random.Random(1)
-    words = [["".join(draw.choices("abcdef", k=3)) for _ in range(1 + i % 5)] for i in range(200)]
-    for side, step in (("de", 1), ("en", -1)):
-        text = "".join(" ".join(word[::step] for word in line) + "\n" for line in words)
-        (folder / f"train.{side}").write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +79,7 @@ def test_the_epoch_is_the_one_that_training_reads(folder: Path, report: DryRunRe
     expected = {
         "updates": len(updates),
         "batches": len(batches),
-        "pairs": 200,
+        "pairs": 300,
         "source_tokens": source,
         "target_tokens": target,
         "padding_waste": pytest.approx(1 - (source + target) / padded),
@@ -118,7 +93,7 @@ def test_flops_are_those_of_the_epoch(folder: Path, report: DryRunReport) -> Non
     config, epoch = config_in(folder), report.epoch
     data = PreparedData.open(folder / "prepared")
     lengths = (data.train.source_lengths + 1, data.train.target_lengths + 1)
-    flops = training_flops(config.model, 40, LengthSums.of_pairs(*lengths))
+    flops = training_flops(config.model, 60, LengthSums.of_pairs(*lengths))
     assert report.flops["update"] * epoch["updates"] == pytest.approx(flops.total)
     assert report.flops["per_target_token"] == pytest.approx(flops.total / epoch["target_tokens"])
     assert report.flops["attention_share"] == pytest.approx(flops.attention / flops.total)
@@ -129,7 +104,7 @@ def test_of_several_devices_each_reads_its_part(folder: Path, report: DryRunRepo
     two = estimate(config_in(folder), devices=2)
     assert two.devices == 2
     assert two.epoch["updates"] == pytest.approx(report.epoch["updates"] / 2, abs=1)
-    assert two.epoch["pairs"] == pytest.approx(100, abs=20)
+    assert two.epoch["pairs"] == pytest.approx(150, abs=30)
     assert "each of 2 processes" in two.as_text()
 
 
@@ -140,7 +115,7 @@ def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunRe
     assert 1 <= len(memory["largest_batches"]) <= 2
     # At the very least, the encoder keeps the input of each layer's matrices for the way back.
     pairs, source, _target = memory["largest_batches"][0]
-    assert memory["activations"] > 4 * pairs * source * (16 + 48 + 32)
+    assert memory["activations"] > 4 * pairs * source * (32 + 96 + 32)
     others = memory["activations"] + (memory["optimizer"] - 8 * number)
     assert memory["total"] == 16 * number + SUMS + others
 
@@ -159,7 +134,7 @@ def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunRe
 )
 def test_bytes_for_each_parameter(changes: dict[str, Any], held: tuple[int, ...]) -> None:
     given = {"dtype": torch.float32, "kind": "adamw", "frozen": [], "ema_decay": None, **changes}
-    model = small_model()
+    model = build_model(ModelConfig.model_validate(CONFIG["model"]), 40, 40)
     freeze(model, given["frozen"])
     sizes = count_parameters(model)
     idle = sum(sizes[part] for part in given["frozen"])
