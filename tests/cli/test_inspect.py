@@ -74,8 +74,6 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),
         (["shapes", "--source", SENTENCE, "--target", ""], 2, "--target has no tokens"),
         (["shapes", "--source", SENTENCE, "--set", "model.model_dim=8"], 2, "would change nothing"),
-        (["--source", SENTENCE, "--format", "svg"], 2, "one view"),
-        (["parameters", "--open", "--format", "json"], 2, "--open"),
         (["distributions", "--source", SENTENCE, "--checkpoint", "step-7"], 4, "has step-00000001"),
     ],
 )

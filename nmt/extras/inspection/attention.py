@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.commands.evaluation_set import load_test_sets
 from nmt.commands.options import EvaluateOptions
-from nmt.errors import ConfigError, DataError
+from nmt.errors import DataError
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
 from nmt.extras.inspection.sublayers import (
@@ -62,14 +62,9 @@ def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Itera
     num_layers, heads, note = len(weights), subject.heads, ""
     num_cells = weights[0, 0].numel()
     layers, most = subject.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
-    if len(heads) > most:
-        raise ConfigError(
-            f"{len(heads)} heads are too many to draw, with {num_cells:,} weights each.",
-            fix="Choose a few, such as `head` 1,2, or pass a shorter sentence.",
-        )
     if len(layers) * len(heads) > most:
-        layers = [num_layers]
-        note = f"Only the top one of {num_layers} layers is drawn; set `layer` for another one."
+        layers, heads = layers[-1:], heads[:most]
+        note = f"Only layer {layers[0]}, and {len(heads)} heads; set `layer` and `head` for others."
     if not layers:  # the chosen layer exists in the taller stack only
         return
     names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []

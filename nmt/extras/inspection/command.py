@@ -66,7 +66,8 @@ def inspect(options: InspectOptions) -> None:
     else:
         text = "\n".join(part_text(part) for part in parts)
     if options.open_ and output is None:
-        output = Path(mkdtemp(prefix="nmt-")) / f"inspect.{style}"
+        ending = next(ending for ending, name in _STYLES.items() if name == style)
+        output = Path(mkdtemp(prefix="nmt-")) / f"inspect{ending}"
     with open_output(output) as writer:
         writer.write(text.encode("utf-8", "replace"))
     if options.open_ and output:
@@ -118,8 +119,7 @@ def _style(options: InspectOptions) -> Style:
     """Return the format: as chosen, else by the file's ending, else text, or HTML for a browser.
 
     Raises:
-        ConfigError: The file's ending is that of another kind of file, a browser is to open text,
-            or several views are to be one drawing.
+        ConfigError: The file's ending is that of another kind of file.
     """
     ending = options.output.suffix.lower() if options.output else ""
     style = options.format_ or _STYLES.get(ending, "html" if options.open_ else "text")
@@ -127,13 +127,6 @@ def _style(options: InspectOptions) -> Style:
         raise ConfigError(
             f"`output` {options.output}: {ending} is not the ending of the format {style}.",
             fix=f"Use one of {', '.join(_STYLES)}, and leave `format` out.",
-        )
-    if options.open_ and style not in ("html", "svg"):
-        raise ConfigError(f"`open` shows a page, not {style}.", fix="Leave `format` or `open` out.")
-    if style == "svg" and options.view is None and not options.worked_examples:
-        raise ConfigError(
-            "An SVG file holds the drawings of one view.",
-            fix="Add a view, such as attention, or write a page: set `output` to page.html.",
         )
     return style
 
@@ -160,12 +153,9 @@ def _offers(subject: Subject, shown: list[str]) -> dict[str, str]:
 def _facts(subject: Subject) -> dict[str, str]:
     """Return what a page says at its top."""
     config, choice = subject.config, subject.choice
-    model = config.model
     facts = {
         "Languages": f"{config.source_language} \N{RIGHTWARDS ARROW} {config.target_language}",
-        "Layers and heads": f"numbered from 1; encoder layer {model.encoder_layers} and decoder "
-        f"layer {model.decoder_layers} are the top, layer 1 reads the embeddings; "
-        f"{model.num_heads} heads in each",
+        "Layers": f"numbered from 1, upward; {config.model.num_heads} heads in each, from 1",
     }
     if choice.source:
         facts["Source"] = choice.source

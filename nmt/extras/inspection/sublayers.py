@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.errors import ConfigError
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import vector_text
 from nmt.extras.inspection.subject import Subject
@@ -40,7 +39,6 @@ KINDS: dict[Kind, str] = {
     "cross": "Attention of the decoder to the source",
 }
 _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
-_MAX_NUMBERS = 100_000
 _TIMES, _ROOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}"
 _HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
          "gradient by stream", "gradient by weights")  # fmt: skip
@@ -214,13 +212,7 @@ def score(subject: Subject) -> Iterator[fig.Figure]:
     layer = max(subject.layers(len(layers)), default=len(layers))
     sublayer, name = layers[layer - 1], layer_names(len(layers))[layer - 1]
     heads, labels = sublayer.heads(), subject.source_labels
-    chosen = subject.choice.head or (1,)
-    if len(chosen) * len(labels) ** 2 * 16 > _MAX_NUMBERS:
-        raise ConfigError(
-            f"The arithmetic of {len(chosen)} heads and {len(labels)} tokens is too long to draw.",
-            fix="Choose one with `head`, or pass a shorter sentence.",
-        )
-    for head in chosen:
+    for head in subject.choice.head or (1,):
         steps = [
             fig.Step(f"query of {label}", _query(labels, place, heads, head - 1))
             for place, label in enumerate(labels)

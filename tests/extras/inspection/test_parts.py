@@ -131,6 +131,15 @@ def test_chosen_heads_and_layer_alone_are_drawn(folders: dict[str, Path]) -> Non
         part_of(folders["post"], "attention", target=TARGET, head=(5,))
 
 
+def test_of_too_many_heads_the_first_of_the_top_layer_are_drawn(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.extras.inspection.attention._MAX_HEADS", 3)
+    grid = figures_of(part_of(folders["post"], "attention", target=TARGET), Grid)[0]
+    assert (grid.rows, grid.columns) == (["layer 2 (top)"], ["head 1", "head 2", "head 3"])
+    assert grid.note.startswith("Only layer 2, and 3 heads")
+
+
 def test_the_losses_of_a_target_are_those_of_score_and_of_training(
     folders: dict[str, Path],
 ) -> None:
