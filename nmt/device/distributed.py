@@ -34,7 +34,6 @@ class PeerLostError(NmtError):
     def __init__(self, cause: str) -> None:
         fix = "See what ended it, then start all again: training resumes from its last checkpoint."
         super().__init__(f"Another process has ended or does not answer ({cause}).", fix=fix)
-        self.cause = cause
 
 
 @contextmanager

@@ -168,17 +168,16 @@ class TorchOptimizer(Optimizer):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(parameters, config)
-        gradients = dict(parameters.views(parameters.gradient))
-        self._named: dict[str, Tensor] = {}
-        for name, view in parameters.views(parameters.weights):
-            self._named[name] = torch.nn.Parameter(view)
-            self._named[name].grad = gradients[name]
-        groups = [
-            ([p for name, p in self._named.items() if is_matrix(name, p) == decays], decay)
-            for decays, decay in ((True, config.weight_decay), (False, 0.0))
-        ]
-        self._decays = [decay for members, decay in groups if members]
-        self._optimizer = kind([{"params": members} for members, _ in groups if members], **options)
+        views = parameters.views(parameters.weights)
+        self._named: dict[str, Tensor] = {name: torch.nn.Parameter(view) for name, view in views}
+        for name, gradient in parameters.views(parameters.gradient):
+            self._named[name].grad = gradient
+        groups: dict[float, list[Tensor]] = {}
+        for name, parameter in self._named.items():
+            decay = config.weight_decay if is_matrix(name, parameter) else 0.0
+            groups.setdefault(decay, []).append(parameter)
+        members = [{"params": group, "decay": decay} for decay, group in groups.items()]
+        self._optimizer = kind(members, **options)
         self.reset()
 
     @override
@@ -196,8 +195,8 @@ class TorchOptimizer(Optimizer):
         for name, tensor in self.state().items():
             if name.startswith("step/"):
                 tensor.zero_()
-        for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
-            group["weight_decay"] = decay
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = group["decay"]
 
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:

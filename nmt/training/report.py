@@ -202,14 +202,10 @@ class Console:
         step: Asked for the updates made, about once a second.
     """
 
-    def __init__(
-        self, start: int, total: int | None, step: Callable[[], int] | None = None
-    ) -> None:
-        self._bleu = ""
-        self._step = step
+    def __init__(self, start: int, total: int | None, step: Callable[[], int]) -> None:
+        self._bleu, self._step = "", step
         self._bar = progress_bar("training", unit="updates", total=total, initial=start)
-        if step is not None:
-            follow(self._bar, step)
+        follow(self._bar, step)
 
     def report(self, event: Event) -> None:
         """Move the bar, or log a line."""
@@ -225,8 +221,7 @@ class Console:
 
     def close(self) -> None:
         """Leave the terminal clean."""
-        if self._step is not None:
-            self._bar.update(self._step() - self._bar.n)
+        self._bar.update(self._step() - self._bar.n)
         self._bar.close()
 
 

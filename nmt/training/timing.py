@@ -221,13 +221,10 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
 
 def largest_batches(loader: Loader, plan: Sequence[Rows]) -> list[Rows]:
     """Return the batch with the most tokens and, if another, the one with the most scores."""
-    tokens, scores = [], []
-    for rows in plan:
-        source, target = loader.lengths(rows)
-        longest, longest_target = int(source.max()), int(target.max())
-        tokens.append(int(source.sum() + target.sum()))
-        squares = longest**2 + longest_target**2 + longest * longest_target
-        scores.append(len(rows) * squares)
+    lengths = [loader.lengths(rows) for rows in plan]
+    tokens = [int(source.sum() + target.sum()) for source, target in lengths]
+    sizes = [(len(source), int(source.max()), int(target.max())) for source, target in lengths]
+    scores = [pairs * (s**2 + t**2 + s * t) for pairs, s, t in sizes]
     return [plan[i] for i in sorted({int(np.argmax(tokens)), int(np.argmax(scores))})]
 
 

@@ -106,7 +106,7 @@ def test_the_log_has_times_all_events_and_the_warnings_of_all_rooms(tmp_path: Pa
         with RunLog() as log:
             logging.getLogger("nmt.checkpoint").warning("early %d", 1)
             log.open(tmp_path / "log.txt")
-            console = Console(0, None)
+            console = Console(0, None, lambda: 0)
             for event in EVENTS:
                 console.report(event)  # logs, and that is not written twice
                 log.report(event)
@@ -126,7 +126,7 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are
     terminal, warning = io.StringIO(), Event(20, "update skipped", level=logging.WARNING)
     monkeypatch.setattr(terminal, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
-    console, events = Console(start=10, total=40), [*EVENTS[3:], warning, update_event(30)]
+    console, events = Console(10, 40, lambda: 30), [*EVENTS[3:], warning, update_event(30)]
     for event in events:
         console.report(event)
     console.close()
