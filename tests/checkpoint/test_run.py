@@ -45,16 +45,11 @@ def refused(was: dict[str, Any], now: dict[str, Any], *, exact: bool = False) ->
     ("key", "value"),
     [
         ("model.model_dim", 256),
-        ("model.dropout", 0.2),
-        ("batch.max_tokens", 5000),
         ("batch.accumulate", 2),
         ("training.seed", 2),
         ("training.precision", "float32"),
-        ("training.label_smoothing", 0.2),
         ("training.optimizer.betas", [0.9, 0.99]),
-        ("training.optimizer.clip_norm", 0.5),
         ("training.schedule.peak_lr", 1e-3),
-        ("training.schedule.warmup_steps", 10),
         ("source_language", "fr"),
     ],
 )

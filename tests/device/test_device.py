@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -131,45 +132,26 @@ def test_a_cpu_is_not_run_ahead_of_and_a_gpu_is() -> None:
         assert list(stream) == [1, 2, 3]
 
 
-class Numbers:
-    """Counts from 0; tells what it has given, and in which threads."""
+def test_one_item_is_made_ahead_in_a_thread_and_an_error_comes_in_its_place() -> None:
+    made, is_ahead = list[int](), threading.Event()
 
-    def __init__(self, fails_at: int | None = None) -> None:
-        self.given: list[int] = []
-        self.threads: set[str] = set()
-        self.news = threading.Condition()
-        self._fails_at = fails_at
-
-    def __iter__(self) -> Iterator[int]:
-        number = 0
-        while number != self._fails_at:
-            with self.news:
-                self.given.append(number)
-                self.threads.add(threading.current_thread().name)
-                self.news.notify_all()
+    def numbers() -> Iterator[int]:
+        for number in range(3):
+            assert threading.current_thread() is not threading.main_thread()
+            made.append(number)
+            if number == 1:
+                is_ahead.set()
             yield number
-            number += 1
         raise ValueError("no more")
 
-
-def test_the_next_item_is_made_in_a_thread_while_the_last_is_used() -> None:
-    numbers = Numbers()
-    with prefetch(iter(numbers)) as stream:
-        for expected in range(4):
-            assert next(stream) == expected
-            with numbers.news:
-                assert numbers.news.wait_for(lambda: len(numbers.given) >= expected + 2, 60)  # noqa: B023
-    assert numbers.given == list(range(5))  # one ahead, and no more
-    assert threading.main_thread().name not in numbers.threads
-    assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
-
-
-def test_an_error_comes_when_its_item_is_asked_for_and_one_of_the_caller_ends_the_thread() -> None:
-    with prefetch(iter(Numbers(fails_at=2))) as stream:
-        assert [next(stream), next(stream)] == [0, 1]
+    with prefetch(numbers()) as stream:
+        assert next(stream) == 0
+        assert is_ahead.wait(60)  # while 0 is used
+        assert made == [0, 1]  # and no more
+        assert [next(stream), next(stream)] == [1, 2]
         with pytest.raises(ValueError, match="no more"):
             next(stream)
-    with suppress(KeyError), prefetch(iter(Numbers())) as stream:
+    with suppress(KeyError), prefetch(itertools.count()) as stream:
         next(stream)
         raise KeyError
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]

@@ -63,15 +63,10 @@ TORCH: dict[str, tuple[OptimizerConstructor, Callable[[list[Any]], torch.optim.O
         from_torch(torch.optim.SGD, lambda config: {"momentum": config.momentum}),
         lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.95),
     ),
-    "adagrad": (
-        from_torch(torch.optim.Adagrad, lambda _: {"initial_accumulator_value": 0.1}),
-        lambda groups: torch.optim.Adagrad(groups, lr=0.1, initial_accumulator_value=0.1),
-    ),
     "adafactor": (
         from_torch(torch.optim.Adafactor),
         lambda groups: torch.optim.Adafactor(groups, 0.1),
     ),
-    "rmsprop": (from_torch(torch.optim.RMSprop), lambda groups: torch.optim.RMSprop(groups, 0.1)),
     "adam": (from_torch(torch.optim.Adam), lambda groups: torch.optim.Adam(groups, 0.1)),
 }
 

@@ -155,59 +155,38 @@ def test_several_processes_make_the_updates_of_one_that_accumulates(server: Serv
             np.testing.assert_allclose(found[name], weight, atol=1e-5, rtol=0, err_msg=name)
 
 
-def test_a_signal_in_the_middle_of_an_update_stops_all_after_the_next(
-    server: Server, whole_of_two: Run
+@pytest.mark.parametrize(
+    ("place", "call", "steps", "times"),
+    [
+        # After the processes have told each other whether they wish to stop.
+        ("update.Updater._sum_gradients", 7, [5, 8], 1),
+        # The other has done its part. Once more, in the validation that makes up for it.
+        ("validation.Validator._sum_losses", 1, [5, 10], 2),
+    ],
+)
+def test_a_signal_to_one_process_while_it_is_at_work_is_granted_by_all(
+    server: Server, whole_of_two: Run, run: Run, place: str, call: int, steps: list[int], times: int
 ) -> None:
-    """FAULT 19: it came after the processes had told each other whether they wish to stop."""
-    results = server.script(
-        f"""
-import os, signal
-import nmt
-from nmt.commands.train import fit
-from nmt.training.update import Updater
-gradients, calls = Updater._sum_gradients, 0
-def interrupted(*arguments, **options):
-    global calls
-    calls += 1
-    if calls == 7 and os.environ["RANK"] == "1":
-        signal.raise_signal(signal.SIGTERM)
-    return gradients(*arguments, **options)
-Updater._sum_gradients = interrupted
-fit(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir=runs/in-the-middle"]))
-"""
-    )
-    run = Run(server, "in-the-middle")
-
-    assert codes(results) == [143, 143], all_stderr(results)
-    assert run.steps() == [5, 8]
-    run.finish("--exact", "--strict-resume", num=2)
-    assert_equal(run, whole_of_two)
-
-
-def test_a_signal_to_one_process_in_a_validation_is_granted_by_all(
-    server: Server, whole_of_two: Run
-) -> None:
-    """FAULTS 19 and 20: it comes while the process is at work; the other has done its part."""
+    """FAULTS 19 and 20."""
     source = f"""
 import os, signal
 import nmt
 from nmt.commands.train import fit
-from nmt.training.validation import Validator
-work, calls = Validator._sum_losses, 0
-def interrupted(validator):
+from nmt.training import update, validation
+work, calls = {place}, 0
+def interrupted(*arguments, **options):
     global calls
     calls += 1
-    if calls == 1 and os.environ["RANK"] == "1":
+    if calls == {call} and os.environ["RANK"] == "1":
         signal.raise_signal(signal.SIGTERM)
-    return work(validator)
-Validator._sum_losses = interrupted
-fit(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir=runs/in-a-validation"]))
+    return work(*arguments, **options)
+{place} = interrupted
+fit(nmt.load_config({str(whole_of_two.config)!r}, ["run_dir={run.folder}"]))
 """
-    run = Run(server, "in-a-validation")
-    for _ in range(2):  # once more, in the validation that makes up for it
+    for _ in range(times):
         results = server.script(source)
         assert codes(results) == [143, 143], all_stderr(results)
-        assert run.steps() == [5, 10]
+        assert run.steps() == steps
         assert run.lines("validation") == []
     run.finish("--exact", "--strict-resume", num=2)
     assert_equal(run, whole_of_two)
@@ -262,48 +241,22 @@ def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server)
         assert found[key] == expected[key]
 
 
-def test_what_processes_tell_each_other(server: Server) -> None:
-    results = server.script(
-        """
-import json
-import torch
-from nmt.device.distributed import join
-me = join()
-numbers = torch.tensor([1, 10 ** me.rank])
-me.sum(numbers)
-me.wait()
-print(json.dumps({
-    "place": [me.rank, me.size],
-    "sum": numbers.tolist(),
-    "gather": me.gather("ab"[me.rank]),
-    "share": me.share(f"of {me.rank}"),
-    "first": me.gather(me.is_first_to_fail()),
-}))
-me.leave()
-"""
-    )
-
-    assert codes(results) == [0, 0], all_stderr(results)
-    answers = [json.loads(result.stdout) for result in results]
-    assert [answer.pop("place") for answer in answers] == [[0, 2], [1, 2]]
-    for answer in answers:
-        assert sorted(answer.pop("first")) == [False, True]
-        assert answer == {
-            "sum": [2, 11],
-            "gather": ["a", "b"],
-            "share": "of 0",
-        }
-
-
-def test_every_call_notices_that_a_peer_has_gone(server: Server) -> None:
+def test_processes_tell_each_other_what_they_have_and_notice_that_one_has_gone(
+    server: Server,
+) -> None:
     """FAULT 29."""
     results = server.script(
         """
-import os
+import json, os
 import torch
 from nmt.device.distributed import PeerLostError, join
 me = join()
+numbers = torch.tensor([1, 10 ** me.rank])
+me.sum(numbers)
+first = me.gather(me.is_first_to_fail())
+told = [numbers.tolist(), me.gather("ab"[me.rank]), me.share(f"of {me.rank}"), sorted(first)]
 me.wait()
+print(json.dumps([me.rank, me.size, *told]), flush=True)
 if me.rank == 1:
     os._exit(0)
 for call in (
@@ -316,4 +269,7 @@ for call in (
 """
     )
     assert codes(results) == [0, 0], all_stderr(results)
+    for rank, result in enumerate(results):
+        told = json.loads(result.stdout.splitlines()[0])
+        assert told == [rank, 2, [2, 11], ["a", "b"], "of 0", [False, True]]
     assert results[0].stdout.count("Another process has ended") == 4
