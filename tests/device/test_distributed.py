@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.device import is_first, is_one_of_torchrun, local_rank
+from nmt.device import is_one_of_torchrun
 from nmt.device.distributed import interleave, join
 from nmt.errors import DeviceError
 
@@ -16,28 +15,6 @@ from nmt.errors import DeviceError
 def test_what_was_dealt_out_is_put_together_in_the_same_order(values: list[int], size: int) -> None:
     assert interleave([]) == []
     assert interleave([values[rank::size] for rank in range(size)]) == values
-
-
-@pytest.mark.parametrize("world_size", [None, "1"])
-def test_without_others_a_process_is_alone_with_its_values(
-    monkeypatch: pytest.MonkeyPatch, world_size: str | None
-) -> None:
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    if world_size is not None:
-        monkeypatch.setenv("WORLD_SIZE", world_size)
-    alone, numbers, value = join(), torch.tensor([1.0, 2.0]), object()
-    alone.sum(numbers)
-    assert (alone.rank, alone.size) == (0, 1)
-    assert numbers.tolist() == [1.0, 2.0]
-    assert alone.gather(value) == [value]
-    assert alone.share(value) is value
-    assert alone.is_first_to_fail()
-    alone.wait()
-    assert (is_first(), local_rank()) == (True, 0)
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert (is_first(), local_rank()) == (False, 1)
 
 
 @pytest.mark.parametrize(
