@@ -1,4 +1,4 @@
-"""The device is decided once, and refusals say why; its memory, and the peak that work takes."""
+"""The device is decided once, and refusals say why; its memory, its precision and its processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.checkpoint.run import machine
 from nmt.device import device as memory
+from nmt.device import is_one_of_torchrun
+from nmt.device import precision as precision_module
 from nmt.device.device import (
     choose_device,
     choose_device_queue,
@@ -30,7 +34,8 @@ from nmt.device.device import (
     measure_peak,
     prefetch,
 )
-from nmt.device.precision import choose_precision
+from nmt.device.distributed import interleave, join
+from nmt.device.precision import LossScale, choose_precision, has_fast_bf16
 from nmt.errors import DeviceError
 
 CPU = torch.device("cpu")
@@ -259,3 +264,87 @@ def test_huge_pages_take_addresses_and_no_memory() -> None:
     )
     assert sizes * 1024 > 2**31 - 2**24
     assert resident * 1024 < 2**25
+
+
+def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instructions of a CPU, and the capability of a GPU."""
+    for has_it, name in (("avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16"), ("", "float32")):
+        found = {has_it: True, "avx512_bw": True}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
+        assert has_fast_bf16(CPU) is bool(has_it)
+        assert choose_precision("auto", CPU).name == name
+    names = {(6, 1): "float32", (7, 0): "float16", (7, 5): "float16", (8, 0): "bfloat16"}
+    for capability, name in names.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, at=capability: at)
+        assert choose_precision("auto", torch.device("cuda")).name == name
+
+
+def test_bf16_keeps_bf16_weights_on_a_cpu_and_casts_elsewhere() -> None:
+    on_cpu, on_gpu = (choose_precision("bfloat16", torch.device(name)) for name in ("cpu", "cuda"))
+    assert (on_cpu.weight_dtype, on_gpu.weight_dtype) == (torch.bfloat16, torch.float32)
+    with on_cpu.autocast():
+        assert not torch.is_autocast_enabled("cpu")
+
+
+@given(
+    outcomes=st.lists(st.booleans(), max_size=60),
+    first=st.sampled_from([1.0, 2.0, 1024.0, 2.0**126]),
+)
+def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
+    outcomes: list[bool], first: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision_module, "_GROWTH_INTERVAL", 7)
+        scale, expected, good = LossScale(CPU), first, 0
+        scale.load_counters({"loss_scale": first, "good_in_a_row": 0})
+        for skipped in outcomes:
+            scale.adapt(torch.tensor(float(skipped)))
+            good = 0 if skipped else good + 1
+            if skipped:
+                expected = max(expected / 2, 1.0)
+            elif good % 7 == 0:
+                expected = min(expected * 2, 2.0**127)
+            assert scale.factor == expected
+            other = LossScale(CPU)  # resumed here
+            other.load_counters(scale.counters())
+            scale = other
+    scale = LossScale(CPU)
+    scale.load_counters({})  # of another precision
+    assert scale.counters() == {"loss_scale": 2.0**15, "good_in_a_row": 0}
+
+
+@given(values=st.lists(st.integers()), size=st.integers(1, 6))
+def test_what_was_dealt_out_is_put_together_in_the_same_order(values: list[int], size: int) -> None:
+    assert interleave([]) == []
+    assert interleave([values[rank::size] for rank in range(size)]) == values
+
+
+@pytest.mark.parametrize(
+    ("run_id", "size", "expected"),
+    [("a run", "2", True), ("a run", "1", False), (None, "2", False)],
+)
+def test_a_process_of_torchrun_has_others_beside_it(
+    monkeypatch: pytest.MonkeyPatch, run_id: str | None, size: str, expected: bool
+) -> None:
+    """A WORLD_SIZE alone may be left over from something else."""
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if run_id is not None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    assert is_one_of_torchrun() == expected
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "RANK", "MASTER_PORT"])
+def test_an_environment_without_peers_is_explained(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A WORLD_SIZE that was left over from something else, for example."""
+    place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    place |= {"MASTER_PORT": "none"} if name == "MASTER_PORT" else {}
+    for each, value in place.items():
+        monkeypatch.setenv(each, value)
+    if name != "MASTER_PORT":
+        monkeypatch.delenv(name)
+    with pytest.raises(DeviceError, match="The 2 processes do not find") as caught:
+        join()
+    assert "`devices`" in caught.value.fix
