@@ -171,17 +171,15 @@ class Loader:
         Raises:
             DataError: The weights leave no row.
         """
-        if self.config.max_tokens == "auto":
-            raise ValueError("batch.max_tokens must be a number here")
+        assert self.config.max_tokens != "auto"
         store = self.store
         weights = self.stages[stage].weights if self.stages else self.weights
         rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
         if not len(store if rows is None else rows):
-            raise DataError(
-                f"An epoch reads no pair: {len(store):,} with weights of "
-                f"{', '.join(map(str, weights))}.",
-                fix="Raise data.train.*.weight: it says how often an epoch reads a corpus.",
-            )
+            shown = ", ".join(map(str, weights))
+            problem = f"An epoch reads no pair: {len(store):,} with weights of {shown}."
+            fix = "Raise data.train.*.weight: it says how often an epoch reads a corpus."
+            raise DataError(problem, fix=fix)
         plan = plan_batches(
             *self.lengths(slice(None) if rows is None else rows),
             max_tokens=self.config.max_tokens,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import DataConfig, StageConfig
+from nmt.config.data import DataConfig
 from nmt.data.store import IntArray, Rows
 from nmt.errors import DataError
 
@@ -66,27 +66,21 @@ def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: boo
         sizes: Pairs of each training corpus.
         lower_is_better: Of the validation metric.
     """
-    return [_stage(stage, data, sizes, lower_is_better=lower_is_better) for stage in data.stages]
-
-
-def _stage(
-    config: StageConfig, data: DataConfig, sizes: Sequence[int], *, lower_is_better: bool
-) -> Stage:
-    names = [corpus.name for corpus in data.train]
-    shares = [config.mix.get(str(name), 0.0) for name in names]
-    length = float(sum(size for size, share in zip(sizes, shares, strict=True) if share))
-    what, until = next(iter((config.until or {}).items()), ("", 0.0))
-    epochs = None
-    if what in config.mix:
-        index, epochs = names.index(what), math.ceil(until)
-        length = until / epochs * sizes[index] / (shares[index] / sum(shares))
-    pairs = [share / sum(shares) * length for share in shares]
-    return Stage(
-        [own / size if size else 0.0 for own, size in zip(pairs, sizes, strict=True)],
-        epochs,
-        int(until) if what == "steps" else None,
-        (-until if lower_is_better else until) if what == "score" else None,
-    )
+    names, stages = [corpus.name for corpus in data.train], list[Stage]()
+    for config in data.stages:
+        shares = [config.mix.get(str(name), 0.0) for name in names]
+        length = float(sum(size for size, share in zip(sizes, shares, strict=True) if share))
+        what, until = next(iter((config.until or {}).items()), ("", 0.0))
+        epochs = None
+        if what in config.mix:
+            index, epochs = names.index(what), math.ceil(until)
+            length = until / epochs * sizes[index] / (shares[index] / sum(shares))
+        pairs = [share / sum(shares) * length for share in shares]
+        weights = [own / size if size else 0.0 for own, size in zip(pairs, sizes, strict=True)]
+        updates = int(until) if what == "steps" else None
+        score = (-until if lower_is_better else until) if what == "score" else None
+        stages.append(Stage(weights, epochs, updates, score))
+    return stages
 
 
 def epoch_rows(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from nmt.config.data import FilterConfig
 from nmt.config.flag import meanings_of
@@ -110,11 +111,9 @@ class Findings(ExitStack):
         reasons = sum((self.counts[name] for name in corpora), Counter[str]())
         if not reasons[KEPT]:
             counts = (f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
-            raise DataError(
-                f"No {kind} pair is left after the filters. "
-                f"Dropped: {', '.join(counts) or 'nothing'}.",
-                fix="Check the files, or relax the filters section.",
-            )
+            dropped = ", ".join(counts) or "nothing"
+            problem = f"No {kind} pair is left after the filters. Dropped: {dropped}."
+            raise DataError(problem, fix="Check the files, or relax the filters section.")
 
     def report(self) -> dict[str, Any]:
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
@@ -232,10 +231,8 @@ class PrepareReport:
         """
         path = folder / REPORT
         try:
-            values = read_json(path)
-            values["sides"] = [SideReport(**side) for side in values["sides"]]
-            report = cls(**values)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            report = TypeAdapter(cls).validate_python(read_json(path))
+        except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
         return replace(report, folder=str(folder), up_to_date=True)
 
@@ -306,10 +303,8 @@ class PrepareReport:
         if about := meanings_of(FilterConfig.__doc__).get(reason):
             yield f"    {about.replace('``', '').partition('. ')[0].rstrip('.')}"
         examples = self.reasons.get(reason, {}).get("examples", ())
-        own = sorted(
-            (each for each in examples if each["corpus"] == corpus), key=itemgetter("line")
-        )
-        for each in own[:1]:
+        own = (each for each in examples if each["corpus"] == corpus)
+        if each := min(own, key=itemgetter("line"), default=None):
             texts = (printable(each[side]) for side in ("source", "target"))
             cut = (f"{x[:_TEXT_WIDTH]}…" if len(x) > _TEXT_WIDTH else x for x in texts)
             yield f"    line {each['line']:,}: {' | '.join(cut)}"
@@ -318,19 +313,18 @@ class PrepareReport:
         """Name the sets without overlap too: silence could mean that nobody looked."""
         clean = []
         for name, found in self.overlap.items():
-            near = found["near_sources_in_train"]
-            if found["sources_in_train"] or near:
+            near, sources = found["near_sources_in_train"], found["sources_in_train"]
+            if sources or near:
                 yield (
-                    f"{found['sources_in_train']:,} of {found['pairs']:,} source sentences of "
-                    f"{name} are in the training data, {found['pairs_in_train']:,} with the same "
-                    f"translation, and {near:,} nearly"
+                    f"{sources:,} of {found['pairs']:,} source sentences of {name} are in the "
+                    f"training data, {found['pairs_in_train']:,} with the same translation, and "
+                    f"{near:,} nearly"
                 )
             else:
                 clean.append(f"{name} ({found['pairs']:,} pairs)")
         if clean:
             yield f"no source sentence of {', '.join(clean)} is in the training data"
-        if self.unchecked:
-            names = ", ".join(self.unchecked)
+        if names := ", ".join(self.unchecked):
             yield f"not compared with {names}, which might have to be downloaded"
 
 
