@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nmt.config.data import CorpusConfig
-from nmt.data.checks import CorpusCheck, other_language, swapped_sets
+from nmt.data.checks import CorpusCheck, Overlap, other_language, swapped_sets
+from nmt.data.pairs import SentencePair
 from nmt.files.lines import read_lines
 
 Pairs = list[tuple[str, str]]
@@ -96,3 +97,22 @@ def test_unrelated_and_identical_sides_are_noticed(multi30k: Pairs) -> None:
     assert "hardly agree" in warning
     check = checked([("gleich", "gleich"), *[("ein", "a"), ("zwei", "two")] * 4])
     assert "11% of the pairs have identical sides" in next(check.warnings())
+
+
+def test_held_out_sentences_of_both_sides_are_counted() -> None:
+    """FAULTS 39."""
+    overlap = Overlap({
+        "valid": [SentencePair("eins", "one", 1), SentencePair("zwei", "two", 2)],
+        "test": [SentencePair("eins", "a", 1), SentencePair("vier", "four", 3)],
+    })  # fmt: skip
+
+    first, last = SentencePair("eins ", "one", 8), SentencePair("zwei", "deux", 9)
+    for pairs in ([first, last], [SentencePair("fünf", "four", 10)]):
+        overlap.see(pairs)
+
+    assert overlap.counts({"test": 3}) == {
+        "valid": {"pairs": 2, "sources_in_train": 2, "near_sources_in_train": 0,
+                  "targets_in_train": 1, "pairs_in_train": 1},
+        "test": {"pairs": 2, "sources_in_train": 1, "near_sources_in_train": 3,
+                 "targets_in_train": 1, "pairs_in_train": 0},
+    }  # fmt: skip

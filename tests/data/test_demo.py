@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 
 import pytest
 
@@ -42,31 +41,3 @@ def test_the_grammar_gives_each_sentence_one_translation_either_way() -> None:
         english, german = generator.sentence()
         assert to_german.setdefault(english, german) == german
         assert to_english.setdefault(german, english) == english
-
-
-@pytest.mark.parametrize(
-    ("english", "german"),
-    [
-        (r"\w+ \w+ an old (red|green|white) \w+.*\.", r".* ein\w* alte\w* (rot|grün|weiß)e.*"),
-        (r"Yesterday \w+ sold .*\.", r"Gestern ha.* verkauft\."),
-        (r"[^.]+ looks for the neighbor on \w+\.", r".* sucht am \w+ den Nachbarn\."),
-        (r"(He|She) fetches \w+ \w+\.", r"(Er|Sie) holt .* ab\."),
-        (r".* because \w+ fetches .*", r".*, weil .* abholt\."),
-        (r"Can you .*\?", r"Kannst du .*\?"),
-        (r"Did \w+ .*\?", r"Ha(be|st|t|ben) .*\?"),
-        (r".* twenty-one \w+.*", r".* einundzwanzig \w+.*"),
-        (r"\w+ (buys|sells) an apple.*", r"\w+ (ver)?kauft .*einen Apfel.*"),
-        (r"The old \w+ buys? .*", r"D(er|ie|as) alten? .*"),
-        (r"\w+ buys a \w+\.", r"\w+ kauft ein(en|e|) \w+\."),
-        (r"Yesterday .*", r"\w+ (habe|hast|hat|haben) .*"),
-        (r".* because \w+ should .*", r".* soll(st|en)?\."),
-        (r"(?!.* because ).* must .*", r".*en[.?]"),
-    ],
-)
-def test_what_a_newcomer_may_type_first_is_in_the_grammar(english: str, german: str) -> None:
-    """Several adjectives in any order, times at either end, people as objects, questions."""
-    pairs = [pair for split in ("train", "valid", "test") for pair in demo_pairs(split, "en", "de")]
-
-    found = [target for source, target in pairs if re.fullmatch(english, source)]
-    assert found
-    assert [target for target in found if not re.fullmatch(german, target)] == []
