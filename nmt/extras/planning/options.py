@@ -9,7 +9,7 @@ from typing import Annotated
 from nmt.commands.options import Json
 from nmt.config.flag import Flag, Options
 
-_Files = tuple[Path, Path] | None
+Pair = tuple[Path, Path] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,25 +19,25 @@ class DoctorOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions(Options):
-    """Which files to split, and where to."""
+    """Which files to split, and where to.
 
-    source: Annotated[Path, Flag("Source text, one sentence a line.", argument=True)]
-    target: Annotated[Path, Flag("Its translations, line by line.", argument=True)]
-    output: Annotated[
-        Path | None,
-        Flag("Folder to make.", short="o", metavar="FOLDER", shown="the languages"),
-    ] = None
+    Args:
+        source: Source text, one sentence a line.
+        target: Its translations, line by line.
+        output: Folder to make.
+        languages: Language pair, as in de-en.
+        seed: Decides which pairs are held out.
+        valid: Validation set, instead of pairs drawn from the corpus.
+        test: Test set, instead of pairs drawn from the corpus.
+    """
+
+    source: Annotated[Path, Flag(argument=True)]
+    target: Annotated[Path, Flag(argument=True)]
+    output: Annotated[Path | None, Flag(short="o", metavar="FOLDER", shown="the languages")] = None
     languages: Annotated[
-        str | None,
-        Flag("Language pair, as in de-en.", short="l", metavar="PAIR",
-             shown="the ends of the names"),
-    ] = None  # fmt: skip
-    seed: Annotated[int, Flag("Decides which pairs are held out.", min=0)] = 1
-    valid: Annotated[
-        _Files,
-        Flag("Validation set, instead of pairs drawn from the corpus.", metavar="SOURCE TARGET"),
+        str | None, Flag(short="l", metavar="PAIR", shown="the ends of the names")
     ] = None
-    test: Annotated[
-        _Files, Flag("Test set, instead of pairs drawn from the corpus.", metavar="SOURCE TARGET")
-    ] = None
+    seed: Annotated[int, Flag(min=0)] = 1
+    valid: Annotated[Pair, Flag(metavar="SOURCE TARGET")] = None
+    test: Annotated[Pair, Flag(metavar="SOURCE TARGET")] = None
     json: Json = False

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from nmt.commands.options import Json, Threads
+from nmt.commands.options import Json, Texts, Threads
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
@@ -73,42 +73,39 @@ def parse_network(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputingOptions(Options):
-    """How models are computed."""
+    """How models are computed.
+
+    Args:
+        engine: auto: CTranslate2 if it has all that a request needs, otherwise torch.
+        dtype: Type of the weights, as for `nmt translate`.
+    """
 
     title: ClassVar[str] = "Model"
 
-    engine: Annotated[
-        Literal["auto", "torch", "ctranslate2"],
-        Flag("auto: CTranslate2 if it has all that a request needs, otherwise torch."),
-    ] = "auto"
-    dtype: Annotated[str, Flag("Type of the weights, as for `nmt translate`.", metavar="TYPE")] = (
-        "auto"
-    )
+    engine: Literal["auto", "torch", "ctranslate2"] = "auto"
+    dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
     threads: Threads = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(Options):
-    """Limits of requests."""
+    """Limits of requests.
+
+    Args:
+        max_chars: Most characters of a request.
+        max_texts: Most texts of a request.
+        max_queue: Most requests at a time; further ones get status 503.
+        deadline: Time for a request; then it gets 504.
+        rate: Most requests of one client; more get 429. 60/min for other machines unless given.
+    """
 
     title: ClassVar[str] = "Limits"
 
-    max_chars: Annotated[int, Flag("Most characters of a request.", min=1, max=10_000_000)] = 20_000
-    max_texts: Annotated[int, Flag("Most texts of a request.", min=1, max=100_000)] = 256
-    max_queue: Annotated[
-        int, Flag("Most requests at a time; further ones get status 503.", min=0, max=100_000)
-    ] = 512
-    deadline: Annotated[
-        float, Flag("Time for a request; then it gets 504.", metavar="SECONDS", min=0.01, max=3600)
-    ] = 30.0
-    rate: Annotated[
-        Rate | None,
-        Flag(
-            "Most requests of one client; more get 429. 60/min for other machines unless given.",
-            metavar="N/TIME",
-            parser=parse_rate,
-        ),
-    ] = None
+    max_chars: Annotated[int, Flag(min=1, max=10_000_000)] = 20_000
+    max_texts: Annotated[int, Flag(min=1, max=100_000)] = 256
+    max_queue: Annotated[int, Flag(min=0, max=100_000)] = 512
+    deadline: Annotated[float, Flag(metavar="SECONDS", min=0.01, max=3600)] = 30.0
+    rate: Annotated[Rate | None, Flag(metavar="N/TIME", parser=parse_rate)] = None
     # In which a body must have come, and an answer must have been read.
     body_seconds: Annotated[float, Flag(hidden=True)] = 10.0
     max_connections: Annotated[int, Flag(hidden=True)] = 4096
@@ -122,49 +119,46 @@ class LimitOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions(Options):
-    """Who may send requests."""
+    """Who may send requests.
+
+    Args:
+        host: Address to listen on; for others `api_keys` or `no_auth` is needed.
+        port: Port to listen on; 0 for any free one.
+        api_keys: File of API keys: a line NAME KEY for each client.
+        no_auth: Let other machines send requests without a key.
+        allow_origin: Site whose pages may send requests. Repeatable.
+        allow_host: Name of this server for clients. Repeatable.
+        trusted_proxy: Proxies with X-Forwarded-For. Repeatable.
+        root_path: Path of the server behind a proxy, as /mt.
+    """
 
     title: ClassVar[str] = "Access"
 
-    host: Annotated[
-        str,
-        Flag("Address to listen on; for others `api_keys` or `no_auth` is needed.", metavar="IP"),
-    ] = "127.0.0.1"
-    port: Annotated[int, Flag("Port to listen on; 0 for any free one.", min=0, max=65535)] = 8080
-    api_keys: Annotated[Path | None, Flag("File of API keys: a line NAME KEY for each client.")] = (
-        None
-    )
-    no_auth: Annotated[bool, Flag("Let other machines send requests without a key.")] = False
-    allow_origin: Annotated[
-        tuple[str, ...],
-        Flag("Site whose pages may send requests. Repeatable.", metavar="URL", parser=parse_origin),
-    ] = ()
-    allow_host: Annotated[
-        tuple[str, ...],
-        Flag("Name of this server for clients. Repeatable.", metavar="NAME", parser=parse_host),
-    ] = ()
-    trusted_proxy: Annotated[
-        tuple[str, ...],
-        Flag("Proxies with X-Forwarded-For. Repeatable.", metavar="CIDR", parser=parse_network),
-    ] = ()
-    root_path: Annotated[
-        str, Flag("Path of the server behind a proxy, as /mt.", metavar="PATH", parser=parse_path)
-    ] = ""
+    host: Annotated[str, Flag(metavar="IP")] = "127.0.0.1"
+    port: Annotated[int, Flag(min=0, max=65535)] = 8080
+    api_keys: Path | None = None
+    no_auth: bool = False
+    allow_origin: Annotated[Texts, Flag(metavar="URL", parser=parse_origin)] = ()
+    allow_host: Annotated[Texts, Flag(metavar="NAME", parser=parse_host)] = ()
+    trusted_proxy: Annotated[Texts, Flag(metavar="CIDR", parser=parse_network)] = ()
+    root_path: Annotated[str, Flag(metavar="PATH", parser=parse_path)] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
-    """Which models to serve, to whom, and within which limits."""
+    """Which models to serve, to whom, and within which limits.
 
-    models: Annotated[
-        tuple[str, ...],
-        Flag("Run or model folders; NAME=FOLDER gives one a name.", argument=True, metavar="MODEL"),
-    ]
-    no_page: Annotated[bool, Flag("Serve the API only, without the page.")] = False
-    no_metrics: Annotated[bool, Flag("Do not serve /metrics.")] = False
-    check: Annotated[bool, Flag("Load every model, translate once with each, report and exit.")] = (
-        False
-    )
+    Args:
+        models: Run or model folders; NAME=FOLDER gives one a name.
+        no_page: Serve the API only, without the page.
+        no_metrics: Do not serve /metrics.
+        check: Load every model, translate once with each, report and exit.
+    """
+
+    models: Annotated[Texts, Flag(argument=True, metavar="MODEL")]
+    no_page: bool = False
+    no_metrics: bool = False
+    check: bool = False
     json: Json = False
 
     def __post_init__(self) -> None:
