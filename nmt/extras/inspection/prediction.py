@@ -34,7 +34,6 @@ from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import Tokenizer
 
 _NUM_LIKELY = 5  # Next tokens that are shown of each beam.
-_MAX_BEAMS = 20
 _MORE_WORDS = 5  # That a search without the causal mask may have beyond the usual one.
 _UNMASKED = """\
 Some texts recompute every word at each step without the causal mask. Each position then reads the \
@@ -166,14 +165,12 @@ def trace(subject: Subject) -> Iterator[fig.Figure]:
 
 
 def check_options(options: DecodingConfig) -> None:
-    """Refuse decoding options that a trace cannot follow: another search, or a wide beam."""
+    """Refuse decoding options that a trace cannot follow: those of another search."""
     is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
-    is_other |= options.search not in ("auto", "greedy", "beam")
-    if is_other or options.beam_size > _MAX_BEAMS:
+    if is_other or options.search not in ("auto", "greedy", "beam"):
         raise ConfigError(
-            f"trace follows greedy and beam search with at most {_MAX_BEAMS} beams, and section "
-            "decoding asks for another search.",
-            fix="Change it with `set`, such as decoding.sampling=false or decoding.beam_size=5.",
+            "trace follows greedy and beam search, and section decoding chooses another search.",
+            fix="Change it with `set`, such as decoding.sampling=false.",
         )
 
 

@@ -101,7 +101,6 @@ def test_with_the_mask_no_word_changes_and_greedy_search_comes_out(ids: list[int
         {"sampling": True},
         {"search": "constrained"},
         {"beam_size": 4, "diverse_beam_groups": 2},
-        {"beam_size": 40},
     ],
 )
 def test_what_a_trace_cannot_follow_is_refused(changes: dict[str, Any]) -> None:
