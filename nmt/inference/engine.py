@@ -237,14 +237,8 @@ class Engine(ABC):
         """Yield what `search` finds for each task, in order."""
         count = max(1, min(self.num_workers, len(tasks)))
         with ThreadPoolExecutor(count, initializer=self.start_worker) as pool:
-            waiting = [
-                pool.submit(self.search, task.sources, options, task.constraints) for task in tasks
-            ]
-            try:
-                for future in waiting:
-                    yield future.result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+            # Where this ends early, `map` cancels what has not begun; `with` waits for the rest.
+            yield from pool.map(lambda x: self.search(x.sources, options, x.constraints), tasks)
 
     def batches(
         self, lengths: Sequence[int], options: DecodingConfig, vocab_size: int

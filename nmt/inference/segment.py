@@ -99,15 +99,16 @@ def segment(
         if not text.strip():
             continue
         try:
-            tag_ids = _tag_ids(tokenizers.source, request.tag or tag)
+            name = request.tag or tag
+            tag_ids = () if name is None else (tokenizers.source.tag_id(name),)
             room = None if max_length is None else max_length - len(tag_ids)
             parts = [ids or []]
             if room is not None and (ids is None or len(ids) > room):
                 parts = _encode_parts(text, tokenizers.source, room)
             longest = max_length or len(parts[0]) + len(tag_ids)
             first = _constraints(request, tokenizers.target, decoding, longest)
-        except DataError as error:
-            failures[row] = error
+        except (ConfigError, DataError) as error:  # the former: there is no such tag
+            failures[row] = DataError(error.problem, fix=error.fix)
             continue
         num_cut += len(parts) > 1
         if len(parts) > 1 and num_cut <= _MOST_NAMED:
@@ -133,13 +134,6 @@ def _shortened(text: str, number: int) -> str:
         *(f"{x:,}" for x in (number, len(text), LONGEST_LINE)),
     )
     return text.lstrip()[:LONGEST_LINE]
-
-
-def _tag_ids(tokenizer: Tokenizer, tag: str | None) -> tuple[int, ...]:
-    try:
-        return () if tag is None else (tokenizer.tag_id(tag),)
-    except ConfigError as error:
-        raise DataError(error.problem, fix=error.fix) from error
 
 
 def encode_fitting(

@@ -219,12 +219,8 @@ def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
 
 def hash_references(references: Iterable[Sequence[str]]) -> str:
     """Return what tells one test set from another: sha256 of its references."""
-    digest = hashlib.sha256()
-    for stream in references:
-        for line in stream:
-            digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
-        digest.update(b"\0")
-    return digest.hexdigest()
+    text = "".join("".join(f"{line}\n" for line in stream) + "\0" for stream in references)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:

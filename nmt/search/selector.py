@@ -235,10 +235,6 @@ class FinishedHypotheses:
         nth = [pool[place].score if len(pool) > place else -torch.inf for pool in own]
         self._to_beat[pools] = torch.tensor(nth, dtype=torch.float64)
 
-    def count(self, pools: Tensor) -> Tensor:
-        """How many hypotheses ``pools`` have. The same shape, int64."""
-        return self._counts[pools]
-
     def full(self, pools: Tensor) -> Tensor:
         """Whether ``pools`` have their K, or with patience (Kasai et al. 2022) more or fewer."""
         return self._counts[pools] >= self._full
