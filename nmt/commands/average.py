@@ -17,18 +17,15 @@ from nmt.files.json_file import Manifest
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_LAST = 10
-"""Checkpoints that are averaged if nothing is said."""
+_DEFAULT_LAST = 10  # Checkpoints that are averaged if nothing is said.
 
 
 @dataclass(frozen=True, slots=True)
 class AverageSummary:
     """What was averaged, and where it is."""
 
-    output: Path
-    """The model folder."""
-    steps: tuple[int, ...]
-    """Steps of the checkpoints, oldest first."""
+    output: Path  # The model folder.
+    steps: tuple[int, ...]  # Steps of the checkpoints, oldest first.
 
     def as_text(self) -> str:
         """Return the folder, for a script to read."""
@@ -58,7 +55,7 @@ def average(options: AverageOptions) -> AverageSummary:
         fix = f"Name some of these with `step`: {', '.join(map(str, sorted(present)))}."
         problem = f"{run_dir} has no checkpoint of step {', '.join(missing)}."
         raise CheckpointError(problem, fix=fix)
-    wanted, kept = best or len(steps) or last or DEFAULT_LAST, "best" if best else "last"
+    wanted, kept = best or len(steps) or last or _DEFAULT_LAST, "best" if best else "last"
     if best is not None:
         chosen = by_score(present, _scores(present))[:best]
     else:

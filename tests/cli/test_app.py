@@ -55,12 +55,6 @@ def test_an_expected_failure_is_a_message_and_its_exit_code(
     assert "Traceback" in CliRunner().invoke(app, ["prepare", DEMO, "--verbose"]).stderr
 
 
-@pytest.mark.parametrize("arguments", [["prepare"], ["prepare", DEMO, "--nope"], ["nope"]])
-def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-
-
 def test_an_unexpected_failure_keeps_its_traceback_and_an_interrupt_exits_with_130(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -61,14 +61,6 @@ def test_check_names_missing_files_alone_and_beside_other_problems(
         assert "6 problems in the configuration" in result.stderr
 
 
-@pytest.mark.parametrize("command", [["train"], ["prepare"], ["config", "check"]])
-def test_a_value_apart_from_its_key_is_told_to_be_one_argument(command: list[str]) -> None:
-    result = CliRunner().invoke(app, [*command, str(DEMO), "--set", "training.max_steps", "100"])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "--set training.max_steps: write KEY=VALUE, as one argument" in result.stderr
-    assert "--set training.max_steps=VALUE" in result.stderr
-
-
 @pytest.mark.parametrize("command", [["config", "check"], ["prepare", "--report-only"]])
 def test_a_country_is_no_language(command: list[str]) -> None:
     """Also where a run of that name is in the working directory, as after `make demo`."""

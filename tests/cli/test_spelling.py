@@ -280,16 +280,6 @@ def test_values_of_own_flags_are_not_taken_for_foreign_ones() -> None:
     check_line("nmt translate", COMMANDS["nmt translate"].params, words)
 
 
-def test_text_and_translations_may_stand_without_flags() -> None:
-    flags = "--device cpu --threads 1 --format"
-    plain = nmt(f"translate M in.de {flags} json")
-    other = nmt(f"translate M -i in.de {flags} jsonl")
-    assert (plain.exit_code, plain.stdout) == (0, other.stdout)
-    scored = nmt("evaluate in.en in.en --json --resamples 0")
-    named = nmt("evaluate --hypothesis in.en --reference in.en --json --resamples 0")
-    assert (scored.exit_code, scored.stdout) == (0, named.stdout)
-
-
 def test_a_table_or_json_that_would_be_translated_as_text_is_noticed() -> None:
     Path("in.csv").write_text("ein Hund,a dog\n", "utf-8")
     Path("in.jsonl.gz").write_bytes(gzip.compress(b'{"source": "ein Hund"}\n'))

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from nmt.cli.app import app
 from nmt.config.run import RunConfig
 from nmt.data.corpus import count_characters
 from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError, DataError
+from tests.cli.commands import refused
 from tests.commands.preparing import config_for, corpus, prepare
 
 TEXT = "".join(f"{one}\t{other}\n" for one, other in zip(*corpus(120), strict=True)).encode()
@@ -74,6 +77,18 @@ def test_without_it_nothing_waits(tmp_path: Path, options: dict[str, bool]) -> N
         prepare(piped_config(tmp_path), piped=Pipe(TEXT))
     with pytest.raises(ConfigError, match=r"nmt prepare CONFIG < FILE"):
         prepare(piped_config(tmp_path), **options)  # type: ignore[arg-type]
+
+
+def test_training_asks_for_the_command_that_reads_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_bytes(TEXT)
+    demo = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
+    flags = [f"{part}_dir={tmp_path / part}" for part in ("prepared", "run")]
+    flags += ["data={train: [{tsv: -}], valid: {tsv: train.tsv}}", "tokenizer.vocab_size=300"]
+    arguments = [demo, *(word for each in flags for word in ("--set", each))]
+    early = CliRunner().invoke(app, ["train", *arguments], input=TEXT)
+    refused(early, 2, "standard input", "nmt prepare CONFIG < FILE")
+    result = CliRunner().invoke(app, ["prepare", *arguments], input=TEXT)
+    assert "standard input: 120 pairs read" in result.stdout + result.stderr
 
 
 def test_nothing_in_it_is_told(tmp_path: Path) -> None:
