@@ -7,12 +7,12 @@ another hub, ``HF_TOKEN`` the account.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from nmt.extras.exchange.export import WrittenFolder, front_matter
 from nmt.extras.exchange.options import PullOptions, PushOptions
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import NAME as MANIFEST
-from nmt.files.json_file import Manifest, read_json
+from nmt.files.json_file import FileRecord, Manifest, read_json
 
 _NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 _ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
@@ -82,23 +82,23 @@ def push(options: PushOptions) -> PushResult:
     card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
     card = card.partition("\n---\n")[2] if card.startswith("---\n") else card
     card = front_matter(model.config, license=options.license, **{"model-index": index}) + card
-    with tempfile.TemporaryDirectory() as temporary:
-        copy, address = Path(temporary), None
-        for name in model.manifest.files:  # and nothing else that may lie there
-            (copy / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(folder / name, copy / name)
-        (copy / CARD).write_text(card, encoding="utf-8", newline="\n")
-        names = sorted({*model.manifest.files, CARD})
-        Manifest.of(copy, names, model.step).write(copy)
-        sizes = {name: (copy / name).stat().st_size for name in [*names, MANIFEST]}
-        if not options.dry_run:
-            title, old = f"Push {model.config.name}", "*"  # delete what an older version had
-            with _hub(repository, "pushed") as api:
-                api.create_repo(repository, private=options.private, exist_ok=True)
-                commit = api.upload_folder(
-                    repo_id=repository, folder_path=copy, commit_message=title, delete_patterns=old
-                )
-                address = str(commit.commit_url)
+    record = FileRecord(len(card.encode()), hashlib.sha256(card.encode()).hexdigest())
+    manifest = replace(model.manifest, files={**model.manifest.files, CARD: record})
+    seal = manifest.text().encode()
+    contents: dict[str, Path | bytes] = {name: folder / name for name in manifest.files}
+    contents |= {CARD: card.encode(), MANIFEST: seal}  # and nothing else that may lie there
+    sizes = {name: file.size for name, file in manifest.files.items()} | {MANIFEST: len(seal)}
+    address = None
+    if not options.dry_run:
+        with _hub(repository, "pushed") as library:
+            api = library.HfApi()
+            api.create_repo(repository, private=options.private, exist_ok=True)
+            old = {*api.list_repo_files(repository)} - {".gitattributes", *contents}
+            operations = [library.CommitOperationDelete(name) for name in sorted(old)]
+            operations += [library.CommitOperationAdd(*item) for item in sorted(contents.items())]
+            title = f"Push {model.config.name}"
+            commit = api.create_commit(repository, operations, commit_message=title)
+            address = str(commit.commit_url)
     return PushResult(repository, sizes, card, address)
 
 
@@ -107,22 +107,20 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
     try:
         report = read_json(path)
         for part in report.get("evaluations", [report]):
-            test_set = str(part.get("test_set") or path.stem)
+            dataset = _named(str(part.get("test_set") or path.stem))
             metrics = [
-                {
-                    "type": score["metric"],
-                    "value": float(score["value"]),
-                    "name": score["metric"],
-                    "args": {"signature": score["signature"]},
-                }
-                for score in part["systems"][0]["scores"]
+                _named(x["metric"], value=float(x["value"]), args={"signature": x["signature"]})
+                for x in part["systems"][0]["scores"]
             ]
-            dataset = {"name": test_set, "type": test_set}
             yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"{path} holds no scores that `nmt evaluate` printed as JSON."
         fix = f"Write them again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
         raise DataError(problem, fix=fix) from error
+
+
+def _named(name: str, **values: Any) -> dict[str, Any]:
+    return {"name": name, "type": name, **values}
 
 
 def pull(options: PullOptions) -> PullResult:
@@ -135,7 +133,8 @@ def pull(options: PullOptions) -> PullResult:
     repository, revision = parse_name(options.name)
     check_new_folder(options.output, options.output)
     with atomic_folder(options.output) as folder:
-        with _hub(repository, "pulled") as api:
+        with _hub(repository, "pulled") as library:
+            api = library.HfApi()
             info = api.model_info(repository, revision=revision)
             names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
             check_names(repository, names)
@@ -173,10 +172,10 @@ def _hub(repository: str, what: str) -> Iterator[Any]:
     if not reaches(hub_address()):
         problem = f"{repository} was not {what}: there is no connection to {hub_address()}."
         raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")
-    from huggingface_hub import HfApi  # noqa: PLC0415 - slow to load
+    import huggingface_hub  # noqa: PLC0415 - slow to load
 
     try:
-        yield HfApi()
+        yield huggingface_hub
     except CheckpointError:
         raise
     except Exception as error:  # the library raises what its own libraries raise

@@ -85,9 +85,12 @@ class Handler(BaseHTTPRequestHandler):
             mode = {"uploadMode": "regular", "shouldIgnore": False}
             self.answer({"files": [each | mode for each in json.loads(body)["files"]]})
         elif "/commit/" in self.path:
-            entries = map(json.loads, body.decode().splitlines())
-            for value in [each["value"] for each in entries if each["key"] == "file"]:
-                self.server.files[value["path"]] = base64.b64decode(value["content"])
+            for entry in map(json.loads, body.decode().splitlines()):
+                value = entry["value"]
+                if entry["key"] == "file":
+                    self.server.files[value["path"]] = base64.b64decode(value["content"])
+                elif entry["key"] == "deletedFile":
+                    del self.server.files[value["path"]]
             address = f"{home}/commit/{COMMIT}"
             self.answer({"commitUrl": address, "commitOid": COMMIT, "success": True})
         else:
@@ -164,11 +167,14 @@ def test_what_is_published_comes_back_whole_and_pinned(
 ) -> None:
     score = {"metric": "bleu", "value": 31.25, "signature": "nrefs:1|case:mixed"}
     report = {"test_set": "wmt14", "systems": [{"name": "a", "scores": [score]}]}
+    hub.files["old.json"] = b"{}"
     scores = tmp_path / "scores.json"
     scores.write_text(json.dumps(report), encoding="utf-8")
     found = pushed(model, license="cc-by-4.0", scores=(scores,))
     assert str(found.address).endswith(f"/org/model/commit/{COMMIT}")
     assert hub.token == "Bearer hf_secret"
+    assert hub.files.keys() >= {".gitattributes", "manifest.json"}
+    assert "old.json" not in hub.files
     front = yaml.safe_load(hub.files["README.md"].decode().split("---\n")[1])
     assert (front["language"], front["license"]) == (["en", "de"], "cc-by-4.0")
     (result,) = front["model-index"][0]["results"]
