@@ -62,6 +62,9 @@ from tests.extras.exchange.exported import (
 from tests.inference.conftest import sentences
 
 pytestmark = needs_ctranslate2
+LINES = sentences(20, seed=8)
+# Each asks for CTranslate2.
+CHOICES: tuple[dict[str, Any], ...] = ({"engine": "ctranslate2"}, {"dtype": "int8"})
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "pre-norm": {},
     "post-norm": {"norm_position": "post"},
@@ -195,22 +198,10 @@ def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path:
         allowed = {0, 1, 2, 3, 5} | {token for token in source if token % 2}
         for hypothesis in engine.search([source], options)[0]:
             assert set(hypothesis.ids) <= allowed
-    lines = (tmp_path / VOCABULARY_MAP).read_text("utf-8").split("\n")
-    assert lines[0].startswith("\t<pad> <unk> <s> </s> ")
-
-
-def test_a_list_of_all_tokens_changes_nothing(tokenizers: Tokenizers, tmp_path: Path) -> None:
-    every = np.arange(tokenizers.target.vocab_size)
-    lists = ShortlistParts(every, np.full((tokenizers.source.vocab_size, 1), -1))
-    engine, _ = engines_of(bundle_of(tokenizers), tmp_path, lists=lists)
-    ids = tokenizers.source.encode_batch(sentences(10, seed=4))
-    short, whole = (
-        engine.search(ids, DecodingConfig(beam_size=3, n_best=3, shortlist=wanted))
-        for wanted in (True, False)
-    )
-    assert [[h.ids for h in own] for own in short] == [[h.ids for h in own] for own in whole]
     # Whole vocabularies are scored again after a search with short lists.
     assert engine.token_log_probs([[7]], [[8]]) == engine.token_log_probs([[7]], [[8]])
+    lines = (tmp_path / VOCABULARY_MAP).read_text("utf-8").split("\n")
+    assert lines[0].startswith("\t<pad> <unk> <s> </s> ")
 
 
 def test_what_cannot_be_expressed_or_followed_is_named() -> None:
@@ -248,9 +239,6 @@ def test_the_table_of_positions_is_as_long_as_any_output(
 ) -> None:
     limits = {"filters": {"max_length": length}, "decoding": {"max_length_factor": factor}}
     assert num_positions(run_config({"positions": positions}, **limits)) == rows
-
-
-LINES = sentences(20, seed=8)
 
 
 def load(folder: Path, **options: Any) -> Translator:
@@ -378,10 +366,6 @@ def test_it_has_all_that_a_retry_of_the_guard_may_ask_for() -> None:
     alarms: list[Alarm] = ["loop", "repetition", "short", "long", "compression"]
     changes = fallback_search(alarms, DecodingConfig(beam_size=1), GuardLimits())
     assert not not_followed(DecodingConfig(**changes))
-
-
-# Each asks for CTranslate2.
-CHOICES: tuple[dict[str, Any], ...] = ({"engine": "ctranslate2"}, {"dtype": "int8"})
 
 
 def needs_of(*, longest: int | None = 40, **changes: Any) -> Needs:

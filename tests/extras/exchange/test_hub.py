@@ -54,24 +54,14 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def answer(self, content: object, **headers: str) -> None:
-        """Send bytes, or JSON."""
-        is_file = isinstance(content, bytes)
+        """Send bytes, or JSON; None is refused."""
         sent = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(200)
-        for name, value in headers.items():
+        self.send_response(404 if content is None else 200)
+        for name, value in {"Content_Length": str(len(sent)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
-        kind = "application/octet-stream" if is_file else "application/json"
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(sent)
-
-    def refuse(self) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -94,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
             address = f"{home}/commit/{COMMIT}"
             self.answer({"commitUrl": address, "commitOid": COMMIT, "success": True})
         else:
-            self.refuse()
+            self.answer(None)
 
     def do_GET(self) -> None:
         path, files = self.path.partition("?")[0], self.server.files
@@ -110,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             tag = f'"{hashlib.sha1(files[match[1]]).hexdigest()}"'
             self.answer(files[match[1]], ETag=tag, X_Repo_Commit=COMMIT)
         else:
-            self.refuse()
+            self.answer(None)
 
     do_HEAD = do_GET  # noqa: N815
 
