@@ -17,7 +17,6 @@ from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
     Section,
-    System,
     paired_tests,
     score_rows,
 )
@@ -51,11 +50,6 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
     )
 
 
-def _sentence_chrf(each: Evaluation, system: System) -> Sequence[float]:
-    scorer = Scorer("chrf", each.references, MetricOptions())
-    return scorer.sentence_scores(scorer.statistics(system.lines))
-
-
 def _test(each: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
     signatures = {score.metric: score.signature for x in each.systems for score in x.scores}
     count, references = len(each.references[0]), len(each.references)
@@ -78,14 +72,10 @@ def _charts(section: Section) -> Iterator[Markup]:
         if section.key == "confidence":
             curves = [Curve("actual", list(values["deciles"]), marked=True),
                       Curve("as expected", [(0.0, 0.0), (100.0, 100.0)])]  # fmt: skip
-            title, unit = (
-                f"Confidence of {values['system']}",
-                "mean chrF of tenths of the sentences",
-            )
-            size, x_name = (500, 300), "expected chrF"
-            yield render_chart(
-                Chart(title, unit, curves, end=100.0, size=size, from_zero=True, x_name=x_name)
-            )
+            title, unit = f"Confidence of {values['system']}", "mean chrF of tenths of sentences"
+            size, name = (500, 300), "expected chrF"
+            chart = Chart(title, unit, curves, 100.0, size=size, from_zero=True, x_name=name)
+            yield render_chart(chart)
         elif section.key == "robustness":
             losses.setdefault((values["system"], values["metric"]), []).append(values)
     for (system, metric), own in losses.items():
@@ -99,47 +89,37 @@ def _charts(section: Section) -> Iterator[Markup]:
 def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
     """Yield the worst and best sentences of the first system, and where two differ most."""
     shown = [*each.systems[:2], *([each.baseline] if each.baseline else [])][:2]
-    scores = [_sentence_chrf(each, system) for system in shown]
-    order = sorted(range(len(each.references[0])), key=scores[0].__getitem__)
-    name = shown[0].name
+    scorer, count = Scorer("chrf", each.references, MetricOptions()), len(each.references[0])
+    scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in shown]
+    order = sorted(range(count), key=scores[0].__getitem__)
+    name, links = shown[0].name, dict[int, Links]()
     chosen = {f"Worst of {name}": order, f"Best of {name}": order[::-1]}
     if len(shown) > 1:
         apart = sorted(order, key=lambda row: -abs(scores[0][row] - scores[1][row]))
         chosen[f"Most different: {name} and {shown[1].name}"] = apart
-    links = _links(each, order[:_SHOWN], models[0]) if models and each.source else {}
+    if models and each.source:  # the worst sentences, which a model translated, with alignments
+        worst = order[:_SHOWN]
+        pairs = [(each.source[row], shown[0].lines[row]) for row in worst]
+        aligned = load_scorer(models[0]).align(pairs, tag=models[0].tag)
+        links = dict(zip(worst, aligned, strict=True))
+
+    def sentence(row: int) -> dict[str, Any]:
+        source, reference = each.source[row] if each.source else "", each.references[0][row]
+        parts = [("source", [(source, False)])] if each.source else []
+        parts.append(("reference", [(reference, False)]))
+        for system, own in zip(shown, scores, strict=True):
+            label = f"{system.name}, chrF {own[row]:.1f}"
+            known = system.results[row] if system.results else None
+            if known and known.confidence is not None:
+                label += f", confidence {known.confidence:.0f}"
+            if known and known.alarms:
+                label += f", alarms: {', '.join(known.alarms)}"
+            parts.append((label, word_differences(system.lines[row], reference)))
+        glosses = gloss(source, shown[0].lines[row], links.get(row, ()))
+        return {"line": row + 1, "parts": parts, "gloss": glosses}
+
     for title, rows in chosen.items():
-        sentences = [
-            _sentence(each, shown, scores, row, links.get(row, ())) for row in rows[:_SHOWN]
-        ]
-        yield {"name": title, "sentences": sentences}
-
-
-def _links(each: Evaluation, rows: Sequence[int], model: EvaluatedModel) -> dict[int, Links]:
-    """Align the worst sentences of the first system, which a model translated."""
-    pairs = [(each.source[row], each.systems[0].lines[row]) for row in rows if each.source]
-    return dict(zip(rows, load_scorer(model).align(pairs, tag=model.tag), strict=True))
-
-
-def _sentence(
-    each: Evaluation,
-    systems: Sequence[System],
-    scores: Sequence[Sequence[float]],
-    row: int,
-    links: Links,
-) -> dict[str, Any]:
-    reference = each.references[0][row]
-    parts = [("source", [(each.source[row], False)])] if each.source else []
-    parts.append(("reference", [(reference, False)]))
-    for system, own in zip(systems, scores, strict=True):
-        label = f"{system.name}, chrF {own[row]:.1f}"
-        known = system.results[row] if system.results else None
-        if known and known.confidence is not None:
-            label += f", confidence {known.confidence:.0f}"
-        if known and known.alarms:
-            label += f", alarms: {', '.join(known.alarms)}"
-        parts.append((label, word_differences(system.lines[row], reference)))
-    glosses = gloss(each.source[row], systems[0].lines[row], links) if each.source else []
-    return {"line": row + 1, "parts": parts, "gloss": glosses}
+        yield {"name": title, "sentences": [sentence(row) for row in rows[:_SHOWN]]}
 
 
 def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:

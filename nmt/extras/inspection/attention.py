@@ -71,25 +71,21 @@ def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Itera
     for name, layer in zip(names, layers, strict=True):
         of_heads = {f"head {head}": _rows(weights[layer - 1, head - 1], kind) for head in heads}
         grid.append(list(of_heads.values()))
-        links = fig.Links(f"{title}, {name}", *_axes(subject, kind), of_heads)
+        of_maps = of_heads
         if not subject.choice.head:
-            of_heads = {"mean of all heads": _rows(weights[layer - 1].mean(0), kind)}
-        maps = (_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in of_heads.items())
+            of_maps = {"mean of all heads": _rows(weights[layer - 1].mean(0), kind)}
+        maps = [_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in of_maps.items()]
+        links = fig.Links(f"{title}, {name}", maps[0].rows, maps[0].columns, of_heads)
         steps.append(fig.Step(name, [links, *maps]))
     yield fig.Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
     yield fig.Steps(f"{title}, layer by layer", steps)
 
 
-def _heatmap(subject: Subject, kind: Kind, title: str, rows: fig.Matrix) -> fig.Heatmap:
-    down = "token that reads" if kind == "encoder" else _DECODED
-    axes = _axes(subject, kind)
-    return fig.Heatmap(title, rows, *axes, 0.0, 1.0, across="token read", down=down)
-
-
-def _axes(subject: Subject, kind: Kind) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the labels of rows and columns."""
+def _heatmap(subject: Subject, kind: Kind, title: str, values: fig.Matrix) -> fig.Heatmap:
     rows = subject.source_labels if kind == "encoder" else subject.target_labels
-    return rows, subject.read_labels if kind == "decoder" else subject.source_labels
+    columns = subject.read_labels if kind == "decoder" else subject.source_labels
+    down = "token that reads" if kind == "encoder" else _DECODED
+    return fig.Heatmap(title, values, rows, columns, 0.0, 1.0, across="token read", down=down)
 
 
 def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:

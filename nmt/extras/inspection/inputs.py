@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from nmt.errors import ConfigError
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import vector_text
 from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels, moved
-from nmt.model.layers import EncoderLayer
 from nmt.model.positions import POSITIONS, sinusoids
 from nmt.packed import Packed
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
@@ -156,7 +155,7 @@ def pairs_of(subject: Subject) -> list[Pair]:
         ConfigError: There is neither.
     """
     pairs: list[Pair] = []
-    if subject.choice.source and (subject.choice.target is not None or subject.has_weights):
+    if subject.choice.target is not None or subject.has_weights:
         start = int(subject.config.model.source_bos)
         pairs.append((subject.source_ids[start:-1], list(subject.target_ids)))
     if subject.prepared is not None:
@@ -338,9 +337,7 @@ def _relative(subject: Subject) -> Iterator[fig.Figure]:
     if (make := POSITIONS[config.positions].relative) is None:
         return
     dim = config.model_dim // config.num_heads
-    scheme = make(config, dim)
-    if subject.has_weights:
-        scheme = cast("EncoderLayer", subject.model.encoder[0]).self_attention.positions or scheme
+    scheme = make(config, dim)  # Rotations have no parameters: it is as good as the model's.
     unit = torch.zeros(NUM_POSITIONS, 1, dim)
     unit[..., : dim // 2] = 1  # along the first feature of each pair: turns into (cos, sin)
     turned = scheme.rotate(unit, torch.arange(NUM_POSITIONS))[:, 0].detach()
