@@ -190,7 +190,7 @@ def _judge(scorer: PairScorer, rows: Rows, taught: Offsets, standing: Values) ->
         return nothing._replace(ranges=[Range(1, num, None)] if is_long else [])
     there = evidence(as_taught)
     here = np.where(taught == 0, there, evidence(as_it_stands))
-    ranges = list(find_ranges(scorer, evidence, rows, taught, (here, there)))
+    ranges = list(find_ranges(scorer, evidence, rows, taught, here, there))
     if num < _FEWEST_UNRELATED:  # so few do not say that lines are unrelated
         ranges = [found for found in ranges if found.offset is not None]
     if num < _FEWEST_SCORED or not evidence.slope:

@@ -41,6 +41,7 @@ _FEWEST_UNRELATED = 20
 _UNRELATED = 2 * MOST_OFFSET + 1  # Stands for a column where no offset fits.
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]
+Offsets = npt.NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def find_ranges(
-    scorer: PairScorer,
-    evidence: Evidence,
-    rows: Rows,
-    taught: npt.NDArray[np.integer],
-    nats: tuple[Values, Values],
+    scorer: PairScorer, evidence: Evidence, rows: Rows, taught: Offsets, here: Values, there: Values
 ) -> Iterator[Range]:
     """Yield the ranges of a corpus that are shifted or unrelated.
 
@@ -79,10 +76,9 @@ def find_ranges(
         evidence: What scores and lengths say.
         rows: All rows of the corpus. (n,).
         taught: Offset at which each line has taught the lexicon. (n,).
-        nats: Evidence for each line as it stands, and at that offset, which leaves out what it has
-            taught. (n,) and (n,).
+        here: Evidence for each line as it stands. (n,).
+        there: The same at that offset; it leaves out what the line has taught. (n,).
     """
-    here, there = nats
     odd = np.flatnonzero(is_odd(here))
     if not len(odd):
         return

@@ -29,16 +29,14 @@ from nmt.extras.serving.service import Served, Service
 from nmt.version import __version__
 
 _LINES = "application/x-ndjson"
+Accept = Annotated[str, Header(include_in_schema=False)]
 _FAULTS = (401, 403, 408, 413, 422, 429, 503, 504)
 router = APIRouter(responses={status: {"model": bodies.Fault} for status in _FAULTS})
 
 
 @router.post("/v1/translate")
 async def translate(
-    body: bodies.TranslateBody,
-    service: Served,
-    client: Client,
-    accept: Annotated[str, Header(include_in_schema=False)] = "",
+    body: bodies.TranslateBody, service: Served, client: Client, accept: Accept = ""
 ) -> Response:
     """Translate texts; for Accept: application/x-ndjson the answer is one line for each text."""
     service.check_size(len(body.texts), sum(item.num_characters for item in body.items))

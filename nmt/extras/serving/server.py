@@ -14,14 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from nmt.device import own_cores
 from nmt.errors import ConfigError
 from nmt.extras.serving.access import Gate, read_keys
 from nmt.extras.serving.app import make_app
-from nmt.extras.serving.batching import Batcher
 from nmt.extras.serving.models import ServedModel, name_models
 from nmt.extras.serving.options import CheckedModels, ServeOptions
-from nmt.extras.serving.service import Metrics, Service
+from nmt.extras.serving.service import Service
 
 logger = logging.getLogger(__name__)
 _MOST_HEADER_BYTES = 1 << 15
@@ -51,14 +49,11 @@ def start_server(options: ServeOptions) -> CheckedModels | None:
     if options.check:
         listener.close()
         return CheckedModels([model.describe() for model in models.values()])
-    metrics = Metrics()
-    batcher = Batcher(options.threads or own_cores(), metrics.batches.observe)
-    metrics.waiting.set_function(lambda: batcher.num_waiting)
-    service = Service(models, batcher, options, metrics)
+    service = Service(models, options)
     try:
         _run(service, Gate(options, keys), listener)
     finally:
-        batcher.close()
+        service.batcher.close()
     return None
 
 

@@ -16,6 +16,7 @@ from fastapi import Request as HttpRequest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from nmt.config.loader import change_options
+from nmt.device import own_cores
 from nmt.errors import NmtError
 from nmt.extras.serving import bodies
 from nmt.extras.serving.batching import Batcher
@@ -61,19 +62,14 @@ class Service:
 
     Args:
         models: By name.
-        batcher: Puts texts of all clients together.
         options: Of the server.
-        metrics: Counts.
     """
 
-    def __init__(
-        self,
-        models: Mapping[str, ServedModel],
-        batcher: Batcher,
-        options: ServeOptions,
-        metrics: Metrics,
-    ) -> None:
-        self.models, self.options, self.metrics, self._batcher = models, options, metrics, batcher
+    def __init__(self, models: Mapping[str, ServedModel], options: ServeOptions) -> None:
+        self.models, self.options, self.metrics = models, options, Metrics()
+        threads = options.threads or own_cores()
+        self.batcher = Batcher(threads, self.metrics.batches.observe)
+        self.metrics.waiting.set_function(lambda: self.batcher.num_waiting)
         self.is_stopping = False
         # The first model of a pair is the one that is meant by its languages.
         self.pairs = {(x.source, x.target): x for x in reversed([*models.values()])}
@@ -113,11 +109,8 @@ class Service:
                 problem = f"{model.name} translates {model.source}-{model.target}."
                 raise RefusedError(422, problem, "Leave source and target out.")
         else:
-            fits = [
-                model
-                for pair, model in self.pairs.items()
-                if source in (None, pair[0]) and target in (None, pair[1])
-            ]
+            pairs = [(a, b) for a, b in self.pairs if source in (None, a) and target in (None, b)]
+            fits = [self.pairs[pair] for pair in pairs]
             if len(fits) != 1:
                 asked = f"{source or '?'}-{target or '?'}"[:80]
                 what = "could mean several models" if fits else "is not served"
@@ -192,7 +185,7 @@ class Service:
         self.metrics.sentences.inc(len(requests))
         self.metrics.characters.inc(sum(len(request.text) for request in requests))
         tasks = {flag: replace(task, is_constrained=flag) for flag in (False, True)}
-        return self._batcher.submit(client, [(tasks[x.is_constrained], x) for x in requests])
+        return self.batcher.submit(client, [(tasks[x.is_constrained], x) for x in requests])
 
     async def document(
         self, body: bodies.DocumentBody, model: ServedModel, client: str
@@ -223,7 +216,7 @@ class Service:
         self, model: ServedModel, pairs: Sequence[tuple[str, str]], tag: str | None, client: str
     ) -> list[dict[str, Any]]:
         """Score given translations, in one of the threads that translate."""
-        return await self._batcher.run(client, lambda: model.score(pairs, tag))
+        return await self.batcher.run(client, lambda: model.score(pairs, tag))
 
 
 async def _service(request: HttpRequest) -> Service:

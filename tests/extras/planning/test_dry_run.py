@@ -223,8 +223,6 @@ def test_it_shows_its_work_and_ends_within_its_seconds(
     monkeypatch.setattr("nmt.extras.planning.dry_run.MOST_SECONDS", 0.0)
     with terminal(monkeypatch) as frames:
         report = estimate(config_in(folder, max_steps=2))
-    batches = 1 + len(report.memory_bytes["largest_batches"])
-    assert frames.counts("measuring memory")[-1] == f"{batches - 1}/{batches}"
     assert frames.counts("timing")[-1] == "2/20"
     assert report.seconds["probe_updates"] == 2
     assert any("an epoch has " in text for text in report.warnings)

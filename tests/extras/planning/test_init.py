@@ -145,13 +145,6 @@ def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
     assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
 
 
-@pytest.mark.parametrize("name", RUN_PRESETS)
-def test_a_preset_is_what_the_smallest_size_gets(name: str) -> None:
-    sections = SCALES[0].sections()
-    for section, values in RUN_PRESETS[name].items():
-        assert values.items() <= sections[section].items()
-
-
 def test_a_rate_goes_with_its_optimizer() -> None:
     path, adamw = bare(), "training.optimizer.kind=adamw"
     for overrides, expected in (

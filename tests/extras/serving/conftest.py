@@ -11,11 +11,10 @@ from fastapi.testclient import TestClient
 
 from nmt.extras.serving.access import Gate, digest
 from nmt.extras.serving.app import make_app
-from nmt.extras.serving.batching import Batcher
 from nmt.extras.serving.models import ServedModel
 from nmt.extras.serving.options import ServeOptions
 from nmt.extras.serving.server import server_config
-from nmt.extras.serving.service import Metrics, Service
+from nmt.extras.serving.service import Service
 from nmt.text.tokenizer import load_tokenizers
 from tests.extras.serving.process import Server
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
@@ -65,9 +64,9 @@ def inside(loaded: dict[str, ServedModel]) -> Iterator[Inside]:
         is_stopping: bool = False,
         **options: Any,
     ) -> TestClient:
-        settings, metrics = ServeOptions(models=(), **options), Metrics()
-        batchers.append(Batcher(2, metrics.batches.observe))
-        service = Service(served, batchers[-1], settings, metrics)
+        settings = ServeOptions(models=(), threads=2, **options)
+        service = Service(served, settings)
+        batchers.append(service.batcher)
         hashes = None if keys is None else {digest(key): name for key, name in keys.items()}
         service.is_stopping = is_stopping
         config = server_config(make_app(service, Gate(settings, hashes)), settings)
