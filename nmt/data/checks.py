@@ -12,7 +12,6 @@ from contextlib import suppress
 from itertools import chain, islice, starmap
 
 import numpy as np
-import numpy.typing as npt
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import VALID, corpus_files, is_piped, read_corpus
@@ -28,6 +27,8 @@ _LANGUAGE_PAIRS = 5000
 _FIRST_PAIRS = 500
 _FEWEST_OF_LANGUAGE = 20
 _FEWEST_MARKS = 3
+Texts = Sequence[tuple[str, str]]  # sources and targets
+_Key = tuple[str, str]
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
@@ -92,14 +93,13 @@ def swapped_sets(
         target_language: The same of the targets.
     """
     for name, corpus in sets.items():
-        check = CorpusCheck(source_language, target_language)
         options = ReadOptions(source_language, target_language, "skip")
         with suppress(DataError):
             if corpus_files(corpus) and not is_piped(corpus):
                 found = islice(read_corpus(corpus, options), _FIRST_PAIRS)
                 pairs = [pair[:2] for pair in found if isinstance(pair, SentencePair)]
-                check.update(pairs, np.zeros((2, 0), dtype=np.int64))
-        yield from (f"{name}: {text}" for text in check.swapped())
+                check = CorpusCheck(source_language, target_language, pairs)
+                yield from (f"{name}: {text}" for text in check.swapped())
 
 
 class CorpusCheck:
@@ -108,26 +108,23 @@ class CorpusCheck:
     Args:
         source_language: Code of the language that the source should be in.
         target_language: The same of the target.
+        pairs: The first ones.
     """
 
-    def __init__(self, source_language: str, target_language: str) -> None:
+    def __init__(self, source_language: str, target_language: str, pairs: Texts = ()) -> None:
         self._identical = 0
         self._num_pairs = 0
         self._languages = (source_language, target_language)
         self._first: list[tuple[str, str]] = []  # says which languages the sides are in
         self._sums = np.zeros((3, 3))  # of products of (1, source, target) log lengths
+        self.update(pairs)
 
-    def update(self, pairs: Sequence[tuple[str, str]], lengths: npt.NDArray[np.int64]) -> None:
-        """Look at a block.
-
-        Args:
-            pairs: The pairs that can be used.
-            lengths: Characters of source and target of every line of the block, 0 for what could
-                not be read. (2, lines).
-        """
+    def update(self, pairs: Texts) -> None:
+        """Look at a block of pairs that can be used."""
         self._first += pairs[: _LANGUAGE_PAIRS - len(self._first)]
         self._num_pairs += len(pairs)
-        values = np.vstack((np.ones(lengths.shape[1]), np.log1p(lengths)))
+        lengths = [[len(pair[side]) for pair in pairs] for side in range(2)]
+        values = np.vstack((np.ones(len(pairs)), np.log1p(lengths)))
         self._sums += values @ values.T
         self._identical += sum(source == target for source, target in pairs)
 
@@ -139,10 +136,8 @@ class CorpusCheck:
         yield from self.swapped()
         correlation = self._length_correlation()
         if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
-            yield (
-                f"the lengths of the sides hardly agree (correlation {correlation:.2f}): do they "
-                "translate each other?"
-            )
+            odd = f"the lengths of the sides hardly agree (correlation {correlation:.2f})"
+            yield f"{odd}: do they translate each other?"
 
     def _length_correlation(self) -> float:
         """Return how lengths of both sides agree: those of translations are alike."""
@@ -160,13 +155,8 @@ class CorpusCheck:
             for i in known
         ):
             source, target = self._languages
-            yield (
-                f"the source looks like {target} and the target like {source}: "
-                "are the sides swapped?"
-            )
-
-
-_Key = tuple[str, str]
+            looks = f"the source looks like {target} and the target like {source}"
+            yield f"{looks}: are the sides swapped?"
 
 
 def held_out_sets(

@@ -62,9 +62,8 @@ class Look:
     Pairs that are too long in characters, in bad encoding, blank, or have another reason that drops
     are not kept.
 
-    The result has ``is_kept`` and ``lengths`` (characters of source and target of every line, 0 for
-    what could not be read; (2, lines)), all arrays of ``look``, and as values the findings and the
-    counts of dropped pairs, each under its first reason that drops.
+    The result has ``is_kept``, all arrays of ``look``, and as values the findings and the counts of
+    dropped pairs, each under its first reason that drops.
     """
 
     filters: FilterChain
@@ -78,22 +77,20 @@ class Look:
             DataError: A line cannot be read.
         """
         pairs, found, counts = block.pairs, list[Found](), Counter[str]()
-        is_kept, lengths = np.ones(len(pairs), np.bool_), list[tuple[int, int]]()
+        is_kept = np.ones(len(pairs), np.bool_)
         for row, pair in enumerate(pairs):
             if isinstance(pair, BadPair):
                 findings, texts = [Finding(pair.reason)], ("", "")
             else:
                 texts = pair[:2]
                 findings = self.filters.text_findings(*texts)
-            lengths.append((len(texts[0]), len(texts[1])))
             if findings:
                 found += [Found(self.corpus, pair.line, *each, *texts) for each in findings]
                 if (reason := self.filters.dropping(findings)) is not None:
                     is_kept[row] = False
                     counts[reason] += 1
         arrays = self.look(kept_pairs(block, is_kept)) if self.look else {}
-        own = {"is_kept": is_kept, "lengths": np.array(lengths, np.int64).T}
-        return Result({**own, **arrays}, [found, counts])
+        return Result({"is_kept": is_kept, **arrays}, [found, counts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,7 @@ class Reading:
         self.num_lines[name] = self.num_lines.get(name, 0) + len(block)
         self.is_kept.setdefault(name, []).append(is_kept)
         check = self.checks.setdefault(name, CorpusCheck(*self.recipe.languages))
-        check.update([pair[:2] for pair in kept], result.arrays["lengths"])
+        check.update([pair[:2] for pair in kept])
         return kept
 
     def known_blocks(self, name: str, encoded: Encoded, diagnosis: Diagnosis) -> Iterator[Block]:

@@ -12,8 +12,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
 from nmt.config.run import scale_of
@@ -197,7 +195,7 @@ def _warn(
     options: InitOptions, codes: tuple[str, str], sample: Sequence[Texts], given: Mapping[str, Any]
 ) -> None:
     """Warn of what is odd about pairs; name the other command where sides look swapped."""
-    check = _check(sample, codes)
+    check = CorpusCheck(*codes, sample)
     for warning in check.warnings():
         logger.warning(warning)
     if any(check.swapped()):
@@ -206,14 +204,8 @@ def _warn(
         again = shell_command("init", *sides, languages=pair, output=folder)
         logger.warning("if so, remove %s and type: %s", folder, again)
     for part, pairs in given.items():
-        for warning in _check(pairs, codes).warnings():
+        for warning in CorpusCheck(*codes, pairs).warnings():
             logger.warning("`%s`: %s", part, warning)
-
-
-def _check(pairs: Sequence[Texts], codes: tuple[str, str]) -> CorpusCheck:
-    check = CorpusCheck(*codes)
-    check.update(pairs, np.array([[len(pair[side]) for pair in pairs] for side in range(2)]))
-    return check
 
 
 def _draw(
