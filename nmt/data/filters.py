@@ -271,22 +271,15 @@ class DiagnosisReport:
 class Diagnosis:
     """Looks at the training pairs of one preparation, block by block, and judges them."""
 
+    # What a block says by itself: the pairs that its filters keep -> arrays. Picklable and pure: it
+    # is called in any process, and its arrays are stored. After a kill they are read again.
+    look: Callable[[Sequence[SentencePair]], Arrays] | None = None
+    depends_on: Any = None  # all that ``look`` does beside pairs and filters section; plain data
+    compares_words = False  # whether `learn` has something to do; then test sets are encoded, too
+    lexicon: Lexicon | None = None  # what `learn` has learned, if that is of all pairs
+
     def __init__(self, material: Material) -> None:
         self.material = material
-
-    @property
-    def look(self) -> Callable[[Sequence[SentencePair]], Arrays] | None:
-        """What a block says by itself: the pairs that its filters keep -> arrays.
-
-        Picklable and pure. It is called in any process, and its arrays are stored: after a kill
-        they are read and not made again.
-        """
-        return None
-
-    @property
-    def depends_on(self) -> Any:
-        """All that ``look`` depends on beside the pairs and the filters section. Plain data."""
-        return None
 
     def see(
         self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
@@ -295,11 +288,6 @@ class Diagnosis:
 
     def end(self, num_lines: Mapping[str, int]) -> None:
         """Take the number of lines of each corpus: all blocks were seen."""
-
-    @property
-    def compares_words(self) -> bool:
-        """Whether `learn` has something to do. Then test sets are encoded, too."""
-        return False
 
     def learn(
         self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
@@ -311,11 +299,6 @@ class Diagnosis:
             spans: First row of each corpus or set, and the row behind its last.
             sizes: Entries of the source and of the target vocabulary.
         """
-
-    @property
-    def lexicon(self) -> Lexicon | None:
-        """What `learn` has learned of words, if that is a lexicon of all pairs."""
-        return None
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]

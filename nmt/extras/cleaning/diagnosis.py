@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from nmt.data import filters
 from nmt.data.filters import Arrays, Found
-from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
 from nmt.extras.cleaning.alignment import CutLines, align_corpora
@@ -58,6 +57,10 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._leaks = Leaks(material.held_out)
         self._repeat_finder = RepeatFinder(material.scratch)
         self._repeats: Future[Repeats] | None = None
+        self.look = Look("near_duplicate" in self._actions, self._leaks.index)
+        self.depends_on = self._leaks.sources
+        # A lexicon is learned: after reading, that takes the most time.
+        self.compares_words = not self._actions.keys().isdisjoint(("lexical", "misaligned"))
         runs = material.score_with
         self._dual = dual_scorer(runs, material.languages) if runs else None
         # Of the kept pairs of all corpora, in order: line and score by two models.
@@ -69,18 +72,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}
         self._num_asked = 0
-        self._lexicon: Lexicon | None = None
         self._writing: Future[None] | None = None
-
-    @property
-    def look(self) -> Callable[[Sequence[SentencePair]], Arrays]:
-        """What a block says by itself."""
-        return Look("near_duplicate" in self._actions, self._leaks.index)
-
-    @property
-    def depends_on(self) -> Any:
-        """The held-out sentences."""
-        return self._leaks.sources
 
     def see(
         self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
@@ -112,11 +104,6 @@ class CorpusDiagnosis(filters.Diagnosis):
             if corpus.scores is not None and (num := num_lines[name])
         }
 
-    @property
-    def compares_words(self) -> bool:
-        """Whether a lexicon is learned, which takes the most time after reading."""
-        return "lexical" in self._actions or "misaligned" in self._actions
-
     def learn(
         self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
     ) -> None:
@@ -129,14 +116,9 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._scores["lexical"] = alignment.z_scores
         if "misaligned" in self._actions:
             self._ranges = alignment.ranges
-        self._lexicon = alignment.lexicon
+        self.lexicon = alignment.lexicon
         path = material.folder / LEXICAL
         self._writing = material.workers.submit(write_scores, path, alignment.scores)
-
-    @property
-    def lexicon(self) -> Lexicon | None:
-        """What was learned of words."""
-        return self._lexicon
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
