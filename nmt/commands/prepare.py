@@ -31,9 +31,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from random import Random
-from typing import IO
+from typing import IO, Any
 
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.commands.config import load_config
@@ -41,42 +42,21 @@ from nmt.commands.options import PreparationOptions, PrepareOptions
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
+from nmt.data import filters as pair_filters
 from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, report_name
 from nmt.data.corpus import VALID, check_files, check_sources
-from nmt.data.filters import (
-    Diagnosis,
-    FilterChain,
-    Material,
-    held_out_filters,
-    make_diagnosis,
-    training_filters,
-)
+from nmt.data.filters import Diagnosis, FilterChain, Material
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import READ, Findings, PrepareReport
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe, Verified
-from nmt.data.reading import (
-    Decide,
-    Encode,
-    Encoded,
-    Look,
-    Reading,
-    Reservoir,
-    kept_pairs,
-    learn_tokenizers,
-)
+from nmt.data.reading import Decide, Encode, Encoded, Look, Reading, Reservoir, learn_tokenizers
 from nmt.data.resegment import noisy_texts
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
-from nmt.files.atomic import (
-    atomic_folder,
-    file_lock,
-    remove_leftovers,
-    restore_replaced,
-    write_errors,
-)
+from nmt.files import atomic
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
@@ -132,7 +112,7 @@ def prepare_data(
         problem = f"A training corpus is standard input, and {folder} was not prepared from it"
         raise ConfigError(f"{problem} by this configuration.", fix=fix)
     if fresh and not (has_pipe and piped):  # what comes by a pipe may be new
-        remove_leftovers(folder.parent, folder.name)
+        atomic.remove_leftovers(folder.parent, folder.name)
         return fresh.written_to(options.report, lists=folder)
     _check(config)
 
@@ -146,11 +126,11 @@ def prepare_data(
             return report.written_to(options.report, lists=scratch)
 
     fix = "Set prepared_dir to a folder you can write to, with room on its disk."
-    with write_errors(folder, DataError, fix=fix):
+    with atomic.write_errors(folder, DataError, fix=fix):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(f".{folder.name}.lock")
-        with file_lock(lock, wait=True, remove=True) as has_waited:
-            restore_replaced(folder)  # a kill may have come between two renames
+        with atomic.file_lock(lock, wait=True, remove=True) as has_waited:
+            atomic.restore_replaced(folder)  # a kill may have come between two renames
             with work_folder(folder) as work:
                 readable = recipe.spooled(piped, work)
                 if not is_anew and (has_waited or has_pipe):
@@ -162,7 +142,7 @@ def prepare_data(
                 _check_ours(folder, is_anew=is_anew)
                 with (
                     open_workers(options.workers, options.scheduler) as workers,
-                    atomic_folder(folder, replace=True) as new,
+                    atomic.atomic_folder(folder, replace=True) as new,
                 ):
                     sources = prepared.describe_sources(readable)
                     reading = Reading(readable, new, workers, shards=work)
@@ -189,7 +169,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         TokenizerError: The text allows no vocabulary of this size.
     """
     begin, recipe, folder = time.perf_counter(), reading.recipe, reading.folder
-    filters = training_filters(recipe.filters, *recipe.languages)
+    filters = pair_filters.training_filters(recipe.filters, *recipe.languages)
     sets, unchecked = held_out_sets(recipe.data, recipe.languages)
     with (
         Findings(folder, filters, recipe.corpora, VALID) as findings,
@@ -202,7 +182,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             held_out=held_out, score_with=score_with, folder=folder, scratch=Path(scratch),
             workers=reading.workers,
         )  # fmt: skip
-        diagnosis = make_diagnosis(material, filters)
+        diagnosis = pair_filters.make_diagnosis(material, filters)
         with reading.stage("reading"):
             sample = _look(reading, filters, findings, overlap, diagnosis)
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
@@ -219,7 +199,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)
         with reading.stage("writing"):
             _write(reading, TRAIN, (filters, findings), encoded, diagnosis)
-            decide = held_out_filters(recipe.filters)
+            decide = pair_filters.held_out_filters(recipe.filters)
             _write(reading, VALID, (decide, findings), encoded, Diagnosis(material))
         train = ParallelStore.open(folder / TRAIN)
         with reading.stage("shortlist"), progress_bar("making short lists", leave=False):
@@ -256,7 +236,7 @@ def _look_at_set(
 ) -> list[SentencePair]:
     """Return the usable pairs of a held-out set: only what the model cannot hold is dropped."""
     where, usable = report_name(name), list[SentencePair]()
-    look = Look(held_out_filters(reading.recipe.filters), where)
+    look = Look(pair_filters.held_out_filters(reading.recipe.filters), where)
     for block in reading.blocks(corpus):
         result = look(block)
         usable += reading.saw(where, block, result)
@@ -338,11 +318,11 @@ def _write(
                     lines.lines[start : start + len(block)][is_kept],
                 )
                 if part == VALID:
-                    _append_text(place, kept_pairs(block, is_kept))
+                    _append_text(place, [*compress(block.pairs, is_kept)])
     findings.check_kept("training" if part == TRAIN else "validation", corpora)
 
 
-def _append_text(folder: Path, pairs: Sequence[SentencePair]) -> None:
+def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
     """Keep the text of validation pairs, for scores of decoded output."""
     for side in ("source", "target"):
         with (folder / f"{side}.txt").open("ab") as file:

@@ -23,30 +23,14 @@ from nmt.commands.loading import decoding_changes, loading, mbr, warn_of_languag
 from nmt.commands.options import TranslateOptions
 from nmt.config.loader import load_config
 from nmt.errors import ConfigError, DataError, shell_command
+from nmt.files import lines as text_lines
 from nmt.files.atomic import check_output, open_output
-from nmt.files.lines import (
-    CHECK_PATH,
-    MAX_CHUNK_LINES,
-    MAX_NOTES,
-    LineDecoder,
-    has_input,
-    is_standard,
-    near_file,
-    open_input,
-    read_chunks,
-)
+from nmt.files.lines import MAX_CHUNK_LINES, MAX_NOTES, LineDecoder, is_standard, open_input
 from nmt.files.progress import file_bar
+from nmt.inference import request
 from nmt.inference.distributed import errors_only, join_team, translated
 from nmt.inference.guard import GuardCounts
-from nmt.inference.request import (
-    ERROR,
-    Request,
-    RequestError,
-    Result,
-    as_pharaoh,
-    meant_field,
-    parse_request,
-)
+from nmt.inference.request import ERROR, Request, RequestError, Result, as_pharaoh, parse_request
 from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -93,7 +77,8 @@ def translate(options: TranslateOptions) -> None:
             chunks = _read(reader, options, team.size)
             writer = _Writer(output, options, translator.options.decoding.n_best)
             # What is answered line by line is not read ahead.
-            is_ready = (lambda: False) if options.stream else partial(has_input, reader, 0.0)
+            has_more = partial(text_lines.has_input, reader, 0.0)
+            is_ready = (lambda: False) if options.stream else has_more
             for (first, lines), results in translated(translator, chunks, team, is_ready):
                 writer.write(first, lines, results)
                 bar.update(writer.num_lines - bar.n)
@@ -144,7 +129,7 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
     decoder, number, named = LineDecoder(), 1, set[str]()
     at_once = (1 if options.stream else MAX_CHUNK_LINES) * num_processes
     name = "standard input" if is_standard(source) else str(source)
-    for chunk in read_chunks(reader, lines_at_once=at_once, name=name):
+    for chunk in text_lines.read_chunks(reader, lines_at_once=at_once, name=name):
         texts = decoder.decode(chunk, number)
         is_plain = number == 1 and not (reads_json or options.tag)
         if is_plain and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
@@ -249,7 +234,7 @@ def _warn_of_passed_fields(
     """Warn of the first fields that look like those of a request."""
     for number, line in enumerate(lines, first):
         for name in line.others.keys() - named - {"source"} if isinstance(line, Request) else ():
-            if len(named) < MAX_NOTES and (meant := meant_field(name)):
+            if len(named) < MAX_NOTES and (meant := request.meant_field(name)):
                 named.add(name)
                 text = "line %s: field %r is passed through, not followed (did you mean %r?)"
                 logger.warning(text, f"{number:,}", name, meant)
@@ -259,8 +244,8 @@ def _refuse_sentence(model: Path, file: Path | None) -> None:
     """Refuse a missing file that looks like text."""
     text = str(file)
     looks_like_file = _FILE.fullmatch(text) or os.path.lexists(text) or is_standard(file)
-    if file is None or looks_like_file or near_file(file):
+    if file is None or looks_like_file or text_lines.near_file(file):
         return
     command = f"{shell_command('echo', text).removeprefix('nmt ')} | "
     command += shell_command("translate", model)
-    raise DataError(f"{text} does not exist.", fix=f"{CHECK_PATH} A sentence? {command}")
+    raise DataError(f"{text} does not exist.", fix=f"{text_lines.CHECK_PATH} A sentence? {command}")
