@@ -7,7 +7,6 @@ Rows and SentencePiece models are put into one order together.
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,11 +146,10 @@ def _unpacked(source: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         with reading(source), zipfile.ZipFile(source) as archive:
             check_sizes(archive, source)
-            for entry in archive.infolist():  # by their names alone: no path leads out
+            for entry in archive.infolist():
                 if not entry.is_dir():
-                    name = Path(entry.filename).name
-                    with archive.open(entry) as packed, (Path(folder) / name).open("xb") as file:
-                        shutil.copyfileobj(packed, file)
+                    entry.filename = Path(entry.filename).name  # no path leads out of the folder
+                    archive.extract(entry, folder)
         yield Path(folder)
 
 
