@@ -42,6 +42,7 @@ _FILES = (MODEL, OPTIMIZER, STATE)
 _MARGIN_BYTES = 1 << 20
 _FULL, _FREE = (errno.ENOSPC, errno.EDQUOT), "Free disk space or lower training.keep_last"
 _MAX_PROBLEMS = 10
+_REPLACED = r"\.step-(\d+)\.replaced"  # Checkpoints that `atomic_folder` was replacing.
 _ANOTHER = "Use another checkpoint of the run."
 
 logger = logging.getLogger(__name__)
@@ -78,14 +79,13 @@ def checkpoint_name(step: int) -> str:
 
 def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of all checkpoints with their final name, oldest first."""
-    return sorted(_folders_named(run_dir, r"step-(\d+)"))
+    return _folders_named(run_dir, r"step-(\d+)")
 
 
-def _folders_named(run_dir: Path, pattern: str) -> Iterator[tuple[int, Path]]:
-    folder = checkpoints_dir(run_dir)
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if (match := re.fullmatch(pattern, path.name)) and path.is_dir():
-            yield int(match[1]), path
+def _folders_named(run_dir: Path, pattern: str) -> list[tuple[int, Path]]:
+    paths = [path for path in checkpoints_dir(run_dir).glob("*") if path.is_dir()]
+    matches = [(re.fullmatch(pattern, path.name), path) for path in paths]
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def save_checkpoint(
@@ -169,10 +169,10 @@ def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
     path = folder / name
     try:
         return field(read_json(path), kind=dict)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.", fix=_ANOTHER) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.", fix=_ANOTHER) from error
+        is_missing = isinstance(error, FileNotFoundError)
+        problem = f"{path} is {'missing' if is_missing else f'damaged: {error}'}."
+        raise CheckpointError(problem, fix=_ANOTHER) from error
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -227,7 +227,8 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     """
     problems: list[str] = []
     # One whose replacement was cut short counts: nothing has taken its name yet.
-    aside = [x for x in _set_aside(run_dir) if not checkpoint_dir(run_dir, x[0]).exists()]
+    replaced = _folders_named(run_dir, _REPLACED)
+    aside = [x for x in replaced if not checkpoint_dir(run_dir, x[0]).exists()]
     for step, folder in sorted(list_checkpoints(run_dir) + aside, reverse=True):
         try:
             manifest = Manifest.read(folder)
@@ -253,14 +254,9 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
     return None
 
 
-def _set_aside(run_dir: Path) -> list[tuple[int, Path]]:
-    """Return (step, folder) of the checkpoints that `atomic_folder` was replacing."""
-    return list(_folders_named(run_dir, r"\.step-(\d+)\.replaced"))
-
-
 def clean_partial(run_dir: Path) -> None:
     """Undo what an earlier process was writing, replacing or deleting when it was killed."""
-    for step, _ in _set_aside(run_dir):
+    for step, _ in _folders_named(run_dir, _REPLACED):
         restore_replaced(checkpoint_dir(run_dir, step))
     for folder in (run_dir, checkpoints_dir(run_dir)):
         remove_leftovers(folder)

@@ -410,13 +410,16 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: One is missing or damaged, holds a weight that is not finite, or has
             other names or shapes than the first.
-        ValueError: ``paths`` is empty.
     """
-    if not paths:
-        raise ValueError("the mean of no checkpoint is not defined")
     sums: dict[str, Tensor] = {}
     for path in paths:
-        weights = _load_weights(path)
+        Manifest.read(path).verify(path, (MODEL,))
+        weights = load_tensors(path / MODEL)
+        for name, weight in weights.items():
+            if not weight.isfinite().all():
+                problem = f"{path / MODEL}: {name} holds values that are not finite."
+                fix = "Leave this checkpoint out: its training diverged."
+                raise CheckpointError(problem, fix=fix)
         if sums and (problems := tensor_differences(weights, sums)):
             problem = f"{path} holds another model than {paths[0]}:\n  {problems}"
             fix = "Average checkpoints of one run, trained with one configuration."
@@ -427,21 +430,6 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
             else:
                 sums[name] = weights.pop(name).double()
     return {name: sums.pop(name).div_(len(paths)).float() for name in list(sums)}
-
-
-def _load_weights(path: Path) -> dict[str, Tensor]:
-    try:
-        Manifest.read(path).verify(path, (MODEL,))
-        weights = load_tensors(path / MODEL)
-    except OSError as error:
-        problem = f"{path} could not be read: {error.strerror or error}."
-        fix = "If the run is being trained it may just have removed it: start again."
-        raise CheckpointError(problem, fix=fix) from error
-    for name, weight in weights.items():
-        if not weight.isfinite().all():
-            problem = f"{path / MODEL}: {name} holds values that are not finite."
-            raise CheckpointError(problem, fix="Leave this checkpoint out: its training diverged.")
-    return weights
 
 
 def write_average(

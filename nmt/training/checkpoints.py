@@ -185,8 +185,7 @@ class Progress:
         """
         progress = cls.from_dict(state["progress"])
         updates = progress.position.batch // state["batch"]["accumulate"]
-        there = updates * batch["accumulate"]
-        progress.position = replace(progress.position, batch=there)
+        progress.position = replace(progress.position, batch=updates * batch["accumulate"])
         return progress
 
 
@@ -218,9 +217,7 @@ def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpo
     Raises:
         CheckpointError: All are damaged, or the newest is and ``strict`` is set.
     """
-    newest = None
-    if processes.rank == 0:
-        newest = newest_checkpoint(run_dir, strict=strict)
+    newest = newest_checkpoint(run_dir, strict=strict) if processes.rank == 0 else None
     newest = processes.share(newest)
     checkpoint = load_checkpoint(newest) if newest else None
     processes.wait()  # the first process tidies up next
@@ -268,9 +265,7 @@ class CheckpointWriter:
         self._record, self._report = record, report
         self.saved_step = 0  # of the newest checkpoint
         self.writing: Future[Event | None] | None = None  # what has been begun
-        self._thread = None
-        if updater.pace.uses_threads:
-            self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if updater.pace.uses_threads else None
 
     def __enter__(self) -> Self:
         return self
@@ -289,8 +284,7 @@ class CheckpointWriter:
         updater, optimizer = self._updater, self._updater.optimizer
         generators = random_state(updater.device, updater.processes)
         if updater.processes.rank == 0:
-            counters = {"counters": updater.counters()}
-            state = {"progress": progress.as_dict(), **counters, **self._record}
+            state = {"progress": progress.as_dict(), "counters": updater.counters(), **self._record}
             write = partial(self._write, progress.step, History(progress.history), state)
             groups = optimizer.weights(), optimizer.state() | generators
             if self._thread is None:

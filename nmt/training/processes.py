@@ -165,8 +165,7 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
 def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
     """Say which process ended the others: not one that lost a peer, nor one ended by torchrun."""
     secondary = (PEER_LOST, -signal.SIGTERM)
-    ended = sorted(error.failures.items(), key=lambda item: item[1].exitcode in secondary)
-    rank, failure = ended[0]
+    rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode in secondary)
     if failure.exitcode - 128 in (signal.SIGINT, signal.SIGTERM):
         return StoppedBySignal(failure.exitcode - 128)
     if failure.exitcode > 0:

@@ -267,20 +267,17 @@ class TensorBoard:
         self._writer.close()
 
 
-class ReporterList:
+class ReporterList(list[Reporter]):
     """Passes every event on to several reporters."""
-
-    def __init__(self, reporters: Sequence[Reporter] = ()) -> None:
-        self._reporters = reporters
 
     def report(self, event: Event) -> None:
         """Pass an event on."""
-        for reporter in self._reporters:
+        for reporter in self:
             reporter.report(event)
 
     def close(self) -> None:
         """Close all."""
-        for reporter in self._reporters:
+        for reporter in self:
             reporter.close()
 
 

@@ -196,9 +196,8 @@ class Updater:
             # Only where gradients are made in their float32 buffer, on a GPU, can a slice of it be
             # sent while the rest is still being computed.
             in_slices = (precision.device_type, precision.weight_dtype) == ("cuda", torch.float32)
-            self._reduction = GradientReduction(
-                model, optimizer.parameters, self.processes, in_slices=in_slices
-            )
+            flat = optimizer.parameters
+            self._reduction = GradientReduction(model, flat, self.processes, in_slices=in_slices)
 
     def validation_loss(self, batch: Batch) -> LossSum:
         """Sum the cross-entropy, without smoothing, of a batch that is on the model's device."""

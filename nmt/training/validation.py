@@ -167,10 +167,8 @@ class Validator:
                 loss_sum, objective, tokens = map(sum, zip(*parts, strict=True))
                 text: dict[str, Any] = {}
                 if self.text is not None:
-                    lines = interleave(
-                        self.stop.gather(partial(self._translate, self.text), processes)
-                    )
-                    hypotheses, alarms = zip(*lines, strict=True)
+                    lines = self.stop.gather(partial(self._translate, self.text), processes)
+                    hypotheses, alarms = zip(*interleave(lines), strict=True)
                     text = {**self.text.score(hypotheses), "alarms": sum(alarms)}
             model.train(was_training)
         count = max(tokens, 1)
