@@ -64,10 +64,8 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
     ("arguments", "exit_code", "words"),
     [
         (["attention"], 2, "--source"),
-        (["attention", "--source", " "], 2, "has no text"),
         (["attention", "--source", SENTENCE, "--layer", "99"], 2, "1 to 1"),
         (["score", "--source", SENTENCE, "--head", "7"], 2, "1 to "),
-        (["score", "--source", SENTENCE, "--head", "one"], 2, "--head"),
         (["parameters", "--limit", "3"], 2, "--limit would change nothing in parameters"),
         (["parameters", "-o", "p.svg", "--format", "html"], 2, ".svg is not the ending"),
         (["atention", "--source", SENTENCE], 2, "attention"),

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from nmt.cli.app import app
 from tests.cli.commands import call as call_model
 from tests.cli.commands import lines_of, refused
 from tests.conftest import MISSING
@@ -109,11 +108,3 @@ def test_a_metric_that_chose_is_called_optimistic(
     if "analysis" not in MISSING:
         said = evaluated(*model, *other, "--fail-under", "bleu=0")
         assert "nmt: warning: MBR with BLEU was asked for, so BLEU is optimistic" in said
-
-
-def test_files_have_no_models_to_join(files: tuple[str, ...], tmp_path: Path) -> None:
-    arguments = ["evaluate", "--hypothesis", files[3], "--reference", files[3]]
-    for flags in (["--with", str(tmp_path)], ["--mbr", "chrf"]):
-        result = CliRunner().invoke(app, [*arguments, *flags])
-        assert result.exit_code == 2
-        assert f"{flags[0]} needs a model" in result.stderr
