@@ -68,15 +68,9 @@ def augment(options: AugmentOptions) -> AugmentReport:
     forward = options.forward
     decoding = given(options, "seed", "beam_size") | ({"sampling": True} if options.sample else {})
     changes = decoding_changes(options.with_, options.set_, decoding) | {"n_best": 1}
-    translator = Translator.load(
-        options.with_,
-        checkpoint=options.checkpoint,
-        threads=options.threads,
-        engine=options.engine,
-        guard=options.guard,
-        tag=tag,
-        **changes,
-    )
+    names = ("checkpoint", "threads", "engine", "guard", "tag")
+    changes |= {name: getattr(options, name) for name in names}
+    translator = Translator.load(options.with_, **changes)
     files = find_model(options.with_, options.checkpoint)
     warn_of_language(str(text), _lines(text), files.config)
     settings = {

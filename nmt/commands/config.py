@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
@@ -46,9 +45,8 @@ ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry(
 
 def advice(config: RunConfig) -> list[str]:
     """Return what will disappoint about a configuration, and what to set instead."""
-    with suppress(ConfigError):  # the extra is missing
-        return list(ADVICE["plan"](config))
-    return []
+    advise = ADVICE.find("plan")  # None if the extra is missing
+    return list(advise(config)) if advise else []
 
 
 def schema(_: SchemaOptions) -> TextResult:

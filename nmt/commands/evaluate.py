@@ -82,7 +82,13 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         return evaluation_set.list_test_sets(options.models)
     evaluation_set.check_options(options)
     # A missing extra or a gate that cannot be read is told before anything slow begins.
-    analyses = [ANALYSES[name] for name in _asked_analyses(options)]
+    asked = {
+        "slices": options.slices or options.slice_,
+        "robustness": options.robustness,
+        "confidence": ANALYSES.find("confidence"),  # of models that give any
+        "gates": options.fail_under or options.fail_if_worse,
+    }
+    analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
     writers = {path: REPORTS[path.suffix] for path in options.report}
     gates = ANALYSES["fail_under"](options.fail_under) if options.fail_under else {}
     contrastive = ANALYSES["contrastive"](options.contrastive) if options.contrastive else None
@@ -122,16 +128,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     for path, write in writers.items():
         failures += _save(path, write(report, models))
     return replace(report, failures=tuple(failures))
-
-
-def _asked_analyses(options: EvaluateOptions) -> list[str]:
-    is_asked = {
-        "slices": options.slices or options.slice_,
-        "robustness": options.robustness,
-        "confidence": ANALYSES.find("confidence"),  # of models that give any
-        "gates": options.fail_under or options.fail_if_worse,
-    }
-    return [name for name, asked in is_asked.items() if asked]
 
 
 class EvaluatedModel:

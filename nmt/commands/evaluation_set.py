@@ -6,7 +6,6 @@ Also which of their lines a model was trained on.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -341,20 +340,17 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
     """
     found: set[int] | None = None
     for data in training_data(folder):
-        found = found or set()
-        store, rows_of = data.train, defaultdict[tuple[int, ...], list[int]](list)
-        encoded = load_tokenizers(data.tokenizer_dir).source.encode_batch(lines)
-        for row, tokens in enumerate(encoded):
-            rows_of[tuple(tokens)].append(row)
-        known = np.array([_key(len(x), x[0], x[-1]) for x in rows_of if x], np.int64)
+        store, seen = data.train, set[tuple[int, ...]]()
+        encoded = [*map(tuple, load_tokenizers(data.tokenizer_dir).source.encode_batch(lines))]
+        known = np.array([_key(len(x), x[0], x[-1]) for x in {*encoded} if x], np.int64)
         for start in range(0, len(store), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
             stored, offsets = store.source_ids(rows)
             ids, starts, ends = stored.astype(np.int64), offsets[:-1], offsets[1:]
             keys = _key(ends - starts, ids[starts], ids[ends - 1])
-            for place in np.flatnonzero(np.isin(keys, known)).tolist():
-                line = ids[starts[place] : ends[place]].tolist()
-                found.update(rows_of.get(tuple(line), ()))
+            matches = np.flatnonzero(np.isin(keys, known))
+            seen.update(tuple(ids[starts[x] : ends[x]].tolist()) for x in matches)
+        found = (found or set()) | {row for row, line in enumerate(encoded) if line in seen}
     return found
 
 

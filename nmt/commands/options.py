@@ -70,7 +70,6 @@ _CHECKPOINT = "Checkpoint of a run folder: best, last, step-N or average."
 _OUTPUT = "File to write; .gz, .bz2 and .xz are compressed."
 _FOLDER = "Model folder to write; it must be missing or empty."
 _TAG = "Tag of each source: a target language (de for <2de>) or a domain."
-_BEAM_SIZE = "Beam size; 1 is greedy search."
 _PENALTY = "Exponent of the length normalisation; higher favours longer translations."
 
 ConfigFile = Annotated[Path, Flag("YAML configuration file.", argument=True)]
@@ -81,7 +80,7 @@ OutputFile = Annotated[File, Flag(_OUTPUT, "o", parser=file_or_standard, shown="
 OutputFolder = Annotated[Path, Flag(_FOLDER, "o", "FOLDER")]
 Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
 Threads = Annotated[Count, Flag("CPU threads.", min=1, shown="all cores")]
-BeamSize = Annotated[Count, Flag(_BEAM_SIZE, "b", min=1, shown=OF_THE_MODEL)]
+BeamSize = Annotated[Count, Flag("Beam size; 1 is greedy search.", "b", min=1, shown=OF_THE_MODEL)]
 BatchTokens = Annotated[Count, Flag("Source tokens of a batch.", min=1, shown=OF_THE_MODEL)]
 SampleSeed = Annotated[Count, Flag("With `sample`: random seed.", min=0, shown=OF_THE_MODEL)]
 LengthPenalty = Annotated[float | None, Flag(_PENALTY, min=0, shown=OF_THE_MODEL)]
@@ -470,9 +469,7 @@ class ScoreOptions(ModelOptions):
             raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
 
 
-_ALL = "all of the configuration's"
 _METRIC = f"{', '.join(METRICS)}, or several with commas. Repeatable."
-_BY_LANGUAGE = "by target language, else 13a"
 _BS = "bs; ar where a loss fails, as it raises fewer false alarms"
 _NUM_RESAMPLES = f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}"
 
@@ -498,7 +495,7 @@ class TestOptions(Options):
     hypothesis: Files = ()
     source: File = None
     reference: Files = ()
-    test: Annotated[Texts, Flag(short="t", metavar="NAME", shown=_ALL)] = ()
+    test: Annotated[Texts, Flag(short="t", metavar="NAME", shown="all of the configuration's")] = ()
     tag: Tag = None
     languages: Annotated[Text, Flag(short="l", metavar="PAIR")] = None
     limit: Annotated[Count, Flag(min=1)] = None
@@ -519,7 +516,7 @@ class MetricOptions(Options):
     title: ClassVar[str] = "Scores"
 
     metric: Annotated[Texts, Flag(_METRIC, metavar="NAME")] = ("bleu", "chrf")
-    tokenize: Annotated[Text, Flag(metavar="NAME", shown=_BY_LANGUAGE)] = None
+    tokenize: Annotated[Text, Flag(metavar="NAME", shown="by target language, else 13a")] = None
     lowercase: bool = False
     external: Annotated[Text, Flag(metavar="COMMAND")] = None
 
