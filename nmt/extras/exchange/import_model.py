@@ -78,9 +78,10 @@ def import_model(options: ImportOptions) -> ImportSummary:
         elif place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
             model = read_marian(place)
         else:
-            problem = "config.json of Hugging Face, and decoder.yml and .npz of Marian are missing"
+            missing = "config.json of Hugging Face, and decoder.yml and .npz of Marian are missing"
+            problem = f"is not a model: {missing}" if source.exists() else "does not exist"
             fix = "Pass the folder of the model, or Marian's .npz file itself."
-            raise CheckpointError(f"{source} is not a model: {problem}.", fix=fix)
+            raise CheckpointError(f"{source} {problem}.", fix=fix)
     shape = model.model
     if positions is not None:
         shape = shape.model_copy(update={"positions": positions})

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,8 @@ def reading(path: Path) -> Iterator[None]:
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
         if isinstance(error, KeyError):
             problem = f"it has no {error}"
+        elif isinstance(error, UnpicklingError):  # torch's own text says how to run its code
+            problem = "it is not a file of weights alone"
         elif isinstance(error, ValidationError):
             problem = "; ".join(
                 f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors()

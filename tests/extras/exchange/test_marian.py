@@ -306,4 +306,4 @@ def test_old_weights_are_read_without_running_their_code(theirs: Path, tmp_path:
     for name, tensor in load_model(tmp_path / "pickled").model.state_dict().items():
         assert torch.equal(tensor, safe[name])
     torch.save({"weights": Path("x")}, theirs / "pytorch_model.bin")  # not a type of weights
-    refused(theirs, "is damaged")
+    refused(theirs, "it is not a file of weights alone")
