@@ -5,27 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.demo import demo_pairs
-from nmt.data.hubs import huggingface_pairs, published_test_set
-from nmt.data.pairs import (
-    LINE_PER_SIDE,
-    BadPair,
-    ReadOptions,
-    SentencePair,
-    aligned_pairs,
-    csv_pairs,
-    json_texts,
-    pair_of,
-    raw_lines,
-    records,
-    tsv_texts,
-)
+from nmt.data.pairs import BadPair, ReadOptions, SentencePair, columns_of
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import is_standard, near_file, open_binary
 
@@ -60,8 +47,7 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
     paths = [getattr(config, key) for key in (*_FILE_KEYS, "scores")]
     if config.huggingface is not None:
         place = Path(config.huggingface)
-        local = [place] if place.is_file() else sorted(place.rglob("*"))
-        paths += [path for path in local if path.is_file()]
+        paths += [path for path in (place, *sorted(place.rglob("*"))) if path.is_file()]
     return tuple(path for path in paths if path is not None)
 
 
@@ -164,7 +150,7 @@ def read_blocks(
     Raises:
         DataError: As of `read_corpus`; of single lines, only `Block.pairs` raises it.
     """
-    names, columns, parse = _columns(config, options)
+    names, columns, parse = columns_of(config, options)
     done, limit = 0, config.max_pairs or sys.maxsize
     while done < limit:
         most = min(size if done >= size else _FIRST_PAIRS, size, limit - done)
@@ -184,43 +170,6 @@ def read_blocks(
         place = " and ".join(names) or f"{config.huggingface} (split {config.split})"
         fix = "Name files with one sentence or pair a line, or a split that has rows."
         raise DataError(f"There is no pair in {place}.", fix=fix)
-
-
-def _columns(
-    config: CorpusConfig, options: ReadOptions
-) -> tuple[list[str], list[Iterator[Any]], Callable[..., Iterable[SentencePair | BadPair]]]:
-    """Return the files of a corpus, what is read of each pair, and what makes a pair of it."""
-    languages, most = (options.source_language, options.target_language), options.max_characters
-    names = [str(path) for key in _FILE_KEYS if (path := getattr(config, key)) is not None]
-    files = [path for path in (config.source, config.target) if path is not None]
-    if config.sacrebleu is not None:
-        source, references = published_test_set(config.sacrebleu, "-".join(languages))
-        files = [source, references[0]]
-        names = [*map(str, files)]
-    if files:
-        lines = [raw_lines(path, most) for path in files]
-        return names, lines, partial(aligned_pairs, names, options)
-    if config.tsv is not None or config.jsonl is not None:
-        if config.tsv is not None:
-            wanted = f"columns {config.columns[0]} and {config.columns[1]} (counted from 0)"
-            texts_of = partial(tsv_texts, config.columns)
-        else:
-            wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
-            texts_of = partial(json_texts, languages)
-        parse = partial(records, names[0], options, texts_of, wanted)
-        return names, [raw_lines(Path(names[0]), most * LINE_PER_SIDE)], parse
-    if config.csv is not None:
-        return names, [csv_pairs(config.csv, config.columns, options)], _as_read
-    if config.demo is not None:
-        texts = demo_pairs(config.demo, *languages)
-    else:
-        texts = huggingface_pairs(str(config.huggingface), config, languages)
-    pairs = (pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
-    return names, [pairs], _as_read
-
-
-def _as_read(pairs: Sequence[SentencePair | BadPair], _: int) -> Sequence[SentencePair | BadPair]:
-    return pairs
 
 
 def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:

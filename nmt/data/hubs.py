@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from nmt.data.pairs import in_languages
 from nmt.errors import ConfigError, DataError, nearest_word, shell_command
 
 if TYPE_CHECKING:
@@ -46,6 +45,15 @@ def huggingface_pairs(
                 fix="Name data with a `translation` column or a column for each language code.",
             ) from error
         yield "" if source is None else str(source), "" if target is None else str(target)
+
+
+def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
+    """Return both texts; data may have ``pt_BR`` where we say ``pt-BR``."""
+    source, target = (
+        texts[language if language in texts else language.replace("-", "_")]
+        for language in languages
+    )
+    return source, target
 
 
 def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:

@@ -185,12 +185,10 @@ def learn_lexicon(
         folder: For tables that these read; None if there are none.
         iterations: Of expectation maximisation.
     """
-    counts = np.full(vocab_sizes[0], 0.5), np.full(vocab_sizes[1], 0.5)
+    counts = [np.full(size, 0.5) for size in vocab_sizes]
     for sources, targets in batches(lines, pairs):
-        for count, (ids, _) in zip(
-            counts, (lines.source_ids(sources), lines.target_ids(targets)), strict=True
-        ):
-            count += np.bincount(ids, minlength=len(count))
+        counts[0] += np.bincount(lines.source_ids(sources)[0], minlength=vocab_sizes[0])
+        counts[1] += np.bincount(lines.target_ids(targets)[0], minlength=vocab_sizes[1])
     source, target = (count / count.sum() for count in counts)
     lexicon = Lexicon(lines, vocab_sizes, (source, target))
     for _ in range(iterations):

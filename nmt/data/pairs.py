@@ -1,4 +1,4 @@
-"""Sentence pairs, and how they are read: aligned files, TSV, CSV and JSON lines.
+"""Sentence pairs, and how they are read: `columns_of` chooses by the place of a corpus.
 
 Both sides of a pair always move together: a blank line, bad bytes or an over-long line on one
 side makes the pair blank, bad or over-long, and never shifts the other side.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from nmt.config.data import CorpusConfig
+from nmt.data.demo import demo_pairs
+from nmt.data.hubs import huggingface_pairs, in_languages, published_test_set
 from nmt.errors import DataError
 from nmt.files.lines import decode_line, open_binary, split_lines
 from nmt.text import without_surrogates
 
 _MOST_BYTES_PER_CHARACTER = 4
 # A line of TSV or JSON holds both sides, other fields, and characters written as \uXXXX.
-LINE_PER_SIDE = 8
+_LINE_PER_SIDE = 8
 
 
 class SentencePair(NamedTuple):
@@ -47,7 +51,7 @@ class ReadOptions:
     max_characters: int = 10_000
 
 
-def pair_of(source: str, target: str, line: int, options: ReadOptions) -> SentencePair | BadPair:
+def _pair_of(source: str, target: str, line: int, options: ReadOptions) -> SentencePair | BadPair:
     """Check texts that did not come as lines: they may hold line feeds and lone surrogates."""
     if max(len(source), len(target)) > options.max_characters:
         return BadPair("characters", line)
@@ -58,16 +62,7 @@ def _one_line(text: str) -> str:
     return (text if text.isascii() else without_surrogates(text)).replace("\n", " ")
 
 
-def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
-    """Return both texts; data may have ``pt_BR`` where we say ``pt-BR``."""
-    source, target = (
-        texts[language if language in texts else language.replace("-", "_")]
-        for language in languages
-    )
-    return source, target
-
-
-def raw_lines(path: Path, max_characters: int) -> Iterator[bytes | None]:
+def _raw_lines(path: Path, max_characters: int) -> Iterator[bytes | None]:
     """Yield the lines of a file; None for one that has too many bytes."""
     with open_binary(path) as stream:
         yield from split_lines(
@@ -92,7 +87,7 @@ def _decoded(
             yield text
 
 
-def aligned_pairs(
+def _aligned_pairs(
     names: Sequence[str],
     options: ReadOptions,
     sources: Sequence[bytes | None],
@@ -113,7 +108,7 @@ def aligned_pairs(
             yield SentencePair(left, right, number)
 
 
-def records(
+def _records(
     path: str,
     options: ReadOptions,
     texts_of: Callable[[str], tuple[str, str]],
@@ -122,7 +117,7 @@ def records(
     first: int,
 ) -> Iterator[SentencePair | BadPair]:
     """Yield the pairs of lines of a file that holds both sides on each."""
-    most = options.max_characters * LINE_PER_SIDE
+    most = options.max_characters * _LINE_PER_SIDE
     for number, line in enumerate(_decoded(lines, path, first, options, most), first):
         if isinstance(line, BadPair):
             yield line
@@ -137,16 +132,16 @@ def records(
                 if isinstance(error, IndexError) and "," in line and "\t" not in line:
                     problem, fix = "commas and no tab", f"Name it as csv: {path}, not as tsv."
                 raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix) from error
-            yield pair_of(*texts, number, options)
+            yield _pair_of(*texts, number, options)
 
 
-def tsv_texts(columns: tuple[int, int], line: str) -> tuple[str, str]:
+def _tsv_texts(columns: tuple[int, int], line: str) -> tuple[str, str]:
     """Return the texts of a line with tabs."""
     cells = line.split("\t")
     return cells[columns[0]], cells[columns[1]]
 
 
-def csv_pairs(
+def _csv_pairs(
     path: Path, columns: tuple[int, int], options: ReadOptions
 ) -> Iterator[SentencePair | BadPair]:
     """Yield the pairs of comma-separated values.
@@ -155,10 +150,10 @@ def csv_pairs(
         DataError: It is no such file, or lacks the columns.
     """
     bad: list[BadPair] = []
-    most = options.max_characters * LINE_PER_SIDE
+    most = options.max_characters * _LINE_PER_SIDE
 
     def lines() -> Iterator[str]:
-        for line in _decoded(raw_lines(path, most), str(path), 1, options, most):
+        for line in _decoded(_raw_lines(path, most), str(path), 1, options, most):
             if isinstance(line, BadPair):
                 bad.append(line)
             else:
@@ -173,7 +168,7 @@ def csv_pairs(
             if number == 0 and (named := _named_columns(row, languages)):
                 columns = named
             elif row:
-                yield pair_of(row[columns[0]], row[columns[1]], rows.line_num, options)
+                yield _pair_of(row[columns[0]], row[columns[1]], rows.line_num, options)
             else:
                 yield SentencePair("", "", rows.line_num)
     except (csv.Error, IndexError) as error:
@@ -194,10 +189,47 @@ def _named_columns(row: Sequence[str], languages: tuple[str, str]) -> tuple[int,
     return None
 
 
-def json_texts(languages: tuple[str, str], line: str) -> tuple[str, str]:
+def _json_texts(languages: tuple[str, str], line: str) -> tuple[str, str]:
     """Return the texts of a line of JSON; a missing one is empty."""
     source, target = in_languages(json.loads(line)["translation"], languages)
     for text in (source, target):
         if not isinstance(text, str | None):
             raise TypeError(f"{text!r:.40} is not text")
     return source or "", target or ""
+
+
+def columns_of(
+    config: CorpusConfig, options: ReadOptions
+) -> tuple[list[str], list[Iterator[Any]], Callable[..., Iterable[SentencePair | BadPair]]]:
+    """Return the files of a corpus, what is read of each pair, and what makes a pair of it."""
+    languages, most = (options.source_language, options.target_language), options.max_characters
+    files = [path for path in (config.source, config.target) if path is not None]
+    if config.sacrebleu is not None:
+        source, references = published_test_set(config.sacrebleu, "-".join(languages))
+        files = [source, references[0]]
+    places = files or (config.tsv, config.csv, config.jsonl)
+    names = [str(path) for path in places if path is not None]
+    if files:
+        lines = [_raw_lines(path, most) for path in files]
+        return names, lines, partial(_aligned_pairs, names, options)
+    if config.tsv is not None or config.jsonl is not None:
+        if config.tsv is not None:
+            wanted = f"columns {config.columns[0]} and {config.columns[1]} (counted from 0)"
+            texts_of = partial(_tsv_texts, config.columns)
+        else:
+            wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
+            texts_of = partial(_json_texts, languages)
+        parse = partial(_records, names[0], options, texts_of, wanted)
+        return names, [_raw_lines(Path(names[0]), most * _LINE_PER_SIDE)], parse
+    if config.csv is not None:
+        return names, [_csv_pairs(config.csv, config.columns, options)], _as_read
+    if config.demo is not None:
+        texts = demo_pairs(config.demo, *languages)
+    else:
+        texts = huggingface_pairs(str(config.huggingface), config, languages)
+    pairs = (_pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
+    return names, [pairs], _as_read
+
+
+def _as_read(pairs: Sequence[SentencePair | BadPair], _: int) -> Sequence[SentencePair | BadPair]:
+    return pairs

@@ -32,14 +32,8 @@ from nmt.data.store import FlatIds, ParallelStore
 from nmt.data.workers import Result, Stored, Workers, has_changed, map_blocks
 from nmt.errors import DataError
 from nmt.files.json_file import sha256_of_json
-from nmt.text.tokenizer import (
-    JOINT,
-    SOURCE,
-    TARGET,
-    Tokenizers,
-    load_tokenizers,
-    train_sentencepiece,
-)
+from nmt.text import tokenizer
+from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
 Mask = npt.NDArray[np.bool_]
@@ -111,10 +105,10 @@ class Encode:
         arrays: dict[str, npt.NDArray[Any]] = {
             "numbers": np.array([pair.line for pair in pairs], np.int64)
         }
-        for side, (tokenizer, lines) in enumerate(
+        for side, (model, lines) in enumerate(
             zip(self.tokenizers, zip(*texts, strict=True), strict=True)
         ):
-            flat = FlatIds.of(tokenizer.encode_batch(lines, self.threads))
+            flat = FlatIds.of(model.encode_batch(lines, self.threads))
             arrays |= {f"ids_{side}": flat.ids, f"lengths_{side}": flat.lengths}
         return Result(arrays)
 
@@ -306,14 +300,14 @@ def learn_tokenizers(
     folder.mkdir()
     texts: dict[str, Iterable[str]] = {}
     if start_from is not None:
-        load_tokenizers(start_from)  # says what is wrong with them
+        tokenizer.load_tokenizers(start_from)  # says what is wrong with them
         for path in start_from.glob("*.model"):
             shutil.copy(path, folder)
     elif config.joint:
-        texts = {JOINT: chain.from_iterable(sample.drain())}
+        texts = {tokenizer.JOINT: chain.from_iterable(sample.drain())}
     else:
         sources, targets = zip(*sample.drain(), strict=True)
-        texts = {SOURCE: sources, TARGET: targets}
+        texts = {tokenizer.SOURCE: sources, tokenizer.TARGET: targets}
     for name, lines in texts.items():
-        train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
-    return load_tokenizers(folder)
+        tokenizer.train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
+    return tokenizer.load_tokenizers(folder)

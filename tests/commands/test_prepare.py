@@ -303,7 +303,7 @@ def test_a_corpus_that_changes_meanwhile_is_noticed(
         train_sentencepiece(*args, **options)
         write_pairs(tmp_path, *corpus(119))
 
-    monkeypatch.setattr("nmt.data.reading.train_sentencepiece", learn)
+    monkeypatch.setattr("nmt.text.tokenizer.train_sentencepiece", learn)
     refused(config_for(tmp_path), "changed while it was read")
 
 
