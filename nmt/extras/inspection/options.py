@@ -58,46 +58,46 @@ NOT_IN_PAGE = ("distributions", "heads")
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(Options):
-    """All options of ``nmt inspect``."""
+    """All options of ``nmt inspect``.
+
+    Args:
+        model: Run folder, model folder or YAML configuration.
+        view: One view; without it, all views are on one page.
+        output: File to write: .html, .svg, .json or .txt.
+        format_: Output format.
+        open_: Open the page in a browser.
+        worked_examples: Print the numbers of well-known explanations, computed by nmt; needs no
+            model.
+        source: Sentence to read.
+        target: Its translation.
+        layer: One layer, from 1.
+        head: Heads, from 1.
+        checkpoint: Checkpoints of a run folder: best, last, step-N, average, or untrained. The view
+            distributions draws each, other views the last one.
+        unmasked: In trace: also recompute without the causal mask, and compare.
+        test: Test set of the view heads.
+        limit: Number of sentence pairs that the view heads reads.
+    """
 
     notes: ClassVar[str] = "\b\nVIEW:\n" + "\n".join(
         f"  {name:<15}{view.summary}" for name, view in VIEWS.items()
     )
 
-    model: Annotated[
-        Path | None, Flag("Run folder, model folder or YAML configuration.", argument=True)
-    ] = None
-    view: Annotated[
-        str | None, Flag("One view; without it, all views are on one page.", argument=True)
-    ] = None
+    model: Annotated[Path | None, Flag(argument=True)] = None
+    view: Annotated[str | None, Flag(argument=True)] = None
     output: Annotated[
-        Path | None,
-        Flag("File to write: .html, .svg, .json or .txt.", short="o", parser=file_or_standard,
-             shown="standard output"),
-    ] = None  # fmt: skip
-    format_: Annotated[
-        Style | None, Flag("Output format.", shown="from the file's ending, else text")
+        Path | None, Flag(short="o", parser=file_or_standard, shown="standard output")
     ] = None
-    open_: Annotated[bool, Flag("Open the page in a browser.")] = False
-    worked_examples: Annotated[
-        bool, Flag("Print the numbers of well-known explanations, computed by nmt; needs no model.")
-    ] = False
-    source: Annotated[str | None, Flag("Sentence to read.")] = None
-    target: Annotated[str | None, Flag("Its translation.", shown="the model's own")] = None
+    format_: Annotated[Style | None, Flag(shown="from the file's ending, else text")] = None
+    open_: bool = False
+    worked_examples: bool = False
+    source: str | None = None
+    target: Annotated[str | None, Flag(shown="the model's own")] = None
     tag: Tag = None
-    layer: Annotated[int | None, Flag("One layer, from 1.", min=1, shown="all")] = None
-    head: Annotated[tuple[int, ...], Flag("Heads, from 1.", separator=",", shown="all")] = ()
-    checkpoint: Annotated[
-        tuple[str, ...],
-        Flag("Checkpoints of a run folder: best, last, step-N, average, or untrained. The view "
-             "distributions draws each, other views the last one.",
-             separator=",", shown="best"),
-    ] = ()  # fmt: skip
-    unmasked: Annotated[
-        bool, Flag("In trace: also recompute without the causal mask, and compare.")
-    ] = False
-    test: Annotated[
-        str | None, Flag("Test set of the view heads.", short="t", shown="the first")
-    ] = None
-    limit: Annotated[int, Flag("Number of sentence pairs that the view heads reads.", min=1)] = 200
+    layer: Annotated[int | None, Flag(min=1, shown="all")] = None
+    head: Annotated[tuple[int, ...], Flag(separator=",", shown="all")] = ()
+    checkpoint: Annotated[tuple[str, ...], Flag(separator=",", shown="best")] = ()
+    unmasked: bool = False
+    test: Annotated[str | None, Flag(short="t", shown="the first")] = None
+    limit: Annotated[int, Flag(min=1)] = 200
     set_: Overrides = ()
