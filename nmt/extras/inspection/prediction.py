@@ -63,19 +63,15 @@ class ObservingStepper(ModelStepper):
 
     Args:
         model: On the CPU.
+        source: What is translated.
         options: Those of the search.
     """
 
-    def __init__(self, model: Transformer, options: DecodingConfig) -> None:
-        self._weight = options.coverage_penalty
+    def __init__(self, model: Transformer, source: Packed, options: DecodingConfig) -> None:
+        self._lengths, self._weight = source.lengths, options.coverage_penalty
         super().__init__(model, with_coverage=self._weight > 0)
         self.moments: list[Moment] = []
         self._kept: list[int] = []
-
-    @override
-    def start(self, source: Packed) -> States:
-        self._lengths = source.lengths
-        return super().start(source)
 
     @override
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
@@ -117,8 +113,9 @@ def trace_search(
         source_ids: Without special ids.
         options: Of greedy or beam search.
     """
-    stepper, penalty = ObservingStepper(model, options), length_penalty(options)
-    (hypotheses,) = search(stepper, Packed.from_rows([[*source_ids, EOS_ID]]), options)
+    source, penalty = Packed.from_rows([[*source_ids, EOS_ID]]), length_penalty(options)
+    stepper = ObservingStepper(model, source, options)
+    (hypotheses,) = search(stepper, source, options)
     size = 1 if options.search == "greedy" else options.beam_size
     for moment in stepper.moments:  # what ends in EOS among the best K continuations is finished
         best = expand(moment.totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
