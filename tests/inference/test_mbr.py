@@ -72,9 +72,3 @@ def test_the_translator_chooses_by_definition(translator: Translator, kind: Any)
         assert [values[text] for text in best] == pytest.approx(expected)
         assert best[0] == result.text
         assert result.score == max(x.score for x in found.alternatives if x.text == result.text)
-
-
-def test_a_batch_counts_its_candidates(translator: Translator) -> None:
-    """As many rows as the memory allows for 32 hypotheses of each."""
-    assert translator.with_options(mbr=Mbr("chrf", 32)).options.search.num_hypotheses == 32
-    assert translator.options.search is translator.options.decoding

@@ -136,19 +136,6 @@ def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
             translator.translate(lines)  # type: ignore[arg-type]
 
 
-def test_alternatives_come_best_first(translator: Translator) -> None:
-    for result in translator.with_options(n_best=3).translate(sentences(8, longest=4)):
-        assert len(result.alternatives) == 3
-        best = result.alternatives[0]
-        assert (result.text, result.score) == (best.text, best.score)
-        scores = [alternative.score for alternative in result.alternatives]
-        assert scores == sorted(scores, reverse=True)
-        assert len(result.as_dict()["alternatives"]) == 3
-    (only,) = translator.translate(["Hund"])[0].alternatives  # the same at any number
-    two = translator.with_options(n_best=2).translate(["Hund"])
-    assert only == two[0].alternatives[0]
-
-
 class Says(Engine):
     """Always the same."""
 

@@ -53,8 +53,6 @@ def test_length_penalties_are_the_papers(
     values = {"length_penalty": exponent, "length_penalty_form": form}
     penalty = length_penalty(DecodingConfig.model_validate(values))
     assert penalty(length) == pytest.approx(expected, abs=1e-6)
-    numbers = [penalty(other) for other in range(1, 200)]
-    assert numbers == sorted(numbers)
 
 
 @pytest.mark.parametrize(
