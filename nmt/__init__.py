@@ -68,10 +68,6 @@ __all__ = [
 # Modules of names other than the core's commands, whose modules are named after them.
 _HOMES = {
     "nmt.commands.config": ("load_config",),
-    "nmt.commands.options": (
-        "AugmentOptions", "AverageOptions", "EvaluateOptions", "PrepareOptions", "ScoreOptions",
-        "TrainOptions", "TranslateOptions",
-    ),
     "nmt.extras.exchange.export": ("export",),
     "nmt.extras.exchange.hub": ("pull", "push"),
     "nmt.extras.exchange.import_model": ("import_model",),
@@ -102,7 +98,8 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv.count("-m"):  # Python looks for a m
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return load_attribute(f"{_MODULES.get(name, f'nmt.commands.{name}')}:{name}")
+    module = f"nmt.commands.{'options' if name.endswith('Options') else name}"
+    return load_attribute(f"{_MODULES.get(name, module)}:{name}")
 
 
 def __dir__() -> list[str]:

@@ -83,15 +83,6 @@ def test_scoring_a_model_is_scoring_what_it_translates(world: Path, tmp_path: Pa
     assert first["scores"] == second["scores"]
 
 
-def test_training_says_when_bleu_is_not_counted_as_usual(world: Path, tmp_path: Path) -> None:
-    flags = [f"prepared_dir={tmp_path / 'prepared'}", "target_language=ja", "training.max_steps=1"]
-    arguments = [part for flag in flags for part in ("--set", flag)]
-    result = nmt("train", world / "config.yaml", "--run-dir", tmp_path / "run", *arguments)
-    assert result.exit_code == 0, result.stderr
-    assert "(tokenizer char), chrF" in result.stderr
-    assert "(tokenizer char), chrF" in (tmp_path / "run" / "log.txt").read_text("utf-8")
-
-
 def test_weights_that_were_changed_are_not_used(run: Path) -> None:
     """Faults 10 and 47."""
     for weights in run.glob("checkpoints/*/model.safetensors"):
