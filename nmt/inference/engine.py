@@ -97,7 +97,7 @@ class Ensemble:
         total = sum(weights)
         if min(weights) < 0 or not 0 < total < math.inf:
             raise ConfigError(
-                f"The weights {shown} are no weights.",
+                f"{shown} cannot be used as weights.",
                 fix="Give numbers that are not negative, at least one of them above 0.",
             )
         return tuple(weight / total for weight in weights)

@@ -153,7 +153,11 @@ class Scorer:
             CheckpointError: The model's weights are broken.
         """
         found: list[list[float]] = [[] for _ in pairs]
-        for rows in self._batches(pairs):
+        lengths = [len(source) + len(target) + 1 for source, target in pairs]
+        wanted = self.options.batch_tokens
+        tokens = self._loaded.engine.room.tokens if wanted == "auto" else wanted
+        # The budget is of sources: source and target together may have twice as many.
+        for rows in batch_by_length(lengths, max_tokens=2 * tokens, max_rows=max(1, len(pairs))):
             sources, targets = zip(*(pairs[row] for row in rows), strict=True)
             log_probs = self._loaded.engine.token_log_probs(sources, targets)
             for row, own in zip(rows, log_probs, strict=True):
@@ -194,13 +198,6 @@ class Scorer:
         sources = _encode(source, sides[0], self._longest_source - len(first), "source")
         targets = _encode(target, sides[1], self._longest_target, "target")
         return first, list(zip(sources, targets, strict=True))
-
-    def _batches(self, pairs: Sequence[IdPair]) -> list[list[int]]:
-        """Rows of like lengths, with source and target together within twice the budget."""
-        lengths = [len(source) + len(target) + 1 for source, target in pairs]
-        wanted = self.options.batch_tokens
-        tokens = self._loaded.engine.room.tokens if wanted == "auto" else wanted
-        return batch_by_length(lengths, max_tokens=2 * tokens, max_rows=max(1, len(pairs)))
 
 
 def _encode(

@@ -138,7 +138,7 @@ def test_wrong_models_are_refused_together(folders: dict[str, Path], tmp_path: P
 
 @pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 2.0), (math.nan, 1.0), (math.inf, 1.0)])
 def test_weights_that_are_none_are_refused(weights: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="are no weights"):
+    with pytest.raises(ConfigError, match="cannot be used as weights"):
         Ensemble((Path("b"),), weights).shares()
     with pytest.raises(ConfigError, match=r"3 weights \(1,2,3\) for 2 models"):
         Ensemble((Path("b"),), (1.0, 2.0, 3.0)).shares()
