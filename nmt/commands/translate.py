@@ -136,8 +136,7 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
             warn_of_language("the input", texts, load_config(options.model / "config.yaml"))
         lines: list[Request | DataError] = [Request(text) for text in texts]
         if reads_json:
-            lines = [_parsed(text, row) for row, text in enumerate(texts, number)]
-            _warn_of_passed_fields(lines, number, named)
+            lines = [_parsed(text, row, named) for row, text in enumerate(texts, number)]
         yield number, lines
         number += len(lines)
     if decoder.num_damaged > MAX_NOTES:
@@ -146,11 +145,18 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
         logger.warning(text + convert, f"{decoder.num_damaged:,}")
 
 
-def _parsed(line: str, number: int) -> Request | RequestError:
+def _parsed(line: str, number: int, named: set[str]) -> Request | RequestError:
+    """Read a line of JSON; warn of the first fields that look like those of a request."""
     try:
-        return parse_request(line, number)
+        parsed = parse_request(line, number)
     except RequestError as error:
         return error.with_traceback(None)
+    for name in parsed.others.keys() - named - {"source"}:
+        if len(named) < MAX_NOTES and (meant := request.meant_field(name)):
+            named.add(name)
+            text = "line %s: field %r is passed through, not followed (did you mean %r?)"
+            logger.warning(text, f"{number:,}", name, meant)
+    return parsed
 
 
 class _Writer:
@@ -226,18 +232,6 @@ class _Writer:
 
 def _json_line(values: Mapping[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, allow_nan=False)
-
-
-def _warn_of_passed_fields(
-    lines: Sequence[Request | DataError], first: int, named: set[str]
-) -> None:
-    """Warn of the first fields that look like those of a request."""
-    for number, line in enumerate(lines, first):
-        for name in line.others.keys() - named - {"source"} if isinstance(line, Request) else ():
-            if len(named) < MAX_NOTES and (meant := request.meant_field(name)):
-                named.add(name)
-                text = "line %s: field %r is passed through, not followed (did you mean %r?)"
-                logger.warning(text, f"{number:,}", name, meant)
 
 
 def _refuse_sentence(model: Path, file: Path | None) -> None:
