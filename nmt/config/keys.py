@@ -57,7 +57,7 @@ def _walk(
     section: Mapping[str, Any], sections: Mapping[str, Any], path: tuple[str, ...]
 ) -> Iterator[Key]:
     """Yield the keys of a section of the JSON schema, and of the sections in it."""
-    meanings = meanings_of(section["description"])
+    meanings = meanings_of(section.get("description"))
     for name, field in section.get("properties", {}).items():
         outer = inner = (*path, name)
         value = field
@@ -66,7 +66,7 @@ def _walk(
                 value, inner = field[part], (*outer, ANY)
         below = sections.get(value.get("$ref", "").rpartition("/")[2])
         default, is_given = field.get("default"), below or name in section.get("required", ())
-        summary = below["description"].partition("\n\nArgs:")[0] if below else ""
+        summary = (below or {}).get("description", "").partition("\n\nArgs:")[0]
         yield Key(
             outer,
             allowed="a section" if below and inner == outer else describe_schema(field),

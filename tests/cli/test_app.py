@@ -136,3 +136,9 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"nmt {__version__}", "True True"]
+
+
+def test_without_docstrings_only_the_help_is_shorter() -> None:
+    command = [sys.executable, "-OO", "-m", "nmt", "train", "none.yaml", "--lr", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "--set training.schedule.peak_lr=1" in done.stderr) == (2, True)
