@@ -236,9 +236,8 @@ def read_weights(files: ModelFiles) -> ModelBundle:
             problem = f"{path} does not fit config.yaml and tokenizer:\n  {problems}"
             raise CheckpointError(problem, fix=_RESTORE)
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
-    return ModelBundle(
-        config, files.tokenizers, files.step, files.folder, files.manifest, model.eval()
-    )
+    parts = config, files.tokenizers, files.step, files.folder, files.manifest
+    return ModelBundle(*parts, model.eval())
 
 
 def _check_widths(path: Path, config: ModelConfig) -> None:
@@ -266,9 +265,8 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
     present = config.model_dump(mode="json", include=names)
     if found := changed_settings({name: recorded[name] for name in present}, present):
         listed = "\n  ".join(found)
-        raise CheckpointError(
-            f"{folder / CONFIG} is not of these weights:\n  {listed}", fix=_RESTORE
-        )
+        problem = f"{folder / CONFIG} is not of these weights:\n  {listed}"
+        raise CheckpointError(problem, fix=_RESTORE)
     expected, place = recorded.get("vocab_hash"), folder / TOKENIZER
     if expected is not None and place.is_dir() and tokenizer_hash(place) != expected:
         fix = "Restore the run's own tokenizer folder; a copy is in the prepared data."
@@ -282,9 +280,8 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
             problem = f"{folder} has a {CONFIG}, but neither {MODEL} nor checkpoints"
             raise _of_config(folder / CONFIG, problem)
         if checkpoint != "best":
-            logger.warning(
-                "%s holds one model: `checkpoint` %s changes nothing there.", folder, checkpoint
-            )
+            text = "%s holds one model: `checkpoint` %s changes nothing there."
+            logger.warning(text, folder, checkpoint)
         return folder
     if step := re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint):
         chosen = checkpoint_dir(folder, int(step[1]))

@@ -8,10 +8,9 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -33,8 +32,7 @@ _SAVED_OF_BASE = 0.02
 _BASE = 60e6 * 50_000  # Parameters of the base model times tokens of its updates.
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
+class Compilation(NamedTuple):
     """Whether layers are compiled."""
 
     is_on: bool

@@ -26,7 +26,6 @@ from nmt.device.distributed import Processes
 from nmt.errors import DeviceError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_ONE_GIB = 1 << 30
 _OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _BETWEEN_RANKS = 1_000_003
 _MAX_INFLIGHT_UPDATES = 64
@@ -111,7 +110,7 @@ def prepare_process(threads: int | None) -> None:
         torch.set_num_threads(threads)
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _ONE_GIB)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(_M_ARENA_MAX, 1)
 

@@ -160,10 +160,8 @@ class Progress:
         """Return where training stands, in a phrase."""
         if self.reason_to_end(patience=None):
             return f"at step {self.step:,}, and training ends at step {self.total_steps:,}"
-        where = f"resuming at step {self.step:,}" if self.step else "training"
-        return where + (
-            f" to step {self.total_steps:,}" if self.total_steps else " until patience ends"
-        )
+        end = f"to step {self.total_steps:,}" if self.total_steps else "until patience ends"
+        return f"resuming at step {self.step:,} {end}" if self.step else f"training {end}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for state.json."""

@@ -391,9 +391,8 @@ class ModelOptimizer:
             has = f"it has {', '.join(found) or 'nothing'}"
             needs = f"this one needs {', '.join(needed)}, each for its trained parameters"
             fix = "Resume with optimizer, ema_decay and freeze of the run's own config.yaml."
-            raise CheckpointError(
-                f"The checkpoint is of another optimizer: {has}, but {needs}.", fix=fix
-            )
+            problem = f"The checkpoint is of another optimizer: {has}, but {needs}."
+            raise CheckpointError(problem, fix=fix)
         copy_tensors(state, own.items())
         self.parameters.sync_from_master()
 

@@ -126,10 +126,9 @@ class Muon(Optimizer):
         gradient = self._gradient.nan_to_num_(0, 0, 0)
         self._momentum.lerp_(gradient, (not_skipped * (1 - config.momentum)).to(dtype))
         torch.lerp(gradient, self._momentum, config.momentum, out=self._change)  # Nesterov
+        num_iterations = config.newton_schulz_steps
         for group in self._groups:
-            orthogonal = orthogonalise(
-                torch.stack(group), config.newton_schulz_steps, self._iteration_dtype
-            )
+            orthogonal = orthogonalise(torch.stack(group), num_iterations, self._iteration_dtype)
             size = _RMS_OF_ADAMW * max(orthogonal.shape[1:]) ** 0.5
             for change, result in zip(group, orthogonal.unbind(), strict=True):
                 torch.mul(result, size, out=change)

@@ -92,9 +92,8 @@ class TimePlan:
         if beside <= minutes / 2 or whole <= _OVER_BUDGET * minutes:
             return ""
         at_end_only = updates < min(training.validate_every, training.save_every)
-        todo = (
-            "give it more time" if at_end_only else "raise training.validate_every and save_every"
-        )
+        rarer = "raise training.validate_every and save_every"
+        todo = "give it more time" if at_end_only else rarer
         return (
             f"validation, saving and the end of training take about {beside:,.1f} minutes of the "
             f"{minutes:g} of training.max_minutes: {todo}, or lower data.valid.max_pairs"
@@ -260,9 +259,7 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
     fits = min(processes.gather(fits))
     if fits < smallest:
         pair = f"fewer than a pair with filters.max_length ({max_length}) tokens on each side"
-        fix = (
-            "Lower filters.max_length, set training.activation_checkpointing, or shrink the model."
-        )
+        fix = "Lower filters.max_length, use training.activation_checkpointing or a smaller model."
         raise DeviceError(f"Memory holds batches of about {fits:,} tokens, {pair}.", fix=fix)
     accumulate = -(-own // fits)
     max_tokens = max(smallest, -(-own // accumulate))

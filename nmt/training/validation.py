@@ -181,9 +181,8 @@ class Validator:
         """
         text = self.text
         if text is not None:
-            sources, references = (
-                _spread(side, num_lines) for side in (text.sources, text.references)
-            )
+            sides = text.sources, text.references
+            sources, references = (_spread(side, num_lines) for side in sides)
             text = replace(text, sources=sources, references=references, longest=(1.0, 3))
         batches = _spread(self.batches, num_batches)
         return replace(self, batches=batches, text=text if num_lines else None, end_loops=False)
