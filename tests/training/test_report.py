@@ -319,17 +319,13 @@ def test_the_best_validation_is_that_of_the_metric_of_the_run(
     assert f"Bold: best {fact[0].split()[1]}." in texts(root, ".//section/p")[-1]
 
 
-def test_charts_have_ticks_and_tell_the_value_of_each_point() -> None:
+def test_charts_tell_the_value_of_each_point() -> None:
     found = figures(render_report("run", PAGE_EVENTS))
     assert list(found) == ["Loss", "Translation quality", "Learning rate", "Speed", "Gradient norm"]
-    ticks = texts(found["Loss"], ".//text")
-    assert ticks == ["2", "4", "6", "8", "0", "50", "100", "150", "200", "250", "300", "step"]
     titles = {name: texts(figure, ".//title") for name, figure in found.items()}
     assert titles["Loss"][1] == "step 200, training (smoothed objective): 4.5"
     assert titles["Loss"][3] == "step 200, validation (the same objective): 2"
     assert titles["Translation quality"][0] == "step 200, BLEU: 30.25"
-    assert titles["Learning rate"][0] == "step 100: 0.0005"
-    assert texts(found["Speed"], ".//b") == ["4,000"]
     # A long run makes a page of bounded size.
     page = render_report("run", [update(step, loss=3 + step % 7) for step in range(1, 20_001)])
     assert len(page) < 400_000

@@ -90,12 +90,6 @@ def test_the_peak_is_reached_however_long_the_warm_up(shape: str, total: int) ->
     assert max(rate(step) for step in range(1, total + 1)) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("shape", ENDING)
-def test_a_schedule_with_an_end_needs_a_budget(shape: str) -> None:
-    with pytest.raises(ValueError, match="needs a budget"):
-        schedule(shape, None)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_warm_up_starts_at_the_peak(shape: str) -> None:
     rate = schedule(shape, 1000, peak_lr=1.0, warmup_steps=0)
