@@ -38,7 +38,7 @@ def identity(
     ``budget`` is no other run, but the learning rates may be others.
     """
     schedule = config.training.schedule
-    ends = schedule.shape in _ENDING_SCHEDULES or schedule.warmup is not None
+    ends = schedule.shape in _ENDING_SCHEDULES or schedule.warmup_ratio is not None
     # With BPE-dropout or noise, pairs may get longer than those that the filters kept.
     is_redrawn = config.batch.bpe_dropout or any(x.augment.rates for x in config.data.train)
     return {

@@ -190,7 +190,7 @@ def describe_start(
     schedule, updater, pairs = config.training.schedule, setup.updater, len(setup.data.train)
     counts = [setup.data.manifest.counts.get(x, {}) for x in corpus_names(config.data.train)]
     reasons = sum(map(Counter, counts), Counter[str]()).most_common()
-    share = schedule.warmup and f"{schedule.warmup:.2%} of the updates"
+    share = schedule.warmup_ratio and f"{schedule.warmup_ratio:.2%} of the updates"
     rise = f"{share or f'{schedule.warmup_steps:,} updates'} of warm-up to {schedule.peak_lr:g}"
     sizes, threads = count_parameters(updater.model), torch.get_num_threads()
     facts = {

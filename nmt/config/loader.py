@@ -150,8 +150,8 @@ def dump_config(config: RunConfig) -> str:
     """The resolved configuration as YAML; `load_config` reads it back to an equal value."""
     values = config.model_dump(mode="json")
     schedule, usual = values["training"]["schedule"], ScheduleConfig().warmup_steps
-    if schedule["warmup"] is not None and schedule["warmup_steps"] == usual:
-        del schedule["warmup_steps"]  # training.schedule.warmup is used instead
+    if schedule["warmup_ratio"] is not None and schedule["warmup_steps"] == usual:
+        del schedule["warmup_steps"]  # training.schedule.warmup_ratio is used instead
     return dump_document(values)
 
 

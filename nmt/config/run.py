@@ -35,7 +35,7 @@ _FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
 # What trains a ``tiny`` model best in little time (scripts/README.md).
 MUON: Mapping[str, Mapping[str, Any]] = {
     "optimizer": {"kind": "muon", "newton_schulz_steps": 3},
-    "schedule": {"shape": "linear", "peak_lr": 4e-3, "warmup": 0.06},
+    "schedule": {"shape": "linear", "peak_lr": 4e-3, "warmup_ratio": 0.06},
 }  # fmt: skip
 # Name -> the values of each section that differ from the defaults.
 RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -54,7 +54,8 @@ _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Put ``values`` below those given, section by section.
 
-    A rate goes with its optimizer: another one gets AdamW's. ``warmup_steps`` replace ``warmup``.
+    A rate goes with its optimizer: another one gets AdamW's. ``warmup_steps`` replace
+    ``warmup_ratio``.
 
     >>> filled_in({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}, "b": 4})
     {'a': {'x': 1, 'y': 3}, 'b': 4}
@@ -63,7 +64,7 @@ def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     if usual and isinstance(own, Mapping) and own.get("kind", usual["kind"]) != usual["kind"]:
         schedule = {**values["schedule"], "peak_lr": 1e-3}
         values = {**values, "optimizer": {}, "schedule": schedule}
-    below = {x: values[x] for x in values if x != "warmup" or "warmup_steps" not in given}
+    below = {x: values[x] for x in values if x != "warmup_ratio" or "warmup_steps" not in given}
     for name in below.keys() & given.keys():
         is_section = isinstance(below[name], Mapping)
         own = {} if is_section and given[name] is None else given[name]
@@ -222,7 +223,7 @@ class Scale:
         }
 
 
-_ADAMW = {"schedule": {"shape": "linear", "peak_lr": 7e-4, "warmup": 0.06}}
+_ADAMW = {"schedule": {"shape": "linear", "peak_lr": 7e-4, "warmup_ratio": 0.06}}
 # From small to large.
 SCALES = (
     Scale(1e6, "tiny", 0.3, 2000, 2048, 20, MUON, r_drop=3.0),

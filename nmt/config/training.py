@@ -45,37 +45,37 @@ class ScheduleConfig(Section):
     """The learning rate as a function of the update.
 
     Args:
-        shape: Curve after warm-up; ``linear``, ``cosine`` and (in ``decay_share``) ``wsd`` fall.
+        shape: Curve after warm-up; ``linear``, ``cosine`` and (in ``decay_ratio``) ``wsd`` fall.
         peak_lr: Largest learning rate, reached at the end of warm-up (for ``noam``: a factor,
             usually 1).
         warmup_steps: Updates of linear warm-up from zero.
-        warmup: Warm-up as a share of the run, such as 0.06, in place of ``warmup_steps``.
-        decay_share: Share of the budget over which ``wsd`` decays.
-        final_share: Learning rate at the end of ``linear``, ``cosine`` and ``wsd``, as a share of
+        warmup_ratio: Warm-up as a share of the run, such as 0.06, in place of ``warmup_steps``.
+        decay_ratio: Share of the budget over which ``wsd`` decays.
+        min_lr_ratio: Learning rate at the end of ``linear``, ``cosine`` and ``wsd``, as a share of
             the peak.
     """
 
     shape: Annotated[str, Registered("schedule", _SCHEDULES)] = "inverse_sqrt"
     peak_lr: float = Field(default=5e-4, gt=0, le=10)
     warmup_steps: int = Field(default=4000, ge=0)
-    warmup: float | None = Field(default=None, gt=0)
-    decay_share: float = Field(default=0.2, gt=0, le=1)
-    final_share: float = Field(default=0.0, ge=0, le=1)
+    warmup_ratio: float | None = Field(default=None, gt=0)
+    decay_ratio: float = Field(default=0.2, gt=0, le=1)
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
     def warmup_updates(self, total_steps: int | None) -> int:
         """Return the updates of warm-up in a run of so many.
 
-        >>> ScheduleConfig(warmup=0.06).warmup_updates(5000)
+        >>> ScheduleConfig(warmup_ratio=0.06).warmup_updates(5000)
         300
         """
-        if self.warmup is None or total_steps is None:
+        if self.warmup_ratio is None or total_steps is None:
             return self.warmup_steps
-        return max(1, round(self.warmup * total_steps))
+        return max(1, round(self.warmup_ratio * total_steps))
 
     def _disagreements(self) -> Iterator[str]:
-        if self.warmup is not None and self.warmup >= 1:
-            instead = f"for {self.warmup:g} updates set warmup_steps, and leave warmup out"
-            yield f"warmup is a share of the run, below 1: {instead}"
+        if self.warmup_ratio is not None and self.warmup_ratio >= 1:
+            instead = f"for {self.warmup_ratio:g} updates set warmup_steps and omit warmup_ratio"
+            yield f"warmup_ratio is a share of the run, below 1: {instead}"
 
 
 class OptimizerConfig(Section):
@@ -205,8 +205,8 @@ class TrainingConfig(Section):
             ends = shape in ("linear", "cosine", "wsd")
             if self.patience is None:
                 yield "give one of max_steps, max_minutes, max_epochs or patience"
-            elif ends or self.schedule.warmup:
-                what = f"shape {shape} falls to its end over" if ends else "warmup is a share of"
+            elif ends or self.schedule.warmup_ratio:
+                what = f"shape {shape} falls over" if ends else "warmup_ratio is a share of"
                 yield f"schedule.{what} a budget: give max_steps, max_minutes or max_epochs"
         if self.optimizer.kind == "schedule-free":
             name = "optimizer.kind schedule-free"

@@ -67,7 +67,7 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
 
     Args:
         fallen: Share of the way through the fall, in [0, 1] -> share of the peak lost by then.
-        holds_peak: Whether only the last ``decay_share`` of the updates falls, not all the rest.
+        holds_peak: Whether only the last ``decay_ratio`` of the updates falls, not all the rest.
     """
 
     def construct(config: ScheduleConfig, _model_dim: int, total_steps: int | None) -> Schedule:
@@ -76,11 +76,11 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
         # A budget shorter than the warm-up still rises and falls.
         begin = warmup = min(config.warmup_steps, max(total_steps // 2, 1))
         if holds_peak:
-            begin = max(warmup, total_steps - max(round(config.decay_share * total_steps), 1))
+            begin = max(warmup, total_steps - max(round(config.decay_ratio * total_steps), 1))
 
         def rate(step: int) -> float:
             share = (step - begin) / (total_steps - begin) if total_steps > begin else 0.0
-            lost = (1 - config.final_share) * fallen(min(max(share, 0.0), 1.0))
+            lost = (1 - config.min_lr_ratio) * fallen(min(max(share, 0.0), 1.0))
             return constant(step, peak_lr=config.peak_lr, warmup_steps=warmup) * (1 - lost)
 
         return rate

@@ -29,7 +29,7 @@ KEYS = "training.schedule.peak_lr"
 PATH = "Check the path; relative paths start at the working directory."
 RELATIVE = "relative paths start at the working directory"
 
-TRY = "try training.schedule.warmup 0.06, a share of the run"
+TRY = "try training.schedule.warmup_ratio 0.06, a share of the run"
 # What is typed -> the first line of the answer, without `error: ` or `warning: `.
 MISTAKES = {
     # Flags of other tools.
@@ -90,9 +90,9 @@ MISTAKES = {
     f"warm-up: the learning rate never falls; {TRY}",
     "config check c.yaml --set training.max_steps=99 --set training.schedule.shape=linear":
     f"c.yaml: half of the 99 updates or more are warm-up (4,000 asked for); {TRY}",
-    "config check c.yaml --set training.schedule.warmup=400": "c.yaml:6 with --set "
-    "training.schedule.warmup=400: training.schedule: warmup is a share of the run, below 1: for "
-    "400 updates set warmup_steps, and leave warmup out",
+    "config check c.yaml --set training.schedule.warmup_ratio=400": "c.yaml:6 with --set "
+    "training.schedule.warmup_ratio=400: training.schedule: warmup_ratio is a share of the run, "
+    "below 1: for 400 updates set warmup_steps and omit warmup_ratio",
     "init in.de in.de": "SOURCE and TARGET are the same file, in.de.",
     "init in.de c.yaml": "The names of in.de and c.yaml do not end in the codes of two languages.",
     "init in.de in.en": "Too few pairs with text on both sides: 1.",

@@ -8,7 +8,14 @@ import pytest
 import yaml
 
 from nmt.config import keys
-from nmt.config.keys import all_keys, describe_keys, find_key, is_of_command_line, nearest_key
+from nmt.config.keys import (
+    all_keys,
+    describe_keys,
+    find_key,
+    is_of_command_line,
+    nearest_key,
+    unknown_key,
+)
 from nmt.errors import ConfigError
 
 ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text(encoding="utf-8"))
@@ -31,12 +38,21 @@ ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text
     ("model.n-layers", "model.encoder_layers and model.decoder_layers"),
     ("model.encoder.num_layers", "model.encoder_layers"),
     ("d_k", "model.num_heads (the width of a head is model_dim / num_heads)"),
-    ("warmup", "training.schedule.warmup"),
+    ("warmup", "training.schedule.warmup_ratio"),
     ("data.train.0.src", "data.train.0.source"),
     ("training.save_dir", "run_dir"),
 ])  # fmt: skip
 def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | None) -> None:
     assert nearest_key(wrong.split(".")) == meant
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("training.schedule.warmup", "training.schedule.warmup_ratio"),
+    ("training.schedule.decay_share", "training.schedule.decay_ratio"),
+    ("training.schedule.final_share", "training.schedule.min_lr_ratio"),
+])  # fmt: skip
+def test_the_old_name_of_a_key_is_answered_with_the_new_name(old: str, new: str) -> None:
+    assert unknown_key(old.split(".")) == f"unknown key {old}; did you mean {new}?"
 
 
 def test_every_alias_names_keys_that_exist_and_is_none_of_them() -> None:

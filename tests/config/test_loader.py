@@ -160,7 +160,7 @@ def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
 
 def test_a_share_of_warmup_is_shown_without_the_updates_that_it_replaces(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL)
-    share, steps = ["training.schedule.warmup=0.1"], ["training.schedule.warmup_steps=9"]
+    share, steps = ["training.schedule.warmup_ratio=0.1"], ["training.schedule.warmup_steps=9"]
     assert "warmup_steps" not in dump_config(load_config(path, share))
     assert "warmup_steps: 9" in dump_config(load_config(path, [*share, *steps]))
 

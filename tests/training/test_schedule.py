@@ -47,7 +47,7 @@ def test_the_rate_rises_in_a_straight_line_to_its_peak_at_the_end_of_warm_up(
 def test_the_rate_never_jumps_nor_rises_again_nor_leaves_its_bounds(
     shape: str, peak: float, warmup: int, total: int, share: float
 ) -> None:
-    options = {"peak_lr": peak, "warmup_steps": warmup, "final_share": share}
+    options = {"peak_lr": peak, "warmup_steps": warmup, "min_lr_ratio": share}
     rate = schedule(shape, total, **options)
     rates = [rate(step) for step in range(1, total + 1)]
     top = rates.index(max(rates))
@@ -63,7 +63,7 @@ def test_the_rate_never_jumps_nor_rises_again_nor_leaves_its_bounds(
 def test_a_decay_ends_at_its_final_share_and_stays_there(
     shape: str, peak: float, warmup: int, total: int, share: float
 ) -> None:
-    rate = schedule(shape, total, peak_lr=peak, warmup_steps=warmup, final_share=share)
+    rate = schedule(shape, total, peak_lr=peak, warmup_steps=warmup, min_lr_ratio=share)
     for step in (total, total + 1, 10 * total):
         assert rate(step) == pytest.approx(peak * share, abs=1e-12)
 
@@ -77,7 +77,7 @@ def test_noam_is_the_inverse_square_root_named_by_a_factor(step: int, warmup: in
 
 
 def test_wsd_holds_the_peak_until_its_decay() -> None:
-    rate = schedule("wsd", 100, peak_lr=1.0, warmup_steps=10, decay_share=0.3)
+    rate = schedule("wsd", 100, peak_lr=1.0, warmup_steps=10, decay_ratio=0.3)
     assert {rate(step) for step in range(10, 71)} == {1.0}
     assert rate(85) == pytest.approx(0.5)
     assert rate(100) == 0
@@ -86,7 +86,7 @@ def test_wsd_holds_the_peak_until_its_decay() -> None:
 @pytest.mark.parametrize("shape", ENDING)
 @pytest.mark.parametrize("total", [1, 2, 3, 10])
 def test_the_peak_is_reached_however_long_the_warm_up(shape: str, total: int) -> None:
-    rate = schedule(shape, total, peak_lr=1.0, warmup_steps=4000, decay_share=0.2)
+    rate = schedule(shape, total, peak_lr=1.0, warmup_steps=4000, decay_ratio=0.2)
     assert max(rate(step) for step in range(1, total + 1)) == pytest.approx(1.0)
 
 

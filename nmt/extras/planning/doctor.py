@@ -61,7 +61,7 @@ training:
   threads: 1
   compile: false
   label_smoothing: 0
-  schedule: {shape: linear, peak_lr: 1.0e-2, warmup: 0.2}
+  schedule: {shape: linear, peak_lr: 1.0e-2, warmup_ratio: 0.2}
   validation: {metric: loss}
   validate_every: 60
   save_every: 60

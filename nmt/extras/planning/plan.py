@@ -100,7 +100,7 @@ def _about_warmup(config: RunConfig, total: int) -> Iterator[str]:
     schedule = config.training.schedule
     rate = build_schedule(schedule, model_dim=config.model.model_dim, total_steps=total)
     warmup = schedule.warmup_updates(total)
-    advice = "try training.schedule.warmup 0.06, a share of the run"
+    advice = "try training.schedule.warmup_ratio 0.06, a share of the run"
     if total > 1 and rate(total) > rate(total - 1):
         yield (
             f"training ends inside warm-up, after {total:,} of {warmup:,} updates of warm-up: "

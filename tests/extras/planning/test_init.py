@@ -119,7 +119,7 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     assert load_config(path) == written
     assert "training" not in RunConfig.model_json_schema()["required"]
     assert written.training.max_minutes == SCALES[0].minutes
-    assert written.training.schedule.warmup == 0.06
+    assert written.training.schedule.warmup_ratio == 0.06
 
 
 def test_what_is_given_stands_above_the_values_for_the_size() -> None:
@@ -156,7 +156,7 @@ def test_a_rate_goes_with_its_optimizer() -> None:
     ):
         training = load_config(path, overrides).training
         schedule = training.schedule
-        assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup) == expected
+        assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup_ratio) == expected
         assert schedule.shape == "linear"
 
 

@@ -145,7 +145,7 @@ def test_a_share_of_the_run_is_the_warm_up_of_as_many_updates(shape: str) -> Non
     options = {"shape": shape, "peak_lr": 1.0}
     share, steps = (
         build_schedule(ScheduleConfig.model_validate(options | each), model_dim=8, total_steps=500)
-        for each in ({"warmup": 0.06}, {"warmup_steps": 30})
+        for each in ({"warmup_ratio": 0.06}, {"warmup_steps": 30})
     )
     rates = [share(step) for step in range(1, 501)]
     assert rates == [steps(step) for step in range(1, 501)]
@@ -191,7 +191,7 @@ def test_a_batch_that_is_a_large_part_of_the_corpus_is_named(
     assert (plan.updates_per_epoch, plan.total_steps) == (19.0, 57)
     assert "an epoch of 1,000 pairs has 19 updates" in found(config(max_epochs=3), plan)
     monkeypatch.setattr(PrepareReport, "read", lambda _: report(2000))
-    small = config(schedule={"warmup": 0.1})
+    small = config(schedule={"warmup_ratio": 0.1})
     assert found(small, Plan.estimate(small)) == ""
 
 
