@@ -916,7 +916,7 @@ def beside(report: Recorder) -> None:
     report.emit("base: a checkpoint, written beside them", statistics.median(seconds), "s")
     sizes = {"tokenizer__vocab_size": 320 if report.quick else 1000, "training__compile": False}
     sizes["training__max_steps"] = 8 if report.quick else 300
-    sizes |= {"training__validation__max_sentences": 4, "training__report_every": 4}
+    sizes |= {"training__validation__max_sentences": 4, "training__log_every": 4}
     for rate in (0.0, 0.1):
         flags = settings(report, f"demo-{rate}", batch__bpe_dropout=rate, **sizes)
         nmt("train", "configs/demo.yaml", *flags, "--quiet")

@@ -30,7 +30,7 @@ def command(options: argparse.Namespace, flags: Sequence[str], run_dir: Path) ->
     """Return the command that trains, and makes errors of what kills cannot cause."""
     save_every = max(1, options.updates // 8)
     rare = {"max_steps": options.updates, "save_every": save_every, "keep_last": 3}
-    rare |= {"validate_every": 2 * save_every, "report_every": 1, "patience": "null"}
+    rare |= {"validate_every": 2 * save_every, "log_every": 1, "patience": "null"}
     rare |= {"max_minutes": "null", "max_epochs": "null", "average_last": "null"}
     settings = [f"--set=training.{key}={value}" for key, value in rare.items()]
     words = ["-m", "nmt", "train", options.config, *flags, *settings, f"--run-dir={run_dir}"]

@@ -84,13 +84,13 @@ nmt translate models/base-int8 < in.de > out.en""",
         """Make a model folder of a model that another system trained.
 
         FOLDER works wherever a run folder does: translate, evaluate, score, export, fine-tune
-        (training.start_from). Models of Marian are searched as Marian searches them; `nmt export
+        (training.init_from). Models of Marian are searched as Marian searches them; `nmt export
         FOLDER --to ctranslate2` makes a folder that is faster on CPUs. Prints FOLDER.""",
         """
 nmt import opus-mt-en-de -o models/en-de
 nmt import marian/model.npz --languages en-de -o models/en-de
 nmt translate models/en-de < in.en > out.de
-nmt train my.yaml --set training.start_from=models/en-de""",
+nmt train my.yaml --set training.init_from=models/en-de""",
     ),
     "translate": Entry(
         "nmt.commands.options:TranslateOptions",
@@ -253,7 +253,7 @@ FOREIGN_COMMANDS = {
     "download": "pull",
     "average-checkpoints": "average",
     "build-vocab": "prepare",
-    **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.start_from=RUN"),
+    **dict.fromkeys(("finetune", "fine-tune"), "train CONFIG --set training.init_from=RUN"),
     "completion": "--install-completion",
     **{name: f"config {name}" for name in ("check", "show", "schema", "keys")},
 }

@@ -329,7 +329,7 @@ def training_data(folder: Path) -> Iterator[PreparedData]:
         else:
             text = "the test set is not searched for in the training data of %s, which are not here"
             logger.info(text, start)
-        start = config.training.start_from
+        start = config.training.init_from
 
 
 def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:

@@ -187,7 +187,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             sample = _look(reading, filters, findings, overlap, diagnosis)
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
         with reading.stage("vocabulary"), progress_bar("learning subwords", leave=False):
-            known = recipe.start_from and recipe.start_from / TOKENIZER
+            known = recipe.init_from and recipe.init_from / TOKENIZER
             tokenizers = learn_tokenizers(sample, folder / TOKENIZER, recipe.tokenizer, known)
         with reading.stage("encoding"):
             scanned = [*recipe.data.test] if diagnosis.compares_words else []
@@ -337,7 +337,7 @@ def _recipe(config: RunConfig) -> Recipe:
         tokenizer=config.tokenizer.model_copy(update=symbols),
         filters=config.filters,
         languages=(config.source_language, config.target_language),
-        start_from=config.training.start_from,
+        init_from=config.training.init_from,
         bound=bound_values(config, "data"),
     )
 
@@ -345,9 +345,9 @@ def _recipe(config: RunConfig) -> Recipe:
 def _check(config: RunConfig) -> None:
     """Check, before much is read, what can be checked at once."""
     check_languages(config.languages)
-    start_from = config.training.start_from
-    if start_from is not None and not (start_from / TOKENIZER).is_dir():
-        problem = f"training.start_from {start_from} is not a model: it has no {TOKENIZER} folder."
+    init_from = config.training.init_from
+    if init_from is not None and not (init_from / TOKENIZER).is_dir():
+        problem = f"training.init_from {init_from} is not a model: it has no {TOKENIZER} folder."
         fix = "Name a run or model folder that `nmt train` or `nmt average` wrote."
         raise ConfigError(problem, fix=fix)
     check_files(config.data.corpora)

@@ -120,7 +120,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             record = train_setup.run_record(config, setup, is_compiled=compilation.is_on)
             if checkpoint is None:
                 progress = Progress()
-                notes += train_setup.start_from(config, setup.updater)
+                notes += train_setup.init_from(config, setup.updater)
                 warnings += advice(config)
             else:
                 # Settings that bind the run must be unchanged; other differences become warnings.
@@ -285,7 +285,7 @@ class Trainer:
         if len(self._unread) == self._pace.max_inflight_updates:
             self._read()
         is_last = self._is_last()
-        if progress.step % training.report_every == 0 or is_last:
+        if progress.step % training.log_every == 0 or is_last:
             self._report_updates(stats)
         if self._reason_to_end() == "signal":
             return  # `run` saves and leaves; what is due here, the next start does first
@@ -329,7 +329,7 @@ class Trainer:
         saved = self._writer.saved_step
         last = f"step {saved:,}" if saved else "none"
         if saved:
-            fix += " That takes another run_dir; training.start_from can begin it with the weights "
+            fix += " That takes another run_dir; training.init_from can begin it with the weights "
             fix += "of this one."
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 

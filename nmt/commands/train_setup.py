@@ -34,7 +34,7 @@ from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training import report
 from nmt.training.checkpoints import Progress
-from nmt.training.losses import OBJECTIVES, objective_name
+from nmt.training.losses import LOSSES, loss_name
 from nmt.training.optimizer import build_optimizer, freeze
 from nmt.training.processes import StopSignal
 from nmt.training.report import Event, Reporter, ReporterList, RunLog
@@ -120,7 +120,7 @@ def _updater(config: RunConfig, data: PreparedData, processes: Processes) -> Upd
             model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
         ),
         precision,
-        OBJECTIVES[objective_name(training)](training),
+        LOSSES[loss_name(training)](training),
         clip_norm=training.optimizer.clip_norm,
         processes=processes,
     )
@@ -214,9 +214,9 @@ def describe_start(
     return Event(progress.step, text, "start", facts)
 
 
-def start_from(config: RunConfig, updater: Updater) -> list[str]:
+def init_from(config: RunConfig, updater: Updater) -> list[str]:
     """Begin with the weights of another model, if that is configured; say what may surprise."""
-    folder = config.training.start_from
+    folder = config.training.init_from
     if folder is None:
         return []
     start = load_model(folder)
@@ -239,7 +239,7 @@ def check_start(config: RunConfig) -> None:
     Raises:
         ConfigError: Names the keys that differ.
     """
-    where = config.training.start_from
+    where = config.training.init_from
     if where is None or not (where / CONFIG).is_file():  # what else is wrong with it is said later
         return
     was, now = (c.model.model_dump() for c in (load_folder_config(where), config))
@@ -249,7 +249,7 @@ def check_start(config: RunConfig) -> None:
         if key not in _REGULARISATION and was[key] != now[key]
     ]
     if differing:
-        problem = f"{where} (training.start_from) has another model:"
+        problem = f"{where} (training.init_from) has another model:"
         fix = f"Copy the model section of {where}/config.yaml."
         raise ConfigError("\n  ".join([problem, *differing]), fix=fix)
 

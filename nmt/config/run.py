@@ -45,7 +45,7 @@ RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "tokenizer": {"vocab_size": 2000},
         "batch": {"max_tokens": 2048},
         "model": {"preset": "tiny", "dropout": 0.3},
-        "training": {"r_drop": 3.0, **MUON},
+        "training": {"r_drop_weight": 3.0, **MUON},
     },
 }  # fmt: skip
 _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
@@ -159,7 +159,7 @@ class RunConfig(Section):
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
         # Another run's vocabulary, where training starts from one, has tags of its own.
-        for where, corpus in self.data.corpora.items() if not self.training.start_from else ():
+        for where, corpus in self.data.corpora.items() if not self.training.init_from else ():
             if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols) is None:
                 known = ", ".join(self.tag_symbols) or "none"
                 yield f"{where}.tag {corpus.tag} is no user-defined symbol (there are: {known})"
@@ -205,7 +205,7 @@ class Scale:
     optimizer: Mapping[str, Mapping[str, Any]]  # Optimizer and schedule.
     validate_every: int = 500  # Updates between two validations, and between two checkpoints.
     # Weight of R-Drop, where it is worth its time: little text, in short sentences.
-    r_drop: float = 0.0
+    r_drop_weight: float = 0.0
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the values by section, as a configuration has them."""
@@ -215,7 +215,7 @@ class Scale:
             "model": {"preset": self.preset, "dropout": self.dropout},
             "training": {
                 "max_minutes": self.minutes,
-                "r_drop": self.r_drop,
+                "r_drop_weight": self.r_drop_weight,
                 **self.optimizer,
                 "validate_every": self.validate_every,
                 "save_every": self.validate_every,
@@ -226,7 +226,7 @@ class Scale:
 _ADAMW = {"schedule": {"shape": "linear", "peak_lr": 7e-4, "warmup_ratio": 0.06}}
 # From small to large.
 SCALES = (
-    Scale(1e6, "tiny", 0.3, 2000, 2048, 20, MUON, r_drop=3.0),
+    Scale(1e6, "tiny", 0.3, 2000, 2048, 20, MUON, r_drop_weight=3.0),
     Scale(6.5e6, "tiny", 0.1, 4000, 2048, 20, MUON),
     Scale(30e6, "tiny", 0.1, 8000, 4096, 45, MUON),
     Scale(float("inf"), "transformer-base", 0.1, 32_000, 16_384, 1440, _ADAMW, 1000),

@@ -12,7 +12,7 @@ from nmt.config.section import Binds, FilePath, Many, Pair, Registered, Section
 
 _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
-_OBJECTIVES = ("auto", "cross_entropy", "r_drop")
+_LOSSES = ("auto", "cross_entropy", "r_drop")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
@@ -139,19 +139,19 @@ class TrainingConfig(Section):
             are slower.
         threads: CPU threads; torch's choice when null.
         label_smoothing: Probability spread evenly over the vocabulary (Szegedy et al. 2016).
-        objective: ``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` goes by the key
-            ``r_drop``.
-        r_drop: Weight of the divergence of two passes with other dropout (Liang et al. 2021); often
-            5.
+        loss: ``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` goes by the key
+            ``r_drop_weight``.
+        r_drop_weight: Weight of R-Drop, the divergence of two passes with different dropout (Liang
+            et al. 2021); often 5.
         ema_decay: Decay of a moving average of the weights, such as 0.999, for validation and
             translation.
-        start_from: Fine-tune: begin with the weights and the vocabulary of this run or model
+        init_from: Fine-tune: begin with the weights and the vocabulary of this run or model
             folder.
         freeze: Parts that are not trained, such as ``encoder`` or ``source_vectors``.
         activation_checkpointing: Recompute activations in the backward pass: less memory, a third
             more work.
         tensorboard: Write TensorBoard files beside metrics.jsonl (needs ``nmt[tensorboard]``).
-        report_every: Updates between two lines of metrics.jsonl.
+        log_every: Updates between two lines of metrics.jsonl.
         save_every: Updates between two checkpoints.
         validate_every: Updates between two validations; each also saves a checkpoint.
         patience: Stop after this many validations without a better score; never when null.
@@ -177,17 +177,17 @@ class TrainingConfig(Section):
     deterministic: bool = True
     threads: int | None = Field(default=None, ge=1, le=1024)
     label_smoothing: Annotated[float, Binds("run")] = Field(default=0.1, ge=0, lt=1)
-    objective: Annotated[str, Registered("objective", _OBJECTIVES), Binds("run")] = "auto"
-    r_drop: Annotated[float, Binds("run")] = Field(default=0.0, ge=0)
+    loss: Annotated[str, Registered("loss", _LOSSES), Binds("run")] = "auto"
+    r_drop_weight: Annotated[float, Binds("run")] = Field(default=0.0, ge=0)
     optimizer: Annotated[OptimizerConfig, Binds("run")] = OptimizerConfig()
     schedule: Annotated[ScheduleConfig, Binds("run")] = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
     ema_decay: Annotated[float | None, Binds("run")] = Field(default=None, gt=0, lt=1)
-    start_from: FilePath | None = None
+    init_from: FilePath | None = None
     freeze: Annotated[Many[str], Binds("run")] = ()
     activation_checkpointing: bool = False
     tensorboard: bool = False
-    report_every: int = Field(default=50, ge=1)
+    log_every: int = Field(default=50, ge=1)
     save_every: int = Field(default=1000, ge=1)
     validate_every: int = Field(default=1000, ge=1)
     patience: int | None = Field(default=None, ge=1)

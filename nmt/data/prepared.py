@@ -175,7 +175,7 @@ class Recipe:
     tokenizer: TokenizerConfig  # with the tags of the corpora
     filters: FilterConfig
     languages: tuple[str, str]
-    start_from: Path | None  # fine-tuning keeps the vocabulary of the model that it starts from
+    init_from: Path | None  # fine-tuning keeps the vocabulary of the model that it starts from
     input: Path | None = None  # a copy of standard input, if that is a corpus
     bound: Mapping[str, Any]  # the values that ``Binds("data")`` marks in the configuration
 
@@ -206,14 +206,14 @@ class Recipe:
         """Return a hash of all that changes the prepared data, but for the text of the corpora.
 
         Args:
-            vocab_hash: Stands for the vocabulary of ``start_from`` if that is gone: a run that
+            vocab_hash: Stands for the vocabulary of ``init_from`` if that is gone: a run that
                 resumes does not need it any more.
         """
         bound = dict(self.bound)
-        if self.start_from is None:  # the vocabulary is learned from text with the noise
+        if self.init_from is None:  # the vocabulary is learned from text with the noise
             bound["noise"] = [corpus.augment.rates for corpus in self.data.train]
         else:
-            place = self.start_from / TOKENIZER
+            place = self.init_from / TOKENIZER
             is_gone = vocab_hash is not None and not place.is_dir()
             bound["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(place)
         return sha256_of_json([FORMAT_VERSION, bound])

@@ -279,7 +279,7 @@ class Reservoir:
 
 
 def learn_tokenizers(
-    sample: Reservoir, folder: Path, config: TokenizerConfig, start_from: Path | None = None
+    sample: Reservoir, folder: Path, config: TokenizerConfig, init_from: Path | None = None
 ) -> Tokenizers:
     """Write the tokenizers into a new folder, and return them.
 
@@ -287,7 +287,7 @@ def learn_tokenizers(
         sample: Text to learn from; empty afterwards.
         folder: Where to write them.
         config: What they are to be.
-        start_from: Folder of tokenizers that are to be taken instead: fine-tuning keeps the
+        init_from: Folder of tokenizers that are to be taken instead: fine-tuning keeps the
             vocabulary of the model it starts from.
 
     Raises:
@@ -299,9 +299,9 @@ def learn_tokenizers(
         raise DataError(problem, fix="Check the files that data.train names.")
     folder.mkdir()
     texts: dict[str, Iterable[str]] = {}
-    if start_from is not None:
-        tokenizer.load_tokenizers(start_from)  # says what is wrong with them
-        for path in start_from.glob("*.model"):
+    if init_from is not None:
+        tokenizer.load_tokenizers(init_from)  # says what is wrong with them
+        for path in init_from.glob("*.model"):
             shutil.copy(path, folder)
     elif config.joint:
         texts = {tokenizer.JOINT: chain.from_iterable(sample.drain())}

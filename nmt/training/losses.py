@@ -1,8 +1,8 @@
 """What training minimises: a model and a batch -> a summed loss with its gradient; the registry.
 
 A loss travels as a sum with the number of its tokens and is divided once, over all micro-batches
-and processes. To add one, write an `Objective` in a new file and register it in `OBJECTIVES`; the
-key ``training.objective`` chooses by name.
+and processes. To add one, write an `Objective` in a new file and register it in `LOSSES`; the
+key ``training.loss`` chooses by name.
 
 Cross-entropy is of log softmax(hidden @ weight.T + bias), smoothed by spreading a share of the
 probability evenly over the vocabulary (Szegedy et al. 2016, section 7). N x V logits would be the
@@ -98,16 +98,16 @@ class RDrop:
         return LossSum(loss, batch.num_target_tokens)
 
 
-OBJECTIVES = Registry[Callable[[TrainingConfig], Objective]]("objective")
-OBJECTIVES.register("cross_entropy", lambda config: CrossEntropy(config.label_smoothing))
-OBJECTIVES.register("r_drop", lambda config: RDrop(config.label_smoothing, config.r_drop))
+LOSSES = Registry[Callable[[TrainingConfig], Objective]]("loss")
+LOSSES.register("cross_entropy", lambda config: CrossEntropy(config.label_smoothing))
+LOSSES.register("r_drop", lambda config: RDrop(config.label_smoothing, config.r_drop_weight))
 
 
-def objective_name(config: TrainingConfig) -> str:
+def loss_name(config: TrainingConfig) -> str:
     """Resolve ``auto``: R-Drop where its weight is set, else cross-entropy."""
-    if config.objective != "auto":
-        return config.objective
-    return "r_drop" if config.r_drop else "cross_entropy"
+    if config.loss != "auto":
+        return config.loss
+    return "r_drop" if config.r_drop_weight else "cross_entropy"
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

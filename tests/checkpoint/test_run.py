@@ -71,7 +71,7 @@ def test_other_data_and_another_vocabulary_are_refused_together() -> None:
 def test_harmless_settings_may_change() -> None:
     """FAULT 13."""
     changes: dict[str, Any] = {
-        **{f"training.{name}_every": 7 for name in ("report", "save", "validate")},
+        **{f"training.{name}_every": 7 for name in ("log", "save", "validate")},
         "training.max_steps": 200,
         **dict.fromkeys(("training.keep_last", "training.keep_best"), 5),
         "training.patience": 3,
@@ -158,10 +158,10 @@ def test_a_run_folder_gets_configuration_and_tokenizer(tmp_path: Path) -> None:
     (tokenizer / "joint.model").unlink()
     for name in ("source.model", "target.model"):
         (tokenizer / name).write_bytes(b"two")
-    changed = toy_config({"training.report_every": 7, "training.max_steps": 200})
+    changed = toy_config({"training.log_every": 7, "training.max_steps": 200})
     assert write_run_files(run_dir, changed, tokenizer) == [
         "training.max_steps: was 100, is 200",
-        "training.report_every: was 50, is 7",
+        "training.log_every: was 50, is 7",
     ]
     assert load_config(run_dir / "config.yaml") == changed
     names = {path.name for path in (run_dir / "tokenizer").iterdir()}

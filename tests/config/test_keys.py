@@ -50,6 +50,10 @@ def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | Non
     ("training.schedule.warmup", "training.schedule.warmup_ratio"),
     ("training.schedule.decay_share", "training.schedule.decay_ratio"),
     ("training.schedule.final_share", "training.schedule.min_lr_ratio"),
+    ("training.report_every", "training.log_every"),
+    ("training.start_from", "training.init_from"),
+    ("training.objective", "training.loss"),
+    ("training.r_drop", "training.r_drop_weight"),
 ])  # fmt: skip
 def test_the_old_name_of_a_key_is_answered_with_the_new_name(old: str, new: str) -> None:
     assert unknown_key(old.split(".")) == f"unknown key {old}; did you mean {new}?"

@@ -151,7 +151,7 @@ def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
     assert plain.model.dropout == 0.1
     assert (low.model.preset, low.model.dropout, low.model.model_dim) == ("tiny", 0.3, 256)
     assert (low.tokenizer.vocab_size, low.batch.max_tokens) == (2000, 2048)
-    assert (low.training.optimizer.kind, low.training.r_drop) == ("muon", 3.0)
+    assert (low.training.optimizer.kind, low.training.r_drop_weight) == ("muon", 3.0)
     assert (own.model.preset, own.model.dropout) == ("tiny", 0.25)
     assert RunConfig.model_validate(low.model_dump(mode="json")) == low
 
@@ -186,7 +186,7 @@ def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
     ("position scheme", "nmt.model.positions:POSITIONS", "model.positions"),
     ("schedule", "nmt.training.schedule:SCHEDULES", "training.schedule.shape"),
     ("optimizer", "nmt.training.optimizer:OPTIMIZERS", "training.optimizer.kind"),
-    ("objective", "nmt.training.losses:OBJECTIVES", "training.objective"),
+    ("loss", "nmt.training.losses:LOSSES", "training.loss"),
     ("metric", "nmt.metrics.metric:METRICS", "training.validation.metric"),
 ])  # fmt: skip
 def test_the_names_that_are_listed_are_those_of_the_registry(
@@ -230,7 +230,7 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     }  # fmt: skip
     assert run["data"]["train"] == [{"weight": 1.0, "augment": AugmentConfig().model_dump()}]
     assert run["training"].keys() == {
-        "seed", "precision", "label_smoothing", "objective", "r_drop", "optimizer", "schedule",
+        "seed", "precision", "label_smoothing", "loss", "r_drop_weight", "optimizer", "schedule",
         "ema_decay", "freeze", "validation",
     }  # fmt: skip
     assert run["training"]["validation"] == {"metric": "bleu"}

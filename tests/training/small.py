@@ -17,7 +17,7 @@ from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.training.checkpoints import Progress
-from nmt.training.losses import OBJECTIVES, LossSum, objective_name
+from nmt.training.losses import LOSSES, LossSum, loss_name
 from nmt.training.optimizer import FlatParameters, ModelOptimizer, build_optimizer
 from nmt.training.report import Event
 from nmt.training.update import Updater
@@ -58,8 +58,8 @@ def updater_of(
     if not isinstance(optimizer, ModelOptimizer):
         config = optimizer or OptimizerConfig()
         optimizer = build_optimizer(model, config, precision.weight_dtype)
-    training = TrainingConfig(max_steps=1, r_drop=r_drop)
-    objective = OBJECTIVES[objective_name(training)](training)
+    training = TrainingConfig(max_steps=1, r_drop_weight=r_drop)
+    objective = LOSSES[loss_name(training)](training)
     return Updater(model, optimizer, precision, objective, clip_norm=clip_norm)
 
 

@@ -11,7 +11,7 @@ import torch
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.data.loader import Batch
 from nmt.model.transformer import Transformer
-from nmt.training.losses import OBJECTIVES, LossSum, objective_name
+from nmt.training.losses import LOSSES, LossSum, loss_name
 from nmt.training.optimizer import (
     OPTIMIZERS,
     ModelOptimizer,
@@ -28,7 +28,7 @@ from tests.training.test_optimizer import assert_same, everything
 @pytest.fixture(autouse=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave them as they were."""
-    for registry in (OBJECTIVES, OPTIMIZERS, SCHEDULES):
+    for registry in (LOSSES, OPTIMIZERS, SCHEDULES):
         monkeypatch.setattr(registry, "_entries", dict(vars(registry)["_entries"]))
 
 
@@ -42,10 +42,10 @@ class SquaredError:
 
 
 def test_a_loss() -> None:
-    OBJECTIVES.register("squared_error", lambda _config: SquaredError())
-    config = TrainingConfig(max_steps=1, objective="squared_error")
+    LOSSES.register("squared_error", lambda _config: SquaredError())
+    config = TrainingConfig(max_steps=1, loss="squared_error")
     updater = updater_of(small_model())
-    updater._objective = OBJECTIVES[objective_name(config)](config)
+    updater._objective = LOSSES[loss_name(config)](config)
     found = [updater([batch_of([5, 3])], 0.01).loss_sum for _ in range(5)]
     first = SquaredError()(small_model(), batch_of([5, 3])).loss_sum
     assert found[0] == pytest.approx(first.item())

@@ -1,4 +1,4 @@
-"""``training.start_from``: another model's weights and vocabulary, and nothing else of it."""
+"""``training.init_from``: another model's weights and vocabulary, and nothing else of it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def new(name: str, **training: object) -> Values:
 
 def tuned(name: str = "tuned", **training: object) -> Values:
     """Other text in the same letters."""
-    values = new(name, start_from="runs/base", **training)
+    values = new(name, init_from="runs/base", **training)
     draw = random.Random(2)
     lines = ["".join(draw.choices("abcdefghij", k=6)) for _ in range(200)]
     Path("other.de").write_text("".join(f"{line}\n" for line in lines))
@@ -94,7 +94,7 @@ def test_a_model_of_another_shape_or_none_is_told_before_anything_is_read(base: 
     assert "dropout" not in caught.value.problem
     assert str(base) in caught.value.problem
     shutil.rmtree(base)
-    with pytest.raises(ConfigError, match=r"training\.start_from runs/base is not a model"):
+    with pytest.raises(ConfigError, match=r"training\.init_from runs/base is not a model"):
         start(tuned())
     assert not Path("prepared/tuned").exists()
 

@@ -80,14 +80,14 @@ def test_a_kill_a_signal_and_another_launcher_cost_nothing_but_time(
 ) -> None:
     """FAULTS 19, 29 and 31: ``--devices`` goes on after a kill; torchrun ends it, to the bit."""
     rare: dict[str, Any] = {"save_every": NEVER, "validate_every": NEVER}
-    settings: dict[str, Any] = {**rare, "report_every": NEVER, "save_every": 1}
+    settings: dict[str, Any] = {**rare, "log_every": NEVER, "save_every": 1}
     killed = run.launch(harm=Harm("update", 12, (signal.SIGKILL,), rank=1), **settings)
 
     assert killed.code == PEER_LOST
     assert re.search(r"Process 1 of 2 \(pid \d+\) was killed by SIGKILL", killed.stderr)
     assert "Traceback" not in killed.stderr
 
-    stopped = run.launch("--exact", stops=True, **rare, report_every=1, max_steps=NEVER)
+    stopped = run.launch("--exact", stops=True, **rare, log_every=1, max_steps=NEVER)
 
     assert stopped.code == 143, stopped.stderr
     assert "resuming at step 11" in stopped.stderr
@@ -98,7 +98,7 @@ def test_a_kill_a_signal_and_another_launcher_cost_nothing_but_time(
     assert "error: " not in stopped.stderr
 
     last = run.steps()[-1] + 5
-    settings = {**rare, "max_steps": last, "report_every": 1}
+    settings = {**rare, "max_steps": last, "log_every": 1}
     arguments = run.arguments("--exact", "--strict-resume", **settings)
     script = f"""
 import runpy, sys
@@ -128,7 +128,7 @@ def test_several_processes_make_the_updates_of_one_that_accumulates(server: Serv
     assert num_batches(server, batch, epoch=0) % 4 == 0
     flags = [f"--set=batch.{key}={value}" for key, value in batch.items()]
     flags += ["--set=model.dropout=0", "--json"]
-    settings: dict[str, Any] = {"report_every": 1, "save_every": NEVER}
+    settings: dict[str, Any] = {"log_every": 1, "save_every": NEVER}
     one, two, moved = (Run(server, name) for name in ("one", "two", "moved"))
     one.finish(*flags, "--set=batch.accumulate=4", max_steps=10, **settings)
     two.finish(*flags, "--set=batch.accumulate=2", max_steps=10, num=2, **settings)
@@ -226,7 +226,7 @@ def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server)
     one, two = Run(server, "one-validates"), Run(server, "two-validate")
     one.finish(*flags, num=1, **settings, max_steps=80, **{"schedule.peak_lr": 0.01})
     still: dict[str, Any] = {
-        "start_from": str(one.folder),
+        "init_from": str(one.folder),
         "schedule.peak_lr": 1e-30,
         "max_steps": 1,
     }

@@ -47,11 +47,11 @@ def test_a_run_that_ended_and_is_given_more_updates_equals_one_that_had_them_at_
     run: Run, whole: Run
 ) -> None:
     """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
-    run.finish(max_steps=10, report_every=5)
+    run.finish(max_steps=10, log_every=5)
     run.finish()
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert run.hashes()[name] == whole.hashes()[name]
-    for change in ("training.max_steps: was 10, is 30", "training.report_every: was 5, is 3"):
+    for change in ("training.max_steps: was 10, is 30", "training.log_every: was 5, is 3"):
         assert f"setting changed since the last start: {change}" in run.log()
     recorded = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert recorded["training"]["max_steps"] == STEPS
@@ -303,7 +303,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "muon, bpe-dropout and r-drop": {
         "training.optimizer.kind": "muon",
         "batch.bpe_dropout": 0.2,
-        "training.r_drop": 1.0,
+        "training.r_drop_weight": 1.0,
     },
     "noise": {"data.train.0.augment": {"upper_case": 0.3, "typos": 0.5, "spacing": 0.5}},
     "stages": {

@@ -35,7 +35,7 @@ def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     write_corpus(tmp_path)
     values = copy.deepcopy(CONFIG)
     values["model"]["dropout"] = 0.0  # halves would draw other random numbers
-    values["training"] |= {"max_steps": STEPS, "report_every": 1, "save_every": 3}
+    values["training"] |= {"max_steps": STEPS, "log_every": 1, "save_every": 3}
     return values
 
 

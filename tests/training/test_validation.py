@@ -162,7 +162,7 @@ def config_of(run_dir: str = "run", **training: Any) -> RunConfig:
     values = copy.deepcopy(CONFIG) | {"run_dir": run_dir}
     values["model"]["dropout"] = 0.0
     rare = dict.fromkeys(("max_steps", "save_every", "validate_every"), 3)
-    values["training"] |= {**rare, "report_every": 1, **training}
+    values["training"] |= {**rare, "log_every": 1, **training}
     return RunConfig.model_validate(values)
 
 

@@ -227,7 +227,7 @@ def told(run_dir: Path) -> tuple[list[str], list[str]]:
 def test_reading_late_tells_and_saves_the_same(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
 ) -> None:
-    values["training"] |= {"report_every": 3, "keep_last": 9}
+    values["training"] |= {"log_every": 3, "keep_last": 9}
     found = []
     for name in ("at-once", "late"):
         with monkeypatch.context() as patch:

@@ -42,7 +42,7 @@ CONFIG: dict[str, Any] = {
         "device": "cpu",
         "schedule": {"shape": "constant", "peak_lr": 0.003, "warmup_steps": 5},
         "validation": {"max_sentences": 8},
-        "report_every": 3,
+        "log_every": 3,
         "save_every": 5,
         "validate_every": 10,
     },

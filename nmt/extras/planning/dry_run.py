@@ -27,7 +27,7 @@ from nmt.device.distributed import Processes
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.progress import progress_bar
 from nmt.model.transformer import count_parameters
-from nmt.training.losses import objective_name
+from nmt.training.losses import loss_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.processes import StopSignal
 from nmt.training.timing import MOST_SECONDS, TrainingSetup, largest_batches, time_plan
@@ -101,7 +101,7 @@ class DryRunReport:
         yield "parameters"
         yield from ((part, f"{number:,}") for part, number in self.parameters.items())
         yield "FLOPs of training (forward and backward)"
-        passes = f"{flops['passes']} passes (training.r_drop)" if flops["passes"] > 1 else ""
+        passes = f"{flops['passes']} passes (training.r_drop_weight)" if flops["passes"] > 1 else ""
         shares = f"of which attention's scores {flops['attention_share']:.0%}"
         yield "by target token", _decimal(flops["per_target_token"]), shares, passes
         yield "by update", _decimal(flops["update"]), "average"
@@ -190,7 +190,7 @@ def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) 
     limit = min(limits, key=limits.__getitem__, default=None)
     updates = limits.get(limit or "")
     sizes, tokens = count_parameters(setup.updater.model), sums.source_tokens + sums.target_tokens
-    passes = 2 if objective_name(training) == "r_drop" else 1
+    passes = 2 if loss_name(training) == "r_drop" else 1
     flops = training_flops(config.model, setup.data.manifest.target_vocab_size, sums, passes=passes)
     shortage = timed.shortage(updates, training)
     return DryRunReport(

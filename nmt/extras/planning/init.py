@@ -54,7 +54,7 @@ training:
   # Training takes about so many minutes. Ctrl-C stops it; the same command resumes it.
   max_minutes: {scale.minutes}
   # Weight of R-Drop: two passes with other dropout have to agree. Twice the work, for little text.
-  r_drop: {scale.r_drop}
+  r_drop_weight: {scale.r_drop_weight}
   # The learning rate, which goes with the optimizer, rises to its peak over a share of the run,
   # then falls to zero at its end.
 {optimizer}  # Updates between two validations, and between two checkpoints.

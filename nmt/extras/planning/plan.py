@@ -92,7 +92,7 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
             f"large part of the corpus: make batches {_FEW_UPDATES / in_epoch:.0f} times smaller "
             "or more (batch.max_tokens)"
         )
-    if config.tokenizer.kind in ("bpe", "unigram") and config.training.start_from is None:
+    if config.tokenizer.kind in ("bpe", "unigram") and config.training.init_from is None:
         yield from _about_vocabulary(config, num_pairs, plan.report)
 
 

@@ -165,9 +165,9 @@ def test_the_limit_that_comes_first_ends_training(folder: Path, report: DryRunRe
 def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_end(
     folder: Path, report: DryRunReport
 ) -> None:
-    twice = estimate(config_in(folder, max_steps=None, patience=3, r_drop=5.0))
+    twice = estimate(config_in(folder, max_steps=None, patience=3, r_drop_weight=5.0))
     assert twice.flops["update"] == pytest.approx(2 * report.flops["update"])
-    assert "2 passes (training.r_drop)" in twice.as_text()
+    assert "2 passes (training.r_drop_weight)" in twice.as_text()
     assert twice.budget["updates"] is twice.budget["epochs"] is None
     assert twice.seconds["training"] is twice.flops["training"] is None
     assert twice.seconds["validation_and_saving"] is None

@@ -140,7 +140,8 @@ def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
     values = with_scale(given, 12_000_000)
     assert values["tokenizer"] == {"vocab_size": 2000}
     assert values["batch"] == {"max_tokens": 2048, "noise": 0.2}
-    assert values["training"]["r_drop"] == RUN_PRESETS["low-resource"]["training"]["r_drop"] > 0
+    weight = RUN_PRESETS["low-resource"]["training"]["r_drop_weight"]
+    assert values["training"]["r_drop_weight"] == weight > 0
     assert values["model"] == {"preset": "tiny", "dropout": 0.1}
     assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
 
