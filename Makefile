@@ -31,24 +31,22 @@ install: $(CORE)  ## install the package into .venv
 
 setup: $(DEV)  ## install the package and the developer's tools into .venv
 
-demo: $(CORE)  ## train a small translator in minutes, translate with it, score it
-	@printf '\n== prepare: cut the demo corpus into subwords\n'
+demo: $(CORE)  ## train a small model in minutes, translate with it and score it
+	@printf '\n== prepare: build the vocabulary and encode the demo corpus\n'
 	$(BIN)/nmt prepare configs/demo.yaml
-	@printf '\n== train: some minutes; interrupt and repeat at will, it resumes\n'
+	@printf '\n== train: takes a few minutes; run it again to resume after an interruption\n'
 	$(BIN)/nmt train configs/demo.yaml
-	@printf '\n== translate: sentences that were not trained on\n'
-	$(BIN)/nmt translate $(DEMO) -i $(DEMO_SAMPLE).en -o $(DEMO)/sample.de
+	@printf '\n== inspect: draw the attention of the model\n'
+	$(BIN)/nmt inspect $(DEMO) --source "$$(head -n 1 $(DEMO_SAMPLE).en)" -o $(DEMO)/inspect.html
+	@printf '\n== translate: sentences that are not in the training data\n'
+	$(BIN)/nmt translate -q $(DEMO) -i $(DEMO_SAMPLE).en -o $(DEMO)/sample.de
 	@paste -d '\n' $(DEMO_SAMPLE).en $(DEMO)/sample.de $(DEMO_SAMPLE).de | awk '{ \
 	  printf "%s %s\n", NR % 3 == 1 ? "\nsource     " : NR % 3 == 2 ? "translation" : "reference  ", $$0 }'
-	@printf '\n== evaluate: the held-out test set\n'
-	$(BIN)/nmt evaluate $(DEMO) -t test
-	@printf '\n== inspect: the inside of the model, as one page\n'
-	$(BIN)/nmt inspect $(DEMO) --source "$$(head -n 1 $(DEMO_SAMPLE).en)" -o $(DEMO)/inspect.html
-	@printf '\n== next\n'
-	@printf '  its inside:           open $(DEMO)/inspect.html in a browser; a sentence of yours:\n'
-	@printf '    $(BIN)/nmt inspect $(DEMO) --source "Yesterday Anna sold an old red lamp." -o page.html --open\n'
-	@printf '  a sentence of yours:  echo "Yesterday Anna sold an old red lamp." | $(BIN)/nmt translate $(DEMO)\n'
-	@printf '  data of yours:        README.md, "Your own data"\n'
+	@printf '\n== evaluate: score the held-out test set\n'
+	$(BIN)/nmt evaluate -q $(DEMO) -t test > $(DEMO)/scores.txt
+	@head -n 4 $(DEMO)/scores.txt
+	@printf '\nNext: translate your own sentence, or open $(DEMO)/inspect.html in a browser.\n'
+	@printf '  echo "Yesterday Anna sold an old red lamp." | $(BIN)/nmt translate $(DEMO)\n'
 
 test: lint  ## check, then all tests; types beside them, on whichever core is free
 	@$(MAKE) --no-print-directory -j2 types tests

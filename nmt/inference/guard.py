@@ -311,25 +311,27 @@ class GuardCounts:
         )
 
     def message(self, seconds: float) -> str | None:
-        """Return what the user should know; None without alarms. All took so many seconds.
+        """Return one sentence for the log; None without alarms.
 
-        >>> GuardCounts(1000, 3, 2, frozenset({"loops", "length"}), left=(7,)).message(9)
-        'guard: 3 of 1,000 lines looked degenerate (length, loops); 1 still does: line 7'
+        Args:
+            seconds: Time of the whole translation.
+
+        >>> GuardCounts(1000, 2, 0, frozenset({"loops", "length"}), left=(7, 9)).message(3.5)
+        'guard: 2 of 1,000 translations looked wrong (length, loops); check lines 7, 9'
         """
         if not self.num_alarmed:
             return None
         left, named = self.num_alarmed - self.num_cleared, ", ".join(map(str, self.left))
-        which = f"line{'s' * (left > 1)} {named}{', ...' * (left > len(self.left))}"
         parts = [
-            f"guard: {self.num_alarmed:,} of {self.num_lines:,} lines looked degenerate "
-            f"({', '.join(sorted(self.signs))})",
-            f"{left:,} still {'does' if left == 1 else 'do'}: {which}"
-            if left
-            else "now none raises an alarm",
+            f"guard: {self.num_alarmed:,} of {self.num_lines:,} translations looked wrong "
+            f"({', '.join(sorted(self.signs))})"
         ]
-        if self.num_alarmed > _USUAL_SHARE * self.num_lines and self.num_lines >= _FEWEST_LINES:
-            parts.append("input unlike the validation set, or a model trained too little?")
         if self.retry_seconds:
             cost = f"{self.retry_seconds:.1f} of {seconds:.1f} s"
-            parts.append(f"translating them again took {cost} (`no_guard` turns it off)")
+            parts.append(f"a second search fixed {self.num_cleared:,} and took {cost}")
+        if left:
+            more = ", ..." * (left > len(self.left))
+            parts.append(f"check line{'s' * (left > 1)} {named}{more}")
+        if self.num_alarmed > _USUAL_SHARE * self.num_lines and self.num_lines >= _FEWEST_LINES:
+            parts.append("is the input unlike the training data, or the model undertrained?")
         return "; ".join(parts)

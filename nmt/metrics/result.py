@@ -167,7 +167,7 @@ class EvaluationReport:
             notes += [section.meaning] if section.meaning else []
         scores = [score for each in self.evaluations for x in each.systems for score in x.scores]
         if any(score.confidence for score in scores):
-            notes.append("±: the 95% interval, by bootstrap resampling.")
+            notes.append("±: 95% confidence interval, by bootstrap resampling.")
         notes += paired_tests(self.evaluations)
         for each in self.evaluations:
             for system in each.named_systems().values():
@@ -175,7 +175,8 @@ class EvaluationReport:
                 shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in pairs)
                 notes += [f"{system.name}: {shown}"] if shown else []
         signatures = dict.fromkeys((score.metric, score.signature) for score in scores)
-        return "\n\n".join([*blocks, *dict.fromkeys(notes), text_table(list(signatures))])
+        blocks += ["\n".join(dict.fromkeys(notes))] if notes else []
+        return "\n\n".join([*blocks, text_table(list(signatures))])
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:

@@ -312,8 +312,8 @@ def test_the_guard_flags_and_counts_what_no_retry_clears(run_dir: Path) -> None:
     assert all(result["alarms"] == ["long"] for result in flagged)
     assert [result["alarms"] + result["retried"] for result in plain] == [[], [], []]
     result = translate(own_run, text=f"{text}\n\n")
-    note = "nmt: guard: 3 of 4 lines looked degenerate (length); 3 still do: lines 1, 2, 3; "
-    assert re.search(re.escape(note) + r"translating them again took \d+\.\d of ", result.stderr)
+    note = r"guard: 3 of 4 translations looked wrong \(length\); a second search fixed 0 and "
+    assert re.search(note + r"took \d+\.\d of \d+\.\d s; check lines 1, 2, 3\n", result.stderr)
     assert "guard" not in translate(own_run, "--no-guard", text=f"{text}\n\n").stderr
 
 
@@ -328,7 +328,7 @@ def test_quiet_leaves_warnings_only(own_run: Path) -> None:
     assert "is not UTF-8" in warnings[0]
     assert "line 2: 540 characters cut into" in warnings[1]
     assert default.stdout.count("\n") == 2
-    assert note.startswith("nmt: guard: 2 of 2 lines")
+    assert note.startswith("nmt: guard: 2 of 2 translations")
     assert quiet.stderr.splitlines() == warnings
     assert quiet.stdout == default.stdout != ""
 

@@ -32,8 +32,7 @@ def confidence_section(scored: EvaluatedSet) -> Section | None:
         title="Confidence",
         rows=[head, *rows],
         values=qualities,
-        meaning="confidence: how well it predicts the chrF of a sentence. Correlations: 1 is "
-        "perfect, 0 none. The calibration error is how far it is off on average, in chrF.",
+        meaning="confidence: correlation with sentence chrF (1 is perfect), and its mean error.",
     )
 
 

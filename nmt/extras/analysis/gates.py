@@ -63,7 +63,7 @@ def gate_section(scored: EvaluatedSet) -> Section:
         title="Gates",
         rows=(),
         values=[without_none(asdict(result)) for result in results],
-        meaning="\n\n".join(f"gate met: {result}" for result in results if result.met),
+        meaning="\n".join(f"gate met: {result}" for result in results if result.met),
         missed=[str(result) for result in results if not result.met],
     )
 

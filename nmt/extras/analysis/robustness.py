@@ -56,7 +56,7 @@ def robustness_section(scored: EvaluatedSet) -> Section:
         title="Robustness",
         rows=[["system", "noise", *dict.fromkeys(x["metric"] for x in values)], *rows.values()],
         values=values,
-        meaning="robustness: what each noise in the source costs.",
+        meaning="robustness: score lost to each kind of noise in the source.",
     )
 
 

@@ -32,13 +32,9 @@ from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
 SMALL_SLICE = 30  # A slice of fewer sentences is marked: its scores say little.
 SEEN, NOT_SEEN = "source in training data", "not found"
-_MEANING = (
-    f"slices: scores of parts of the test set; those of fewer than {SMALL_SLICE} sentences (few) "
-    "say little."
-)
+_MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose scores are unreliable."
 _LEAKS_MEAN = (
-    " source in training data: exact, or near (all but one or two words). Such sentences are "
-    "easier: the scores of those not found tell how the model does with new text."
+    '\nsource in training data: near differs in one or two words; "not found" measures new text.'
 )
 _ROWS_AT_ONCE = 10_000
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"
