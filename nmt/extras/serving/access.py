@@ -1,8 +1,8 @@
-"""What stands before the application: who may send requests, how often, how much, how long.
+"""Access control in front of the application: origins, API keys, rates, sizes and deadlines.
 
-Host and Origin are checked first. A body is read here, whole, before anything else sees it: at most
-so many bytes in so many seconds. Keys and rates are checked where a path needs them. A request is
-given up at its deadline, or when its client goes away.
+The Host and Origin headers are checked first. Then the whole body is read, within limits of size
+and time, before any other code receives it. Keys and rates are checked on the paths that need them.
+A request is cancelled at its deadline, or when its client disconnects.
 """
 
 from __future__ import annotations
@@ -37,50 +37,52 @@ _USUAL_RATE = Rate(60, 60)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::\d{1,5})?")
 _FORM = "application/x-www-form-urlencoded"
 _CLOSE = {"Connection": "close"}
-# Times the limit that is read of a body that is too large: its client reads the answer only then.
+# A body over the limit is still read, up to this many times the limit: many clients read the answer
+# only after they have sent the whole body.
 _DISCARDED = 64
 
 
 def digest(key: str) -> str:
-    """Return the hash under which a key is looked up, so that comparing takes no telling time."""
+    """Return the hash of a key. Looking up hashes prevents timing attacks on the keys."""
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Read a file of API keys: one a line, or ``NAME KEY``; ``#`` begins a comment.
+    """Read a file of API keys: ``KEY`` or ``NAME KEY`` on each line; ``#`` begins a comment.
 
     Returns:
         Hash of the key -> name of the client.
 
     Raises:
-        ConfigError: The file cannot be read or has no key, or a key is too short or repeated.
+        ConfigError: The file cannot be read or is empty, or a key is too short or repeated.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", fix="Name a text file.") from error
+        fix = "Use a UTF-8 text file."
+        raise ConfigError(f"{path} cannot be read: {error}.", fix=fix) from error
     keys: dict[str, str] = {}
-    fix = f"Write NAME KEY, with a key of {_FEWEST_CHARACTERS} characters or more; "
-    fail = partial(ConfigError, fix=f"{fix}`openssl rand -hex 24` makes one.")
+    fix = f"Write NAME KEY, with a key of at least {_FEWEST_CHARACTERS} characters. "
+    fail = partial(ConfigError, fix=f"{fix}To create a key: openssl rand -hex 24")
     for number, line in enumerate(lines, 1):
         if not (words := line.partition("#")[0].split()):
             continue
         if len(words) > 2 or len(words[-1]) < _FEWEST_CHARACTERS:
-            raise fail(f"{path}, line {number} does not have a valid key.")
+            raise fail(f"{path}:{number} does not contain a valid key.")
         if digest(words[-1]) in keys:
-            raise fail(f"{path}, line {number} repeats a key.")
+            raise fail(f"{path}:{number} repeats a key.")
         keys[digest(words[-1])] = words[0] if len(words) == 2 else f"key {number}"
     if not keys:
-        raise fail(f"{path} does not have a key.")
+        raise fail(f"{path} does not contain any keys.")
     return keys
 
 
 class RateLimiter:
-    """Token buckets: ``rate.count`` requests at once, and as many again in ``rate.seconds``.
+    """Token buckets: each client can send a burst of ``rate.requests``, refilled at the same rate.
 
     Args:
-        rate: Of each client.
-        clock: Seconds.
+        rate: Limit per client.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, rate: Rate, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,23 +90,23 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait(self, client: str) -> float:
-        """Count a request; return 0 if it may come, and otherwise the seconds to wait."""
+        """Count a request; return 0 if it is allowed, and otherwise the seconds to wait."""
         now, (count, seconds) = self._clock(), self._rate
         left, then = self._buckets.pop(client, (float(count), now))
         left = min(count, left + (now - then) * count / seconds)
         is_allowed = left >= 1
         self._buckets[client] = (left - is_allowed, now)
-        if len(self._buckets) > _MOST_CLIENTS:  # the client of the oldest request is full again
+        if len(self._buckets) > _MOST_CLIENTS:  # by now the oldest bucket is full again
             self._buckets.popitem(last=False)
         return 0.0 if is_allowed else (1 - left) * seconds / count
 
 
 class Gate:
-    """Lets requests in, or refuses them.
+    """Accepts or refuses requests, by their headers, keys and rates.
 
     Args:
-        options: Of the server.
-        keys: Hash of a key -> name of the client; None lets anybody in.
+        options: Options of the server.
+        keys: Hash of a key -> name of the client; None accepts all clients.
     """
 
     def __init__(self, options: ServeOptions, keys: Mapping[str, str] | None) -> None:
@@ -114,7 +116,9 @@ class Gate:
         self._limiter = RateLimiter(options.rate or _USUAL_RATE)
 
     def check_site(self, request: Request) -> None:
-        """Check Host, against DNS rebinding, and Origin, against pages of other sites.
+        """Check the Host and Origin headers.
+
+        The check of Host prevents DNS rebinding; the check of Origin, calls from other websites.
 
         Raises:
             RefusedError: A header is missing, malformed, or not allowed.
@@ -122,41 +126,44 @@ class Gate:
         hosts = [name.lower() for name in request.headers.getlist("host")]
         found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if found is None:
-            raise RefusedError(400, "The request has no valid Host.", "Send one header Host.")
+            problem = "The Host header is missing, repeated or malformed."
+            raise RefusedError(400, problem, "Send one Host header.")
         if found[1] not in self._hosts and address_of(found[1].strip("[]")) is None:
-            fix = "Use the address, or start the server with `allow_host`."
-            raise RefusedError(403, "The server does not have this Host.", fix)
+            fix = "Use the IP address, or start the server with `allow_host` NAME."
+            raise RefusedError(403, f"Host {found[1][:80]} is not allowed.", fix)
         origin = request.headers.get("origin", "").lower()
         if origin and origin.partition("://")[2] != hosts[0] and origin not in self._origins:
-            fix = "Start the server with `allow_origin`."
-            raise RefusedError(403, "Pages of this origin may not send requests.", fix)
+            fix = "Start the server with `allow_origin` URL."
+            raise RefusedError(403, f"Origin {origin[:80]} is not allowed (CORS).", fix)
 
     def client(self, request: Request, key: str | None) -> str:
-        """Return the name of the key, or the address.
+        """Return the client: the name of its key, or its address if the server has no keys.
 
         Raises:
-            RefusedError: A key is missing or unknown.
+            RefusedError: The key is missing or unknown.
         """
         if self.keys is None:
             return request.client.host if request.client else "unknown"
         if not key:
             fix = "Send the header Authorization: Bearer KEY."
-            raise RefusedError(401, "A key is needed.", fix, {"WWW-Authenticate": "Bearer"})
+            problem = "This server needs an API key."
+            raise RefusedError(401, problem, fix, {"WWW-Authenticate": "Bearer"})
         if (name := self.keys.get(digest(key))) is None:
-            fix = "Get a key from whoever runs the server."
-            raise RefusedError(403, "The key is unknown.", fix)
+            fix = "Get a key from the operator of the server."
+            raise RefusedError(403, "The API key is not valid.", fix)
         return f"key {name}"
 
     def count(self, client: str) -> str:
         """Count a request of a client; return the client.
 
         Raises:
-            RefusedError: The client has sent too many.
+            RefusedError: The client has exceeded its rate.
         """
         is_limited = self._limits_all or not is_loopback(client)
         if is_limited and (seconds := self._limiter.wait(client)):
-            wait = {"Retry-After": str(math.ceil(seconds))}
-            raise RefusedError(429, "Too many requests.", "Wait a little.", wait)
+            wait = str(math.ceil(seconds))
+            fix = f"Send the request again after {wait} s."
+            raise RefusedError(429, "Rate limit exceeded.", fix, {"Retry-After": wait})
         return client
 
 
@@ -164,13 +171,13 @@ Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 
 async def known_client(request: Request, bearer: Bearer) -> str:
-    """Return who sends a request."""
+    """Return the client of a request after checking its key."""
     gate: Gate = request.app.state.gate
     return gate.client(request, bearer.credentials if bearer else None)
 
 
 async def counted_client(request: Request, client: Annotated[str, Depends(known_client)]) -> str:
-    """Return who sends a request, which counts."""
+    """Return the client of a request after checking its key and counting the request."""
     gate: Gate = request.app.state.gate
     return gate.count(client)
 
@@ -179,12 +186,12 @@ Client = Annotated[str, Depends(counted_client)]
 
 
 class Edge:
-    """The outer part of the application.
+    """ASGI middleware around the application.
 
     Args:
-        app: The inner part.
-        service: Its limits, counts and state.
-        gate: Which sites may send requests.
+        app: The application.
+        service: Has the limits, the metrics and the state of the server.
+        gate: Checks the Host and Origin headers.
     """
 
     def __init__(self, app: ASGIApp, service: Service, gate: Gate) -> None:
@@ -193,11 +200,11 @@ class Edge:
         self._num_active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request: check it, read its body, and pass it to the application."""
         if scope["type"] != "http":  # lifespan
             await self._app(scope, receive, send)
             return
-        scope["root_path"] = self._options.root_path  # paths are found with it and without
+        scope["root_path"] = self._options.root_path  # paths match with this prefix and without
         begun = asyncio.Event()
 
         async def sending(message: Message) -> None:
@@ -214,8 +221,8 @@ class Edge:
                 return
             body = await self._read(request)
             if self._num_active >= self._options.max_queue:
-                problem = f"{self._num_active:,} requests wait already."
-                raise RefusedError(503, problem, "Try again in a moment.", RETRY)
+                problem = f"The server is busy with {self._num_active:,} requests."
+                raise RefusedError(503, problem, "Try again in a few seconds.", RETRY)
             self._num_active += 1
             try:
                 with self._metrics.active.track_inprogress(), self._metrics.seconds.time():
@@ -231,12 +238,12 @@ class Edge:
     async def _answer(
         self, scope: Scope, body: bytes, receive: Receive, send: Send, begun: asyncio.Event
     ) -> None:
-        """Answer a request whose body is read; raises TimeoutError at the deadline."""
+        """Answer a request with its complete body. Raises TimeoutError at the deadline."""
         messages: list[Message] = [{"type": "http.request", "body": body}]
 
         async def replay() -> Message:
             if not messages:
-                await asyncio.Event().wait()  # a client that goes away is noticed below
+                await asyncio.Event().wait()  # `until_gone` detects a disconnected client
             return messages.pop()
 
         async def until_gone() -> None:
@@ -246,7 +253,7 @@ class Edge:
         work = asyncio.ensure_future(self._app(scope, replay, send))
         tasks = {work, asyncio.ensure_future(until_gone())}
         try:
-            # Lines end by themselves at the deadline, if their client reads.
+            # A streamed answer ends at the deadline, and its client has time to read the rest.
             for seconds in (self._options.deadline, self._options.body_seconds):
                 ended, _ = await asyncio.wait(
                     tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -263,10 +270,10 @@ class Edge:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, request: Request) -> bytes:
-        """Return the body as JSON, which forms become.
+        """Return the body as JSON. A form is converted to JSON.
 
         Raises:
-            RefusedError: It is too large or too slow.
+            RefusedError: The body is too large, or arrives too slowly.
         """
         most, parts, total = self._options.max_bytes, bytearray(), 0
         declared = int(request.headers.get("content-length", "0"))
@@ -280,15 +287,16 @@ class Edge:
                         elif total > _DISCARDED * most:
                             break
         except TimeoutError:
-            fix = "Send it faster."
-            raise RefusedError(408, "The body did not come in time.", fix, _CLOSE) from None
+            problem = f"The upload took longer than {self._options.body_seconds:g} s."
+            fix = "Send smaller requests."
+            raise RefusedError(408, problem, fix, _CLOSE) from None
         if max(declared, total) > most:
             problem = f"The body is larger than {most:,} bytes."
             raise RefusedError(413, problem, "Send several smaller requests.", _CLOSE)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         headers = [pair for pair in request.scope["headers"] if not pair[0].startswith(b"content-")]
         request.scope["headers"] = [*headers, (b"content-type", b"application/json")]
-        if kind == _FORM and not parts.lstrip().startswith(b"{"):  # `curl -d` calls JSON a form
+        if kind == _FORM and not parts.lstrip().startswith(b"{"):  # `curl -d` labels JSON as form
             fields = parse_qs(parts.decode("utf-8", "replace"), keep_blank_values=True)
             return json.dumps({x: y[0] if len(y) == 1 else y for x, y in fields.items()}).encode()
         return bytes(parts)

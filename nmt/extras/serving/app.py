@@ -1,4 +1,4 @@
-"""The paths of the server, and what each answers."""
+"""The HTTP paths of the server, and their answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException  # also of paths that do not exist
+from starlette.exceptions import HTTPException  # raised for unknown paths, too
 from starlette.types import ASGIApp, Lifespan
 
 from nmt.errors import NmtError
@@ -38,7 +38,7 @@ router = APIRouter(responses={status: {"model": bodies.Fault} for status in _FAU
 async def translate(
     body: bodies.TranslateBody, service: Served, client: Client, accept: Accept = ""
 ) -> Response:
-    """Translate texts; for Accept: application/x-ndjson the answer is one line for each text."""
+    """Translate texts. With ``Accept: application/x-ndjson``, stream one JSON line per text."""
     service.check_size(len(body.texts), sum(item.num_characters for item in body.items))
     model, about = await service.choose(body, [item.text for item in body.items])
     answers = service.translate(body, model, client)
@@ -53,12 +53,12 @@ async def translate(
 
 
 async def _lines(answers: AsyncGenerator[dict[str, Any]], seconds: float) -> AsyncIterator[bytes]:
-    """Yield numbered answers as lines of JSON. An error ends them with a line of its own."""
+    """Yield numbered answers as JSON lines. An error becomes the last line."""
     index, end = 0, asyncio.get_running_loop().time() + seconds
     async with aclosing(answers):
         while True:
             try:
-                async with asyncio.timeout_at(end):  # no yield in it: that would cancel the sender
+                async with asyncio.timeout_at(end):  # without yield: that would cancel the sender
                     values = await anext(answers)
             except StopAsyncIteration:
                 return
@@ -70,7 +70,7 @@ async def _lines(answers: AsyncGenerator[dict[str, Any]], seconds: float) -> Asy
 
 @router.post("/v1/score")
 async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Response:
-    """Score given translations."""
+    """Score given translations: log probability, in total and per token."""
     pairs = [(pair.source, pair.target) for pair in body.pairs]
     service.check_size(len(pairs), sum(len(text) for pair in pairs for text in pair))
     model, _ = await service.choose(body, [source for source, _ in pairs])
@@ -80,7 +80,7 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
 
 @router.post("/v1/documents")
 async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
-    """Translate a document, and keep its structure."""
+    """Translate a text, HTML or SubRip document, and keep its structure."""
     service.check_size(0, len(body.text))
     model, about = await service.choose(body, [body.text])
     return JSONResponse({**about, **await service.document(body, model, client)})
@@ -88,7 +88,7 @@ async def documents(body: bodies.DocumentBody, service: Served, client: Client) 
 
 @router.get("/v1/models", dependencies=[Depends(known_client)])
 async def models(service: Served) -> Response:
-    """List the models and limits."""
+    """List the models, the limits and the document formats."""
     options, counts = service.options, ("max_chars", "max_texts", "deadline")
     limits: dict[str, Any] = {name: getattr(options, name) for name in counts}
     limits["rate"] = str(options.rate) if options.rate else None
@@ -103,28 +103,28 @@ async def models(service: Served) -> Response:
 
 @router.get("/health/live")
 async def live() -> Response:
-    """Report that the server runs."""
+    """Report that the server is running."""
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/health/ready")
 async def ready(service: Served) -> Response:
-    """Report whether requests are taken."""
+    """Report whether the server accepts requests: 200, or 503 while it is stopping."""
     if service.is_stopping:
-        raise RefusedError(503, "The server is stopping.", "Use another one.", RETRY)
+        raise RefusedError(503, "The server is stopping.", "Use another server.", RETRY)
     return JSONResponse({"status": "ready"})
 
 
 @router.get("/health")
 async def health(service: Served) -> Response:
-    """Report whether requests are taken, as LibreTranslate does."""
+    """Report whether the server accepts requests, as LibreTranslate does."""
     await ready(service)
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/metrics", dependencies=[Depends(known_client)])
 async def metrics(service: Served) -> Response:
-    """Return counters for Prometheus."""
+    """Return metrics in the Prometheus text format."""
     if service.options.no_metrics:
         raise HTTPException(404)
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -132,7 +132,7 @@ async def metrics(service: Served) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def page(service: Served) -> Response:
-    """Return the page, whose own scripts and styles alone may run."""
+    """Return the web page. Its security policy blocks all other scripts and styles."""
     if service.options.no_page:
         raise HTTPException(404)
     return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY})
@@ -150,12 +150,12 @@ _POLICY = (
 
 
 def make_app(service: Service, gate: Gate, lifespan: Lifespan[FastAPI] | None = None) -> ASGIApp:
-    """Return the application.
+    """Return the ASGI application.
 
     Args:
         service: Translates.
-        gate: Who may send requests.
-        lifespan: Runs around it.
+        gate: Checks origins, keys and rates.
+        lifespan: Context manager that the application enters at startup and leaves at shutdown.
     """
 
     async def handle(_: Request, error: Exception) -> Response:
@@ -164,8 +164,8 @@ def make_app(service: Service, gate: Gate, lifespan: Lifespan[FastAPI] | None = 
     kinds = (RefusedError, NmtError, RequestValidationError, HTTPException, Exception)
     app = FastAPI(
         title="nmt serve", version=__version__, lifespan=lifespan,
-        docs_url=None, redoc_url=None,  # their pages load from the network
-        redirect_slashes=False,  # a redirect would name another scheme behind a proxy
+        docs_url=None, redoc_url=None,  # these pages load scripts from the network
+        redirect_slashes=False,  # behind a proxy, a redirect would change https to http
         exception_handlers=dict.fromkeys(kinds, handle),
     )  # fmt: skip
     app.state.service, app.state.gate = service, gate

@@ -1,13 +1,14 @@
-"""Texts of all clients -> batches, for a few threads that translate.
+"""Batches the texts of all clients for a few translation threads.
 
-There is one queue. A thread that is free takes by turns the oldest text and one of the client with
-least in the queue, and with it the texts most like it in length that are asked for in the same way,
-up to a budget. When little waits, it is shared out among the free threads; so an idle server starts
-at once, and a busy one works in full batches.
+All threads share one queue. A free thread picks a first text: alternately the oldest text, and the
+oldest text of the client with the fewest tokens in the queue. It adds the texts that are closest in
+length and have the same task, up to a token budget. If the queue is short, the free threads divide
+it. So an idle server starts immediately, and a busy server uses full batches.
 
-Each client has a bound of text in the queue. What exceeds it waits outside, and comes in as texts
-of the client are taken, a text of each of its requests in turn: whoever sends a file does not make
-others wait for more than the bound. A text that nobody waits for any more is dropped.
+Each client may have a limited number of tokens in the queue. Its other texts wait outside, and
+enter as the queued texts are taken, one text from each of its requests in turn. So a client that
+sends a large file delays other clients only by this limit. Texts whose client has disconnected are
+dropped.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from nmt.extras.serving.bodies import log_fault
 from nmt.inference.request import Request
 
 T = TypeVar("T")
-# Half of what `nmt translate` takes at once on a CPU: 7% slower, and half the time to wait for a
-# batch (scripts/README.md).
+# Half the batch size of `nmt translate` on a CPU: 7% slower, but a new text waits only half as long
+# for a free thread.
 BATCH_TOKENS = 1024
-# Of a batch where texts are shared out among free threads: fewer are not worth a search.
+# Smallest batch when free threads divide the queue: smaller batches waste computation.
 _FEWEST_TOKENS = 64
-# Four bytes of UTF-8 a token hold, roughly, for alphabets and for signs.
+# A token has roughly four bytes of UTF-8, in alphabetic and in logographic scripts.
 _BYTES_OF_TOKEN = 4
 _JOIN_SECONDS = 5.0
 
 
 class Key(Hashable, Protocol):
-    """What texts of a batch have in common."""
+    """The task of a text. Only texts with equal keys can share a batch."""
 
     def translate(
         self, requests: Sequence[Request], check: Callable[[object], None]
     ) -> Sequence[Any]:
-        """Return the result of each request, or the error in its place.
+        """Return for each request its result or its error.
 
         Args:
             requests: A batch.
-            check: To be called now and then; raises if nobody waits any more.
+            check: Called regularly during the search; raises if all clients have disconnected.
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
-    """Something else that keeps a thread busy, as a key of its own."""
+    """Work other than translation. Each instance is a key of its own, so it is never batched."""
 
     work: Callable[[], Any]
 
@@ -76,12 +77,12 @@ class _Unit:
 
 
 class Batcher:
-    """Translates texts of many clients together.
+    """Translates the texts of many clients in shared batches.
 
     Args:
-        threads: How many batches are translated at the same time.
-        on_batch: Called with the number of texts of every batch.
-        batch_tokens: Of a batch, about.
+        threads: Batches translated in parallel.
+        on_batch: Called with the number of texts in each batch.
+        batch_tokens: Approximate size of a batch, in source tokens with padding.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class Batcher:
     def submit(
         self, client: str, requests: Iterable[tuple[Key, Request]]
     ) -> list[asyncio.Future[Any]]:
-        """Return the future result of each text; cancelled ones are dropped. A failure fails alone.
+        """Queue texts; return a future for each result. Must be called in an event loop.
 
-        Called in an event loop.
+        Cancelled texts are dropped. An error affects only the text that causes it.
         """
         units = [_Unit(key, client, request) for key, request in requests]
         if units:
@@ -120,20 +121,20 @@ class Batcher:
         return [asyncio.wrap_future(unit.future) for unit in units]
 
     async def run(self, client: str, work: Callable[[], T]) -> T:
-        """Return ``work()``, done in one of the threads when its turn comes."""
+        """Run ``work`` in one of the threads, in its turn, and return the result."""
         (future,) = self.submit(client, [(_Work(work), Request(""))])
         result: T = await future
         return result
 
     @property
     def num_waiting(self) -> int:
-        """Texts that no thread has taken yet."""
+        """Number of texts that are waiting for a thread."""
         with self._changed:
             outside = sum(len(own) for requests in self._outside.values() for own in requests)
             return len(self._queue) + outside
 
     def close(self) -> None:
-        """End the threads after the batches they are at, or soon; the rest is dropped."""
+        """Stop the threads after their current batches, and drop all waiting texts."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -141,7 +142,7 @@ class Batcher:
             thread.join(_JOIN_SECONDS)
 
     def _admit(self, client: str) -> None:
-        """Let texts of a client into the queue, up to the bound."""
+        """Move texts of a client into the queue, up to its limit."""
         requests = self._outside.get(client, deque())
         while requests and self._queued[client] < self._bound:
             units = requests.popleft()
@@ -159,7 +160,7 @@ class Batcher:
             _translate(units)
 
     def _take(self) -> list[_Unit]:
-        """Wait for texts, and remove a batch from the queue; nothing when this is closed."""
+        """Wait for texts and take a batch from the queue. Returns an empty list after `close`."""
         with self._changed:
             self._num_free += 1
             batch: list[_Unit] = []
@@ -175,15 +176,12 @@ class Batcher:
                     self._queued[unit.client] -= unit.tokens
                 for client in {unit.client for unit in taken}:
                     self._admit(client)
-                self._queued = +self._queued  # forgets clients without texts
+                self._queued = +self._queued  # removes clients without texts
             self._num_free -= 1
             return batch
 
     def _batch(self, waiting: Sequence[_Unit]) -> list[_Unit]:
-        """Return a text and those that are most like it in length.
-
-        By turns the oldest, and the first of the client with least in the queue.
-        """
+        """Choose the first text and the texts that are closest to it in length."""
         if not waiting:
             return []
         self._takes_oldest = not self._takes_oldest
@@ -204,7 +202,7 @@ class Batcher:
 
 
 def _translate(units: Sequence[_Unit]) -> None:
-    """Translate a batch; if it fails as a whole, each text by itself."""
+    """Translate a batch. If the whole batch fails, translate each text alone."""
 
     def check(_: object) -> None:
         if all(unit.future.cancelled() for unit in units):
@@ -215,7 +213,7 @@ def _translate(units: Sequence[_Unit]) -> None:
     except CancelledError:
         return
     except Exception as error:
-        if len(units) > 1 and not isinstance(error, ConfigError):  # which all texts share
+        if len(units) > 1 and not isinstance(error, ConfigError):  # wrong options fail for all
             for unit in units:
                 _translate([unit])
             return
@@ -223,7 +221,7 @@ def _translate(units: Sequence[_Unit]) -> None:
             log_fault(error)
         results = [error.with_traceback(None)] * len(units)
     for unit, result in zip(units, results, strict=True):
-        with suppress(InvalidStateError):  # it was cancelled meanwhile
+        with suppress(InvalidStateError):  # cancelled in the meantime
             if isinstance(result, Exception):
                 unit.future.set_exception(result)
             else:

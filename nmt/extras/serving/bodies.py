@@ -1,7 +1,7 @@
-"""What clients send and get: bodies of requests, answers, and what goes wrong.
+"""The JSON of the API: bodies of requests, answers and errors.
 
-Bodies are bounded, checked, and without fields that the server does not know. Every error is
-answered in JSON: status, ``error`` and ``fix``.
+Bodies are validated, and unknown fields are errors. Every error is a status with the JSON fields
+``error`` and ``fix``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETRY = {"Retry-After": "1"}
 _WORD = re.compile(r"\S+")
 _END = "</s>"
 _OF_SENTENCE = ("score", "log_prob", "alternatives", "alarms", "confidence")
-_LISTED = "GET openapi.json describes all paths."
+_LISTED = "See /openapi.json for all paths and fields."
 _MOST_PROBLEMS = 5
 _MOST_NAME = 40
 
@@ -41,43 +41,46 @@ def _readable(value: Any) -> Any:
 
 
 Words = Annotated[str, BeforeValidator(_readable)]
-# A name of a model, a language or a tag.
+# Name of a model, a language or a tag.
 Name = Annotated[Words, Field(max_length=100)]
 Phrases = Annotated[list[Words], Field(max_length=64)]
 
 
 class Body(BaseModel):
-    """What all bodies have in common."""
+    """Base of all request bodies: strict types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Text(Body):
-    """A text with what its translation must look like."""
+    """A text to translate, with constraints on its translation."""
 
     text: Words
     id: Name | None = None
-    prefix: Words = Field(default="", description="What the translation begins with.")
-    required: Phrases = Field(default=[], description="Phrases that it contains.")
-    forbidden: Phrases = Field(default=[], description="Phrases that it does not contain.")
+    prefix: Words = Field(default="", description="First words of the translation.")
+    required: Phrases = Field(default=[], description="Phrases that must occur.")
+    forbidden: Phrases = Field(default=[], description="Phrases that must not occur.")
     tag: Name | None = Field(
-        default=None, description="A language or domain the model was trained with."
+        default=None, description="Tag of a language or domain, for models trained with tags."
     )
 
     @property
     def num_characters(self) -> int:
-        """Of all its texts."""
+        """Characters of the text and of its constraints together."""
         return sum(map(len, (self.text, self.prefix, *self.required, *self.forbidden)))
 
     def request(self, sentence: str, *, is_first: bool) -> Request:
-        """Return the request for a sentence; the first has prefix and required phrases."""
+        """Return the request for one sentence.
+
+        Only the first sentence gets the prefix and the required phrases.
+        """
         required = tuple(self.required) if is_first else ()
         prefix = self.prefix if is_first else ""
         return Request(sentence, prefix, required, tuple(self.forbidden), self.tag or None)
 
 
 class Decoding(Body):
-    """Decoding options; the model's own where none is given."""
+    """Decoding options. Each option that is missing has the model's default."""
 
     beam_size: int | None = Field(default=None, ge=1, le=MOST_HYPOTHESES)
     n_best: int | None = Field(default=None, ge=1, le=MOST_HYPOTHESES)
@@ -90,20 +93,20 @@ class Decoding(Body):
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     return_alternatives: bool | None = Field(
-        default=None, description="The most probable tokens after the prefix, each completed."
+        default=None, description="Complete translations for the likeliest next tokens."
     )
     prefix_bias_beta: float | None = Field(default=None, ge=0, lt=1)
 
     def changes(self) -> dict[str, Any]:
-        """Return those that were given."""
+        """Return the options that the request sets."""
         return self.model_dump(exclude_none=True)
 
 
 class Choice(Body):
-    """A model, by its name or by its languages."""
+    """Choice of a model, by its name or by its languages."""
 
     model: Name | None = None
-    source: Name | None = Field(default=None, description="Language; auto: one of those served.")
+    source: Name | None = Field(default=None, description="Language code; auto detects it.")
     target: Name | None = None
 
 
@@ -113,11 +116,11 @@ class TranslateBody(Choice):
     texts: list[Words | Text]
     options: Decoding = Decoding()
     want: list[Literal["alternatives", "tokens", "alignment", "attention", "confidence"]] = []
-    split: bool = Field(default=True, description="Cut texts into sentences, not only into lines.")
+    split: bool = Field(default=True, description="Split lines into sentences.")
 
     @property
     def items(self) -> list[Text]:
-        """The texts, all in one form."""
+        """The texts, with each plain string as a `Text`."""
         return [Text(text=each) if isinstance(each, str) else each for each in self.texts]
 
 
@@ -144,7 +147,7 @@ class DocumentBody(Choice):
 
 
 class DetectBody(Body):
-    """Body of POST /detect, as LibreTranslate has it."""
+    """Body of POST /detect of LibreTranslate."""
 
     model_config = ConfigDict(extra="ignore")
     q: Words | list[Words]
@@ -152,21 +155,21 @@ class DetectBody(Body):
 
     @property
     def texts(self) -> list[str]:
-        """The texts, also where it is one."""
+        """The texts as a list, also if the request has one string."""
         return [self.q] if isinstance(self.q, str) else self.q
 
 
 class LibreBody(DetectBody):
-    """Body of POST /translate, as LibreTranslate has it."""
+    """Body of POST /translate of LibreTranslate."""
 
     source: Name = "auto"
     target: Name
     format: Literal["text", "html"] = "text"
-    alternatives: int = Field(default=0, ge=0, lt=MOST_HYPOTHESES, strict=False)  # also of a form
+    alternatives: int = Field(default=0, ge=0, lt=MOST_HYPOTHESES, strict=False)  # text in a form
 
 
 class Fault(BaseModel):
-    """What every error is answered with."""
+    """Body of every error."""
 
     error: str
     fix: str
@@ -179,18 +182,18 @@ FIELDS = sorted({name for kind in _KINDS for name in kind.model_fields})
 def join_results(
     source: str, split: SplitText, results: Sequence[Result], joiner: str, *, with_attention: bool
 ) -> dict[str, Any]:
-    """Return the answer for a text, from the results of its sentences.
+    """Combine the results of all sentences of a text into its answer.
 
-    A text of one sentence gets what `nmt translate` writes for that line as JSON. Of several,
-    ``score`` is the mean, ``log_prob`` the sum, ``confidence`` the mean by source characters.
-    Places are counted in characters, words are between spaces.
+    For one sentence, the answer has the same fields as a JSON line of `nmt translate`. For several
+    sentences, ``score`` is the mean, ``log_prob`` the sum, and ``confidence`` the mean weighted by
+    source characters. Offsets count characters; words are separated by spaces.
     """
     gaps = split.gaps_for(joiner)
     translation, place = "", 0
     sentences: list[dict[str, Any]] = []
     words: dict[str, list[dict[str, Any]]] = {"source": [], "target": []}
     links: Links = ()
-    rows: Matrix = ()  # attention of target words
+    rows: Matrix = ()  # attention: target words times source words
     width = sum(len(sentence.split()) for sentence in split.sentences)
     for before, gap, result in zip(split.gaps, gaps, results, strict=False):
         place, translation = place + len(before), translation + gap
@@ -242,9 +245,10 @@ def join_results(
 
 
 def _of_words(result: Result, source: int, target: int) -> tuple[Matrix, Links]:
-    """Return attention and alignment of a sentence with so many words on both sides.
+    """Return attention and alignment of a sentence, for its numbers of source and target words.
 
-    The model may have read or written other words: then both mean nothing, and there are none.
+    If the tokenizer changes word borders, the model's words differ from the text's words. Then the
+    attention is 0 everywhere, and the alignment is empty.
     """
     rows = result.attention or ()
     if len(rows) == target and all(len(row) == source for row in rows):
@@ -260,14 +264,14 @@ def _words(text: str, offset: int) -> list[dict[str, Any]]:
 
 
 def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] | None:
-    """Return the probability of each word: the product over its subwords.
+    """Return the probability of each word: the product of its subwords' probabilities.
 
     Args:
-        tokens: Of a translation, with the ends of its segments.
-        count: Words that its text has.
+        tokens: Tokens of a translation, with the end tokens of its segments.
+        count: Number of words in the translation.
 
     Returns:
-        None if the subwords make another number of words.
+        None if the subwords form a different number of words.
 
     >>> tokens = [TokenScore("\u2581a", -1.0), TokenScore("b", -1.0), TokenScore("</s>", 0.0)]
     >>> word_probabilities(tokens, 1)
@@ -289,7 +293,7 @@ def word_probabilities(tokens: Sequence[TokenScore], count: int) -> list[float] 
 
 @dataclass(eq=False)
 class RefusedError(Exception):
-    """A request that gets a certain status."""
+    """A request that the server refuses, with its status code."""
 
     status: int
     problem: str
@@ -297,12 +301,12 @@ class RefusedError(Exception):
     headers: Mapping[str, str] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what stands in JSON."""
+        """Return the body of the answer."""
         return {"error": self.problem, "fix": self.fix}
 
 
 def refusal(error: Exception) -> RefusedError:
-    """Return the answer to a client for any error."""
+    """Convert any error to an answer that reveals nothing about the server."""
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, RequestValidationError):
@@ -311,30 +315,30 @@ def refusal(error: Exception) -> RefusedError:
         status = 422 if error.status_code == 400 else error.status_code  # a body that is not JSON
         return RefusedError(status, f"{error.detail}.", _LISTED, error.headers)
     if isinstance(error, TimeoutError):
-        return RefusedError(504, "There was no answer in time.", "Send fewer or shorter texts.")
+        return RefusedError(504, "The request timed out.", "Send fewer or shorter texts.")
     if isinstance(error, CheckpointError | DeviceError):
-        logger.warning("a request failed: %s", error.problem)  # it names folders of this machine
-        problem, fix = ("The model cannot be used now.", "Try again later.")
+        logger.warning("a request failed: %s", error.problem)  # contains paths: not for clients
+        problem, fix = ("The model is not available.", "Try again later.")
         return RefusedError(503, problem, fix, RETRY)
     if isinstance(error, NmtError):
         return RefusedError(422, error.problem, error.fix)
     log_fault(error)
-    return RefusedError(500, "The server failed.", "Report it, please: a bug.")
+    return RefusedError(500, "Internal server error.", "Please report this bug.")
 
 
 def as_response(error: Exception) -> JSONResponse:
-    """Return the answer for an error."""
+    """Return the HTTP response for an error."""
     refused = refusal(error)
     return JSONResponse(refused.as_dict(), refused.status, refused.headers)
 
 
 def log_fault(error: BaseException) -> None:
-    """Log an unexpected error by its kind and place: its text may hold what somebody sent."""
+    """Log the type and place of an unexpected error. Its message may contain a client's text."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     place = f"{last.tb_frame.f_code.co_filename}:{last.tb_lineno}" if last else "unknown place"
-    logger.error("unexpected %s at %s: a bug, please report it", type(error).__name__, place)
+    logger.error("unexpected %s at %s; please report this bug", type(error).__name__, place)
 
 
 def _problems(error: RequestValidationError) -> str:
@@ -347,7 +351,7 @@ def _problem(detail: Mapping[str, Any]) -> str:
     if detail["type"] == "json_invalid":
         return f"The body is not JSON: {detail['ctx']['error']} at character {detail['loc'][-1]:,}"
     path = [str(part)[:_MOST_NAME] for part in detail["loc"][1:]]
-    # The types that pydantic has tried say nothing to a client.
+    # Leave out the types that pydantic tried: they are details of this program.
     shown = (
         x for x in path if x not in ("str", "Text") and not x.startswith(("function-", "list["))
     )

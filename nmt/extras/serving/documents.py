@@ -1,22 +1,23 @@
-"""A document as text, HTML or SubRip -> sentences, and their translations -> the document.
+"""Translate documents (plain text, HTML, SubRip subtitles) and keep their structure.
 
-What a server or a program calls::
+Usage::
 
     document = read_document(text, "html", "de")
     translations = ...  # text and alignment of each of document.sentences
     page = document.rebuild(translations, " ")
 
-Promises:
+Guarantees:
 
-- What is not text to translate comes back byte for byte: tags and attributes, scripts, code,
-  addresses, timings, blank lines. So does a paragraph whose translation equals it.
-- In a paragraph that is changed, characters are written again (an entity as its character), and
-  white space becomes one space, but for line breaks.
+- Everything except text is kept byte for byte: tags and attributes, scripts, code, addresses,
+  timings and blank lines. A paragraph whose translation equals its source is kept, too.
+- In a translated paragraph, entities become characters, and white space becomes a single space,
+  except for line breaks.
 - Every tag is written once, balanced and nested as in the source (see ``paragraph``).
-- Malformed HTML stays as it is. Time and memory grow with the length of the document.
+- Malformed HTML is kept as it is. Time and memory are linear in the length of the document.
 
-The HTML parser of the standard library takes quadratic time on tags that do not end (36 s for 60 kB
-of ``<a``) and keeps no places, so the tags are found here, by expressions that never go back.
+The HTML parser of the standard library takes quadratic time on unclosed tags (36 s for 60 kB of
+``<a``) and does not report offsets. This module finds the tags with regular expressions that never
+backtrack.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from nmt.errors import DataError
 from nmt.extras.serving.paragraph import Escape, Event, Kind, Paragraph, Translation, ends_of
 from nmt.registry import chosen
 
-Part = str | Sequence[Event]  # What stays as it is, or what a paragraph is made of.
+Part = str | Sequence[Event]  # Text that is kept, or the events of a paragraph.
 _ADDRESS = re.compile(
     r"""\b(?:https?://|www\.)[^\s<>"']*[^\s<>"'.,;:!?)\]}*_~]"""
     r"|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{2,24})+"
 )
-# The expressions of the package srt take cubic time on long numbers and square time on long gaps.
+# The package srt takes cubic time on long numbers, and quadratic time on long white space.
 _NO_SUBRIP = re.compile(r"\d{13}|\s{100}")
 _CUE_TAG = re.compile(r"<(/?)([a-zA-Z]++)[^<>]*+>|\{\\[^{}]*+\}")
 _TURN = re.compile(r"(?:\s|<[^<>]*+>|\{\\[^{}]*+\})*+[-\u2013\u2014](?=\s|\w)\s*")
@@ -54,7 +55,7 @@ _PROTECTED = re.compile(
 
 
 def unescape(text: str) -> str:
-    """Return text with entities as characters; `html.unescape` alone fails on long numbers.
+    """Convert HTML entities to characters. `html.unescape` alone fails on very long numbers.
 
     >>> unescape("&Auml;&amp;&#66;&bla;")
     'Ä&B&bla;'
@@ -63,7 +64,7 @@ def unescape(text: str) -> str:
 
 
 def text_events(raw: str, decode: Callable[[str], str] = str) -> Iterator[Event]:
-    """Yield text, and web and mail addresses, which stay."""
+    """Yield text, and as separate events web and mail addresses, which are not translated."""
     place = 0
     for match in _ADDRESS.finditer(raw):
         if before := raw[place : match.start()]:
@@ -75,7 +76,7 @@ def text_events(raw: str, decode: Callable[[str], str] = str) -> Iterator[Event]
 
 
 def read_lines(text: str) -> Iterator[str | list[Event]]:
-    r"""Yield the lines of plain text and the borders between them; a tab is one, too.
+    r"""Yield the lines of plain text and the separators between them; tabs separate, too.
 
     >>> [part if isinstance(part, str) else part[0].text for part in read_lines("A\n\nB\tC")]
     ['A', '\n\n', 'B', '\t', 'C']
@@ -85,13 +86,13 @@ def read_lines(text: str) -> Iterator[str | list[Event]]:
 
 
 def read_cues(text: str) -> Iterator[str | list[Event]]:
-    """Yield the texts of cues, and what stands between them.
+    """Yield the texts of subtitles, and the timings between them.
 
-    The lines of a cue are one paragraph; a line that begins with a dash, another speaker, is one of
-    its own.
+    The lines of a subtitle form one paragraph. A line that begins with a dash is a new speaker, and
+    begins a new paragraph.
 
     Raises:
-        DataError: This is not SubRip.
+        DataError: The text is not in SubRip format.
     """
     try:
         cues = [] if _NO_SUBRIP.search(text) else [*srt.parse(text)]
@@ -99,7 +100,7 @@ def read_cues(text: str) -> Iterator[str | list[Event]]:
         cues = []
     if text.strip() and not cues:
         raise DataError(
-            "The document is not SubRip.", fix="Send subtitles as .srt, or another format."
+            "The document is not valid SubRip.", fix="Send .srt subtitles, or another format."
         )
     place = 0
     for cue in cues:
@@ -123,7 +124,7 @@ def _turns(text: str) -> Iterator[str | list[Event]]:
 
 
 def _cue(text: str) -> Iterator[str | list[Event]]:
-    """Yield the events of lines, and the last line end."""
+    """Yield the events of some lines, and their last line break."""
     body, place, events = text.rstrip("\r\n"), 0, list[Event]()
     closed = {match[2] for match in _CUE_TAG.finditer(body) if match[1]}
     for match in _CUE_TAG.finditer(body):
@@ -136,7 +137,7 @@ def _cue(text: str) -> Iterator[str | list[Event]]:
 
 
 def write_srt(text: str) -> str:
-    """Write text of SubRip, which has no escapes: what looks like a tag gets another bracket."""
+    """Write text for SubRip, which has no escapes: replace the bracket of anything like a tag."""
     return re.sub(r"<(?![^/a-zA-Z])", "\u2039", text)
 
 
@@ -154,12 +155,12 @@ _INLINE = (_KEPT_INLINE | _VOID_INLINE) | _names(
     "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q rb rp rt rtc "
     "ruby s small span strike strong sub sup time tt u br !--"
 )
-# Kind, raw text, and name: none for text, and for what is malformed or a declaration.
+# Kind, raw text, and tag name. The name is empty for text, declarations and malformed tags.
 Token = tuple[Kind, str, str]
 
 
 def tokenize(text: str) -> Iterator[Token]:
-    """Yield tags and what stands between them."""
+    """Yield the tags of HTML, and the text between them."""
     place = text_start = 0
     last_comment = text.rfind("-->")
     while (start := text.find("<", place)) >= 0:
@@ -188,7 +189,7 @@ def tokenize(text: str) -> Iterator[Token]:
 
 
 def read_html(text: str) -> Iterator[str | list[Event]]:
-    """Yield paragraphs and what stands between them. Two line breaks end a paragraph, too."""
+    """Yield the paragraphs of HTML, and the tags between them. Two line breaks end a paragraph."""
     tokens = list(tokenize(text))
     ends = ends_of([(kind, name) for kind, _, name in tokens])
     events: list[Event] = []
@@ -218,34 +219,34 @@ def read_html(text: str) -> Iterator[str | list[Event]]:
     yield events
 
 
-# How a document is cut into parts, whose characters joined are the document, and how the text of a
-# translation is written.
+# For each format: how to split a document into parts (joined, they equal the document), and how to
+# escape the text of a translation.
 _FORMATS: dict[str, tuple[Callable[[str], Iterable[Part]], Escape]] = {
     "txt": (read_lines, str),
     "html": (read_html, partial(html.escape, quote=False)),
     "srt": (read_cues, write_srt),
 }
 
-FORMATS = tuple(_FORMATS)  # Names of formats, which are also the extensions of their files.
+FORMATS = tuple(_FORMATS)  # The names are also file extensions.
 _ALIASES = {"htm": "html", "xhtml": "html", "text": "txt", "plain": "txt"}
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document between being read and being written."""
+    """A document split into sentences, ready to be rebuilt with their translations."""
 
-    # What is to be translated: text without marks, in order. Each has a letter.
+    # The text to translate, in order, without tags. Sentences without a letter are left out.
     sentences: tuple[str, ...]
-    parts: tuple[str | Paragraph, ...]  # What stays, and the paragraphs that the sentences are of.
-    escape: Escape  # Writes text in its format.
+    parts: tuple[str | Paragraph, ...]  # Text that is kept, and the paragraphs of the sentences.
+    escape: Escape  # Escapes text for the format.
 
     def rebuild(self, translations: Sequence[Translation], joiner: str = " ") -> str:
         """Return the document with its sentences translated.
 
         Args:
-            translations: Text and word alignment of each of ``sentences``. Without an alignment
-                marks keep their relative positions.
-            joiner: What stands between two sentences of the target language.
+            translations: Text and word alignment of each of ``sentences``. Without an alignment,
+                tags keep their relative positions.
+            joiner: Separator between two sentences of the target language.
         """
         rest = iter(translations)
         written = []
@@ -260,16 +261,17 @@ class Document:
 
 
 def read_document(text: str, kind: str, language: str) -> Document:
-    """Cut a document into sentences and what stands around them.
+    """Split a document into its sentences and the structure around them.
 
     Args:
-        text: The document. Its line ends stay as they are.
-        kind: One of `FORMATS`, or another extension of such files, as ``htm``.
-        language: Of the text, for the rules of sentences; English ones for an unknown language.
+        text: The document. Its line breaks are kept.
+        kind: One of `FORMATS`, or another file extension such as ``htm``.
+        language: Language of the text, for splitting sentences. Unknown languages are split like
+            English.
 
     Raises:
-        ConfigError: There is no such format, or the package sentencex is missing.
-        DataError: The document is not of this format.
+        ConfigError: The format is unknown, or the package sentencex is missing.
+        DataError: The document does not have this format.
     """
     name = kind.lower().removeprefix(".")
     read, escape = chosen(_FORMATS, _ALIASES.get(name, name), "document format")

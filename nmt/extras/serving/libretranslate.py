@@ -1,4 +1,4 @@
-"""The paths of LibreTranslate, for its clients."""
+"""LibreTranslate's API, so that its clients work unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["LibreTranslate"])
 
 
 def _admit(request: Request, service: Service, body: bodies.DetectBody) -> str:
-    """Return the client, whose key may be in the body; its texts are not too many."""
+    """Check the key, the rate and the limits; return the client. The key may be in the body."""
     gate: Gate = request.app.state.gate
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     client = gate.count(gate.client(request, key if scheme.lower() == "bearer" else body.api_key))
@@ -28,7 +28,7 @@ def _admit(request: Request, service: Service, body: bodies.DetectBody) -> str:
 
 @router.post("/translate")
 async def translate(body: bodies.LibreBody, service: Served, request: Request) -> JSONResponse:
-    """Translate as LibreTranslate does."""
+    """Translate text or HTML, as LibreTranslate does."""
     client = _admit(request, service, body)
     alternatives, choice = body.alternatives, bodies.Choice(source=body.source, target=body.target)
     model, about = await service.choose(choice, body.texts)
@@ -63,7 +63,7 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
 
 @router.post("/detect")
 async def detected(body: bodies.DetectBody, service: Served, request: Request) -> JSONResponse:
-    """Detect a language, of those that can be translated, as LibreTranslate does."""
+    """Detect the language among the source languages, as LibreTranslate does."""
     _admit(request, service, body)
     codes = sorted({source for source, _ in service.pairs})
     ranked = await asyncio.to_thread(lambda: [detect(text, codes) for text in body.texts])
@@ -73,7 +73,7 @@ async def detected(body: bodies.DetectBody, service: Served, request: Request) -
 
 @router.get("/languages")
 async def languages(service: Served) -> JSONResponse:
-    """List the languages, and into which each is translated."""
+    """List the languages with their target languages."""
     codes = sorted({code for pair in service.pairs for code in pair})
     return JSONResponse([
         {
@@ -87,7 +87,7 @@ async def languages(service: Served) -> JSONResponse:
 
 @router.get("/frontend/settings")
 async def settings(service: Served, request: Request) -> JSONResponse:
-    """Return settings as LibreTranslate does."""
+    """Return the settings of a LibreTranslate server."""
     model = next(iter(service.models.values()))
     has_keys = request.app.state.gate.keys is not None
     first = {

@@ -1,4 +1,4 @@
-"""The models of a server, a fixed list, all in memory; and the languages that they translate."""
+"""The models of a server, all loaded at startup, and the languages that they translate."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _RIGHT_TO_LEFT = ("ar", "ary", "arz", "ckb", "dv", "fa", "he", "ps", "sd", "ug",
 class ServedModel:
     """A model in memory.
 
-    What its engine lacks, such as the attention that alignments are made of, a second translator
-    does with torch; it is loaded with the first request that needs it.
+    Some features, such as alignments, are missing in CTranslate2. The first request for such a
+    feature loads the model a second time, with torch.
 
     Args:
-        name: By which clients choose it.
+        name: Name that clients use for the model.
         folder: Run or model folder.
         loading: Fields of `EngineOptions`.
     """
@@ -64,13 +64,13 @@ class ServedModel:
         self.translator.translate([_WARM_UP])
         self._complete: Translator | None = None
         self._threads, self._loading = loading.get("threads"), threading.Lock()
-        self._gpu = threading.Lock()  # its recorded steps serve one search at a time
+        self._gpu = threading.Lock()  # CUDA graphs allow one search at a time
 
     def with_options(self, **options: Any) -> Translator:
-        """Return a translator with other options, which may load a second one.
+        """Return a translator with changed options. May load the model with torch.
 
         Raises:
-            ConfigError: The options contradict each other, or no engine has them.
+            ConfigError: The options contradict each other, or no engine supports them.
         """
         try:
             return self.translator.with_options(**options)
@@ -83,7 +83,7 @@ class ServedModel:
         return self._complete.with_options(**options)
 
     def searching(self, translator: Translator) -> AbstractContextManager[Any]:
-        """Return the context in which a translator of this model may compute."""
+        """Return the context for a search: on a GPU, a lock; on a CPU, nothing."""
         return self._gpu if translator.engine.on_gpu else nullcontext()
 
     def score(self, pairs: Sequence[tuple[str, str]], tag: str | None) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ class ServedModel:
             return [score.as_dict() for score in scorer.score(pairs, tag=tag)]
 
     def describe(self) -> dict[str, Any]:
-        """Return what anybody may know of it."""
+        """Return the public description of the model, for GET /v1/models."""
         translator = self.translator
         engine, other = translator.engine.name, None if self.is_export else "torch"
         card = self.folder / CARD
@@ -121,20 +121,20 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A model, and what is asked of it for each of some texts: what a batch has in common."""
+    """A model with its options and outputs. Texts with the same task can share a batch."""
 
     model: ServedModel
-    # Decoding options that differ from the model's.
+    # Decoding options that differ from the model's defaults.
     options: tuple[tuple[str, Any], ...] = ()
-    # "alignments", "attention" and "token_scores"
+    # Any of "alignments", "attention" and "token_scores".
     outputs: frozenset[str] = frozenset()
-    # Texts with a prefix or phrases, which may need another engine, are not mixed with others.
+    # Texts with a prefix or phrases may need another engine, so they have batches of their own.
     is_constrained: bool = False
 
     def translate(
         self, requests: Sequence[Request], check: Callable[[object], None]
     ) -> Sequence[Result | DataError]:
-        """Translate a batch, in this thread; ``check`` may raise to interrupt."""
+        """Translate a batch in this thread. ``check`` can raise to interrupt the search."""
         translator = self.model.with_options(
             **dict(self.options),
             outputs=self.outputs,
@@ -147,14 +147,16 @@ class Task:
 
 
 def name_models(models: Iterable[str]) -> dict[str, Path]:
-    """Return a name for each folder: the one given, or its languages, or its own.
+    """Return the name of each model and its folder.
+
+    Without ``NAME=``, the name is the language pair; if that is taken, the name of the folder.
 
     Args:
-        models: ``FOLDER`` or ``NAME=FOLDER``; a folder that exists is never taken apart.
+        models: ``FOLDER`` or ``NAME=FOLDER``. The path of an existing folder may contain ``=``.
 
     Raises:
-        ConfigError: A name is not valid, or two have the same name.
-        CheckpointError: A folder does not have a model.
+        ConfigError: A name is not valid, or two models have the same name.
+        CheckpointError: A folder does not contain a model.
     """
     named: dict[str, Path] = {}
     for text in models:
@@ -163,26 +165,26 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
             name, folder = "", text
         elif not re.fullmatch(r"[\w.-]{1,64}", name) or not folder:
             raise ConfigError(
-                f"{text!r} does not name a model.",
-                fix="Write NAME=FOLDER, as in de-en=runs/base; names have letters, digits and ._-",
+                f"{text!r} is not a valid model argument.",
+                fix="Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -",
             )
         path = Path(folder)
         if not path.is_dir():
-            raise CheckpointError(f"{path} is not a folder.", fix="Name a run or model folder.")
+            raise CheckpointError(f"{path} is not a folder.", fix="Pass a run or model folder.")
         config = load_folder_config(path)
         pair = f"{config.source_language}-{config.target_language}"
         name = name or (path.resolve().name if pair in named else pair)
         if name in named:
             raise ConfigError(
-                f"{named[name]} and {path} are both called {name}.",
-                fix="Name one of them, as in second=FOLDER.",
+                f"{named[name]} and {path} have the same name, {name}.",
+                fix=f"Choose another name for one model, such as {name}-2={path}.",
             )
         named[name] = path
     return named
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language; its code where none is known."""
+    """Return the English name of a language, or its code if the name is unknown."""
     return _NAMES.get(languages.primary_code(code), code).replace("_", " ")
 
 
@@ -192,22 +194,23 @@ def is_rtl(code: str) -> bool:
 
 
 def detect(text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
-    """Return each language with its probability, 0 to 100, the likeliest first.
+    """Rank the languages of a text, with probabilities from 0 to 100, the likeliest first.
 
-    By py3langid where it is installed and knows them all; otherwise by the script and by the
-    commonest words of each language. The text may be in none of them: then all are near 0.
+    Uses py3langid if it is installed and supports all the languages. Otherwise compares the script
+    and the most frequent words of each language. All values are near 0 if the text is in another
+    language.
 
     >>> detect("Der Hund ist nicht da.", ["en", "de"])[0][0], detect("A dog is there.", ["ja"])
     ('de', [('ja', 0.0)])
     """
     model = languages.identifier() if all(map(languages.is_identifiable, codes)) else None
     if model is not None:
-        ranked = dict(model.rank(text))  # shares of all the languages that the model knows
+        ranked = dict(model.rank(text))  # probabilities over all languages of the identifier
         shares = {code: float(ranked[languages.primary_code(code)]) for code in codes}
     else:
         words = _WORD.findall(text.lower())
         weights = {code: _likeness(text, words, code) for code in codes}
-        # Most languages that are not served are written in Latin letters, too.
+        # The English term stands for all other languages: most of them use Latin letters, too.
         total = sum(weights.values()) + _likeness(text, [], "en")
         shares = {code: weight / total if total else 0.0 for code, weight in weights.items()}
     ordered = sorted(shares.items(), key=lambda pair: -pair[1])

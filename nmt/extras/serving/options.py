@@ -1,4 +1,4 @@
-"""`nmt.serve`, and its options. Loads neither torch nor the packages of a server."""
+"""`nmt.serve` and its options. Imports neither torch nor the server's packages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from nmt.commands.options import Json, Texts, Threads
+from nmt.commands.options import Json, Texts
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
 from nmt.registry import load_attribute
 
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
-# Of a JSON text: a character may be two escaped surrogates; a text has options of its own.
+# For the size of a request body: JSON can write one character as two escaped surrogates, and each
+# text can have its own options.
 _BYTES_OF_CHARACTER, _BYTES_OF_TEXT, _BYTES_OF_REST = 12, 256, 1 << 16
 _NEEDED = ("fastapi", "prometheus_client", "sentencex", "srt", "uvicorn")
 
 
 class Rate(NamedTuple):
-    """Requests in so many seconds."""
+    """A number of requests per period."""
 
     requests: int
     seconds: int
@@ -37,14 +38,14 @@ def parse_rate(text: str) -> Rate:
     """Read a rate such as ``60/min``.
 
     Raises:
-        ValueError: It is not a rate.
+        ValueError: The text is not a rate.
 
     >>> parse_rate("60/min"), str(parse_rate("2/s"))
     (Rate(requests=60, seconds=60), '2/s')
     """
     found = re.fullmatch(r"(\d{1,9})/([a-z]+)", text.strip().lower())
     if found is None or found[2] not in _UNITS or not int(found[1]):
-        raise ValueError(f"{text!r} is not a rate. Write requests per time, as in 60/min.")
+        raise ValueError(f"{text!r} is not a rate. Write requests per time, such as 60/min.")
     return Rate(int(found[1]), _UNITS[found[2]])
 
 
@@ -59,14 +60,14 @@ def _parser(pattern: str, advice: str) -> Callable[[str], str]:
 
 parse_origin = _parser(r"https?://[\w.\[\]:-]+/?", "Write https://example.org, without a path.")
 parse_host = _parser(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", "Leave out https:// and the port.")
-parse_path = _parser(r"(/[\w./-]*)?", "Write a path as in /mt.")
+parse_path = _parser(r"(/[\w./-]*)?", "Write a path such as /mt.")
 
 
 def parse_network(text: str) -> str:
     """Read an address or a network such as ``10.0.0.0/8``.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text is neither an address nor a network.
     """
     return str(ipaddress.ip_network(text, strict=False))
 
@@ -76,15 +77,17 @@ class ComputingOptions(Options):
     """How models are computed.
 
     Args:
-        engine: auto: CTranslate2 if it has all that a request needs, otherwise torch.
-        dtype: Type of the weights, as for `nmt translate`.
+        engine: Library that computes translations. auto uses CTranslate2 where it supports the
+            request, and torch otherwise.
+        dtype: Number type of the weights, with the same values as in `nmt translate`.
+        threads: Batches translated in parallel, each on one CPU thread.
     """
 
     title: ClassVar[str] = "Model"
 
     engine: Literal["auto", "torch", "ctranslate2"] = "auto"
     dtype: Annotated[str, Flag(metavar="TYPE")] = "auto"
-    threads: Threads = None
+    threads: Annotated[int | None, Flag(min=1, shown="all cores")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +95,12 @@ class LimitOptions(Options):
     """Limits of requests.
 
     Args:
-        max_chars: Most characters of a request.
-        max_texts: Most texts of a request.
-        max_queue: Most requests at a time; further ones get status 503.
-        deadline: Time for a request; then it gets 504.
-        rate: Most requests of one client; more get 429. 60/min for other machines unless given.
+        max_chars: Maximum characters per request; a longer request gets status 413.
+        max_texts: Maximum texts per request; a request with more texts gets status 413.
+        max_queue: Maximum concurrent requests; further requests get status 503.
+        deadline: Time limit per request, in seconds; a slower request gets status 504.
+        rate: Maximum requests per client, such as 60/min or 5/s; further requests get status 429.
+            The default limits clients on other machines to 60/min.
     """
 
     title: ClassVar[str] = "Limits"
@@ -106,13 +110,13 @@ class LimitOptions(Options):
     max_queue: Annotated[int, Flag(min=0, max=100_000)] = 512
     deadline: Annotated[float, Flag(metavar="SECONDS", min=0.01, max=3600)] = 30.0
     rate: Annotated[Rate | None, Flag(metavar="N/TIME", parser=parse_rate)] = None
-    # In which a body must have come, and an answer must have been read.
+    # Time for a client to send a body, and again to read a streamed answer after the deadline.
     body_seconds: Annotated[float, Flag(hidden=True)] = 10.0
     max_connections: Annotated[int, Flag(hidden=True)] = 4096
 
     @property
     def max_bytes(self) -> int:
-        """Of the body of a request."""
+        """Maximum size of a request body, from the limits of characters and texts."""
         texts = _BYTES_OF_CHARACTER * self.max_chars + _BYTES_OF_TEXT * self.max_texts
         return texts + _BYTES_OF_REST
 
@@ -122,14 +126,18 @@ class AccessOptions(Options):
     """Who may send requests.
 
     Args:
-        host: Address to listen on; for others `api_keys` or `no_auth` is needed.
-        port: Port to listen on; 0 for any free one.
-        api_keys: File of API keys: a line NAME KEY for each client.
-        no_auth: Let other machines send requests without a key.
-        allow_origin: Site whose pages may send requests. Repeatable.
-        allow_host: Name of this server for clients. Repeatable.
-        trusted_proxy: Proxies with X-Forwarded-For. Repeatable.
-        root_path: Path of the server behind a proxy, as /mt.
+        host: IP address to listen on. An address that other machines can reach, such as 0.0.0.0,
+            needs `api_keys` or `no_auth`.
+        port: Port to listen on; 0 picks a free port.
+        api_keys: File of API keys, one `NAME KEY` per line; requests without a key get status 401.
+        no_auth: Accept requests from other machines without an API key.
+        allow_origin: Allowed CORS origin, such as https://example.org: a website whose pages may
+            call this server. Repeatable.
+        allow_host: Host name that clients use for this server. Requests for other names get status
+            403. Repeatable.
+        trusted_proxy: Address or network of a proxy whose X-Forwarded-For header is trusted.
+            Repeatable.
+        root_path: Path under which a proxy publishes this server, such as /mt.
     """
 
     title: ClassVar[str] = "Access"
@@ -149,10 +157,11 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
     """Which models to serve, to whom, and within which limits.
 
     Args:
-        models: Run or model folders; NAME=FOLDER gives one a name.
-        no_page: Serve the API only, without the page.
-        no_metrics: Do not serve /metrics.
-        check: Load every model, translate once with each, report and exit.
+        models: Run or model folders to serve. NAME=FOLDER sets the name that clients use; the
+            default is the language pair.
+        no_page: Serve only the API, without the web page.
+        no_metrics: Do not serve Prometheus metrics at /metrics.
+        check: Load every model, translate once with each, print a report and exit.
     """
 
     models: Annotated[Texts, Flag(argument=True, metavar="MODEL")]
@@ -165,53 +174,53 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
         super().__post_init__()
         if not (self.api_keys or self.no_auth or is_loopback(self.host)):
             raise ConfigError(
-                f"`host` {self.host} lets other machines send requests without a key.",
+                f"`host` {self.host} is open to other machines without a key.",
                 fix="Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server.",
             )
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return what an address means; None for a name."""
+    """Return an IP address; None for a host name."""
     with suppress(ValueError):
         return ipaddress.ip_address(host)
     return None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only programs on this machine can reach an address."""
     return host == "localhost" or getattr(address_of(host), "is_loopback", False)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedModels:
-    """What each model is."""
+    """The report of a dry start (``check``): one description per model."""
 
     models: list[dict[str, Any]]
 
     def as_text(self) -> str:
-        """One line for each model."""
+        """One line per model: name, engine, dtype, and the start of the SHA-256 of its weights."""
         return "\n".join(
             f"{x['name']}: {x['engines']['translate']}, {x['dtype']}, {x['sha256'][:12]}"
             for x in self.models
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """All that GET /v1/models says of them."""
+        """The same descriptions as in GET /v1/models."""
         return asdict(self)
 
 
 def serve(options: ServeOptions) -> CheckedModels | None:
-    """Serve models until a signal ends it.
+    """Serve models until SIGINT or SIGTERM.
 
     Returns:
-        With ``check`` what each model is, and nothing is served.
+        With ``check``, a description of each model; nothing is served.
 
     Raises:
-        ConfigError: Packages are missing, the address cannot be used, or an option is wrong.
+        ConfigError: A package is missing, the address cannot be used, or an option is wrong.
         CheckpointError: A model is missing or damaged.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise ConfigError(
-            f"`nmt serve` needs {', '.join(missing)}.", fix="pip install -e '.[serve]'"
+            f"`nmt serve` needs the packages {', '.join(missing)}.", fix="pip install -e '.[serve]'"
         )
     return load_attribute("nmt.extras.serving.server:start_server")(options)

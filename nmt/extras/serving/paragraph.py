@@ -1,15 +1,18 @@
-"""A paragraph: text and inline marks -> sentences, and their translations with the marks again.
+"""Translate one paragraph with inline tags, and insert the tags into the translation.
 
-Words are cut into pieces, at marks and at the signs around them, and a pair of tags goes around one
-run of target pieces: the run with most pieces aligned to the source pieces of the pair, and fewest
-aligned to others. A pair inside another stays inside it, and neighbours do not overlap, so the
-result is balanced and nested as the source is, and each tag is written once. (The inline tags of
-Bergamot are closed and opened again wherever the aligned words are apart.)
+In this module a *mark* is a tag or another element inside a paragraph, such as a picture. A *piece*
+is a part of a word: words are split at marks and at their punctuation.
 
-What stands between two pieces, such as a picture, follows the translation of the piece before it. A
-pair none of whose pieces is aligned goes around the free piece nearest to its relative position; if
-its surroundings have no free piece, to their end, around nothing. A line break in the text keeps
-its relative position; other white space becomes one space.
+Each pair of tags encloses one run of target pieces: the run with the most pieces that are aligned
+to source pieces inside the pair, and the fewest aligned to source pieces outside. Inner pairs stay
+inside outer pairs, and neighbouring pairs do not overlap. So the result is balanced and nested like
+the source, and each tag is written once. (Bergamot instead closes and reopens inline tags wherever
+the aligned words are apart.)
+
+A mark between two pieces follows the translation of the piece before it. If no piece inside a pair
+is aligned, the pair encloses the free piece nearest to its relative position. If there is no free
+piece in the outer pair, the empty pair is put at its end. Line breaks keep their relative
+positions; other white space becomes a single space.
 """
 
 from __future__ import annotations
@@ -26,34 +29,35 @@ from nmt.text.sentences import split_sentences
 
 Kind = Literal["text", "open", "close", "void", "break"]
 Links = Iterable[tuple[int, int]]  # (source word, target word) of one sentence, from 0.
-# The text of a sentence, and its links; None: words are linked by their relative position.
+# The text of a sentence and its links. None links words by their relative positions.
 Translation = tuple[str, Links | None]
-Escape = Callable[[str], str]  # Writes text in the format of a document.
-# Source pieces inside of all pairs of tags; beyond, in tags nested hundreds deep, no tag is paired.
+Escape = Callable[[str], str]  # Escapes text for the format of a document.
+# Limit for the sum of source pieces in all pairs of tags. Beyond it (tags nested hundreds deep), no
+# tags are paired.
 _MOST_WORK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Part of a paragraph."""
+    """A run of text, a tag, or another element of a paragraph."""
 
-    # ``void`` stands between or in words, as an image or a code span; ``break`` parts words.
+    # ``void`` is an element between or inside words, such as an image; ``break`` separates words.
     kind: Kind
     raw: str  # The characters of the document.
-    text: str = ""  # What they say, if this is text: without entities.
-    name: str = ""  # Pairs an ``open`` with its ``close``.
+    text: str = ""  # If this is text: the characters without entities.
+    name: str = ""  # Name of the tag: an ``open`` ends with the ``close`` of the same name.
 
 
 class Word(NamedTuple):
-    """Text without white space."""
+    """A run of characters without white space."""
 
     text: str
-    start: int  # Place in the text of the paragraph.
+    start: int  # Offset in the text of the paragraph.
     sentence: int
 
 
 def core_of(word: str) -> tuple[int, int]:
-    """Return start and end of a word without the signs around it; a word of signs has no core.
+    """Return start and end of a word without punctuation. A word of punctuation has no core.
 
     >>> core_of('"Hi!"'), core_of("--")
     ((1, 3), (0, 0))
@@ -64,15 +68,15 @@ def core_of(word: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Text that is translated together: tags may span its sentences."""
+    """A paragraph of a document. Tags may span several of its sentences."""
 
     events: tuple[Event, ...]
     words: tuple[Word, ...]
-    sentences: tuple[str, ...]  # With one space between words.
+    sentences: tuple[str, ...]  # Words are separated by single spaces.
 
     @classmethod
     def read(cls, events: Iterable[Event], language: str) -> Paragraph:
-        """Find the words of a paragraph and its sentences, which do not depend on its marks."""
+        """Split a paragraph into sentences and words, ignoring its marks."""
         events = tuple(events)
         plain = "".join(" " if event.kind == "break" else event.text for event in events)
         plain = without_surrogates(plain)
@@ -82,16 +86,16 @@ class Paragraph:
         place = 0
         for number, sentence in enumerate(sentences):
             for text in sentence.split():
-                start = plain.index(text, place)  # what stands before it is white space
+                start = plain.index(text, place)  # skips only white space
                 words.append(Word(text, start, number))
                 place = start + len(text)
         return cls(events, tuple(words), sentences)
 
     def tape(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the paragraph in order, as kind, text and name.
+        """Yield the elements of the paragraph in order, as kind, text and name.
 
-        Kinds are those of events but ``text``; ``space``; and ``word`` and ``piece``, the first and
-        further pieces of a word, which is cut at marks, and at its core.
+        Text is split into ``space``, ``word`` (the first piece of a word) and ``piece`` (its other
+        pieces). The other kinds are the kinds of events.
         """
         place = number = 0
         for event in self.events:
@@ -114,12 +118,12 @@ class Paragraph:
                 number += kind != "space" and stop == word.start + len(word.text)
 
     def render(self, translations: Sequence[Translation], joiner: str, escape: Escape) -> str:
-        """Write the translation with the marks.
+        """Write the translation with the marks of the source.
 
         Args:
-            translations: Of each sentence.
-            joiner: What stands between sentences of the target language.
-            escape: Of the document's format.
+            translations: Text and alignment of each sentence.
+            joiner: Separator between sentences of the target language.
+            escape: Escapes text for the format of the document.
         """
         layout = _Layout(self, translations)
         if not layout.pieces:
@@ -129,10 +133,12 @@ class Paragraph:
 
 
 def ends_of(marks: Sequence[tuple[str, str]]) -> dict[int, int]:
-    """Return for each ``open`` the place of the ``close`` that ends it, if there is one.
+    """Return for each ``open`` the index of the ``close`` that ends it, if there is one.
+
+    An unclosed tag ends with the tag around it, so the names of the two marks can differ.
 
     Args:
-        marks: Kind and name. What is not closed ends with what it stands in: with another name.
+        marks: Kind and name of each mark.
     """
     stack: list[int] = []
     waiting: Counter[str] = Counter()
@@ -152,26 +158,26 @@ def ends_of(marks: Sequence[tuple[str, str]]) -> dict[int, int]:
 
 @dataclass(slots=True, eq=False)
 class _Pair:
-    """A pair of tags, or the whole paragraph: what it is around, in the source and the target."""
+    """A pair of tags, or the whole paragraph, with its pieces in the source and the target."""
 
     opening: str = ""
     closing: str = ""
     first: int = 0  # Its first source piece.
     last: int = -1
-    start: int = 0  # its places in the tape
+    start: int = 0  # Its range in the tape.
     end: int = 0
     pairs: list[_Pair] = field(default_factory=list)
-    # Other marks, and white space: the source piece that follows, and the text.
+    # Other marks and white space: the index of the next source piece, and the text.
     fillers: list[tuple[int, str]] = field(default_factory=list)
     left: int = 0  # Its first target piece.
     right: int = -1
 
 
 def _read(tape: Sequence[tuple[str, str, str]]) -> tuple[_Pair, list[list[str]]]:
-    """Return the tree of tags, and the pieces of each word."""
+    """Return the tree of tag pairs, and the pieces of each word."""
     before = [*accumulate((kind in ("word", "piece") for kind, _, _ in tape), initial=0)]  # pieces
     ends = ends_of([(kind, name) for kind, _, name in tape])
-    # A pair around no piece is a mark like a picture, as is a tag without its partner.
+    # An empty pair, or a tag without its partner, is treated like a picture.
     ends = {a: b for a, b in ends.items() if tape[a][2] == tape[b][2] and before[a] < before[b]}
     if sum(before[b] - before[a] for a, b in ends.items()) > _MOST_WORK:
         ends = {}
@@ -200,7 +206,7 @@ def _read(tape: Sequence[tuple[str, str, str]]) -> tuple[_Pair, list[list[str]]]
 
 
 def _roles(pieces: Sequence[str]) -> Iterator[int]:
-    """Yield for each piece of a word: -1 for signs before it, 0 for its core, 1 for signs behind.
+    """Yield for each piece of a word: -1 for leading punctuation, 0 for the core, 1 for trailing.
 
     >>> [*_roles(['"', "Hi", "!"])], [*_roles(["--"])]
     ([-1, 0, 1], [1])
@@ -211,21 +217,22 @@ def _roles(pieces: Sequence[str]) -> Iterator[int]:
 
 
 class _Layout:
-    """The translation of a paragraph under construction.
+    """Places the marks of a source paragraph in its translation.
 
     Args:
         paragraph: The source.
-        translations: Of each sentence.
+        translations: Text and alignment of each sentence.
     """
 
     def __init__(self, paragraph: Paragraph, translations: Sequence[Translation]) -> None:
         self.tape = [*paragraph.tape()]
         self.root, words = _read(self.tape)
         numbers = [*accumulate(map(len, words), initial=0)]
-        self.links: list[list[int]] = [[] for _ in range(numbers[-1])]  # of each source piece
-        self.sentences: list[tuple[int, int, int, int]] = []  # of each source piece: see `relative`
+        # For each source piece: the aligned target pieces, and its sentence (see `relative`).
+        self.links: list[list[int]] = [[] for _ in range(numbers[-1])]
+        self.sentences: list[tuple[int, int, int, int]] = []
         self.pieces: list[str] = []
-        self.begins: list[str] = []  # "word", "sentence" or nothing, of each target piece
+        self.begins: list[str] = []  # for each target piece: "word", "sentence" or ""
         start = 0
         for source, (text, links) in zip(paragraph.sentences, translations, strict=True):
             size, targets, first = len(source.split()), text.split(), len(self.pieces)
@@ -235,7 +242,7 @@ class _Layout:
                 if 0 <= i < size:
                     linked[j].append(start + i)
             for j, word in enumerate(targets):
-                # A word that stays as it was keeps the marks in it.
+                # A word that the translation copies keeps the marks inside it.
                 twin = next((i for i in linked[j] if "".join(words[i]) == word), -1)
                 a, b = core_of(word)
                 cut = [*filter(None, (word[:a], word[a:b], word[b:]))]
@@ -256,15 +263,15 @@ class _Layout:
         self.owners: list[_Pair | None] = [None] * len(self.pieces)
         self.before = [""] * len(self.pieces)
         self.after: list[deque[str]] = [deque() for _ in self.pieces]
-        self.gaps: dict[int, str] = {}  # marks before a piece, in place of white space
+        self.gaps: dict[int, str] = {}  # marks that replace the white space before a piece
 
     def relative(self, piece: int) -> int:
-        """Return the target piece at the relative position of a source piece in its sentence."""
+        """Return the target piece with the relative position of a source piece in its sentence."""
         source, size, target, count = self.sentences[piece]
         return min(target + ((piece - source) * count + size // 2) // size, len(self.pieces) - 1)
 
     def claim(self, pair: _Pair, around: _Pair) -> bool:
-        """Find the run of pieces for a pair of tags; False if no piece is free."""
+        """Find the run of target pieces for a pair of tags. Returns False if no piece is free."""
         links = chain(*self.links[pair.first : pair.last + 1])
         own = Counter(q for q in links if self.owners[q] is around)
         if not own:
@@ -274,7 +281,7 @@ class _Layout:
             middle = self.relative((pair.first + pair.last) // 2)
             own[min(free, key=lambda q: abs(q - middle))] = 1
         best, total, start = -math.inf, 0.0, 0
-        for q in range(min(own), max(own) + 1):  # the run of the largest sum
+        for q in range(min(own), max(own) + 1):  # finds the run with the largest sum
             if self.owners[q] is not around:
                 total = 0.0
                 continue
@@ -287,12 +294,12 @@ class _Layout:
         return True
 
     def marks(self, pair: _Pair) -> str:
-        """Return all of a pair but its text, for which there is no place."""
+        """Return only the marks of a pair, without text, if the translation has no free piece."""
         inside = self.tape[pair.start : pair.end]
         return "".join(text for kind, text, _ in inside if kind not in ("word", "piece", "space"))
 
     def place(self) -> None:
-        """Place all tags and fillers; surroundings first."""
+        """Place all tags and fillers, outer pairs before inner pairs."""
         root = self.root
         root.right = len(self.pieces) - 1
         self.owners = [root] * len(self.pieces)
@@ -318,14 +325,20 @@ class _Layout:
                 elif not is_mark:
                     if "\n" in text and self.begins[gap]:
                         self.gaps.setdefault(gap, text)
-                else:  # with the white space that was beside it
+                else:  # with its neighbouring white space
                     space = " " * (not text[-1].isspace() and gap not in self.links[number])
                     text = text + space if self.begins[gap] else text.strip()
                     self.gaps[gap] = self.gaps.get(gap, "") + text
             self.after[around.right].appendleft(behind)
 
     def gap(self, number: int, pair: _Pair, *, is_mark: bool) -> int:
-        """Return the target piece before which a filler stands that a source piece follows."""
+        """Return the target piece before which a filler is placed.
+
+        Args:
+            number: The source piece after the filler.
+            pair: The pair that contains the filler.
+            is_mark: Whether the filler is a mark, not white space.
+        """
         if not is_mark:
             gap = self.relative(number)
             while not self.begins[gap]:
@@ -335,16 +348,16 @@ class _Layout:
         gap = max(before or [self.relative(number - 1)]) + 1
         if self.sentences[number - 1] != self.sentences[number]:
             gap = self.sentences[number][2]
-        elif gap not in self.links[number]:  # as in a word that stayed
+        elif gap not in self.links[number]:  # not inside a word that the translation copies
             while gap < len(self.pieces) and not self.begins[gap]:
                 gap += 1
         gap = max(gap, pair.left + 1)
         if gap <= pair.right and (owner := self.owners[gap]) is self.owners[gap - 1] is not pair:
-            gap = owner.right + 1 if owner else gap  # not in a pair inside
+            gap = owner.right + 1 if owner else gap  # not inside an inner pair
         return gap
 
     def text(self, joiner: str, escape: Escape) -> Iterator[str]:
-        """Yield the pieces, with all that was placed."""
+        """Yield the pieces with all placed marks."""
         spaces = {"": "", "word": " ", "sentence": joiner}
         for q, piece in enumerate(self.pieces):
             yield self.gaps.get(q, spaces[self.begins[q]]) if q else ""

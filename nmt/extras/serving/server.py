@@ -1,4 +1,4 @@
-"""Models -> a running server, and its orderly end."""
+"""Start a server of models, and stop it without losing a request."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from nmt.extras.serving.service import Service
 
 logger = logging.getLogger(__name__)
 _MOST_HEADER_BYTES = 1 << 15
-# After SIGTERM, in which new requests are still taken: whoever sends them has to notice first.
+# After SIGTERM the server still accepts requests for this long: load balancers need time to notice.
 _DRAIN_SECONDS = 1.0
 _BACKLOG = 1024
 
 
 def start_server(options: ServeOptions) -> CheckedModels | None:
-    """Load all models, and serve them until a signal ends it.
+    """Load all models, and serve them until SIGINT or SIGTERM.
 
     Returns:
-        With ``check`` what each model is, and nothing is served.
+        With ``check``, a description of each model; nothing is served.
 
     Raises:
         CheckpointError: A model cannot be loaded.
-        ConfigError: The address cannot be listened on, or an option is wrong.
+        ConfigError: The address cannot be used, or an option is wrong.
     """
     folders = name_models(options.models)
     keys = read_keys(options.api_keys) if options.api_keys else None
     listener = _listen(options)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    logger.info("loading %s, to be served on http://%s:%d", ", ".join(folders), shown, port)
+    logger.info("loading %s for http://%s:%d", ", ".join(folders), shown, port)
     computing = {"engine": options.engine, "dtype": options.dtype, "threads": options.threads}
     models = {name: ServedModel(name, folder, computing) for name, folder in folders.items()}
     if options.check:
@@ -67,10 +67,10 @@ def _run(service: Service, gate: Gate, listener: socket.socket) -> None:
                 server.force_exit = server.should_exit = True
                 return
             service.is_stopping = True
-            logger.info("stopping: running requests are answered first")
+            logger.info("stopping after all running requests are answered")
             loop.call_later(_DRAIN_SECONDS, setattr, server, "should_exit", True)
 
-        # In place of uvicorn's handlers, which raise the signal again at the end.
+        # These replace uvicorn's handlers, which raise the signal again at the end.
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop)
         logger.info("ready")
@@ -81,8 +81,8 @@ def _run(service: Service, gate: Gate, listener: socket.socket) -> None:
 
 
 def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
-    """Return uvicorn's settings."""
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages hold addresses
+    """Return uvicorn's settings. Logs contain neither addresses nor requests of clients."""
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages contain addresses
     return uvicorn.Config(
         app,
         http="h11",
@@ -105,9 +105,9 @@ def _listen(options: ServeOptions) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        number = error.errno or 0  # negative where a name does not have an address
+        number = error.errno or 0  # negative if a host name cannot be resolved
         cause = os.strerror(number) if number > 0 else error.strerror
         raise ConfigError(
-            f"{host}:{port} cannot be listened on: {cause}.",
-            fix="Choose another `port`, or 0 for any, or an address of this machine.",
+            f"The server cannot listen on {host}:{port}: {cause}.",
+            fix="Choose another `port` (0 picks a free port), or a `host` address of this machine.",
         ) from error

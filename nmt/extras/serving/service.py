@@ -1,6 +1,6 @@
-"""Requests -> answers: which model, which sentences, which batch. What happens is counted.
+"""From requests to answers: choose the model, split texts into sentences, and batch them.
 
-No label of a count holds what a client sent.
+Prometheus metrics count requests and texts. Their labels never contain text from a client.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from nmt.text.sentences import split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
-# Of a text whose attention is shown: its size is the product of the words of both sides.
+# Longest text with attention: a matrix has source words times target words.
 _ATTENDED_CHARACTERS = 2000
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters of one server."""
+    """Prometheus metrics of one server."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
         self.responses = Counter(
-            "nmt_responses", "Answers by path and status.", ["path", "status"], registry=own
+            "nmt_responses", "Responses by path and status.", ["path", "status"], registry=own
         )
         self.sentences = Counter("nmt_sentences", "Sentences of accepted requests.", registry=own)
-        self.characters = Counter("nmt_characters", "Their characters.", registry=own)
+        self.characters = Counter("nmt_characters", "Characters in accepted texts.", registry=own)
         self.seconds = Histogram(
-            "nmt_request_seconds", "From the whole request to the end of its answer.",
+            "nmt_request_seconds", "Seconds from a complete request to the end of the response.",
             buckets=_SECONDS, registry=own,
         )  # fmt: skip
         self.batches = Histogram(
-            "nmt_batch_texts", "Sentences of a batch.", buckets=_TEXTS, registry=own
+            "nmt_batch_texts", "Sentences per batch.", buckets=_TEXTS, registry=own
         )
-        self.active = Gauge("nmt_active_requests", "Requests that are answered now.", registry=own)
-        self.waiting = Gauge("nmt_waiting_texts", "Sentences that wait.", registry=own)
+        self.active = Gauge("nmt_active_requests", "Requests in progress.", registry=own)
+        self.waiting = Gauge("nmt_waiting_texts", "Sentences in the queue.", registry=own)
 
 
 class Service:
     """Translates for clients.
 
     Args:
-        models: By name.
-        options: Of the server.
+        models: Models by the names that clients use.
+        options: Options of the server.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], options: ServeOptions) -> None:
@@ -71,14 +71,14 @@ class Service:
         self.batcher = Batcher(threads, self.metrics.batches.observe)
         self.metrics.waiting.set_function(lambda: self.batcher.num_waiting)
         self.is_stopping = False
-        # The first model of a pair is the one that is meant by its languages.
+        # If several models have the same languages, requests by language use the first model.
         self.pairs = {(x.source, x.target): x for x in reversed([*models.values()])}
 
     def check_size(self, texts: int, characters: int) -> None:
         """Check a request against the limits.
 
         Raises:
-            RefusedError: It has too many texts or characters.
+            RefusedError: The request has too many texts or characters.
         """
         most_texts, most_characters = self.options.max_texts, self.options.max_chars
         limits = ("texts", texts, most_texts), ("characters", characters, most_characters)
@@ -90,10 +90,10 @@ class Service:
     async def choose(
         self, choice: bodies.Choice, texts: Sequence[str]
     ) -> tuple[ServedModel, dict[str, Any]]:
-        """Return the model of a request, and what its answer says of the model.
+        """Return the model for a request, and the fields of the answer that describe the model.
 
         Raises:
-            RefusedError: No model is meant, or several could be.
+            RefusedError: No model matches, or several models match.
         """
         source, target, about = choice.source, choice.target, dict[str, Any]()
         if source == "auto":
@@ -103,20 +103,20 @@ class Service:
                 source, about = code, {"detected": sure}
         if choice.model is not None:
             if (model := self.models.get(choice.model)) is None:
-                fix = f"Use one of {', '.join(self.models)}."
+                fix = f"Use one of these models: {', '.join(self.models)}."
                 raise RefusedError(422, f"There is no model {choice.model[:40]!r}.", fix)
             if source not in (None, model.source) or target not in (None, model.target):
                 problem = f"{model.name} translates {model.source}-{model.target}."
-                raise RefusedError(422, problem, "Leave source and target out.")
+                raise RefusedError(422, problem, "Leave out source and target.")
         else:
             pairs = [(a, b) for a, b in self.pairs if source in (None, a) and target in (None, b)]
             fits = [self.pairs[pair] for pair in pairs]
             if len(fits) != 1:
-                asked = f"{source or '?'}-{target or '?'}"[:80]
-                what = "could mean several models" if fits else "is not served"
+                asked = f"{source or 'any language'} to {target or 'any language'}"[:80]
+                number = "Several models translate" if fits else "No model translates"
                 served = ", ".join("-".join(pair) for pair in sorted(self.pairs))
-                fix = f"Give source and target, one of {served}."
-                raise RefusedError(422, f"{asked} {what}.", fix)
+                fix = f"Set source and target to one of these pairs: {served}."
+                raise RefusedError(422, f"{number} {asked}.", fix)
             model = fits[0]
         about = {"model": model.name, "source": model.source, "target": model.target, **about}
         return model, about
@@ -124,26 +124,27 @@ class Service:
     def translate(
         self, body: bodies.TranslateBody, model: ServedModel, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Return the answer for each text, in order, as soon as it is there.
+        """Yield the answer for each text in order, each as soon as it is ready.
 
-        A text that cannot be translated gets ``error`` and ``fix``. When the caller ends early, the
-        rest is dropped.
+        A text that cannot be translated gets ``error`` and ``fix``. When the caller closes the
+        generator, the remaining texts are dropped.
 
         Raises:
             ConfigError: The options contradict each other.
-            RefusedError: Attention is wanted for a long text.
+            RefusedError: The request wants attention for a long text.
         """
         longest = max((len(item.text) for item in body.items), default=0)
         if "attention" in body.want and longest > _ATTENDED_CHARACTERS:
             problem = f"Attention is limited to texts of {_ATTENDED_CHARACTERS:,} characters."
-            raise RefusedError(413, problem, "Use `want` alignment, or send shorter texts.")
+            fix = "Request alignment instead of attention, or send shorter texts."
+            raise RefusedError(413, problem, fix)
         outputs = {_OUTPUTS[name] for name in body.want if name in _OUTPUTS}
-        if "alignments" in outputs:  # from which it is seen how many words a model reads
+        if "alignments" in outputs:  # the size of the attention tells how many words a model reads
             outputs.add("attention")
         own, changes = model.translator.options.decoding, body.options.changes()
         if "alternatives" in body.want and "n_best" not in changes:
             changes["n_best"] = changes.get("beam_size", own.beam_size)
-        change_options(own, changes)  # raises before an answer begins
+        change_options(own, changes)  # checks the options before the answer begins
         task = Task(model, tuple(sorted(changes.items())), frozenset(outputs))
         return self._answers(body, task, client)
 
@@ -170,7 +171,7 @@ class Service:
                     yield values | answer
                     continue
                 error = next(each for each in results if isinstance(each, BaseException))
-                problem, fix = "The engine failed on this text.", "Report it, please: a bug."
+                problem, fix = "The engine failed on this text.", "Please report this bug."
                 if isinstance(error, NmtError):
                     problem, fix = error.problem, error.fix
                 yield {**values, "source": item.text, "error": problem, "fix": fix}
@@ -181,7 +182,7 @@ class Service:
     def _submit(
         self, task: Task, requests: Sequence[Request], client: str
     ) -> list[asyncio.Future[Result]]:
-        """Queue all sentences at once."""
+        """Queue all sentences at once, those with and without constraints separately."""
         self.metrics.sentences.inc(len(requests))
         self.metrics.characters.inc(sum(len(request.text) for request in requests))
         tasks = {flag: replace(task, is_constrained=flag) for flag in (False, True)}
@@ -190,11 +191,11 @@ class Service:
     async def document(
         self, body: bodies.DocumentBody, model: ServedModel, client: str
     ) -> dict[str, Any]:
-        """Return the translated document, and what is to be known of it.
+        """Return the translated document, its number of sentences, and its number of warnings.
 
         Raises:
-            NmtError: It is not of its format, a part of it cannot be translated, or the options
-                contradict each other.
+            NmtError: The document does not have its format, a sentence cannot be translated, or the
+                options contradict each other.
         """
         document = await asyncio.to_thread(read_document, body.text, body.format, model.source)
         changes = body.options.changes()
@@ -215,7 +216,7 @@ class Service:
     async def score(
         self, model: ServedModel, pairs: Sequence[tuple[str, str]], tag: str | None, client: str
     ) -> list[dict[str, Any]]:
-        """Score given translations, in one of the threads that translate."""
+        """Score given translations in one of the batcher's threads."""
         return await self.batcher.run(client, lambda: model.score(pairs, tag))
 
 

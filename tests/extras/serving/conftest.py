@@ -1,4 +1,4 @@
-"""Two small models that were never trained, a server of the first, and one inside this process."""
+"""Two untrained models, a server process for the first, and a server inside this process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def server(models: dict[str, Path]) -> Iterator[Server]:
 
 @pytest.fixture
 def inside(loaded: dict[str, ServedModel]) -> Iterator[Inside]:
-    """See `Inside`. Clients come from this machine unless told otherwise."""
+    """See `Inside`. Clients have a local address by default."""
     batchers = []
 
     def start(

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and clients of it: raw sockets and plain HTTP."""
+"""A server process, with clients that use raw sockets or HTTP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Server:
         return self.client.post(path, content=content, headers=sent)
 
     def translate(self, *texts: Any, **fields: Any) -> list[dict[str, Any]]:
-        """Return the answers for some texts, which must be fine."""
+        """Return the answers for some texts; the status must be 200."""
         answer = self.post("/v1/translate", {"texts": list(texts), **fields})
         assert answer.status_code == 200, answer.text
         found: list[dict[str, Any]] = answer.json()["translations"]
@@ -66,7 +66,7 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def gauge(self, name: str) -> float:
-        """Return a number of /metrics."""
+        """Return one value of /metrics."""
         found = re.search(rf"^nmt_{name} (\S+)$", self.get("/metrics").text, re.MULTILINE)
         assert found is not None
         return float(found[1])
@@ -80,7 +80,7 @@ class Server:
         return self.process.wait(30)
 
     def close(self) -> None:
-        """End it whatever it does."""
+        """Kill the process, even if it hangs."""
         self.client.close()
         self.process.kill()
         self.process.wait()
@@ -89,7 +89,7 @@ class Server:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return what comes until the other side closes or resets."""
+    """Read until the other side closes or resets the connection."""
     found = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(65536):

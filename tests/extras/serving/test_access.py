@@ -1,4 +1,4 @@
-"""Who is let in: Host, Origin, keys, rates, proxies."""
+"""Access control: Host, Origin, keys, rates, proxies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = {"texts": [""]}
     ("name", "values", "status"),
     [
         ("Host", "localhost:8080, 127.0.0.1:9, [::1]:9, MT.example.org", 200),
-        ("Host", "evil.example", 403),  # its name leads here: DNS rebinding
+        ("Host", "evil.example", 403),  # DNS rebinding
         ("Host", "a b", 400),
         ("Origin", "http://localhost, https://friend.example", 200),
         ("Origin", "http://localhost:9, null, https://evil.example", 403),
@@ -41,7 +41,7 @@ def test_sites(inside: Inside, name: str, values: str, status: int) -> None:
         assert status == 200 or answer.json().keys() == {"error", "fix"}
 
 
-def test_a_site_that_is_allowed_may_ask_beforehand(inside: Inside) -> None:
+def test_an_allowed_origin_may_send_a_preflight_request(inside: Inside) -> None:
     client = inside(allow_origin=("https://friend.example",))
     headers = {"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"}
     answer = client.options("/v1/translate", headers=headers)
@@ -72,8 +72,8 @@ def test_keys(inside: Inside) -> None:
         assert client.get(path).status_code == wanted
 
 
-def test_a_client_that_asks_too_often_waits(inside: Inside) -> None:
-    """This machine is limited only if asked."""
+def test_a_client_over_its_rate_gets_429(inside: Inside) -> None:
+    """Clients on this machine are limited only if the rate is set."""
 
     def answers(client: TestClient, times: int) -> list[Response]:
         return [client.post("/detect", json={"q": "a"}) for _ in range(times)]
@@ -87,7 +87,7 @@ def test_a_client_that_asks_too_often_waits(inside: Inside) -> None:
     assert 429 in statuses[60:]
 
 
-def test_forwarded_addresses_are_believed_of_proxies_alone(inside: Inside) -> None:
+def test_forwarded_addresses_count_only_from_trusted_proxies(inside: Inside) -> None:
     def asked(client: Any, forwarded: str) -> int:
         headers = {"X-Forwarded-For": forwarded}
         return int(client.post("/detect", json={"q": "a"}, headers=headers).status_code)
@@ -98,7 +98,7 @@ def test_forwarded_addresses_are_believed_of_proxies_alone(inside: Inside) -> No
     )
     assert [asked(proxy, x) for x in ("1.1.1.1", "2.2.2.2", "9.9.9.9, 1.1.1.1")] == [200, 200, 429]
     assert asked(proxy, "3.3.3.3, 10.2.2.2") == 200  # through two of them
-    assert asked(proxy, "9.9.9.9, 3.3.3.3") == 429  # what the client claims itself does not count
+    assert asked(proxy, "9.9.9.9, 3.3.3.3") == 429  # the client's own claim is ignored
     assert [asked(stranger, x) for x in ("4.4.4.4", "5.5.5.5")] == [200, 429]
 
 
@@ -139,7 +139,7 @@ def test_wrong_options_are_refused(name: str, texts: list[str]) -> None:
             getattr(options, f"parse_{name}")(text)
 
 
-def test_this_machine_needs_no_key_and_others_are_let_in_on_purpose(tmp_path: Path) -> None:
+def test_other_machines_need_a_key_unless_the_options_allow_them(tmp_path: Path) -> None:
     for allowed in ({}, {"host": "::1"}, {"host": "0.0.0.0", "no_auth": True}):
         ServeOptions(models=("m",), **allowed)
     ServeOptions(models=("m",), host="0.0.0.0", api_keys=tmp_path)

@@ -35,7 +35,7 @@ def translator(models: dict[str, Path]) -> Translator:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether plain data are equal but for rounding, which depends on the sizes of batches."""
+    """Whether plain data are equal except for rounding, which depends on batch sizes."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-3)
     if isinstance(one, list) and isinstance(other, list):
@@ -90,7 +90,7 @@ def test_a_prefix_is_continued_and_has_alternatives(server: Server) -> None:
 
 
 def test_an_answer_is_the_same_alone_and_under_load(server: Server) -> None:
-    """Batches of many clients hold texts of all lengths, and other options beside them."""
+    """Batches mix texts of many clients and lengths, next to batches with other options."""
     texts = [" ".join(sentences(1, seed, 20)) for seed in range(30)]
     alone = [server.translate(text)[0] for text in texts]
 
@@ -145,7 +145,7 @@ def test_scores_are_those_of_the_search(server: Server) -> None:
     assert found[0]["log_prob"] == pytest.approx(sum(t["log_prob"] for t in found[0]["tokens"]))
 
 
-def test_models_say_what_they_are(server: Server) -> None:
+def test_models_are_described(server: Server) -> None:
     values = server.get("/v1/models").json()
     (model,) = values["models"]
     expected = {"name": "de-en", "source": "de", "target": "en", "dtype": "float32"}
@@ -156,7 +156,7 @@ def test_models_say_what_they_are(server: Server) -> None:
     assert values["limits"]["max_chars"] == 2000
 
 
-def test_the_description_names_every_path_and_nothing_loads_from_the_network(
+def test_openapi_has_every_path_and_the_page_loads_nothing_from_the_network(
     server: Server,
 ) -> None:
     document = server.get("/openapi.json").json()
@@ -186,9 +186,11 @@ def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
     ]
 
 
-def test_a_server_that_stops_says_so(server: Server, inside: Inside) -> None:
+def test_the_server_logs_its_address_and_reports_that_it_stops(
+    server: Server, inside: Inside
+) -> None:
     said = next(line for line in server.log if "de-en" in line)
-    assert f"loading de-en, to be served on http://127.0.0.1:{server.port}" in said
+    assert f"loading de-en for http://127.0.0.1:{server.port}" in said
     assert server.get("/health/ready").json() == {"status": "ready"}
     client = inside(is_stopping=True)
     for path in ("/health", "/health/ready"):

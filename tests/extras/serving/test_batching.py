@@ -1,4 +1,4 @@
-"""Laws of the queue: fair by client, nothing twice, and the same answer alone and under load."""
+"""The queue: fair to clients, every text once, and equal answers alone and under load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nmt.inference.request import Request
 
 @dataclass(eq=False)
 class Echo:
-    """Translates by spelling backwards; waits for a gate, and remembers batches."""
+    """Translates by reversing the text, waits for a gate, and records batches."""
 
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[str]] = field(default_factory=list)
@@ -49,7 +49,7 @@ async def started(echo: Echo, batches: int = 1) -> None:
 
 
 def batches_while_busy(*sent: tuple[str, Sequence[str]], tokens: int = 1000) -> list[list[str]]:
-    """What is translated together of the texts that clients send while the one thread works."""
+    """Return the batches of texts that clients send while the only thread is busy."""
     echo = Echo()
 
     async def test(batcher: Batcher) -> None:
@@ -68,12 +68,12 @@ def batches_while_busy(*sent: tuple[str, Sequence[str]], tokens: int = 1000) -> 
     return echo.batches[1:]
 
 
-def test_an_idle_thread_starts_at_once_and_a_busy_one_gathers() -> None:
+def test_an_idle_thread_starts_immediately_and_a_busy_thread_collects_a_batch() -> None:
     found = batches_while_busy(("b", ["x", "y"]), ("c", ["x", "y"]))
     assert found == [["x", "y", "x", "y"]]
 
 
-def test_little_work_is_shared_out_among_free_threads() -> None:
+def test_free_threads_divide_a_short_queue() -> None:
     echo = Echo()
 
     async def test(batcher: Batcher) -> None:
@@ -86,8 +86,8 @@ def test_little_work_is_shared_out_among_free_threads() -> None:
     assert sorted(map(len, echo.batches)) == [2, 2]
 
 
-def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
-    """One client has sent 300 texts in three requests; ten come later with one each."""
+def test_a_client_with_many_texts_does_not_delay_others() -> None:
+    """One client sends 300 texts in three requests; later ten clients send one text each."""
     huge = [("huge", [f"h{request}-{i:03}" for i in range(100)]) for request in range(3)]
     small = [(f"c{i}", [f"small{i}"]) for i in range(10)]
     batches = batches_while_busy(*huge, *small, tokens=20)  # of a client: seven of these texts
@@ -99,13 +99,13 @@ def test_a_client_with_many_texts_does_not_make_others_wait() -> None:
     assert all(own[:30].count(request) >= 7 for request in "012")
 
 
-def test_texts_of_like_length_are_translated_together() -> None:
+def test_texts_of_similar_length_share_a_batch() -> None:
     sent = [(f"c{number}", ["w" * size]) for number, size in enumerate((40, 400, 44, 360, 4))]
     batches = batches_while_busy(*sent, tokens=40)  # 12 and 13, or 102; one thread's share is all
     assert [list(map(len, batch)) for batch in batches] == [[4, 40, 44], [400], [360]]
 
 
-def test_what_nobody_waits_for_is_not_translated() -> None:
+def test_cancelled_texts_are_not_translated() -> None:
     echo = Echo()
 
     async def test(batcher: Batcher) -> None:

@@ -1,4 +1,4 @@
-"""Laws of documents: what is not translated stays, marks stay balanced, and time is linear."""
+"""Documents: everything but text is kept, marks stay balanced, and time is linear."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(sentences: Sequence[str]) -> list[Translation]:
 
 
 @given(DOCUMENTS, st.sampled_from(FORMATS))
-def test_sentences_that_stay_give_the_same_document_and_no_translation_is_an_error(
+def test_unchanged_sentences_give_the_same_document_and_a_missing_one_is_an_error(
     text: str, kind: str
 ) -> None:
     document = read_document(HEADS[kind] + text, kind, "en")
@@ -46,7 +46,7 @@ HOSTILE += ["- ", "{\\", "www.", "a@", "\n", " ", "1", "1\n", "1:", f"a\n\n{CUE}
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_documents_are_read_and_written(kind: str, unit: str) -> None:
-    """What takes quadratic time, or recursion, does not end here."""
+    """Quadratic time or deep recursion would not finish here."""
     text = HEADS[kind] + unit * (20_000 // len(unit))
     try:
         document = read_document(text, kind, "en")
@@ -56,7 +56,7 @@ def test_hostile_documents_are_read_and_written(kind: str, unit: str) -> None:
     document.rebuild([("x y", None)] * len(document.sentences))
 
 
-def test_deep_tags_around_one_word_come_out_all() -> None:
+def test_deeply_nested_tags_around_one_word_are_all_kept() -> None:
     depth = 20_000
     text = "<b>" * depth + "word" + "</b>" * depth
     document = read_document(text, "html", "en")
@@ -68,7 +68,7 @@ TREES = st.recursive(WORDS.map(" ".join), lambda inner: st.lists(inner, max_size
 
 
 def write(tree: object, joiner: str, numbers: list[int], is_top: bool = True) -> str:
-    """Write nested lists as nested tags that are numbered as they are opened."""
+    """Write nested lists as nested tags, numbered in the order of their opening tags."""
     if isinstance(tree, str):
         return tree.replace("&", "&amp;")
     number = len(numbers)
@@ -79,7 +79,7 @@ def write(tree: object, joiner: str, numbers: list[int], is_top: bool = True) ->
 
 
 def nesting(text: str) -> dict[str, str]:
-    """Return what each tag stands in, and find that tags are balanced."""
+    """Return the parent of each tag, and check that the tags are balanced."""
     found, stack = {}, [""]
     for tag in re.findall(r"</?b[^>]*>", text):
         if tag == "</b>":
@@ -105,7 +105,7 @@ LINKS = st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 8), st.integers(0
     st.lists(st.tuples(WORDS, LINKS), min_size=1, max_size=6),
     st.sampled_from(["srt", "html"]),
 )
-def test_tags_come_out_once_nested_as_they_were(
+def test_each_tag_is_written_once_with_the_same_nesting(
     tree: object, joiner: str, answers: Sequence[tuple[list[str], Links | None]], kind: str
 ) -> None:
     body, head = write(tree, joiner, []), HEADS[kind]
@@ -122,7 +122,7 @@ def test_tags_come_out_once_nested_as_they_were(
         assert plain(result) == text or "></b>" in result  # a pair around nothing has spaces
 
 
-def test_an_unknown_format_and_another_one_are_explained() -> None:
+def test_an_unknown_or_wrong_format_is_an_error() -> None:
     with pytest.raises(ConfigError, match="Did you mean srt"):
         read_document("", "srtt", "en")
     with pytest.raises(DataError, match="not SubRip"):
@@ -166,7 +166,7 @@ PAGE = """<!DOCTYPE html>
 """
 
 
-def test_a_page_keeps_all_but_its_text() -> None:
+def test_a_page_keeps_everything_but_its_text() -> None:
     document = read_document(PAGE, "html", "en")
     expected = ["A & B", "A big red dog.", "Come here or .", "Never.", "She <said."]
     assert list(document.sentences) == expected

@@ -1,4 +1,4 @@
-"""What breaks servers: broken requests, rude clients, and being stopped."""
+"""Broken requests, hostile clients, and SIGTERM under load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNKED = b"Content-Length: 23", b"Transfer-Encoding: chunked"
 
 @pytest.fixture(autouse=True)
 def _still_serves(request: pytest.FixtureRequest) -> Any:
-    """After every fault the next client gets an answer, and nothing is left over."""
+    """After every fault, the next client gets an answer and no request is left active."""
     yield
     if "server" in request.fixturenames:
         server: Server = request.getfixturevalue("server")
@@ -42,8 +42,8 @@ def wait_until(is_so: Callable[[], bool]) -> bool:
     return found
 
 
-def told(answer: Response, status: int) -> str:
-    """Return the error of an answer of this status, which has a fix, too."""
+def error_of(answer: Response, status: int) -> str:
+    """Check status and fix of an error; return its message."""
     assert answer.status_code == status, answer
     assert answer.json()["fix"]
     return str(answer.json()["error"])
@@ -96,16 +96,16 @@ def test_broken_requests_end_with_an_answer_or_the_connection(
         pytest.param(TEXTS % b"1, {}", 422, "texts.0: input should be a valid str", id="no texts"),
         pytest.param(b'{"texts": ["a"], "beam_siz": 1}', 422, "beam_size?", id="unknown field"),
         pytest.param(b'{"texts": ["a"], "model": "../x"}', 422, "no model", id="a path"),
-        pytest.param(b'{"texts": ["a"], "target": "fr"}', 422, "not served", id="unknown pair"),
+        pytest.param(b'{"texts": ["a"], "target": "fr"}', 422, "No model", id="unknown pair"),
         pytest.param(b"[]", 422, "body", id="a list"),
     ],
 )  # fmt: skip
 def test_bad_bodies_are_explained(server: Server, body: bytes, status: int, word: str) -> None:
-    assert word in told(server.post(PATH, body, Content_Type="application/json"), status)
+    assert word in error_of(server.post(PATH, body, Content_Type="application/json"), status)
 
 
-def test_a_body_of_100_megabytes_is_refused_and_others_go_on(server: Server) -> None:
-    """FAULTS 50. It is not even read where its length is declared."""
+def test_a_body_of_100_megabytes_is_refused_without_delaying_others(server: Server) -> None:
+    """FAULTS 50. A body with a declared length is not even read."""
     with server.connect() as connection:
         connection.sendall(head(b"").replace(b": 0", b": 104857600") + b"x" * 65536)
         assert server.translate("der Hund")[0]["translation"]
@@ -113,17 +113,17 @@ def test_a_body_of_100_megabytes_is_refused_and_others_go_on(server: Server) -> 
 
 
 def test_paths_methods_and_types_are_explained(server: Server) -> None:
-    assert told(server.get("/v1/nothing"), 404)
-    assert told(server.get(PATH), 405)
+    assert error_of(server.get("/v1/nothing"), 404)
+    assert error_of(server.get(PATH), 405)
     form = "application/x-www-form-urlencoded"  # what `curl -d` declares
-    assert "texts" in told(server.post(PATH, b"q=a", Content_Type=form), 422)
+    assert "texts" in error_of(server.post(PATH, b"q=a", Content_Type=form), 422)
     for kind in (form, "text/plain"):
         assert server.post(PATH, GOOD, Content_Type=kind).status_code == 200
     for kind in ("pdf", "srt"):
-        assert told(server.post("/v1/documents", {"format": kind, "text": "a"}), 422)
+        assert error_of(server.post("/v1/documents", {"format": kind, "text": "a"}), 422)
     pair: dict[str, Any] = {"source": "en", "target": "en"}
-    assert told(server.post("/v1/score", {"pairs": [pair], "tag": "x"}), 422)
-    assert told(server.post("/translate", {"q": "a", **pair}), 422)
+    assert error_of(server.post("/v1/score", {"pairs": [pair], "tag": "x"}), 422)
+    assert error_of(server.post("/translate", {"q": "a", **pair}), 422)
 
 
 @pytest.mark.parametrize(

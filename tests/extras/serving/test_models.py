@@ -24,7 +24,7 @@ def test_models_are_chosen_by_name_or_languages(inside: Inside) -> None:
     assert ask(model="en-fr").json()["target"] == "fr"
     assert ask(target="en").json()["model"] == "de-en"
     assert ask(source="auto", target="en").json()["source"] == "de"
-    for choice, problem in (({}, "several"), ({"target": "it"}, "not served"),
+    for choice, problem in (({}, "Several"), ({"target": "it"}, "No model"),
                             ({"model": "../de-en"}, "no model"),
                             ({"model": "de-en", "target": "fr"}, "translates de-en")):  # fmt: skip
         answer = ask(**choice)
@@ -54,7 +54,7 @@ def test_an_engine_that_fails_on_one_text_answers_the_others(
     assert "Katze" not in caplog.text + found[1]["error"]
 
 
-def test_what_the_server_or_its_models_fail_at_is_told_to_whoever_runs_it_alone(
+def test_internal_errors_are_logged_and_not_sent_to_clients(
     inside: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, body = inside(), {"model": "de-en", "texts": ["a"]}
@@ -74,7 +74,9 @@ def test_what_the_server_or_its_models_fail_at_is_told_to_whoever_runs_it_alone(
     assert "Katze" not in caplog.text
 
 
-def test_what_an_engine_lacks_is_answered_by_torch(inside: Inside, models: dict[str, Path]) -> None:
+def test_torch_serves_features_that_ctranslate2_lacks(
+    inside: Inside, models: dict[str, Path]
+) -> None:
     loading = {"engine": "ctranslate2", "dtype": "int8", "threads": 1}
     client = inside({"de-en": ServedModel("de-en", models["de-en"], loading)})
     body: dict[str, Any] = {"model": "de-en", "texts": ["der Hund"]}
@@ -91,7 +93,7 @@ def test_what_an_engine_lacks_is_answered_by_torch(inside: Inside, models: dict[
 def test_a_gpu_searches_one_batch_at_a_time(
     inside: Inside, loaded: dict[str, ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here only the name of one: its recorded steps would not bear two threads."""
+    """The GPU is only pretended here. Its CUDA graphs cannot serve two threads at once."""
     search, running, most = TorchEngine.search, list[int](), list[int]()
 
     def counted(self: Any, *arguments: Any) -> Any:
@@ -133,9 +135,9 @@ def test_a_full_queue_is_a_503(inside: Inside) -> None:
 def test_models_are_named_by_their_languages_or_folders(models: dict[str, Path]) -> None:
     folder = models["de-en"]
     assert list(name_models([str(folder), f"mine={folder}"])) == ["de-en", "mine"]
-    with pytest.raises(ConfigError, match="both called"):
+    with pytest.raises(ConfigError, match="same name"):
         name_models([f"x={folder}", f"x={folder}"])
-    with pytest.raises(ConfigError, match="does not name a model"):
+    with pytest.raises(ConfigError, match="not a valid model"):
         name_models(["a b=c"])
     with pytest.raises(CheckpointError):
         name_models([str(folder / "nothing")])

@@ -37,7 +37,7 @@ window.fetch = async (path, options) => {
   return new Response(JSON.stringify(body), {status: body.status ?? answer.status});
 };
 """
-"""Answers of the server, changed by a function of the answer and the request."""
+"""Replaces answers of the server by a function of the answer and the request."""
 FAST_EDITS = """
 const [last, done] = arguments, source = document.getElementById("source");
 const target = document.getElementById("target"), texts = [];
@@ -52,7 +52,7 @@ new MutationObserver(() => texts.push(target.textContent)).observe(target, {chil
   setTimeout(() => done(texts), 500);
 })();
 """
-"""Edits with pauses in which requests start: what is shown meanwhile, and a while later."""
+"""Edits with pauses that are long enough for requests; returns every text shown meanwhile."""
 DROP = """
 const data = new DataTransfer(), [name, text] = arguments;
 data.items.add(new File([text], name));
@@ -86,7 +86,7 @@ class Page:
         self.wait(lambda: self["status"].text == "Ready.")
 
     def shown(self) -> str:
-        """Return the translation that is shown, when it is the one of what was typed last."""
+        """Wait for the translation of the latest text; return it."""
         self.wait(lambda: not self.all("#target.stale"))
         return str(self.script("return shown ? translation() : ''"))
 
@@ -98,7 +98,7 @@ class Page:
         return self.shown()
 
     def menu(self, least: int = 2) -> list[str]:
-        """Return the words that may be chosen, when there are so many."""
+        """Wait for at least `least` alternatives; return their first words."""
         self.wait(lambda: len(self.all("#menu b")) >= least)
         return self.texts("#menu b")
 
@@ -134,7 +134,7 @@ def served(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="module")
 def driver(browser: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """A Chromium, driven by the chromedriver beside it; nothing is downloaded."""
+    """An installed Chromium with its chromedriver; nothing is downloaded."""
     if (chromedriver := shutil.which("chromedriver")) is None:
         pytest.skip("chromedriver is not installed")
     options, place = ChromeOptions(), tmp_path_factory.mktemp("browser")
@@ -158,7 +158,7 @@ def server(served: dict[str, Path]) -> Iterator[Server]:
 
 @pytest.fixture
 def page(driver: Chrome, server: Server) -> Iterator[Page]:
-    """The page, just opened; in the end it has asked nobody else, and the console is empty."""
+    """The opened page. At the end: no requests to other servers, and an empty console."""
     page = Page(driver, server)
     page.open()
     page.pick("from", "en")
@@ -264,7 +264,7 @@ def test_languages_are_swapped_and_detected(page: Page) -> None:
     assert page.wait(lambda: page["status"].text.startswith("German detected."))
 
 
-def test_warnings_and_confidence_stand_at_their_sentence(page: Page) -> None:
+def test_warnings_and_confidence_are_shown_at_their_sentence(page: Page) -> None:
     page.fake_answers("""(body) => Object.assign(body.translations[0].sentences[1],
                          {alarms: ["loop"], confidence: 31.4})""")
     page.type("A dog. A cat. A boy.")
@@ -273,7 +273,7 @@ def test_warnings_and_confidence_stand_at_their_sentence(page: Page) -> None:
     assert "again and again" in page["notes"].text
 
 
-def test_a_key_is_asked_for(page: Page) -> None:
+def test_the_page_requests_a_key(page: Page) -> None:
     page.fake_answers("""(body, {headers}) => headers.Authorization === "Bearer right" ||
                          Object.assign(body, {status: 401, error: "A key is needed."})""")
     page["source"].send_keys("A dog.")
