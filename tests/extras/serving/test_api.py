@@ -189,14 +189,14 @@ def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
 def test_the_server_logs_its_address_and_reports_that_it_stops(
     server: Server, inside: Inside
 ) -> None:
-    said = next(line for line in server.log if "de-en" in line)
-    assert f"loading de-en for http://127.0.0.1:{server.port}" in said
+    logged = next(line for line in server.log if "de-en" in line)
+    assert f"loading de-en for http://127.0.0.1:{server.port}" in logged
     assert server.get("/health/ready").json() == {"status": "ready"}
     client = inside(is_stopping=True)
     for path in ("/health", "/health/ready"):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["connection"]) == (503, "close")
-        assert answer.json() == {"error": "The server is stopping.", "fix": "Use another one."}
+        assert answer.json() == {"error": "The server is stopping.", "fix": "Use another server."}
 
 
 @pytest.mark.parametrize("has_model", [True, False])
