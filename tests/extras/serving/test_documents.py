@@ -125,7 +125,7 @@ def test_each_tag_is_written_once_with_the_same_nesting(
 def test_an_unknown_or_wrong_format_is_an_error() -> None:
     with pytest.raises(ConfigError, match="Did you mean srt"):
         read_document("", "srtt", "en")
-    with pytest.raises(DataError, match="not SubRip"):
+    with pytest.raises(DataError, match="SubRip"):
         read_document("Hello", "srt", "en")
 
 
