@@ -109,7 +109,7 @@ def check_resumable(
     shares = [_shares(each) for each in identities]
     if shares[0] != shares[1]:  # other processes draw other random numbers
         before, then = (f"{processes} x {batches}" for processes, batches in shares)
-        found.append(f"processes x batch.accumulate: was {before}, is {then}")
+        found.append(f"processes x batch.gradient_accumulation: was {before}, is {then}")
     # Without it, two runs differ on one machine, too.
     if not any(each["machine"]["deterministic"] for each in (recorded, present)):
         found.append("training.deterministic: is False")
@@ -124,7 +124,7 @@ def check_resumable(
 
 def _shares(of_run: Mapping[str, Any]) -> tuple[int, int]:
     """Return among how many processes an `identity` shares an update, and the batches of each."""
-    return of_run["num_processes"], of_run["batch"]["accumulate"]
+    return of_run["num_processes"], of_run["batch"]["gradient_accumulation"]
 
 
 def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
@@ -133,7 +133,7 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
     Raises:
         CheckpointError: The processes cannot share the update evenly.
     """
-    total = recorded["identity"]["num_processes"] * recorded["batch"]["accumulate"]
+    total = recorded["identity"]["num_processes"] * recorded["batch"]["gradient_accumulation"]
     if total % num_processes:
         cannot = f"which {num_processes} processes cannot share evenly"
         fix = f"Resume with a number of processes that divides {total}."
@@ -146,7 +146,7 @@ def refuse_changed_settings(
 ) -> None:
     """Refuse to resume with another `identity`; a longer or shorter training is no other one.
 
-    Another number of processes is no other one if processes x ``batch.accumulate`` is equal.
+    Another number of processes is allowed if processes x ``batch.gradient_accumulation`` is equal.
 
     Raises:
         CheckpointError: The configuration or the data make another model or other updates.
@@ -159,7 +159,8 @@ def refuse_changed_settings(
     ]
     if batches[0] == batches[1]:
         for each in (was, now):
-            each |= {"num_processes": None, "batch": {**each["batch"], "accumulate": None}}
+            batch = {**each["batch"], "gradient_accumulation": None}
+            each |= {"num_processes": None, "batch": batch}
     if found := changed_settings(was, now):
         fix = f"Restore these settings to resume ({run_dir / 'config.yaml'} has them), "
         fix += "or set another run_dir to start again."

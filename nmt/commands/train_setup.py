@@ -66,7 +66,7 @@ def build(
     training, corpora, validation = config.training, config.data, config.training.validation
     batch = config.batch
     if checkpoint is not None and batch.max_tokens == "auto":
-        own = {"accumulate": reshared(checkpoint.state, processes.size)}
+        own = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
         batch = BatchConfig.model_validate(checkpoint.state["batch"] | own)
     updater = _updater(config, data, processes)
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
@@ -173,7 +173,7 @@ def compile_model(setup: TrainingSetup) -> Compilation:
     """Compile the layers, where that is wanted."""
     updater, loader = setup.updater, setup.loader
     num_parameters = sum(p.numel() for p in updater.model.parameters())
-    num_tokens = int(loader.config.max_tokens or 0) * loader.config.accumulate
+    num_tokens = int(loader.config.max_tokens or 0) * loader.config.gradient_accumulation
     return compile_layers(
         setup.training.compile,
         updater.device,

@@ -330,8 +330,7 @@ class TokenizerConfig(Section):
         kind: Subwords (``bpe`` or ``unigram``), words between spaces, or characters.
         vocab_size: Entries of each vocabulary, four special ones included; per side with ``joint:
             false``.
-        unused_entries: Entries that no text becomes; they fill a vocabulary that is too large for
-            the text.
+        pad_vocab_by: Number of padding entries in the vocabulary that no text maps to.
         joint: One vocabulary for both languages; two separate ones when false.
         byte_fallback: Spell unseen characters in bytes instead of losing them (takes 256 entries).
         character_coverage: Share of the characters in the text that get an entry of their own.
@@ -345,7 +344,7 @@ class TokenizerConfig(Section):
     vocab_size: _VocabSize | dict[Literal["source", "target"], _VocabSize] = Field(
         default=8000, json_schema_extra={"allowed": f"a whole number from 5 to 256000{_OR_SIDES}"}
     )
-    unused_entries: _NumUnused | dict[Literal["source", "target"], _NumUnused] = Field(
+    pad_vocab_by: _NumUnused | dict[Literal["source", "target"], _NumUnused] = Field(
         default=0, json_schema_extra={"allowed": f"a whole number, at least 0{_OR_SIDES}"}
     )
     joint: bool = True
@@ -363,7 +362,7 @@ class TokenizerConfig(Section):
     @property
     def unused(self) -> tuple[int, int]:
         """Unused entries of the source and of the target vocabulary."""
-        return _both_sides(self.unused_entries)
+        return _both_sides(self.pad_vocab_by)
 
     @property
     def min_vocab_size(self) -> int:
@@ -373,7 +372,7 @@ class TokenizerConfig(Section):
         return 261 if self.kind in ("word", "char") else 300
 
     def _disagreements(self) -> Iterator[str]:
-        for key in ("vocab_size", "unused_entries"):
+        for key in ("vocab_size", "pad_vocab_by"):
             size = getattr(self, key)
             if isinstance(size, dict) and (len(size) < 2 or self.joint):
                 needed = "joint false, or give one number" if self.joint else "source and target"
@@ -385,7 +384,7 @@ class TokenizerConfig(Section):
             yield f"vocab_size is {smallest}; byte_fallback takes 256 entries: {fix}"
         for size, unused in zip(self.vocab_sizes, self.unused, strict=True):
             if unused and size - unused < least:
-                yield f"unused_entries of vocab_size {size}: at most {size - least}"
+                yield f"pad_vocab_by of vocab_size {size}: at most {size - least}"
 
 
 class BatchConfig(Section):
@@ -397,8 +396,9 @@ class BatchConfig(Section):
         max_sentences: Sentence pairs in one batch, of like length, as far as ``max_tokens`` allows.
         tokens_per_update: With ``max_tokens: auto``: source and target tokens of an update, in all
             processes.
-        noise: Randomness of the length buckets, as a share of the length; more noise, more padding.
-        accumulate: Batches whose gradients are summed into one update.
+        length_noise: Randomness of the length buckets, as a share of the length; more noise means
+            more padding.
+        gradient_accumulation: Batches whose gradients are summed into one update.
         bpe_dropout: Chance of dropping a merge in each epoch; at 0.1, the usual one, batches grow
             by a fifth.
     """
@@ -406,8 +406,8 @@ class BatchConfig(Section):
     max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] | None = 4096
     max_sentences: int | None = Field(default=None, ge=1)
     tokens_per_update: int | None = Field(default=None, ge=16)
-    noise: float = Field(default=0.1, ge=0, le=1)
-    accumulate: int = Field(default=1, ge=1)
+    length_noise: float = Field(default=0.1, ge=0, le=1)
+    gradient_accumulation: int = Field(default=1, ge=1)
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
 
     def _disagreements(self) -> Iterator[str]:
@@ -418,7 +418,7 @@ class BatchConfig(Section):
                 yield "max_tokens auto fills the memory: leave max_sentences out, or give a number"
             if self.tokens_per_update is None:
                 yield "max_tokens auto needs tokens_per_update, such as 16384"
-            if self.accumulate != 1:
-                yield "max_tokens auto chooses accumulate: leave accumulate out"
+            if self.gradient_accumulation != 1:
+                yield "max_tokens auto chooses gradient_accumulation: omit it"
         elif self.tokens_per_update is not None:
-            yield "tokens_per_update needs max_tokens auto; else max_tokens and accumulate say it"
+            yield "tokens_per_update needs max_tokens auto; otherwise set gradient_accumulation"

@@ -76,8 +76,7 @@ class ModelConfig(Section):
         output_bias: A bias per entry in the output projection.
         decoder_start: What the decoder reads first: the embedding of BOS, or zeros; the position is
             added to it.
-        initialization: First values of the tables: normal with variance 1 / width, or
-            Xavier-uniform.
+        embedding_init: Initial embeddings: normal with variance 1 / width, or Xavier-uniform.
         dropout: Dropout of every sub-layer's output and of the sum of embedding and position.
         attention_dropout: Dropout of attention weights.
         decoder_attention_dropout: The same in the decoder, if another than ``attention_dropout``.
@@ -112,7 +111,7 @@ class ModelConfig(Section):
     scale_embeddings: bool = True
     output_bias: bool = False
     decoder_start: Literal["bos", "zero"] = "bos"
-    initialization: Literal["glorot", "xavier-uniform"] = "glorot"
+    embedding_init: Literal["normal", "xavier-uniform"] = "normal"
     dropout: float = Field(default=0.1, ge=0, lt=1)
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     decoder_attention_dropout: float | None = Field(default=None, ge=0, lt=1)

@@ -184,7 +184,7 @@ class Loader:
             *self.lengths(slice(None) if rows is None else rows),
             max_tokens=self.config.max_tokens,
             max_sentences=self.config.max_sentences,
-            noise=self.config.noise,
+            noise=self.config.length_noise,
             random=epoch_random(self.seed, epoch),
         )
         # Each process takes equally many batches; a few are read twice to make it even.
@@ -195,8 +195,8 @@ class Loader:
     def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:
         """Yield the batches of each optimizer update and the position after them, for ever.
 
-        An update has ``accumulate`` batches, the last one of an epoch perhaps fewer: an update
-        never mixes two epochs.
+        An update has ``gradient_accumulation`` batches. The last update of an epoch may have fewer,
+        since an update never mixes two epochs.
         """
         planned = self._planned(start)
         if not self.num_workers or self.resegment is None:
@@ -225,8 +225,9 @@ class Loader:
                     plans = map_ahead(make, epochs, thread, ahead=1)
                 for plan in plans:
                     epoch = position.epoch
-                    for begin in range(position.batch, len(plan), self.config.accumulate):
-                        end = min(begin + self.config.accumulate, len(plan))
+                    count = self.config.gradient_accumulation
+                    for begin in range(position.batch, len(plan), count):
+                        end = min(begin + count, len(plan))
                         position = self._after(position, end if end < len(plan) else None)
                         yield plan[begin:end], epoch, position
                         if position.epoch != epoch:

@@ -84,7 +84,7 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder_norm = _final_norm(config, config.model_dim)
         self.decoder_norm = _final_norm(config, config.decoder_dim)
-        if config.initialization == "xavier-uniform":  # the linear layers are already
+        if config.embedding_init == "xavier-uniform":  # the linear layers are already
             for name, parameter in self.named_parameters():
                 if parameter.ndim > 1 and not name.startswith(("encoder.", "decoder.")):
                     nn.init.xavier_uniform_(parameter)

@@ -182,8 +182,9 @@ class Progress:
             batch: The batch section of this process, now.
         """
         progress = cls.from_dict(state["progress"])
-        updates = progress.position.batch // state["batch"]["accumulate"]
-        progress.position = replace(progress.position, batch=updates * batch["accumulate"])
+        then, now = (x["gradient_accumulation"] for x in (state["batch"], batch))
+        number = progress.position.batch // then * now
+        progress.position = replace(progress.position, batch=number)
         return progress
 
 

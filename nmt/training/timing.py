@@ -261,9 +261,9 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
         pair = f"fewer than a pair with filters.max_length ({max_length}) tokens on each side"
         fix = "Lower filters.max_length, use training.activation_checkpointing or a smaller model."
         raise DeviceError(f"Memory holds batches of about {fits:,} tokens, {pair}.", fix=fix)
-    accumulate = -(-own // fits)
-    max_tokens = max(smallest, -(-own // accumulate))
-    found = {"max_tokens": max_tokens, "accumulate": accumulate, "tokens_per_update": None}
+    count = -(-own // fits)
+    found = {"max_tokens": max(smallest, -(-own // count)), "tokens_per_update": None}
+    found["gradient_accumulation"] = count
     return replace(loader, config=batch.model_copy(update=found))
 
 

@@ -327,6 +327,6 @@ def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
     pairs = f"{len(largest.rows)} pairs with up to {tokens}"
     return DeviceError(
         f"Memory does not hold a batch of {pairs}, after it was halved {splits} times.",
-        fix="Lower batch.max_tokens or max_sentences and raise batch.accumulate, lower "
+        fix="Lower batch.max_tokens or max_sentences and raise batch.gradient_accumulation, lower "
         "filters.max_length, or set training.activation_checkpointing.",
     )

@@ -45,7 +45,7 @@ def refused(was: dict[str, Any], now: dict[str, Any], *, exact: bool = False) ->
     ("key", "value"),
     [
         ("model.model_dim", 256),
-        ("batch.accumulate", 2),
+        ("batch.gradient_accumulation", 2),
         ("training.seed", 2),
         ("training.precision", "float32"),
         ("training.optimizer.betas", [0.9, 0.99]),
@@ -118,18 +118,19 @@ def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for()
 
 def test_processes_that_make_the_same_updates_are_noted_and_others_refused() -> None:
     """FAULT 31."""
-    was, now, other = (record({"batch.accumulate": count}) for count in (6, 2, 3))
+    was, now, other = (record({"batch.gradient_accumulation": count}) for count in (6, 2, 3))
     was["identity"]["num_processes"] = 1
     for each in (now, other):
         each["identity"]["num_processes"] = 3
     (warning,) = resumed(was, now)
-    assert warning.endswith("not bit-exact: processes x batch.accumulate: was 1 x 6, is 3 x 2")
+    changed = "not bit-exact: processes x batch.gradient_accumulation: was 1 x 6, is 3 x 2"
+    assert warning.endswith(changed)
     assert "was 1 x 6, is 3 x 2" in refused(was, now, exact=True)
     assert "num_processes: was 1, is 3" in refused(was, other)
 
 
 def test_measured_batches_are_shared_again_where_that_is_even() -> None:
-    measured = {"identity": {"num_processes": 2}, "batch": {"accumulate": 3}}
+    measured = {"identity": {"num_processes": 2}, "batch": {"gradient_accumulation": 3}}
     assert [reshared(measured, number) for number in (1, 2, 3, 6)] == [6, 3, 2, 1]
     with pytest.raises(CheckpointError, match="6 batches, which 4 processes"):
         reshared(measured, 4)

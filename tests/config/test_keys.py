@@ -54,6 +54,10 @@ def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | Non
     ("training.start_from", "training.init_from"),
     ("training.objective", "training.loss"),
     ("training.r_drop", "training.r_drop_weight"),
+    ("batch.accumulate", "batch.gradient_accumulation"),
+    ("batch.noise", "batch.length_noise"),
+    ("tokenizer.unused_entries", "tokenizer.pad_vocab_by"),
+    ("model.initialization", "model.embedding_init"),
 ])  # fmt: skip
 def test_the_old_name_of_a_key_is_answered_with_the_new_name(old: str, new: str) -> None:
     assert unknown_key(old.split(".")) == f"unknown key {old}; did you mean {new}?"

@@ -63,7 +63,7 @@ CONFIGS = st.builds(
     ),
     tokenizer=st.builds(TokenizerConfig, vocab_size=st.integers(300, 32_000)),
     filters=st.builds(FilterConfig, max_length=st.integers(1, 100)),
-    batch=st.builds(BatchConfig, max_tokens=st.integers(202, 10**6), noise=st.floats(0, 1)),
+    batch=st.builds(BatchConfig, max_tokens=st.integers(202, 10**6), length_noise=st.floats(0, 1)),
     model=st.sampled_from([None, *MODEL_PRESETS]).flatmap(
         lambda preset: st.builds(
             ModelConfig, preset=st.just(preset), dropout=st.floats(0, 1, exclude_max=True)
@@ -240,7 +240,7 @@ def test_overrides_of_a_section_or_of_what_it_must_agree_with_carry_their_proble
     problem = refusal(small, train).problem
     assert problem.startswith(f"`set` {train}: data.train.0.columns.1 is -1")
     # The section may stand in the file: what is wrong with it does not.
-    changes = ["training.seed=5", "batch.noise=0", "training.average_last=5"]
+    changes = ["training.seed=5", "batch.length_noise=0", "training.average_last=5"]
     shown = "with `set` training.seed=5, training.average_last=5: training: "
     assert f"c.yaml:7 {shown}" in refusal(small, *changes).problem
 

@@ -65,8 +65,8 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback takes.* to 261"),
     (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),
     (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "source and target"),
-    (TokenizerConfig, {"unused_entries": SIZES}, "unused_entries .* needs joint false"),
-    (TokenizerConfig, {"vocab_size": 400, "unused_entries": 101}, "vocab_size 400: at most 100"),
+    (TokenizerConfig, {"pad_vocab_by": SIZES}, "pad_vocab_by .* needs joint false"),
+    (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "vocab_size 400: at most 100"),
 ])  # fmt: skip
 def test_a_rule_between_keys_is_explained(
     section: type[BaseModel], values: dict[str, Any], message: str

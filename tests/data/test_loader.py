@@ -83,7 +83,7 @@ def loader_of(
     store: ParallelStore, *, weights: tuple[float, ...] = (1, 1), **options: Any
 ) -> Loader:
     accumulate = options.pop("accumulate", 3)
-    config = BatchConfig(max_tokens=40, accumulate=accumulate)
+    config = BatchConfig(max_tokens=40, gradient_accumulation=accumulate)
     return Loader(store, config, weights=weights, **{"seed": 1, **options})
 
 

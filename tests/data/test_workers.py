@@ -56,7 +56,7 @@ def loader_of(folder: Path, seed: int) -> Loader:
     store: ParallelStore = store_of(folder, pairs)
     scores = [0.0] * (len(PIECES) - len(MERGES)) + [-float(n) for n in range(len(MERGES))]
     side = SubwordDropout(PIECES, scores, [piece != "." for piece in PIECES], 0.3)
-    config = BatchConfig(max_tokens=60, accumulate=2)
+    config = BatchConfig(max_tokens=60, gradient_accumulation=2)
     resegment = Resegmenter((side, side), seed=seed, longest=50)
     return Loader(store, config, weights=[1.0], seed=1, resegment=resegment)
 

@@ -106,7 +106,7 @@ def test_weights_that_are_dropped_take_their_relative_values_with_them() -> None
 
 def test_xavier_uniform_tables_have_its_bounds_and_linear_layers_are_as_they_are() -> None:
     options = {"positions": "learned", "max_positions": 30, "embeddings": "separate"}
-    model = small_model(initialization="xavier-uniform", **options)
+    model = small_model(embedding_init="xavier-uniform", **options)
     plain = small_model(**options)
     for name, parameter in model.named_parameters():
         if name.startswith(("encoder.", "decoder.")) or parameter.ndim == 1:

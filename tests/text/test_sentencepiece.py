@@ -44,7 +44,7 @@ def test_decoding_undoes_encoding_on_normalised_text(tokenizer: Tokenizer, text:
 
 def test_unused_entries_fill_a_vocabulary_and_no_text_becomes_one(tmp_path: Path) -> None:
     config = TokenizerConfig.model_validate({
-        "kind": "unigram", "vocab_size": 400, "unused_entries": {"source": 0, "target": 355},
+        "kind": "unigram", "vocab_size": 400, "pad_vocab_by": {"source": 0, "target": 355},
         "joint": False, "byte_fallback": False,
     })  # fmt: skip
     tokenizer = Tokenizer.load(trained(tmp_path, config, "target.model"))

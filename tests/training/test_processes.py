@@ -44,7 +44,7 @@ def test_shards_that_differ_by_one_batch_give_equally_many_updates(
     server: Server, whole_of_two: Run
 ) -> None:
     """FAULT 27: of 65 batches, one process has 33 and the other 32."""
-    batch = {"max_tokens": 80, "noise": 0, "accumulate": 4}
+    batch = {"max_tokens": 80, "length_noise": 0, "gradient_accumulation": 4}
     odd = num_batches(server, batch, epoch=0)
     assert odd % 2 == 1
     settings = [f"batch.{key}={value}" for key, value in batch.items()]
@@ -124,21 +124,23 @@ def test_several_processes_make_the_updates_of_one_that_accumulates(server: Serv
     makes steps of. A third run goes on in other processes, over the end of an epoch; so many
     repeat no batch there.
     """
-    batch = {"max_tokens": 240, "noise": 0}
+    batch = {"max_tokens": 240, "length_noise": 0}
     assert num_batches(server, batch, epoch=0) % 4 == 0
     flags = [f"--set=batch.{key}={value}" for key, value in batch.items()]
     flags += ["--set=model.dropout=0", "--json"]
     settings: dict[str, Any] = {"log_every": 1, "save_every": NEVER}
     one, two, moved = (Run(server, name) for name in ("one", "two", "moved"))
-    one.finish(*flags, "--set=batch.accumulate=4", max_steps=10, **settings)
-    two.finish(*flags, "--set=batch.accumulate=2", max_steps=10, num=2, **settings)
+    one.finish(*flags, "--set=batch.gradient_accumulation=4", max_steps=10, **settings)
+    two.finish(*flags, "--set=batch.gradient_accumulation=2", max_steps=10, num=2, **settings)
     results: list[Result] = []
     for num, steps in ((2, 3), (None, 5), (4, 10)):
-        share = f"--set=batch.accumulate={4 // (num or 1)}"
+        share = f"--set=batch.gradient_accumulation={4 // (num or 1)}"
         results = moved.finish(*flags, share, num=num, max_steps=steps, **settings)
-    refused = moved.start(*flags, "--set=batch.accumulate=2", "--exact", num=2, **settings)
+    share = "--set=batch.gradient_accumulation=2"
+    refused = moved.start(*flags, share, "--exact", num=2, **settings)
 
-    assert "not bit-exact: processes x batch.accumulate: was 1 x 4, is 4 x 1" in results[0].stderr
+    warning = "not bit-exact: processes x batch.gradient_accumulation: was 1 x 4, is 4 x 1"
+    assert warning in results[0].stderr
     assert sorted(codes(refused)) == [4, PEER_LOST]
     updates = one.lines("update")
     assert len(updates) == 10

@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_accumulated_and_all_at_once_where_memory_is_plenty
     prepare(config)
     whole = setup_of(config)
     batch = whole.loader.config
-    assert (batch.max_tokens, batch.accumulate) == (AIM, 1)
+    assert (batch.max_tokens, batch.gradient_accumulation) == (AIM, 1)
     # Measuring changes no update.
     plain = setup_of(config.model_copy(update={"batch": batch}))
     assert_same(everything(whole.updater), everything(plain.updater))
@@ -198,8 +198,8 @@ def test_what_does_not_fit_is_accumulated_and_all_at_once_where_memory_is_plenty
     setup = setup_of(config)
     batch = setup.loader.config
     assert isinstance(batch.max_tokens, int)
-    assert batch.accumulate > 1
-    assert AIM <= batch.max_tokens * batch.accumulate < AIM + batch.accumulate
+    assert batch.gradient_accumulation > 1
+    assert AIM <= batch.max_tokens * batch.gradient_accumulation < AIM + batch.gradient_accumulation
     assert peak_of(setup) <= free
 
 

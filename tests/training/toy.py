@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
     },
     "tokenizer": {"vocab_size": 60, "byte_fallback": False},
     "filters": {"max_length": 30},
-    "batch": {"max_tokens": 120, "accumulate": 3},
+    "batch": {"max_tokens": 120, "gradient_accumulation": 3},
     "model": {
         "model_dim": 32,
         "ff_dim": 32,

@@ -179,7 +179,7 @@ def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) 
     memory, timed = _memory(setup, plan), time_plan(setup, most_seconds=MOST_SECONDS)
     rows, sides = np.concatenate(plan), setup.loader.lengths(slice(None))
     sums = LengthSums.of_pairs(*(side[rows] for side in sides))
-    in_epoch = -(-len(plan) // setup.loader.config.accumulate)
+    in_epoch = -(-len(plan) // setup.loader.config.gradient_accumulation)
     padded = sum(len(batch) * int(side[batch].max()) for batch in plan for side in sides)
     limits = {} if training.max_steps is None else {"training.max_steps": training.max_steps}
     if training.max_epochs is not None:

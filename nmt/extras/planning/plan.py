@@ -135,7 +135,7 @@ def _updates_per_epoch(config: RunConfig, report: PrepareReport) -> float | None
     most = batch.tokens_per_update or batch.max_tokens
     counts = [tokens / most] if isinstance(most, int) else []
     counts += [num_pairs / batch.max_sentences] if batch.max_sentences else []
-    return max(counts, default=0.0) / batch.accumulate or None
+    return max(counts, default=0.0) / batch.gradient_accumulation or None
 
 
 class MatmulParameters(NamedTuple):

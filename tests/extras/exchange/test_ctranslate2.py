@@ -82,7 +82,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "relative positions, grouped heads": {
         "positions": "relative", "max_relative_distance": 4, "num_kv_heads": 2,
     },
-    "width 4": {"model_dim": 4, "ff_dim": 6, "num_heads": 2, "initialization": "xavier-uniform"},
+    "width 4": {"model_dim": 4, "ff_dim": 6, "num_heads": 2, "embedding_init": "xavier-uniform"},
     "not scaled": {"scale_embeddings": False},
     "sinusoids in halves": {"positions": "sinusoidal-halves"},
     "learned positions": {"positions": "learned", "max_positions": 48},

@@ -136,10 +136,10 @@ def test_what_is_given_stands_above_the_values_for_the_size() -> None:
 
 
 def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
-    given = {"preset": "low-resource", "batch": {"noise": 0.2}, "model": {"dropout": 0.1}}
+    given = {"preset": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
     values = with_scale(given, 12_000_000)
     assert values["tokenizer"] == {"vocab_size": 2000}
-    assert values["batch"] == {"max_tokens": 2048, "noise": 0.2}
+    assert values["batch"] == {"max_tokens": 2048, "length_noise": 0.2}
     weight = RUN_PRESETS["low-resource"]["training"]["r_drop_weight"]
     assert values["training"]["r_drop_weight"] == weight > 0
     assert values["model"] == {"preset": "tiny", "dropout": 0.1}
