@@ -1,1 +1,1 @@
-"""Bytes and folders: readers, atomic writes, hashes, manifests and locks. Loads no torch."""
+"""Files and folders: readers, atomic writes, hashes, manifests and locks. Never imports torch."""

@@ -1,12 +1,13 @@
-"""Files and folders that appear whole: written beside their place, synced to disk, then renamed.
+"""Atomic writes of files and folders, and file locks.
 
-A reader finds the old content or the new one, also after a kill or a power cut. The temporary name
-is ``.NAME.tmp-PID-N``, and its writer holds a lock on it: what another process can lock was left
-behind by one that is gone, and the next writer of the same name removes it.
+A file is written under a temporary name in the same folder, synced to disk, then renamed. A reader
+sees either the old content or the new content, even after a kill or a power cut. The temporary name
+is ``.NAME.tmp-PID-N``, and the writer holds a lock on that file. If another process can take the
+lock, the writer is dead, and the next writer of the same name removes the temporary file.
 
-At the end: locks of files, so that one process at a time works on a folder. The kernel drops a lock
-with its process, however that ends: a lock cannot go stale. The file names its holder, so that a
-second process can say who is in its way.
+`file_lock` and `run_lock` ensure that only one process works on a folder. The kernel releases a
+lock when its process ends, so a lock cannot become stale. The lock file contains the process id and
+the host, for the error message that a second process prints.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from typing import IO, Any, cast
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError
 from nmt.files.lines import is_standard
 
-_FIX = "Choose a place you can write to, on a disk with room."
+_FIX = "Choose a folder with write permission and enough free disk space."
 _TEMPORARY = ".tmp-"
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] = {
-    # Without the temporary name and the time: equal text, equal bytes.
+    # No file name and no time in the header: the same text always gives the same bytes.
     ".gz": lambda raw: gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0),
     ".bz2": lambda raw: bz2.BZ2File(raw, "wb"),
     ".xz": lambda raw: lzma.LZMAFile(raw, "wb"),  # noqa: SIM115 - the caller closes it
 }
 _UNKNOWN_COMPRESSIONS = (".zst", ".lz4", ".zip", ".7z")
-# Of the files in run, model and data folders.
+# Suffixes of the files in run, model and data folders.
 _PART_SUFFIXES = (".safetensors", ".json", ".jsonl", ".yaml", ".model", ".bin", ".html")
 _serial = itertools.count()
 
@@ -53,13 +54,14 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that gets its name when the context ends without an error.
+    """Open a file for writing; it appears under ``path`` when the context ends without an error.
 
-    It keeps the permissions of the file it replaces, and a symbolic link stays one. SIGTERM and
-    SIGHUP, unless somebody handles them, end the context as an exception does.
+    The new file keeps the permissions of the file it replaces. A symbolic link is followed. SIGTERM
+    and SIGHUP end the context like an exception, unless the program handles these signals.
 
     Raises:
-        OSError: It cannot be written; nothing is left, and an older file stays as it was.
+        OSError: The file cannot be written. An older file stays unchanged, and no temporary file
+            remains.
     """
     place = path.resolve()
     mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
@@ -69,43 +71,44 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         with os.fdopen(descriptor, "wb") as file:
             _lock(descriptor)
             if mode is not None:
-                os.fchmod(descriptor, mode)  # the umask has taken some away
+                os.fchmod(descriptor, mode)  # `os.open` applied the umask
             yield file
             file.flush()
             os.fsync(descriptor)
             temporary.replace(place)
-    with suppress(PermissionError):  # a folder may be open for writing and not for reading
+    with suppress(PermissionError):  # a folder may be writable but not readable
         sync(place.parent)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a small file through `atomic_file`."""
+    """Write a small file atomically, as `atomic_file` does."""
     with atomic_file(path) as file:
         file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small UTF-8 file through `atomic_file`."""
+    """Write a small UTF-8 file atomically."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain data as JSON through `atomic_file`."""
+    """Write indented UTF-8 JSON atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Make a folder, and its parents, that gets its name when the context ends without an error.
+    """Create a folder; it appears under ``path`` when the context ends without an error.
 
-    With ``replace`` it takes the place of an older one. That stands aside as `replaced_folder` for
-    a moment; after a kill in that moment `restore_replaced` puts it back.
+    Missing parent folders are created. With ``replace``, the older folder is first renamed to
+    `replaced_folder`, then deleted. If the process is killed in between, `restore_replaced` renames
+    it back.
 
     Yields:
-        The folder to write into; everything in it is synced at the end.
+        The temporary folder to write into. Its files are synced to disk at the end.
 
     Raises:
-        OSError: It cannot be written, or ``path`` holds something and ``replace`` is not set.
+        OSError: The folder cannot be written, or ``path`` exists and ``replace`` is not set.
     """
     place = path.resolve()
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -126,12 +129,12 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def replaced_folder(place: Path) -> Path:
-    """Return where an older folder stands while `atomic_folder` replaces it."""
+    """Return the temporary name of an older folder while `atomic_folder` replaces it."""
     return place.with_name(f".{place.name}.replaced")
 
 
 def restore_replaced(place: Path) -> None:
-    """Undo a replacement by `atomic_folder` that was cut short; only for who holds the lock."""
+    """Undo a replacement by `atomic_folder` that was interrupted. Hold the folder's lock first."""
     aside = replaced_folder(place)
     if aside.exists() and not place.exists():
         aside.rename(place)
@@ -139,27 +142,27 @@ def restore_replaced(place: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder. If that is cut short, nothing is left under its name."""
+    """Delete a folder. It is renamed first, so an interrupted deletion leaves no partial folder."""
     leaving = _temporary(folder)
     folder.rename(leaving)
     shutil.rmtree(leaving, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders whose writer is gone: those of ``name``, or all."""
+    """Remove temporary files and folders of dead writers: only those for ``name``, or all."""
     start = "." if name is None else f".{name}{_TEMPORARY}"
-    with suppress(OSError):  # whoever writes there says what is wrong
+    with suppress(OSError):  # the next write reports the problem
         for found in list(folder.iterdir()):
             if not found.name.startswith(start) or _TEMPORARY not in found.name:
                 continue
-            # BlockingIOError: it is being written
+            # BlockingIOError: another process is writing it
             with suppress(OSError), _opened(found, os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove(found)
 
 
 def sync(path: Path) -> None:
-    """Return when a file, or the names in a folder, would survive a power cut."""
+    """Flush a file, or the names in a folder, to disk (fsync)."""
     with _opened(path) as descriptor:
         os.fsync(descriptor)
 
@@ -175,46 +178,46 @@ def _opened(path: Path, flags: int = 0) -> Iterator[int]:
 
 @contextmanager
 def write_errors(shown: Path | str, error: type[NmtError], *, fix: str = _FIX) -> Iterator[None]:
-    """Turn what the operating system says about writing ``shown`` into one ``error``."""
+    """Turn an OSError from writing ``shown`` into an ``error`` with a fix."""
     try:
         yield
-    except BrokenPipeError:  # no failure: the reader has what it wants
+    except BrokenPipeError:  # not a failure: the reader has closed the pipe
         raise
     except OSError as cause:
         raise error(f"{shown} cannot be written: {cause.strerror or cause}.", fix=fix) from cause
 
 
 def check_output(output: Path | None, *inputs: Path | None) -> None:
-    """Check the name of an output file, before there is any work to lose.
+    """Check the path of an output file before any work starts.
 
-    No command writes over one of its inputs: not under another name (a hard or symbolic link),
-    and not over a part of a model or data folder that it reads.
+    A command must not overwrite its inputs. Hard and symbolic links count as the same file, and so
+    do the files of a model or data folder that the command reads.
 
     Args:
         output: The file to write; None or ``-`` for standard output.
         inputs: Files and folders that are read; None and ``-`` for standard input.
 
     Raises:
-        ConfigError: It asks for a compression that there is not, its folder does not exist, or it
-            is one of the inputs.
+        ConfigError: The suffix names an unsupported compression, the folder does not exist, or the
+            file is one of the inputs.
     """
     if output is None or is_standard(output):
         return
     if output.suffix in _UNKNOWN_COMPRESSIONS:
-        fix = f"Name it {', '.join(_COMPRESSORS)}, or leave {output.suffix} out for plain text."
-        raise ConfigError(f"{output}: there is no way to write {output.suffix}.", fix=fix)
+        fix = f"Use {', '.join(_COMPRESSORS)}, or leave out {output.suffix} for plain text."
+        raise ConfigError(f"{output}: cannot write {output.suffix} files.", fix=fix)
     if not output.parent.is_dir():
         raise ConfigError(f"The folder of {output} does not exist.", fix="Create it first.")
     for path in inputs:
         if path is not None and _would_overwrite(output, path):
-            what = f"a part of {path}, which is read" if path.is_dir() else "both input and output"
+            what = f"a file of the input folder {path}" if path.is_dir() else "also an input file"
             raise ConfigError(f"{output} is {what}.", fix="Choose another output file.")
 
 
 def _would_overwrite(output: Path, path: Path) -> bool:
-    with suppress(OSError):  # whoever opens it says what is wrong
-        if output.is_file():  # a device may be both
-            # Translations may lie in the run folder, but not under the name of one of its parts.
+    with suppress(OSError):  # opening the file reports the problem
+        if output.is_file():  # a device may be both input and output
+            # Translations may be written into the run folder, but not over its own files.
             is_part = path.is_dir() and output.resolve().suffix in _PART_SUFFIXES
             parts = path.rglob("*.*") if is_part else [path]
             return any(part.is_file() and part.samefile(output) for part in parts)
@@ -223,20 +226,20 @@ def _would_overwrite(output: Path, path: Path) -> bool:
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[IO[bytes]]:
-    """Open a file, or standard output when there is none or it is ``-``.
+    """Open a file for writing, or standard output if ``path`` is None or ``-``.
 
-    A file appears when it is complete, as `atomic_file` says. One named .gz, .bz2 or .xz is
-    compressed.
+    A file is written as by `atomic_file`, and compressed if its suffix is .gz, .bz2 or .xz. Devices
+    and pipes are written directly.
 
     Raises:
-        DataError: It cannot be written: also when that shows late, as with a full disk.
+        DataError: Writing fails, now or later, for example because the disk is full.
     """
     with write_errors("standard output" if is_standard(path) else str(path), DataError):
         if path is None or is_standard(path):
             if sys.stdout is None:
-                raise DataError("Standard output is closed.", fix="Pass a file: `output`.")
+                raise DataError("Standard output is closed.", fix="Pass a file as `output`.")
             yield sys.stdout.buffer
-        elif path.exists() and not path.is_file():  # a device or a pipe must not be replaced
+        elif path.exists() and not path.is_file():  # never replace a device or a pipe
             with path.open("wb") as stream:
                 yield stream
         else:
@@ -247,7 +250,7 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _beside(place: Path) -> Iterator[Path]:
-    """Yield a temporary place for what will be named ``place``; nothing is left there."""
+    """Yield a temporary path in the folder of ``place``; remove whatever is left there."""
     remove_leftovers(place.parent, place.name)
     with _unwound_by_signals():
         temporary = _temporary(place)
@@ -270,13 +273,13 @@ def _temporary(place: Path) -> Path:
 
 
 def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: then nothing is ever removed there
+    with suppress(OSError):  # a file system without locks: `remove_leftovers` removes nothing there
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def _unwound_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, as SIGINT raises, so that contexts clean up."""
+    """Make SIGTERM and SIGHUP raise SystemExit, so that contexts clean up as after SIGINT."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
@@ -291,21 +294,22 @@ def _unwound_by_signals() -> Iterator[None]:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterator[bool]:
-    """Hold the exclusive lock of a file, which is made if missing and names its holder.
+    """Hold an exclusive lock on a file. The process id and the host are written into the file.
 
     Args:
-        path: The file.
-        wait: Wait for another holder, with a note, instead of raising.
+        path: The lock file; created if missing.
+        wait: Wait for the lock, with a log message, instead of raising.
         remove: Remove the file at the end.
 
     Yields:
-        Whether another process held the lock when this one came.
+        Whether this process had to wait for another one.
 
     Raises:
-        CheckpointError: Another process holds it, and ``wait`` is not set; says which.
+        CheckpointError: Another process holds the lock, and ``wait`` is not set. The message names
+            the process.
         OSError: The file cannot be written.
     """
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - a translation rarely needs it
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - `nmt translate` rarely needs it
 
     lock, has_waited = FileLock(path), False
     try:
@@ -313,25 +317,27 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
     except Timeout as error:
         other = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
         if not wait:
-            fix = "Wait for it, stop it, or choose another folder."
+            fix = "Wait until it ends, stop it, or choose another folder."
             raise CheckpointError(f"{path.parent} is in use by {other}.", fix=fix) from error
-        logger.info("waiting for %s, which holds %s", other, path)
+        logger.info("waiting for %s to release the lock %s", other, path)
         lock.acquire()
         has_waited = True
     try:
         place, started = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z")
-        with suppress(OSError):  # a full disk: the lock holds without a name, too
+        with suppress(OSError):  # a full disk: the lock works without this text
             path.write_text(f"process {os.getpid()} on {place} since {started}\n", "utf-8")
         yield has_waited
     finally:
-        if remove:  # before the lock ends: whoever waits notices, and makes a new file
+        if remove:  # before the release: waiting processes notice, and create a new file
             path.unlink(missing_ok=True)
         lock.release()
 
 
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold a run folder, which is made if missing, and goes if nothing is written: one training.
+    """Lock a run folder, so that only one process trains in it.
+
+    The folder is created if missing, and removed at the end if it is still empty.
 
     Raises:
         CheckpointError: Another process trains there, or the folder cannot be written.
@@ -340,7 +346,7 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         try:
             made = [place for place in (run_dir, *run_dir.parents) if not place.exists()]
             run_dir.mkdir(parents=True, exist_ok=True)
-            # An older lock opens even where nothing new can be written.
+            # An existing lock file can be opened even if no new file can be written.
             for place in (run_dir, run_dir / "checkpoints"):
                 if place.exists():
                     TemporaryFile(dir=place).close()

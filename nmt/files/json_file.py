@@ -1,8 +1,8 @@
-"""JSON from files that anybody may have written, and the manifest that seals a folder.
+"""JSON from untrusted files, and the manifest of a checkpoint or model folder.
 
-Size, depth and numbers are bounded. Problems are `ValueError`s whose text names the place; the
-reader of each kind of file turns them into its own error. A manifest says what a folder holds, and
-is written last: a folder whose manifest agrees with it is whole.
+File size, nesting depth and the length of numbers are limited. Problems raise `ValueError`, and
+each caller turns them into its own error. A manifest lists the size and the hash of every file of a
+folder. It is written last, so a folder that agrees with its manifest is complete.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from nmt.version import __version__
 
 MAX_BYTES = 1 << 28
 MAX_DEPTH = 100
-MAX_DIGITS = 40  # Of a whole number: as many as a random state of 128 bits has.
-# A text, or what is neither text nor bracket.
+MAX_DIGITS = 40  # Of a whole number; the state of a 128-bit random generator has 39 digits.
+# A string, or characters outside strings that are not brackets.
 _NO_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[^\[{\]}"]+|"', re.DOTALL)
 
-_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
-_NAMES |= {float: "a number", bool: "true or false", type(None): "null"}
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string", float: "a number"}
+_NAMES |= {int: "a whole number", bool: "true or false", type(None): "null"}
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
-# Key of the manifest's own hash, so that damage is not taken for another release's work.
+# Key of the manifest's own hash. It tells a damaged manifest from one of another format version.
 _SEAL = "sha256"
 
 _Kind = TypeVar("_Kind")
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_BYTES, finite: bool = False) -> Any:
-    """Read a JSON file of at most ``max_bytes``; ``finite`` as in `parse_json`.
+    """Read a JSON file of at most ``max_bytes``. For ``finite`` see `parse_json`.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is too large, no UTF-8, or refused by `parse_json`.
+        OSError: The file cannot be read.
+        ValueError: The file is too large, is not UTF-8, or `parse_json` raises.
     """
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -55,11 +55,11 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES, finite: bool = False) -
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
-    """Parse JSON; ``finite`` refuses NaN, Infinity and numbers that are as large.
+    """Parse JSON. ``finite`` rejects NaN, Infinity, and numbers too large for a float.
 
     Raises:
-        ValueError: It is no JSON, nested deeper than `MAX_DEPTH`, or holds a whole number of more
-            than `MAX_DIGITS` digits.
+        ValueError: The text is not valid JSON, is nested deeper than `MAX_DEPTH`, or contains a
+            whole number of more than `MAX_DIGITS` digits.
 
     >>> parse_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -73,10 +73,10 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
 
 
 def field(document: Any, name: str = "", *, kind: type[_Kind]) -> _Kind:
-    """Return a field of parsed JSON, or all of it without a name, checked.
+    """Return a field of parsed JSON after a check of its type; without a name, the whole document.
 
     Raises:
-        ValueError: It is missing or of another type; names the field.
+        ValueError: The field is missing or has another type. The message names the field.
 
     >>> field({"size": 3}, "size", kind=int)
     3
@@ -87,19 +87,19 @@ def field(document: Any, name: str = "", *, kind: type[_Kind]) -> _Kind:
         document = document[name]
     if not isinstance(document, kind) or (isinstance(document, bool) and kind is not bool):
         found = _NAMES[type(document)]
-        raise ValueError(f"{name or 'the document'} should be {_NAMES[kind]}, not {found}")
+        raise ValueError(f"{name or 'the document'} must be {_NAMES[kind]}, not {found}")
     return document
 
 
 def _check_depth(text: str) -> None:
     steps = (1 if bracket in "[{" else -1 for bracket in _NO_BRACKETS.sub("", text))
     if max(accumulate(steps), default=0) > MAX_DEPTH:
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
 def _whole_number(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a whole number of {len(digits):,} digits ({digits[:9]}...)")
+        raise ValueError(f"the number {digits[:9]}... has {len(digits):,} digits")
     return int(digits)
 
 
@@ -111,18 +111,18 @@ def _finite(text: str) -> float:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the sha256 of a file's content, hexadecimal."""
+    """Return the SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of_json(value: Any) -> str:
-    """Return the sha256 of plain data, whatever the order of its keys. Hexadecimal."""
+    """Return the SHA-256 of JSON data in hexadecimal. The order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 class UnknownFormatError(CheckpointError):
-    """A whole manifest of another format version: nothing is damaged, and nothing can be read."""
+    """The manifest is undamaged, but has a format version that this release cannot read."""
 
 
 def _inside(name: str) -> str:
@@ -134,29 +134,29 @@ def _inside(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Size and hash of one file."""
+    """Size and SHA-256 of one file."""
 
     size: Annotated[int, Field(ge=0)]  # Bytes.
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        """Describe a file."""
+        """Compute the size and hash of a file."""
         return cls(path.stat().st_size, sha256_of_file(path))
 
 
 def damage(folder: Path, files: Mapping[str, FileRecord], names: Iterable[str]) -> Iterator[str]:
-    """Yield what is wrong with each of some files of ``folder``: what was expected and found."""
+    """Compare the named files of ``folder`` with their records; yield one message per problem."""
     for name in names:
         path, expected = folder / name, files.get(name)
         try:
             if expected is None or not path.is_file():
                 yield f"{path} is missing."
             elif (size := path.stat().st_size) != expected.size:
-                yield f"{path} has {size:,} bytes, but {expected.size:,} were written."
+                yield f"{path} has {size:,} bytes; expected {expected.size:,}."
             elif (found := sha256_of_file(path)) != expected.sha256:
-                was = f"{expected.sha256[:12]}... was written: its content has changed"
-                yield f"{path} has sha256 {found[:12]}..., but {was}."
+                was = f"expected {expected.sha256[:12]}...: its content has changed"
+                yield f"{path} has sha256 {found[:12]}...; {was}."
         except OSError as error:
             yield f"{path} cannot be read: {error.strerror or error}."
 
@@ -172,7 +172,7 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path, names: Iterable[str], step: int) -> Manifest:
-        """Describe the files of ``folder``."""
+        """Compute the size and hash of the named files of ``folder``."""
         files = {name: FileRecord.of(folder / name) for name in names}
         return cls(FORMAT_VERSION, __version__, step, files)
 
@@ -181,8 +181,8 @@ class Manifest:
         """Read the manifest of ``folder``.
 
         Raises:
-            CheckpointError: It is missing or damaged; names the field.
-            UnknownFormatError: It is of another format version.
+            CheckpointError: The manifest is missing or damaged.
+            UnknownFormatError: The manifest has another format version.
         """
         path = folder / NAME
         try:
@@ -195,10 +195,10 @@ class Manifest:
             if version == FORMAT_VERSION:
                 return cls(**values)
         except FileNotFoundError as error:
-            fix = "The folder is not a complete checkpoint: use another."
+            fix = "The folder is not a complete checkpoint: use another checkpoint."
             raise CheckpointError(f"{path} is missing.", fix=fix) from error
         except (OSError, ValueError) as error:
-            fix = "Use another checkpoint of the run; copy or export a model folder again."
+            fix = "Use another checkpoint of the run, or copy or export the model folder again."
             problem = str(error)
             if isinstance(error, ValidationError):
                 wrong = error.errors()[0]
@@ -209,22 +209,23 @@ class Manifest:
         raise UnknownFormatError(f"{path} {problem}.", fix=fix)
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into ``folder``: the last of its files."""
+        """Write the manifest into ``folder``. Call this after all other files are written."""
         (folder / NAME).write_text(self.text(), encoding="utf-8")
 
     def text(self) -> str:
-        """Return the file's content."""
+        """Return the manifest as JSON text, including its own hash."""
         values = asdict(self)
         return json.dumps(values | {_SEAL: sha256_of_json(values)}, indent=2, sort_keys=True) + "\n"
 
     def verify(self, folder: Path, names: Iterable[str] | None = None) -> None:
-        """Compare the files with what was written: some of a checkpoint, or all of a model folder.
+        """Check the sizes and hashes of the named files of ``folder``, or of all files.
 
         Raises:
-            CheckpointError: Names the file, what was expected and what was found.
+            CheckpointError: A file is missing or changed. The message names the file, and its
+                expected and actual size or hash.
         """
         for problem in damage(folder, self.files, self.files if names is None else names):
             fix = "Copy or export the folder again."
-            if "state.json" in self.files:  # which model folders do not have
-                fix = "Use another checkpoint of the run: `checkpoint` last, or one of its step-N."
+            if "state.json" in self.files:  # a checkpoint, not a model folder
+                fix = "Use another checkpoint of the run: set `checkpoint` to last or to step-N."
             raise CheckpointError(problem, fix=fix)

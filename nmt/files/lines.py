@@ -1,9 +1,12 @@
-"""Text as lines: bytes split on LF only, whatever else the text holds.
+"""Reading text files and standard input line by line.
 
-U+2028, NEL, form feed and a lone CR stay inside their line; a CR before LF and a byte order mark
-at the start of the file go. So line counts are those of ``wc -l``, and two aligned files stay
-aligned. A corpus must be whole; the input of a filter may come slowly, never end, or hold bytes
-that are no text, and a line goes out for each that comes in.
+Lines end at LF only. U+2028, NEL, form feed and a lone CR stay inside their line. A CR before LF is
+removed, and so is a byte order mark at the start of a file. Line counts therefore equal ``wc -l``,
+and aligned files stay aligned.
+
+A corpus file must be complete and valid UTF-8. `read_chunks` and `LineDecoder` read the input of
+`nmt translate`, which may arrive slowly, never end, or contain bytes that are not UTF-8. Every
+input line gives exactly one line.
 """
 
 from __future__ import annotations
@@ -26,16 +29,16 @@ from typing import IO, Any
 from nmt.errors import DataError, nearest_word
 
 _BOM = b"\xef\xbb\xbf"
-# How texts of other encodings than UTF-8 begin.
+# Byte order marks of UTF-16 and UTF-32.
 _WIDE_MARKS = re.compile(rb"(?P<UTF_32>\xff\xfe\0\0|\0\0\xfe\xff)|(?P<UTF_16>\xff\xfe|\xfe\xff)")
-_BINARY_BYTES = 500  # Fewer do not tell a binary file, which has more than one NUL in so many.
+_BINARY_BYTES = 500  # Minimum size of a binary file, which has more than one NUL per 500 bytes.
 _CHUNK_BYTES = 1 << 20
-_READ_BYTES = 1 << 16  # Of a filter's input: most that is read at once.
+_READ_BYTES = 1 << 16  # Maximum bytes per read of `read_chunks`.
 _MAX_CHUNK_BYTES = 1 << 22
 MAX_CHUNK_LINES = 2000
-# Of a line to translate or score: 1 MiB. The rest of a longer one is not read, with a warning.
+# Maximum length of a line to translate or score: 1 MiB. Longer lines are cut, with a warning.
 MAX_LINE_BYTES = 1 << 20
-MAX_NOTES = 20  # Warnings about damaged lines that are given one by one.
+MAX_NOTES = 20  # Number of damaged lines that get a warning each; one warning covers the rest.
 _PAUSE_SECONDS = 0.02
 _PATIENCE_SECONDS = 0.2
 
@@ -43,54 +46,53 @@ logger = logging.getLogger(__name__)
 
 
 def _open_zstandard(file: Path | IO[bytes]) -> Any:
-    # Not `zstandard`: it takes a file that is cut off for a whole one.
+    # Not `zstandard`: it does not detect a truncated file.
     for name in ("compression.zstd", "backports.zstd"):
         with suppress(ImportError):
             return importlib.import_module(name).open(file)
     shown = file if isinstance(file, Path) else "The input"
-    problem = f"{shown} is compressed with Zstandard, and no library for it is installed."
+    problem = f"{shown} is compressed with Zstandard, but backports.zstd is not installed."
     raise DataError(problem, fix="Run `pip install backports.zstd`, or decompress the file.")
 
 
-# By suffix: how the file starts, and how to open it.
+# By suffix: a pattern for the first bytes, and a function that opens the file.
 _COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
     ".gz": (re.compile(rb"\x1f\x8b"), gzip.open),
-    # More than the letters, which a text may begin with: the mark of the first block or of no more.
+    # Text may begin with BZh, so the mark of the first block, or of the end, must follow.
     ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.open),
     ".xz": (re.compile(rb"\xfd7zXZ\0"), lzma.open),
     ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
 }
 STANDARD = "-"  # Name of standard input and output.
-# Where a file is missing.
 CHECK_PATH = "Check the path; relative paths start at the working directory."
-_LONGEST_MARK = 10  # Bytes of a file that tell what it is.
+_LONGEST_MARK = 10  # Number of first bytes that identify a compression.
 
 
 def _opener(start: bytes) -> Callable[..., Any] | None:
-    """Return what opens a file that begins so; None if it is not compressed."""
+    """Return the function that opens a file with these first bytes; None if not compressed."""
     return next((opener for mark, opener in _COMPRESSIONS.values() if mark.match(start)), None)
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a file to read bytes, decompressing gzip, bzip2, xz and (with its library) Zstandard.
+    """Open a file to read bytes, decompressing gzip, bzip2, xz and Zstandard.
 
-    The first bytes decide, not the suffix; what a pipe gives is taken as it is.
+    The first bytes decide, not the suffix. A named pipe is not decompressed.
 
     Raises:
-        DataError: The file is missing, a folder, unreadable, not what its suffix says, or needs a
-            library that is missing.
+        DataError: The file is missing, is a folder, is unreadable, or does not match its suffix; or
+            the Zstandard library is not installed.
     """
     try:
         if path.is_dir():
             raise DataError(f"{path} is a folder, not a text file.", fix="Pass a file inside it.")
         start = b""
-        if path.is_file():  # the first bytes of a pipe can be read only once
+        if path.is_file():  # the first bytes of a pipe cannot be read twice
             with path.open("rb") as file:
                 start = file.read(_LONGEST_MARK)
         opener = _opener(start)
         if opener is None and start and path.suffix in _COMPRESSIONS:
             fix = "Download it again, or rename it if it is plain text."
-            raise DataError(f"{path} is named {path.suffix}, but its contents are not.", fix=fix)
+            raise DataError(f"{path} is not a {path.suffix} file.", fix=fix)
         opened: IO[bytes] = path.open("rb") if opener is None else opener(path)
         return opened
     except FileNotFoundError as error:
@@ -101,13 +103,13 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def near_file(path: Path) -> str:
-    """Return a sentence, after a space, that names the file most like a missing one, if any is."""
+    """Return " Did you mean PATH?" with the most similar name in the folder, or an empty string."""
     near = nearest_word(path.name, [each.name for each in path.parent.glob("*")])
     return f" Did you mean {path.with_name(near)}?" if near else ""
 
 
 def is_standard(path: Path | None) -> bool:
-    """Whether a path stands for standard input or output: none is given, or ``-``.
+    """Whether a path stands for standard input or output: None or ``-``.
 
     >>> is_standard(Path("-"))
     True
@@ -117,61 +119,63 @@ def is_standard(path: Path | None) -> bool:
 
 @contextmanager
 def open_input(path: Path | None) -> Iterator[IO[bytes]]:
-    """Open a file, or standard input (None or ``-``), as `open_binary` opens a file.
+    """Open a file as `open_binary` does, or standard input (None or ``-``).
 
-    Standard input is waited for. Compressed, it comes in blocks; plain, as it is written.
+    Standard input may be compressed; this call waits for its first bytes.
 
     Raises:
-        DataError: There is nothing to read, or it needs a library that is missing.
+        DataError: The file or standard input cannot be read, or the Zstandard library is not
+            installed.
     """
     if path is not None and not is_standard(path):
         with open_binary(path) as stream:
             yield stream
         return
-    if sys.stdin is None:  # closed by whoever started the process
-        raise DataError("Standard input is closed.", fix="Pass a file: `input`.")
+    if sys.stdin is None:  # closed by the parent process
+        raise DataError("Standard input is closed.", fix="Pass a file as `input`.")
     stream = sys.stdin.buffer
-    peek = getattr(stream, "peek", bytes)  # a buffer in a test may have none
+    peek = getattr(stream, "peek", bytes)  # a buffer in a test may lack `peek`
     try:
         opener = _opener(peek(_LONGEST_MARK))
     except OSError as error:
-        problem = f"standard input cannot be read: {error.strerror or error}."
-        raise DataError(problem, fix="Pass a file: `input`.") from error
+        problem = f"Standard input cannot be read: {error.strerror or error}."
+        raise DataError(problem, fix="Pass a file as `input`.") from error
     yield stream if opener is None else opener(stream)
 
 
 def read_pieces(
     stream: IO[bytes], name: str, size: int, *, at_once: bool = False
 ) -> Iterator[bytes]:
-    """Yield the bytes of a stream.
+    """Yield the bytes of a stream in blocks.
 
     Args:
-        stream: What to read to the end.
-        name: What messages call it.
-        size: Most bytes of a piece.
-        at_once: Yield what is there, waiting only if nothing is.
+        stream: Read to its end.
+        name: Name of the stream in error messages.
+        size: Maximum bytes per block.
+        at_once: Yield available bytes without waiting for a full block.
 
     Raises:
-        DataError: The stream is damaged, for example a gzip file cut off.
+        DataError: The stream is damaged, for example a truncated gzip file.
     """
     read = getattr(stream, "read1", stream.read) if at_once else stream.read
     try:
         while piece := read(size):
             yield piece
-    except Exception as error:  # every library of a compression has errors of its own
-        problem = f"{name} is damaged or cut off: {error}"
+    except Exception as error:  # each compression library raises its own errors
+        problem = f"{name} is damaged or truncated: {error}"
         raise DataError(problem, fix="Download or compress it again.") from error
 
 
 def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Iterator[list[bytes]]:
-    """Split bytes that come in pieces on LF: yield the lines that end in each, and the last one.
+    """Split blocks of bytes on LF; yield the list of lines that end in each block.
 
-    The LF or CR LF goes, and a byte order mark at the start of the first line.
+    The last list holds a line without LF at the end, if any. LF, CR LF, and a byte order mark at
+    the start of the first line are removed.
 
     Args:
-        pieces: The bytes.
-        max_bytes: Of a longer line only the first ``max_bytes + 1`` bytes are held and given out.
-            None for no limit.
+        pieces: The blocks, in order.
+        max_bytes: Longer lines are cut to ``max_bytes + 1`` bytes, which bounds memory. None for no
+            limit.
     """
     most = sys.maxsize - 1 if max_bytes is None else max_bytes + 1
 
@@ -194,7 +198,7 @@ def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Itera
 def split_lines(
     stream: IO[bytes], name: str, *, max_bytes: int | None = None
 ) -> Iterator[bytes | None]:
-    """Yield each line of a stream as `split_pieces` does; one above ``max_bytes`` as None.
+    """Yield each line of a stream without its LF; None for a line longer than ``max_bytes``.
 
     Raises:
         DataError: The stream is damaged, for example a truncated gzip file.
@@ -208,56 +212,57 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     """Decode UTF-8.
 
     Raises:
-        DataError: It is not UTF-8; names the file, the line (``number``, from 1) and the byte.
+        DataError: The line is not UTF-8. The message names the file, the line (``number``, counted
+            from 1) and the byte.
     """
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         if number == 1:
-            _refuse_no_text(line, name)
+            _reject_other_encodings(line, name)
         place = f"{name}, line {number:,}, byte {error.start + 1}"
         fix = "Convert the file to UTF-8 (iconv), or set filters.on_bad_utf8: skip."
         raise DataError(f"{place}: 0x{line[error.start]:02x} is not UTF-8.", fix=fix) from error
 
 
-def _refuse_no_text(start: bytes, name: str) -> None:
-    """Raise a DataError if a text starts as UTF-16, UTF-32 or a binary file does."""
+def _reject_other_encodings(start: bytes, name: str) -> None:
+    """Raise a DataError if ``start`` looks like UTF-16, UTF-32 or a binary file."""
     if mark := _WIDE_MARKS.match(start):
         encoding = str(mark.lastgroup).replace("_", "-")
         fix = f"Convert it: iconv -f {encoding} -t UTF-8"
         raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
-    # A line of text may hold a NUL, or bad bytes: a program, an image or weights have many of both.
+    # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
     has_nulls = start.count(0) * _BINARY_BYTES > len(start) >= _BINARY_BYTES
-    if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # one may be cut off
-        problem = f"{name} is a binary file: it has NUL bytes, and others that are not UTF-8."
+    if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # the last may be cut
+        problem = f"{name} is a binary file: it has NUL bytes and bytes that are not UTF-8."
         raise DataError(problem, fix="Pass a text file in UTF-8.")
 
 
 def decoded_lines(stream: IO[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of a stream.
+    """Yield the lines of a UTF-8 stream.
 
     Raises:
-        DataError: The stream is damaged, or not UTF-8.
+        DataError: The stream is damaged, or a line is not UTF-8.
     """
     for number, line in enumerate(split_lines(stream, name), start=1):
         yield decode_line(line or b"", name, number)
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a whole text file, for example a test set, as lines.
+    """Read all lines of a text file into memory.
 
     Raises:
-        DataError: Missing, damaged, or not UTF-8.
+        DataError: The file is missing, damaged, or not UTF-8.
     """
     with open_binary(path) as stream:
         return list(decoded_lines(stream, str(path)))
 
 
 def count_lines(path: Path) -> int:
-    """Return how many lines a file has; one without an LF at the end counts.
+    """Return the number of lines of a file, including a last line without LF.
 
     Raises:
-        DataError: Missing or damaged.
+        DataError: The file is missing or damaged.
     """
     count, last = 0, b"\n"
     with open_binary(path) as stream:
@@ -273,27 +278,26 @@ def read_chunks(
     max_bytes: int = MAX_LINE_BYTES,
     name: str = "standard input",
 ) -> Iterator[list[bytes]]:
-    """Yield lines, without LF, in chunks: full ones from a file, small ones from a slow writer.
+    """Yield lines, without LF, in chunks: large chunks from a file, small ones from a slow writer.
 
-    A chunk ends when it is full, when the writer pauses, or a moment after its first line: so
-    lines that come one at a time are answered one at a time, and nothing waits for the end of the
-    input. A pause within a line ends a chunk too, which is then empty. Memory is bounded by the
-    sizes of a chunk and of a line.
+    A chunk ends when it is full, when the writer pauses, or 0.2 seconds after its first line. So
+    lines that arrive one at a time are yielded one at a time. A pause within a line yields an empty
+    chunk. Memory is bounded by the maximum sizes of a chunk and of a line.
 
     Args:
-        stream: Bytes to read to the end.
-        lines_at_once: Most lines of a chunk.
-        max_bytes: Of a longer line comes the start, one byte more than this.
-        name: What messages call ``stream``.
+        stream: Read to its end.
+        lines_at_once: Maximum lines per chunk.
+        max_bytes: Longer lines are cut to ``max_bytes + 1`` bytes.
+        name: Name of the stream in error messages.
 
     Raises:
-        DataError: The input is damaged, for example a gzip file cut off, or is UTF-16, UTF-32 or
-            binary.
+        DataError: The input is damaged (for example a truncated gzip file), is UTF-16 or UTF-32, or
+            is binary.
     """
     pieces = read_pieces(stream, name, _READ_BYTES, at_once=True)
     if not (first := next(pieces, b"")):
         return
-    _refuse_no_text(first, name)
+    _reject_other_encodings(first, name)
     chunk: list[bytes] = []
     size, since = 0, 0.0
     for lines in split_pieces(chain([first], pieces), max_bytes):
@@ -313,20 +317,20 @@ def read_chunks(
 
 
 def has_input(stream: IO[bytes], seconds: float = _PAUSE_SECONDS) -> bool:
-    """Whether the writer has written more, or ended, within a moment; always so of a file."""
+    """Whether more bytes, or the end, arrive within ``seconds``. Always true for a file."""
     try:
         return bool(select.select([stream.fileno()], [], [], seconds)[0])
-    except (OSError, ValueError):  # no file descriptor: a buffer in a test
+    except (OSError, ValueError):  # a buffer in a test has no file descriptor
         return True
 
 
 class LineDecoder:
-    """Decodes UTF-8 without losing a line: bad bytes are replaced, and too long lines cut.
+    """Decodes UTF-8 without dropping lines: replaces bad bytes by U+FFFD and cuts long lines.
 
-    Logs a warning for each of the first `MAX_NOTES` lines that it changes.
+    Logs a warning for each of the first `MAX_NOTES` changed lines.
 
     Args:
-        max_bytes: Longer lines are cut off there.
+        max_bytes: Maximum length of a line.
     """
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
@@ -334,7 +338,7 @@ class LineDecoder:
         self._max_bytes = max_bytes
 
     def decode(self, lines: Sequence[bytes], first_number: int, name: str = "") -> list[str]:
-        """Decode lines; messages begin with ``name``, and count from ``first_number``."""
+        """Decode lines. ``name`` and ``first_number`` locate a line in warnings."""
         return [self._decode(x, f"{name}line {n:,}") for n, x in enumerate(lines, first_number)]
 
     def _decode(self, line: bytes, shown: str) -> str:
@@ -353,4 +357,4 @@ class LineDecoder:
         if self.num_damaged <= MAX_NOTES:
             logger.warning(message)
         elif self.num_damaged == MAX_NOTES + 1:
-            logger.warning("more lines are not UTF-8, or too long; they are not named")
+            logger.warning("more lines are too long or not UTF-8; no further warnings follow")

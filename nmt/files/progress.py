@@ -1,4 +1,4 @@
-"""Progress bars on standard error: only on a terminal, and not where `nmt` is quiet."""
+"""Progress bars on standard error. They are drawn only on a terminal and without --quiet."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tqdm import tqdm
 
 from nmt.files.lines import count_lines, is_standard
 
-_LEAST_SECONDS = 0.1  # between two drawings, however often a bar moves
+_LEAST_SECONDS = 0.1  # minimum time between two drawings
 _FOLLOW_SECONDS = 0.5
 
 
 def progress_bar(
     description: str, *, unit: str | None = None, shown: bool = True, **options: Any
 ) -> tqdm[Any]:
-    """Return a bar, to be used as a context: ``bar.update(n)`` moves it.
+    """Return a progress bar, to be used as a context. ``bar.update(n)`` advances it.
 
-    It is disabled where standard error is not a terminal and where `nmt` logs warnings only.
-    Messages of the command line go through ``tqdm.write``, so that they do not tear it.
+    The bar is disabled if standard error is not a terminal, or if `nmt` logs warnings only. The
+    command line prints its messages with ``tqdm.write``, so that they do not break the bar.
 
     Args:
-        description: Stands before it.
-        unit: What is counted; without one only time passes.
-        shown: False where a bar would mix with what is typed, say.
-        options: Of `tqdm.tqdm`, such as ``total``, ``initial`` and ``leave``.
+        description: Text in front of the bar.
+        unit: Unit of the counter. Without a unit, the bar shows only the elapsed time.
+        shown: False disables the bar, for example while a user types.
+        options: Passed to `tqdm.tqdm`, such as ``total``, ``initial`` and ``leave``.
     """
     has_size = True
-    with suppress(OSError):  # what stands for a terminal may have no descriptor
+    with suppress(OSError):  # a replaced stderr may have no file descriptor
         has_size = not _is_watched() or get_terminal_size(sys.stderr.fileno()).columns > 0
-    # Consoles of some machines and containers do not know their size.
+    # Some consoles and containers report a width of 0.
     size = {"dynamic_ncols": True} if has_size else {"ncols": 80, "nrows": 24}
     bar: tqdm[Any] = tqdm(
         desc=description,
@@ -56,13 +56,10 @@ def progress_bar(
 
 
 def follow(bar: tqdm[Any], counter: Callable[[], int]) -> None:
-    """Draw a bar again and again, from a thread, at the number that ``counter`` returns.
-
-    Until it is closed.
-    """
+    """Set a bar to the value of ``counter`` every half second, from a thread, until it closes."""
 
     def run() -> None:
-        while not bar.disable:  # as a closed one is, too
+        while not bar.disable:  # closing a bar disables it
             time.sleep(_FOLLOW_SECONDS)
             with bar.get_lock():  # type: ignore[no-untyped-call]
                 bar.update(counter() - bar.n)
@@ -72,13 +69,13 @@ def follow(bar: tqdm[Any], counter: Callable[[], int]) -> None:
 
 
 def _is_watched() -> bool:
-    """Whether bars are drawn: on a terminal, where `nmt` logs more than warnings."""
+    """Whether standard error is a terminal and `nmt` logs more than warnings."""
     is_quiet = not logging.getLogger("nmt").isEnabledFor(logging.INFO)
     return not is_quiet and sys.stderr is not None and sys.stderr.isatty()
 
 
 def file_bar(description: str, path: Path | None, *, unit: str, shown: bool = True) -> tqdm[Any]:
-    """Return a bar for the lines of a file, with their number; none for standard input."""
+    """Return a bar that counts the lines of a file; disabled for standard input."""
     shown, total = shown and not is_standard(path), None
     if shown and _is_watched() and path is not None and path.is_file():
         # Counting the lines of a gigabyte takes about a second.

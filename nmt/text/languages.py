@@ -1,6 +1,6 @@
-"""What a text shows without a model: its script and language, its numbers, and its loops.
+"""Scripts, language codes, common words, numbers and repetitions in a text.
 
-Languages are told by scripts, the commonest words, and py3langid where it is there.
+Languages are identified by script, by their most frequent words, and by py3langid if installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS: Mapping[str, str] = {
     "pl": "nie się jest na że to jak po tym był",
     "pt": "os que não uma é com em do da um",
     "sv": "och det är en att inte jag som på av",
-}  # the commonest of each language
+}  # the most frequent words of each language
 _RANGES = {
     "Latn": "A-Za-zª-ʯᴀ-ᶿḀ-ỿⱠ-ⱿꜢ-ꟿﬀ-ﬆ\uff21-\uff3a\uff41-\uff5a",
     "Arab": "\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff\ufb50-\ufdff\ufe70-\ufeff",
@@ -50,19 +50,19 @@ _SCRIPTS = {
     " it jv ku la lb lg ln lt lv mg ms mt nb nl nn no oc om pl pt qu ro rw se sk sl sn so sq st sv"
     " sw tl tr uz vi wa xh yo zu",
 }  # fmt: skip
-# Scripts that are written together, and names that ISO 15924 has for such writing.
+# Scripts that are mixed with another one in a text, and ISO 15924 codes of such combinations.
 _ALSO = {"Kana": "Hani", "Hang": "Hani", "Jpan": "Kana", "Kore": "Hang", "Hans": "Hani",
          "Hant": "Hani"}  # fmt: skip
 _NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
 
 
 def primary_code(language: str) -> str:
-    """Return the language of a code: ``zh`` of ``zh-Hant``, ``ary`` of ``ary_Arab``."""
+    """Return the language part of a code: ``zh`` for ``zh-Hant``, ``ary`` for ``ary_Arab``."""
     return re.split("[-_]", language.lower())[0]
 
 
 def script_of(language: str) -> str | None:
-    """Return the ISO 15924 name of the script of a language code; None if it is not known."""
+    """Return the ISO 15924 code of a language's script, for example ``Latn``; None if unknown."""
     for name in re.split("[-_]", language.title())[1:]:
         if name in _RANGES or name in _ALSO:
             return name if name in _RANGES else _ALSO[name]
@@ -72,12 +72,12 @@ def script_of(language: str) -> str | None:
 
 @cache
 def letters_of(script: str) -> re.Pattern[str]:
-    """Return what matches the letters of a script, and of those that are written with it."""
+    """Return a pattern for the letters of a script, and of a script that is mixed with it."""
     return re.compile(f"[{_RANGES[script]}{_RANGES.get(_ALSO.get(script, ''), '')}]+")
 
 
 def foreign_share(text: str, script: str | None) -> float:
-    """Return the share of the letters of a text that are of another script; 0 without letters."""
+    """Return the share of letters that belong to another script; 0 if there are no letters."""
     if script is None or (script == "Latn" and text.isascii()):
         return 0.0
     others = sum(map(str.isalpha, letters_of(script).sub("", text)))
@@ -86,13 +86,13 @@ def foreign_share(text: str, script: str | None) -> float:
 
 @cache
 def common_words(language: str) -> frozenset[str]:
-    """Return the commonest words of a language code; none where they are not known."""
+    """Return the most frequent words of a language; empty if the language is unknown."""
     return frozenset(WORDS.get(primary_code(language), "").split())
 
 
 @cache
 def identifier() -> LanguageIdentifier | None:
-    """Return py3langid's model; None where it is not installed."""
+    """Return the model of py3langid; None if the package is not installed."""
     try:
         from py3langid.langid import (  # noqa: PLC0415 - optional, slow to load
             MODEL_FILE,
@@ -104,13 +104,15 @@ def identifier() -> LanguageIdentifier | None:
 
 
 def is_identifiable(language: str) -> bool:
-    """Whether py3langid is installed and knows the language."""
+    """Whether py3langid is installed and supports the language."""
     model = identifier()
     return model is not None and primary_code(language) in model.labels
 
 
 def longest_loop(tokens: Sequence[Hashable]) -> int:
-    """Return how many tokens in a row repeat what stands right before them, in whole copies.
+    """Return the length, in tokens, of the longest run that repeats the tokens before it.
+
+    The first copy is not counted, and the run must contain at least one whole copy.
 
     >>> longest_loop("a dog runs".split()), longest_loop("a dog a dog a dog runs".split())
     (0, 4)
@@ -128,13 +130,13 @@ def longest_loop(tokens: Sequence[Hashable]) -> int:
 
 
 def numbers_of(text: str) -> set[str]:
-    """Return the numbers in plain digits, without separators and leading zeros.
+    """Return the numbers of a text in ASCII digits, without separators and leading zeros.
 
-    Digits of all scripts count alike. Which separator is a decimal one differs between languages,
-    and cannot be known.
+    Digits of all scripts are converted. Decimal separators are removed too, because languages
+    disagree on which separator is decimal.
 
     >>> sorted(numbers_of("1.250 km, 007 \u0663"))
     ['1250', '3', '7']
     """
-    # 30 digits count: Python reads very long ones slowly.
+    # Compare 30 digits at most: `int` is slow for very long numbers.
     return {str(int(re.sub(r"\D", "", each)[:30])) for each in _NUMBER.findall(text)}

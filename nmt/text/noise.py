@@ -1,10 +1,10 @@
-"""Noise of real input: text and a generator in, text out. Pure.
+"""Functions that add the noise of real input to a text: typos, wrong case, missing punctuation.
 
-For robustness tests (`robustness` of `nmt evaluate`) and for augmented training. What a function
-changes depends on nothing but its text and the generator; for equal texts it draws as many numbers.
-To add a kind, write a function and name it in `NOISES`.
+They are used by `nmt evaluate` (`robustness`) and during training (`data.train.*.noise`). Each
+function takes a text and a random generator and returns the changed text. The result depends only
+on these two. To add a kind of noise, write a function and add it to `NOISES`.
 
-Source: the kinds are those of Belinkov and Bisk (2018) and Ribeiro et al. (2020), section 2.
+Source: Belinkov and Bisk (2018); Ribeiro et al. (2020), section 2.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from random import Random
 
 Noise = Callable[[str, Random], str]
 
-TYPO_RATE = 0.1  # Share of the words of three letters or more that get a typo.
-SPACING_RATE = 0.1  # Share of the gaps between words that are doubled or lost.
+TYPO_RATE = 0.1  # Share of the words with three letters or more that get a typo.
+SPACING_RATE = 0.1  # Share of the spaces between words that are doubled or removed.
 _WORD = re.compile(r"\w{3,}")
 _GAP = re.compile(r"(?<=\S) (?=\S)")
 
 
 def typos(text: str, generator: Random, rate: float = TYPO_RATE) -> str:
-    """Swap, drop or double one letter of some words; the first letter stays.
+    """Swap, drop or double one letter in a share ``rate`` of the words, never the first letter.
 
     >>> typos("several words of a line", Random(1), rate=1)
     'severral wods of a liine'
@@ -42,7 +42,7 @@ def typos(text: str, generator: Random, rate: float = TYPO_RATE) -> str:
 
 
 def spacing(text: str, generator: Random, rate: float = SPACING_RATE) -> str:
-    """Double or drop some of the spaces between words.
+    """Double or drop a share ``rate`` of the spaces between words.
 
     >>> spacing("a b c d", Random(3), rate=1)
     'abc  d'
@@ -56,17 +56,17 @@ def spacing(text: str, generator: Random, rate: float = SPACING_RATE) -> str:
 
 
 def upper_case(text: str, _: Random) -> str:
-    """Write all letters as capitals."""
+    """Convert the text to upper case."""
     return text.upper()
 
 
 def lower_case(text: str, _: Random) -> str:
-    """Write no capitals."""
+    """Convert the text to lower case."""
     return text.lower()
 
 
 def title_case(text: str, _: Random) -> str:
-    """Begin every word with a capital.
+    """Capitalize the first letter of every word and keep the others.
 
     >>> title_case("it's a dog", Random(0))
     "It's A Dog"
@@ -75,7 +75,7 @@ def title_case(text: str, _: Random) -> str:
 
 
 def without_punctuation(text: str, _: Random) -> str:
-    """Drop the punctuation at the end of a line, and what closes a quotation there.
+    """Remove punctuation and closing quotation marks at the end of the text.
 
     >>> without_punctuation('He said: "no!"', Random(0))
     'He said: "no'
@@ -87,7 +87,7 @@ def without_punctuation(text: str, _: Random) -> str:
 
 
 def decomposed(text: str, _: Random) -> str:
-    """Write letters and their accents as several characters (Unicode form NFD).
+    """Decompose letters with accents into several characters (Unicode NFD).
 
     >>> len(decomposed("ä", Random(0)))
     2
@@ -95,7 +95,7 @@ def decomposed(text: str, _: Random) -> str:
     return unicodedata.normalize("NFD", text)
 
 
-# Every kind by the name that flags, configurations and reports have for it.
+# By the names that are used in options, configurations and reports.
 NOISES: dict[str, Noise] = {
     "typos": typos,
     "upper-case": upper_case,

@@ -1,6 +1,6 @@
-"""Text -> sentences, by the rules of the library sentencex (extra ``serve``), and back.
+"""Splits text into sentences with the package sentencex (extra ``serve``), for `nmt serve`.
 
-The only module that uses the library.
+No other module imports sentencex.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ try:
 except ImportError:  # pragma: no cover - depends on the installation
     segment = None
 
-# Characters; a longer one is cut between words. Also what the library sees at once: its time grows
-# with the square of a text full of quotation marks.
+# In characters; longer sentences are cut between words. sentencex gets at most this much at once,
+# because its run time is quadratic in the number of quotation marks.
 LONGEST_SENTENCE = 5_000
-# sentencex 1.0.32 panics at a capital letter, a space of several bytes and a full stop, as in
-# "plan B\u00a0.". A panic is not an Exception, so it would end a server's thread.
+# sentencex 1.0.32 panics at a capital letter, a non-ASCII space and a full stop, for example
+# "plan B\u00a0.". A panic is not an Exception, so it would end a thread of the server.
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 _LINE_BREAKS = re.compile(r"([\r\n]+)")
 
 
 def split_sentences(text: str, language: str) -> list[str]:
-    """Cut a text into sentences, each with the white space behind it. Joined they are the text.
+    """Split a text into sentences. Each keeps its trailing white space, so joining restores it.
 
     Args:
-        text: Anything; one paragraph at best.
-        language: A code such as ``de`` or ``pt_BR``; its first part counts. The rules of
-            English apply to an unknown language; they know the full stops of all scripts.
+        text: Any text; a single paragraph gives the best result.
+        language: A code such as ``de`` or ``pt_BR``; only the language part is used. For an unknown
+            language the English rules apply, which include the full stops of all scripts.
 
     Raises:
-        ConfigError: The library is not installed.
+        ConfigError: sentencex is not installed.
 
     >>> split_sentences("Dr. Smith came. He sat down.", "en")
     ['Dr. Smith came. ', 'He sat down.']
     """
     if segment is None:
-        problem = "Text is cut into sentences by the package sentencex, which is not installed."
+        problem = "Splitting text into sentences needs sentencex, which is not installed."
         raise ConfigError(problem, fix="pip install -e '.[serve]'")
     code = re.split("[-_]", language)[0].lower()
     readable = _WIDE_SPACE.sub(" ", without_surrogates(text))
@@ -59,7 +59,7 @@ def split_sentences(text: str, language: str) -> list[str]:
 
 
 def _starts(text: str, sentences: Sequence[str]) -> list[int]:
-    """Return where sentences begin, but for the first: the library may drop white space."""
+    """Return the start of each sentence but the first. sentencex may have dropped white space."""
     starts, place = [], 0
     for sentence in sentences:
         start = text.find(sentence, place)
@@ -72,25 +72,25 @@ def _starts(text: str, sentences: Sequence[str]) -> list[int]:
 
 
 class SplitText(NamedTuple):
-    """A text as its sentences and what stands around them."""
+    """The sentences of a text, and the white space around them."""
 
-    # White space before each sentence, and after the last one: one more than sentences.
+    # White space before each sentence and after the last one; len(sentences) + 1 strings.
     gaps: tuple[str, ...]
-    sentences: tuple[str, ...]  # not blank, without white space at their ends or line breaks
+    sentences: tuple[str, ...]  # not blank; stripped; without line breaks
 
     def gaps_for(self, joiner: str) -> list[str]:
-        """Return what stands around the translations.
+        """Return the white space around the translated sentences; len(sentences) + 1 strings.
 
         Args:
-            joiner: What the target language puts between two sentences of a line: a space, or
-                nothing.
+            joiner: Separator between two sentences of a line in the target language: a space, or an
+                empty string for a language without spaces.
         """
         inner = [joiner if gap in ("", " ") else gap for gap in self.gaps[1:-1]]
         return [self.gaps[0], *inner, *self.gaps[1:][-1:]]
 
 
 def split_text(text: str, language: str, *, into_sentences: bool = True) -> SplitText:
-    r"""Cut a text at line breaks, and each line into sentences unless told otherwise.
+    r"""Split a text at line breaks and, by default, each line into sentences.
 
     >>> split_text("Mr. Gray ran.  He fell.\n\nWhy?\n", "en")
     SplitText(gaps=('', '  ', '\n\n', '\n'), sentences=('Mr. Gray ran.', 'He fell.', 'Why?'))

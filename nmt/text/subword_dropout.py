@@ -1,6 +1,6 @@
-"""BPE-dropout with a seed: segment token ids again, with some merges left out.
+"""BPE-dropout with a seed: segments sentences again, with some merges randomly left out.
 
-SentencePiece's own sampler can be neither seeded nor resumed.
+SentencePiece has a sampler too, but it cannot be seeded per sentence or resumed.
 Source: Provilkov, Emelianenko and Voita (2020), BPE-Dropout, section 3, algorithm 1.
 """
 
@@ -13,39 +13,39 @@ from random import Random
 from typing import NamedTuple
 
 _SPACE = "\u2581"
-# Words seen first are mostly the frequent ones; the table takes about 1 KB for each.
+# Size of the cache of words, about 1 KB each. The first words of a corpus are mostly frequent ones.
 _MAX_WORDS = 1 << 16
 _FOREVER = 1 << 62
 
 
 class SubwordDropout:
-    """The merges of one SentencePiece BPE model, each left out with probability ``rate``.
+    """Applies the merges of one SentencePiece BPE model, each dropped with probability ``rate``.
 
-    At every step all merges possible in a word are candidates, one for each place. Each is dropped
-    with probability ``rate``, independently each time; of the others the one with the highest
-    score, the leftmost of equals, is applied. The word is done when none is left.
+    At every step, all possible merges of a word are candidates. Each candidate is dropped
+    independently with probability ``rate``. Of the remaining candidates, the merge with the highest
+    score is applied (the leftmost of equal scores). The word is finished when no candidate remains.
 
-    The draws are fewer than that, the distribution is the same. With the candidates in order, best
-    first, the number of them dropped before the first kept one is geometric, so a step needs one
-    number. Whether the best one is dropped has the same probability at all steps of all words, so
-    the number of steps up to the next such drop is geometric too: one number leads to the next
-    word that differs from its segmentation without dropout.
+    The implementation draws fewer random numbers, with the same distribution. If the candidates are
+    sorted by score, the number dropped before the first kept one is geometric: one random number
+    per step. The best candidate is dropped with the same probability at every step of every word,
+    so the number of steps until the next such drop is geometric too. One random number therefore
+    leads directly to the next word that differs from its segmentation without dropout.
     """
 
     def __init__(
         self, pieces: Sequence[str], scores: Sequence[float], is_normal: Sequence[bool], rate: float
     ) -> None:
-        """Tabulate the merges.
+        """Build the table of merges.
 
         Args:
-            pieces: The vocabulary by id, a space written as U+2581.
-            scores: By id; the merge with the highest is made first.
-            is_normal: By id: False for bytes, unknown, control and user-defined pieces, which stay
-                as they are.
-            rate: Probability of dropping a merge, from 0 (as without dropout) to 1 (characters).
+            pieces: Text of each subword, by id; a space is written as U+2581.
+            scores: Score of each subword, by id. Merges with a higher score come first.
+            is_normal: By id: False for byte, unknown, control and user-defined subwords, which are
+                never split or merged.
+            rate: Probability of dropping a merge, from 0 (no dropout) to 1 (single characters).
 
         Raises:
-            ValueError: The lengths differ, or ``rate`` is no probability.
+            ValueError: The lengths differ, or ``rate`` is not between 0 and 1.
         """
         if not 0 <= rate <= 1:
             raise ValueError(f"rate is {rate}, not between 0 and 1")
@@ -58,7 +58,7 @@ class SubwordDropout:
         self._rate = rate
         self._log_drop = log(rate) if rate else -inf
         self._log_keep = log1p(-rate) if rate < 1 else -inf
-        # What has no merges begins a word too: with none of its own it changes no draw in it.
+        # Subwords without merges begin a word too; this changes neither result nor random numbers.
         self._begins = [piece.startswith(_SPACE) or piece not in spelled for piece in pieces]
         self._characters = [
             tuple(normal[character] for character in piece) if piece in spelled else (index,)
@@ -70,14 +70,14 @@ class SubwordDropout:
         self._words: dict[tuple[int, ...], _Word] = {}
 
     def resegment(self, ids: Sequence[int], generator: Random) -> list[int]:
-        """Return ids that spell the same text, merged with dropout.
+        """Return ids that spell the same text, segmented with dropout.
 
-        No merge crosses a piece that is not normal, one with a character that is no piece, or the
-        beginning of one that starts with a space.
+        Merges never cross a word boundary, a subword that is not normal, or a subword with a
+        character that the vocabulary lacks.
 
         Args:
-            ids: A sentence without special ids. Plain integers.
-            generator: Advanced by as many numbers as are needed.
+            ids: A sentence without special ids, as Python integers.
+            generator: Source of random numbers.
         """
         if self._rate == 1:
             return [character for index in ids for character in self._characters[index]]
@@ -94,7 +94,7 @@ class SubwordDropout:
         return segmented
 
     def _split(self, ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yield the words."""
+        """Yield the ids of each word."""
         begins, begin = self._begins, 0
         for end, index in enumerate(ids):
             if begins[index] and end:
@@ -104,7 +104,7 @@ class SubwordDropout:
             yield ids[begin:]
 
     def _analyse(self, pieces: tuple[int, ...]) -> _Word:
-        """Return what is the same each time these pieces are segmented, and remember it."""
+        """Return the deterministic data of a word, from a cache of at most `_MAX_WORDS` words."""
         characters = tuple(part for index in pieces for part in self._characters[index])
         ranks = [*(self._ranks.get(pair, inf) for pair in pairwise(characters)), inf]
         symbols, changing = list(characters), list(ranks)
@@ -149,17 +149,17 @@ class SubwordDropout:
 
 
 def _num_in_a_row(log_probability: float, generator: Random) -> int:
-    """Draw how many merges in a row are kept, or dropped, each with this probability."""
+    """Draw the number of successes before the first failure (geometric distribution)."""
     return int(min(log(1 - generator.random()) / log_probability, _FOREVER))
 
 
 def sentence_generator(seed: int, epoch: int, row: int, side: int) -> Random:
-    """Return the random numbers of one sentence, whatever was drawn for others before.
+    """Return a random generator for one sentence, independent of the order of sentences.
 
     Args:
-        seed: The seed of the run, 0 or more.
+        seed: Seed of the run, 0 or more.
         epoch: Below 2 ** 32.
-        row: The sentence's row in the corpus, below 2 ** 63.
+        row: Row of the sentence in the corpus, below 2 ** 63.
         side: 0 for the source, 1 for the target.
     """
     return Random(((seed << 32 | epoch) << 63 | row) << 1 | side)
@@ -173,7 +173,7 @@ class _Word(NamedTuple):
 
 
 def _merges(spelled: dict[str, int]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield the pairs of pieces whose concatenation is a piece, as SentencePiece looks them up."""
+    """Yield each pair of subwords whose concatenation is a subword, and the id of the latter."""
     for piece, index in spelled.items():
         for cut in range(1, len(piece)):
             first, second = spelled.get(piece[:cut]), spelled.get(piece[cut:])

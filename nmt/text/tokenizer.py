@@ -1,6 +1,6 @@
-"""Tokenizers: SentencePiece models, learned, and read from a folder.
+"""Tokenizers: trains, loads and applies SentencePiece models (Kudo and Richardson 2018).
 
-The only module that imports sentencepiece (Kudo and Richardson 2018).
+No other module imports sentencepiece.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _SPACE = "\u2581"
 
 
 def is_tag(token: str) -> bool:
-    """Whether a token asks for a language, as OPUS-MT's ``>>fra<<`` does."""
+    """Whether a token is an OPUS-MT language tag, such as ``>>fra<<``."""
     return _OPUS_TAG.fullmatch(token) is not None
 
 
 class Tokenizers(NamedTuple):
-    """The tokenizers of both languages; one object when the vocabulary is joint."""
+    """The tokenizers of both languages. With a joint vocabulary, both are the same object."""
 
     source: Tokenizer
     target: Tokenizer
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
-        """Entries of the source and of the target vocabulary."""
+        """Size of the source and of the target vocabulary, special ids included."""
         return self.source.vocab_size, self.target.vocab_size
 
 
@@ -60,7 +60,7 @@ def load_tokenizers(folder: Path) -> Tokenizers:
 
 
 def tokenizer_hash(folder: Path) -> str:
-    """Return the sha256 of names and contents of the models of a ``tokenizer`` folder."""
+    """Return the SHA-256 of the names and contents of the models in a ``tokenizer`` folder."""
     whole = hashlib.sha256()
     for path in sorted(folder.glob("*.model")):
         whole.update(path.name.encode())
@@ -69,7 +69,7 @@ def tokenizer_hash(folder: Path) -> str:
 
 
 class Tokenizer:
-    """One SentencePiece model: lines to subword ids and back. `encode` gives no special ids."""
+    """One SentencePiece model: converts lines to subword ids and back."""
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
         self._processor = processor
@@ -79,11 +79,12 @@ class Tokenizer:
         """Read a model file.
 
         Raises:
-            TokenizerError: It is no SentencePiece model, or has other special ids than ours.
+            TokenizerError: The file is not a SentencePiece model, or its special ids are not
+                0 to 3.
         """
         try:
             model = path.read_bytes()
-            if not model:  # SentencePiece takes no bytes for no model, and says nothing
+            if not model:  # SentencePiece accepts an empty file without an error
                 raise RuntimeError("empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
@@ -93,28 +94,28 @@ class Tokenizer:
         found = tuple(getattr(processor, name)() for name in _IDS)
         wanted = tuple(_IDS.values())
         if found != wanted:
-            problem = f"{path} has pad, unk, bos, eos at {found}, not at {wanted}."
-            raise TokenizerError(problem, fix="Use a model made by `nmt prepare`.")
+            problem = f"{path} has the ids {found} for pad, unk, bos, eos; nmt needs {wanted}."
+            raise TokenizerError(problem, fix="Use a model created by `nmt prepare`.")
         return cls(processor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as a model: another process reads it once, however often it gets it."""
+        """Pickle the model only. The receiving process caches it, so it loads each model once."""
         return _tokenizer_of, (self._processor.serialized_model_proto(),)
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the vocabulary, special ones included."""
+        """Size of the vocabulary, special ids included."""
         return int(self._processor.get_piece_size())
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of ``line``, without BOS and EOS."""
+        """Return the subword ids of ``line``, without BOS and EOS."""
         return self.encode_batch([line])[0]
 
     def encode_batch(self, lines: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Encode many lines at once, with this many threads."""
+        """Return the subword ids of each line, without BOS and EOS."""
         try:
             "".join(lines).encode()
-        except UnicodeEncodeError:  # rare, and dear to look for line by line
+        except UnicodeEncodeError:  # rare; checking every line would be slow
             lines = [without_surrogates(line) for line in lines]
         ids = list(self._processor.encode(list(lines), num_threads=threads))
         if not self._is_imported:
@@ -123,15 +124,15 @@ class Tokenizer:
 
     @cached_property
     def _is_imported(self) -> bool:
-        """Whether it has entries that SentencePiece makes of no text, as imported models do."""
+        """Whether the vocabulary has ids that SentencePiece never produces: only if imported."""
         model = self._processor
         return any(map(model.is_unused, range(self.vocab_size))) or any(map(is_tag, self.tags))
 
     def _as_imported(self, line: str, ids: list[int]) -> list[int]:
-        """Return ``ids`` of ``line`` as the system has them that the model is from.
+        """Return the ids of ``line`` as the original toolkit of an imported model encodes it.
 
-        A tag at the beginning is one id; and what is unknown to this side's pieces is looked up in
-        a vocabulary of both sides.
+        A tag at the beginning becomes a single id. Subwords that are unknown on this side are
+        looked up in the joint vocabulary.
         """
         if (match := _OPUS_TAG.match(line)) and match[0] in self.tags:
             return [self.tags[match[0]], *self.encode(line[match.end() :])]
@@ -143,14 +144,14 @@ class Tokenizer:
         return [b if a == UNK_ID and model.is_unused(b) else a for a, b in pairs]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``; special ids are left out."""
+        """Return the text of ``ids``. PAD, BOS and EOS are ignored."""
         plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
         text = str(self._processor.decode(plain))
-        # An unseen word in bytes begins with those of this, which SentencePiece takes for a letter.
+        # A word spelled in bytes begins with the bytes of U+2581, which SentencePiece keeps.
         return text.replace(_SPACE, " ").lstrip(" ") if _SPACE in text else text
 
     def pieces(self) -> list[tuple[str, float, bool]]:
-        """Return text, score and whether it is an ordinary piece, for each id."""
+        """Return, for each id, its text, its score, and whether it is an ordinary subword."""
         model, tags = self._processor, set(self.tags.values())
         kinds = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
         return [
@@ -160,9 +161,9 @@ class Tokenizer:
 
     @cached_property
     def tags(self) -> dict[str, int]:
-        """User-defined symbols such as ``<2de>``, or OPUS-MT's ``>>deu<<``, with their ids."""
-        # SentencePiece tells their kind to nobody. They come first, and score 0; of ordinary
-        # pieces at most the first merge does, which joins two characters.
+        """Ids of the vocabulary's language tags, such as ``<2de>`` or OPUS-MT's ``>>deu<<``."""
+        # SentencePiece has no method for this kind of symbol. User-defined symbols come first and
+        # score 0. The only ordinary subword with score 0 is the first merge of two characters.
         is_other, found = self._processor.is_control, {}
         for index in range(NUM_SPECIAL, self.vocab_size):
             piece, score = self.piece(index), self._processor.get_score(index)
@@ -173,25 +174,25 @@ class Tokenizer:
         return found
 
     def tag_id(self, tag: str) -> int:
-        """Return the id of the symbol that a tag names: see `nmt.config.data.tag_symbol`.
+        """Return the id of a tag, written as in `nmt.config.data.tag_symbol`.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: The vocabulary does not contain the tag.
         """
         symbol = tag_symbol(tag, self.tags)
         if symbol is None:
             known = ", ".join(self.tags)
-            fix = f"Use one of {known}." if known else "Leave it out: it was made without tags."
+            fix = f"Use one of {known}." if known else "Remove the tag: this model has no tags."
             problem = f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}"
             raise ConfigError(problem, fix=fix)
         return self.tags[symbol]
 
     def piece(self, index: int) -> str:
-        """Return the text of one id, with U+2581 where a word begins."""
+        """Return the subword of an id, with U+2581 at the beginning of a word."""
         return str(self._processor.id_to_piece(index))
 
     def is_fallback(self, index: int) -> bool:
-        """Whether an id stands for a single byte or for an unknown piece."""
+        """Whether an id is a single byte or the unknown symbol."""
         return bool(self._processor.is_byte(index) or self._processor.is_unknown(index))
 
 
@@ -203,18 +204,19 @@ def _tokenizer_of(model: bytes) -> Tokenizer:
 def train_sentencepiece(
     lines: Iterable[str], path: Path, config: TokenizerConfig, *, threads: int
 ) -> None:
-    """Learn a model from ``lines`` and write it to ``path``: the same bytes for the same input.
+    """Train a SentencePiece model and write it to ``path``. The same input gives the same bytes.
 
     Args:
-        lines: The text, in an order that matters; lines above 40,000 bytes are left out.
-        path: The new file, with one of the names above, which says whose size it gets; none is
-            left where learning fails.
-        config: Kind and size.
-        threads: Processors to use. Part of the input: unigram probabilities depend on it in the
-            last digits, and the file records it.
+        lines: The training text. The order matters. Lines above 40,000 bytes are ignored.
+        path: The new file. Its name (`JOINT`, `SOURCE` or `TARGET`) selects the vocabulary size
+            from ``config``. The file is removed if training fails.
+        config: Kind and vocabulary sizes.
+        threads: Number of CPU threads. It changes the last digits of unigram probabilities, and the
+            model file records it.
 
     Raises:
-        VocabularySizeError: The text allows no vocabulary of this size; names one that it allows.
+        VocabularySizeError: The vocabulary size is too large or too small for the text. The message
+            contains a size that works.
         TokenizerError: There is no text.
     """
     is_target = path.name == TARGET
@@ -229,7 +231,7 @@ def train_sentencepiece(
                 vocab_size=size,
                 user_defined_symbols=[] if is_target else list(config.user_defined_symbols),
                 control_symbols=[f"<unused{number}>" for number in range(unused)],
-                # Of words, it would leave out all that have a rare character.
+                # With kind: word, a lower coverage would drop every word with a rare character.
                 character_coverage=1.0 if config.kind == "word" else config.character_coverage,
                 byte_fallback=config.byte_fallback,
                 normalization_rule_name=config.normalization,
@@ -244,23 +246,23 @@ def train_sentencepiece(
 
 
 def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> TokenizerError:
-    """Say what SentencePiece means in one sentence, with a size that works."""
+    """Turn an error message of SentencePiece into ours, with a vocabulary size that works."""
     side, key = "" if name == JOINT else f"{Path(name).stem} ", "tokenizer.vocab_size"
-    what = f"{side}vocabulary of {size:,} entries"
+    what = f"{side}vocabulary of {size:,} subwords"
     if isinstance(config.vocab_size, dict):
         key += f".{side.strip()}"
     if found := re.search(r"value <= (\d+)", message):
         largest = int(found[1])
         fix = f"Set {key} to {largest} or less."
         if largest < config.min_vocab_size:
-            fix = "Set tokenizer.byte_fallback: false, or give it more text."
-        problem = f"The training text allows no {what}; the largest is {largest:,}."
+            fix = "Set tokenizer.byte_fallback: false, or use more training text."
+        problem = f"The training text is too small for a {what}; the maximum is {largest:,}."
         return VocabularySizeError(problem, fix=fix)
     if found := re.search(r"smaller than required_chars.*vs (\d+)", message):
-        problem = f"A {what} does not hold the text's characters: {int(found[1]):,} are needed."
+        problem = f"A {what} is too small: the characters alone need {int(found[1]):,}."
         fix = f"Set {key} to {found[1]} or more, or lower character_coverage."
         return VocabularySizeError(problem, fix=fix)
-    problem = f"SentencePiece could not learn from the training text: {message.strip()}"
+    problem = f"SentencePiece could not learn a vocabulary: {message.strip()}"
     if "sentences_.empty()" in message or "all_chars_count" in message:
-        problem = "There is no text to learn a vocabulary from."
+        problem = "The training corpora are empty: cannot learn a vocabulary."
     return TokenizerError(problem, fix="Check that the corpora have text, or lower vocab_size.")

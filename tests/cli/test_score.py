@@ -158,7 +158,7 @@ def test_no_input_is_overwritten(run: Path, tmp_path: Path) -> None:
     for other in (source, tmp_path / "other"):
         for files in ((source, other), (other, source)):
             flags = ("--source", files[0], "--target", files[1], "-o", source)
-            refused(score(run, *flags), 2, f"{source} is both input and output", "fix:")
+            refused(score(run, *flags), 2, f"{source} is also an input file", "fix:")
 
 
 def test_a_line_without_its_tab_is_named(run: Path) -> None:

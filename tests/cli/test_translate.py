@@ -212,7 +212,7 @@ def test_warnings_about_damaged_lines_end_and_are_counted(run_dir: Path) -> None
     assert few.stderr.count("is not UTF-8;") == len(few.stderr.splitlines()) == 20
     *first, more, total = many.stderr.splitlines()
     assert first == few.stderr.splitlines()
-    assert more.startswith("nmt: warning: more lines are not UTF-8")
+    assert more.startswith("nmt: warning: more lines are too long or not UTF-8")
     assert total.startswith("nmt: warning: 22 lines were not UTF-8")
     assert "iconv -f LATIN1 -t UTF-8 FILE" in total
 

@@ -338,9 +338,9 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
     [
         (["--set", "decoding.beam_sise=3"], "decoding.beam_size"),
         (["--set", "batch.max_tokens=4000"], "batch.max_tokens=4000 would change nothing"),
-        (["--save-hypotheses", "out.zst"], "no way to write .zst"),
+        (["--save-hypotheses", "out.zst"], "cannot write .zst"),
         (["--save-hypotheses", "-"], "standard output"),
-        (["--save-hypotheses", "test.upper"], "both input and output"),
+        (["--save-hypotheses", "test.upper"], "is also an input file"),
         (["--report", "run/config.json", "--baseline", "run"], "same model with the same options"),
         (["-t", "onne"], "Did you mean one?"),
         (["-l", "de-en"], "one of the model's configuration is en-de, not de-en"),
