@@ -1,4 +1,4 @@
-"""Progress bars on standard error. They are drawn only on a terminal and without --quiet."""
+"""Progress bars on standard error, drawn only on a terminal and never in quiet mode."""
 
 from __future__ import annotations
 
