@@ -40,7 +40,7 @@ def identity(
     schedule = config.training.schedule
     ends = schedule.shape in _ENDING_SCHEDULES or schedule.warmup_ratio is not None
     # With BPE-dropout or noise, pairs may get longer than those that the filters kept.
-    is_redrawn = config.batch.bpe_dropout or any(x.augment.rates for x in config.data.train)
+    is_redrawn = config.batch.bpe_dropout or any(x.noise.rates for x in config.data.train)
     return {
         **bound_values(config, "run"),
         "filters": {"max_length": config.filters.max_length} if is_redrawn else {},

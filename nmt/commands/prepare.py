@@ -257,7 +257,7 @@ def _look(
     recipe, random = reading.recipe, Random(_NOISE_SEED)
     sample = Reservoir(recipe.tokenizer.sample_sentences // 2)
     for name, corpus in recipe.corpora.items():
-        look, rates = Look(filters, name, diagnosis.look), corpus.augment.rates
+        look, rates = Look(filters, name, diagnosis.look), corpus.noise.rates
         for block, result in reading.map("reading", name, look, diagnosis.depends_on):
             found = findings.take(name, result.values)
             findings.counts[name][READ] += len(block)

@@ -20,7 +20,7 @@ from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, tempered_weights
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import PreparedData
-from nmt.data.resegment import Augmenter, Resegment, Resegmenter, in_turn
+from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter, in_turn
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays
 from nmt.device.device import choose_device, seed_rank
@@ -133,13 +133,13 @@ def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
         ConfigError: There is no such thing as BPE-dropout of this vocabulary.
     """
     seed, longest = config.training.seed, config.filters.max_length
-    rates, bpe_dropout = [c.augment.rates for c in config.data.train], config.batch.bpe_dropout
+    rates, bpe_dropout = [c.noise.rates for c in config.data.train], config.batch.bpe_dropout
     changes: list[Resegment] = []
     if any(rates) or bpe_dropout:
         tokenizers = load_tokenizers(data.tokenizer_dir)
         if any(rates):
             starts = np.searchsorted(data.train.corpus, np.arange(len(rates)), side="right")
-            changes.append(Augmenter(tokenizers, starts, rates, seed=seed, longest=longest))
+            changes.append(NoiseAdder(tokenizers, starts, rates, seed=seed, longest=longest))
         if bpe_dropout:
             source = _subword_dropout(tokenizers.source, bpe_dropout)
             is_joint = tokenizers.target is tokenizers.source

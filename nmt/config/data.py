@@ -15,7 +15,7 @@ _Rate = Annotated[float, Field(ge=0, le=1)]
 TAG_PATTERN = r"^<[^<>\s]+>$"
 
 
-class AugmentConfig(Section):
+class NoiseConfig(Section):
     """Noise for training pairs: the share of the pairs that get each kind, drawn in each epoch.
 
     The vocabulary is learned from text with this noise: other rates prepare the data again.
@@ -99,7 +99,7 @@ class CorpusConfig(Section):
     weight: Annotated[float, Binds("run")] = Field(default=1.0, gt=0, le=100)
     max_pairs: int | None = Field(default=None, ge=1)
     tag: str | None = Field(default=None, min_length=1)
-    augment: Annotated[AugmentConfig, Binds("run")] = AugmentConfig()
+    noise: Annotated[NoiseConfig, Binds("run")] = NoiseConfig()
     scores: FilePath | None = None
 
     def _disagreements(self) -> Iterator[str]:
@@ -166,8 +166,8 @@ class DataConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         yield from self._wrong_stages()
         for name, corpus in {"valid": self.valid, **self.test}.items():
-            if corpus.augment.rates:
-                yield f"{name} has an augment section, which is for training corpora"
+            if corpus.noise.rates:
+                yield f"{name} has a noise section, which is for training corpora"
             if corpus.scores:
                 yield f"{name} has scores, which are for training corpora"
 

@@ -158,7 +158,7 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
     >>> nearest_key(("N",))
     'model.encoder_layers and model.decoder_layers'
     """
-    words = [str(part).lower().replace("-", "_") for part in path]
+    words = ["", *(str(part).lower().replace("-", "_") for part in path)]
     known = (aliases().get("_".join(words[start:]), ()) for start in range(len(words)))
     keys = (ours for found in known for ours in found if not is_of_command_line(ours))
     wanted = next(keys, words[-1])
@@ -263,8 +263,9 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
 
 
 def _key_with(name: str, path: KeyPath) -> str:
-    """Return, in brackets, which key of the same name in another section allows a value, if any."""
-    keys = (key for key in all_keys() if key.path[-1] == path[-1] and ANY not in key.path)
+    """Return, in brackets, which key of a like name in another section allows a value, if any."""
+    alike = ("preset", "recipe") if path[-1] in ("preset", "recipe") else path[-1:]
+    keys = (key for key in all_keys() if key.path[-1] in alike and ANY not in key.path)
     found = next((key for key in keys if name in key.allowed.split(", ")), None)
     if found is None:
         return ""

@@ -38,7 +38,7 @@ MUON: Mapping[str, Mapping[str, Any]] = {
     "schedule": {"shape": "linear", "peak_lr": 4e-3, "warmup_ratio": 0.06},
 }  # fmt: skip
 # Name -> the values of each section that differ from the defaults.
-RUN_PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+RECIPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     # Measured in scripts/README.md, as is what else was tried. Without BPE-dropout: on Multi30k
     # en-de, in 80 minutes of one core, it cost 2 BLEU (one seed).
     "low-resource": {
@@ -77,7 +77,7 @@ class RunConfig(Section):
     """One experiment, from text to a scored translator.
 
     Args:
-        preset: Values to start from; ``low-resource`` suits 5,000 to 15,000 short pairs.
+        recipe: Values to start from; ``low-resource`` suits 5,000 to 15,000 short pairs.
         name: Name of the experiment; folders are named after it.
         source_language: Language code of the source, for example ``de``.
         target_language: Language code of the target, for example ``en``.
@@ -90,7 +90,7 @@ class RunConfig(Section):
         json_schema_extra=lambda schema: schema["required"].remove("training")
     )
 
-    preset: Literal["low-resource"] | None = None
+    recipe: Literal["low-resource"] | None = None
     name: str
     source_language: Annotated[LanguageCode, Binds("data", "run")]
     target_language: Annotated[LanguageCode, Binds("data", "run")]
@@ -128,13 +128,13 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: Any) -> Any:
-        """Put the preset, and folders named after the experiment, below what is given."""
+        """Put the recipe, and folders named after the experiment, below what is given."""
         if not isinstance(values, dict):
             return values
-        filled, name, preset = dict(values), values.get("name"), values.get("preset")
+        filled, name, recipe = dict(values), values.get("name"), values.get("recipe")
         if isinstance(name, str):
             filled = {"prepared_dir": f"prepared/{name}", "run_dir": f"runs/{name}", **values}
-        return filled_in(filled, RUN_PRESETS.get(str(preset), {}))
+        return filled_in(filled, RECIPES.get(str(recipe), {}))
 
     def _disagreements(self) -> Iterator[str]:
         longest, bos = self.filters.max_length, int(self.model.source_bos)
@@ -241,8 +241,8 @@ def scale_of(num_characters: int) -> Scale:
 def with_scale(values: Mapping[str, Any], num_characters: int) -> dict[str, Any]:
     """Put the values that go with ``num_characters`` below those of a configuration."""
     sections = scale_of(num_characters).sections()
-    if values.get("preset") is not None:  # which has a dropout of its own
-        sections = filled_in(RUN_PRESETS.get(str(values["preset"]), {}), sections)
+    if values.get("recipe") is not None:  # which has a dropout of its own
+        sections = filled_in(RECIPES.get(str(values["recipe"]), {}), sections)
     return filled_in(values, sections)
 
 

@@ -211,7 +211,7 @@ class Recipe:
         """
         bound = dict(self.bound)
         if self.init_from is None:  # the vocabulary is learned from text with the noise
-            bound["noise"] = [corpus.augment.rates for corpus in self.data.train]
+            bound["noise"] = [corpus.noise.rates for corpus in self.data.train]
         else:
             place = self.init_from / TOKENIZER
             is_gone = vocab_hash is not None and not place.is_dir()

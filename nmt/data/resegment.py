@@ -34,7 +34,7 @@ Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
 # Share of the words of a pair with typos that get one: more than real text has, so that pairs
 # without noise can stay many.
 _TYPO_RATE = 0.2
-# The kinds of `nmt.config.data.AugmentConfig`, in the order in which a pair gets those that are
+# The kinds of `nmt.config.data.NoiseConfig`, in the order in which a pair gets those that are
 # drawn for it, and whether its target gets them, too.
 _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
     "no_final_punctuation": (without_punctuation, True),
@@ -89,7 +89,7 @@ class Resegmenter:
 
 
 @dataclass(frozen=True, slots=True)
-class Augmenter:
+class NoiseAdder:
     """Gives some pairs noise, each time they are read in another epoch other noise.
 
     What a pair gets depends on seed, epoch and row only. A pair that would be too long or blank, or

@@ -71,7 +71,7 @@ MISTAKES = {
     "'cuda:x'; it must be auto, cpu, cuda, cuda:N, mps (did you mean cuda:N?)",
     "config check c.yaml --set model.preset=low-resource": "--set model.preset=low-resource: "
     "model.preset is 'low-resource'; it must be transformer-base, transformer-big, tiny, modern, "
-    "or null (low-resource is for the top-level key preset: --set preset=low-resource)",
+    "or null (low-resource is for the top-level key recipe: --set recipe=low-resource)",
     # Files and folders.
     "translate M/best in.de": "M/best is a checkpoint of the model M.",
     "translate M/config.yaml in.de": "M/config.yaml is a part of the model M.",

@@ -387,7 +387,7 @@ def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) 
     data = config_for(tmp_path).data.model_dump(mode="json", exclude_unset=True)
     is_unknown = []
     for rate in (0.0, 0.5):  # the second finds the folder of the first
-        data["train"][0]["augment"] = {"upper_case": rate}
+        data["train"][0]["noise"] = {"upper_case": rate}
         config = config_for(tmp_path, data=data)
         prepare(config)
         tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source

@@ -54,6 +54,8 @@ def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | Non
     ("training.start_from", "training.init_from"),
     ("training.objective", "training.loss"),
     ("training.r_drop", "training.r_drop_weight"),
+    ("preset", "recipe"),
+    ("data.train.0.augment", "data.train.0.noise"),
     ("batch.accumulate", "batch.gradient_accumulation"),
     ("batch.noise", "batch.length_noise"),
     ("tokenizer.unused_entries", "tokenizer.pad_vocab_by"),

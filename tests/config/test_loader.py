@@ -209,7 +209,7 @@ def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
         (f"data.train.{'9' * 5000}.weight=1", "data.train has 1 entries, from 0"),
         ("model.preset=[]", "model.preset is a list; it must be transformer-base"),
         ("tokenizer.vocab_size={source: 3}", 'vocab_size is {"source": 3}; it must be a whole'),
-        ("preset={}", "preset is a section; it must be low-resource"),
+        ("recipe={}", "recipe is a section; it must be low-resource"),
         ("training.optimizer.kind=[]", "training.optimizer.kind is a list; it must be adamw"),
         ("training.optimizer.kind=adamv", "muon, adafactor (did you mean adamw?)"),
         ("model.bias=[norm, ffn]", "model.bias is a list; it must be true, false, or a list of"),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from nmt.config.data import AugmentConfig, BatchConfig, CorpusConfig, DataConfig, TokenizerConfig
+from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, NoiseConfig, TokenizerConfig
 from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig, check_languages
@@ -35,8 +35,8 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (CorpusConfig, {"demo": "train", "subset": "de-en"}, "belong to huggingface"),
     (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "greater than or equal to 0"),
     (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "cannot name a test set"),
-    (DataConfig, {**DATA, "valid": {"demo": "valid", "augment": {"typos": 0.1}}},
-     "valid has an augment section"),
+    (DataConfig, {**DATA, "valid": {"demo": "valid", "noise": {"typos": 0.1}}},
+     "valid has a noise section"),
     (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise `beam_size`"),
     (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
     (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
@@ -144,10 +144,10 @@ def test_the_big_preset_is_the_published_one() -> None:
     )  # fmt: skip
 
 
-def test_a_preset_of_the_run_fills_in_what_is_not_given() -> None:
+def test_a_recipe_fills_in_what_is_not_given() -> None:
     plain = RunConfig.model_validate(RUN)
-    low = RunConfig.model_validate({**RUN, "preset": "low-resource"})
-    own = RunConfig.model_validate({**RUN, "preset": "low-resource", "model": {"dropout": 0.25}})
+    low = RunConfig.model_validate({**RUN, "recipe": "low-resource"})
+    own = RunConfig.model_validate({**RUN, "recipe": "low-resource", "model": {"dropout": 0.25}})
     assert plain.model.dropout == 0.1
     assert (low.model.preset, low.model.dropout, low.model.model_dim) == ("tiny", 0.3, 256)
     assert (low.tokenizer.vocab_size, low.batch.max_tokens) == (2000, 2048)
@@ -224,11 +224,11 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     data, run = bound_values(config, "data"), bound_values(config, "run")
     assert data.keys() == {"source_language", "target_language", "data", "tokenizer", "filters"}
     assert data["data"].keys() == {"train", "valid"}
-    assert not {"weight", "augment"} & data["data"]["train"][0].keys()
+    assert not {"weight", "noise"} & data["data"]["train"][0].keys()
     assert run.keys() == {
         "source_language", "target_language", "data", "batch", "model", "training",
     }  # fmt: skip
-    assert run["data"]["train"] == [{"weight": 1.0, "augment": AugmentConfig().model_dump()}]
+    assert run["data"]["train"] == [{"weight": 1.0, "noise": NoiseConfig().model_dump()}]
     assert run["training"].keys() == {
         "seed", "precision", "label_smoothing", "loss", "r_drop_weight", "optimizer", "schedule",
         "ema_decay", "freeze", "validation",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nmt.cli.app import app
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
-from nmt.config.run import RUN_PRESETS, SCALES, RunConfig, scale_of, with_scale
+from nmt.config.run import RECIPES, SCALES, RunConfig, scale_of, with_scale
 from nmt.data.corpus import count_characters
 from nmt.errors import ConfigError, DataError
 from nmt.extras.planning.init import Start, init
@@ -123,7 +123,7 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
 
 
 def test_what_is_given_stands_above_the_values_for_the_size() -> None:
-    path = bare("model: {preset: modern}\npreset: low-resource\n")
+    path = bare("model: {preset: modern}\nrecipe: low-resource\n")
     config = load_config(path, ["training.seed=7", "batch.max_tokens=1000"])
     model, training = config.model, config.training
     assert (model.preset, model.norm, model.dropout) == ("modern", "rms", 0.3)
@@ -135,12 +135,12 @@ def test_what_is_given_stands_above_the_values_for_the_size() -> None:
         load_config(path)
 
 
-def test_the_values_of_a_preset_stand_above_those_for_the_size() -> None:
-    given = {"preset": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
+def test_the_values_of_a_recipe_stand_above_those_for_the_size() -> None:
+    given = {"recipe": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
     values = with_scale(given, 12_000_000)
     assert values["tokenizer"] == {"vocab_size": 2000}
     assert values["batch"] == {"max_tokens": 2048, "length_noise": 0.2}
-    weight = RUN_PRESETS["low-resource"]["training"]["r_drop_weight"]
+    weight = RECIPES["low-resource"]["training"]["r_drop_weight"]
     assert values["training"]["r_drop_weight"] == weight > 0
     assert values["model"] == {"preset": "tiny", "dropout": 0.1}
     assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes

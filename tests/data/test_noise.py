@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.data import AugmentConfig, TokenizerConfig
-from nmt.data.resegment import Augmenter
+from nmt.config.data import NoiseConfig, TokenizerConfig
+from nmt.data.resegment import NoiseAdder
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
 
-Read = Callable[[Augmenter, int, Sequence[int]], list[tuple[str, str]]]
+Read = Callable[[NoiseAdder, int, Sequence[int]], list[tuple[str, str]]]
 SOURCES, TARGETS = ([pair[side] for pair in TINY_PAIRS] for side in (0, 1))
-ALL = AugmentConfig(
+ALL = NoiseConfig(
     upper_case=0.4, title_case=0.4, no_final_punctuation=0.4, typos=0.5, spacing=0.5
 ).rates
 
@@ -42,7 +42,7 @@ def read(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Re
             writer.append(source, target, corpus, range(1, 21))
     store = ParallelStore.open(folder)
 
-    def read(noise: Augmenter, epoch: int, rows: Sequence[int]) -> list[tuple[str, str]]:
+    def read(noise: NoiseAdder, epoch: int, rows: Sequence[int]) -> list[tuple[str, str]]:
         places = np.array(rows)
         sides = noise(epoch, places, (store.source_ids(places), store.target_ids(places)))
         decoded = (
@@ -54,8 +54,8 @@ def read(tokenizers: Tokenizers, tmp_path_factory: pytest.TempPathFactory) -> Re
     return read
 
 
-def augmenter(tokenizers: Tokenizers, *rates: dict[str, float], longest: int = 90) -> Augmenter:
-    return Augmenter(tokenizers, np.array([20, 40]), rates, seed=1, longest=longest)
+def noise_adder(tokenizers: Tokenizers, *rates: dict[str, float], longest: int = 90) -> NoiseAdder:
+    return NoiseAdder(tokenizers, np.array([20, 40]), rates, seed=1, longest=longest)
 
 
 @settings(max_examples=25)
@@ -64,14 +64,14 @@ def test_what_a_pair_gets_depends_on_seed_epoch_and_row_only(
     tokenizers: Tokenizers, read: Read, rows: list[int], epoch: int
 ) -> None:
     """In other processes, too."""
-    noise = augmenter(tokenizers, ALL, ALL)
+    noise = noise_adder(tokenizers, ALL, ALL)
     sent = pickle.loads(pickle.dumps(noise))
 
     assert read(noise, epoch, rows) == [read(sent, epoch, [row])[0] for row in rows]
 
 
 def test_epochs_and_rows_differ_and_other_corpora_stay(tokenizers: Tokenizers, read: Read) -> None:
-    first, second = (read(augmenter(tokenizers, {}, ALL), epoch, range(40)) for epoch in (0, 1))
+    first, second = (read(noise_adder(tokenizers, {}, ALL), epoch, range(40)) for epoch in (0, 1))
 
     assert first[:20] == second[:20] == list(TINY_PAIRS)
     assert sum(a != b for a, b in zip(first[20:], second[20:], strict=True)) > 10
@@ -88,12 +88,12 @@ def test_epochs_and_rows_differ_and_other_corpora_stay(tokenizers: Tokenizers, r
 def test_case_and_punctuation_change_both_sides(
     tokenizers: Tokenizers, read: Read, kind: str, expected: tuple[str, str]
 ) -> None:
-    assert read(augmenter(tokenizers, {kind: 1.0}, {}), 0, [0]) == [expected]
+    assert read(noise_adder(tokenizers, {kind: 1.0}, {}), 0, [0]) == [expected]
 
 
 @pytest.mark.parametrize("kind", ["typos", "spacing"])
 def test_typos_and_spacing_leave_the_target(tokenizers: Tokenizers, read: Read, kind: str) -> None:
-    found = read(augmenter(tokenizers, {kind: 1.0}, {}), 0, range(20))
+    found = read(noise_adder(tokenizers, {kind: 1.0}, {}), 0, range(20))
 
     assert [target for _, target in found] == TARGETS
     assert sum(source != own for (source, _), own in zip(found, SOURCES, strict=True)) > 3
@@ -101,7 +101,7 @@ def test_typos_and_spacing_leave_the_target(tokenizers: Tokenizers, read: Read, 
 
 def test_a_pair_that_gets_too_long_stays_whole(tokenizers: Tokenizers, read: Read) -> None:
     """In capitals, most words are spelt letter by letter."""
-    found = read(augmenter(tokenizers, {"upper_case": 1.0}, {}, longest=18), 0, range(20))
+    found = read(noise_adder(tokenizers, {"upper_case": 1.0}, {}, longest=18), 0, range(20))
 
     assert set(found) > {pair for pair in found if pair in TINY_PAIRS} != set()
     assert all(pair in TINY_PAIRS or (pair[0].isupper() and pair[1].isupper()) for pair in found)
@@ -112,7 +112,7 @@ def test_the_rate_is_the_share_of_the_pairs_and_kinds_are_independent(
 ) -> None:
     """Of 40,000 draws the standard deviation is below 0.0025."""
     rates = [{"typos": 0.9}, {"typos": 0.1, "upper_case": 0.5}]
-    noise = Augmenter(tokenizers, np.array([10_000, 50_000]), rates, seed=1, longest=9)
+    noise = NoiseAdder(tokenizers, np.array([10_000, 50_000]), rates, seed=1, longest=9)
     drawn = noise.drawn(2, np.arange(50_000))
     shares = [drawn["typos"][:10_000], drawn["typos"][10_000:], drawn["upper_case"][10_000:]]
 
