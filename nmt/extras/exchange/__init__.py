@@ -1,1 +1,1 @@
-"""Model folders <-> the formats of other systems."""
+"""Convert model folders from and to the formats of other systems."""

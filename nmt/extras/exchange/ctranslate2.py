@@ -1,6 +1,6 @@
-"""Our models as CTranslate2's: what it can express, the files it reads, and conversions that stay.
+"""Convert models to CTranslate2's format, and cache the converted models.
 
-Importing this loads neither CTranslate2 nor torch. Converting loads both.
+Importing this module loads neither CTranslate2 nor torch. Converting a model loads both.
 
 Shapes: V vocabulary, D model width, P positions.
 """
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Raised when other files come of the same model: converted models that are kept are of one.
+# Increment when the conversion writes different files, so that older cached models are not used.
 CONVERSION = 1
 MODEL, RECORD, VOCABULARY_MAP = "model.bin", "export.json", "vmap.txt"
-# Keys of the model section that must have their defaults: in cross-attention CTranslate2 normalises
-# the queries of all heads together (its ``process_cross_attention``).
+# Keys of the model section that must have their defaults. ``qk_norm``: in cross-attention,
+# CTranslate2 normalises the queries of all heads together (its ``process_cross_attention``).
 _NOT_EXPRESSED = frozenset({"qk_norm"})
-# Decoding options that must have their defaults; others CTranslate2 has, or they mean nothing
-# without one of these. Its ``coverage_penalty`` counts what a single head of the last layer attends
-# to, ours the mean of many.
+# Decoding options that must have their defaults, because CTranslate2 lacks them or computes them
+# differently: its ``coverage_penalty`` uses one attention head of the last layer, ours the mean of
+# many heads.
 _NOT_FOLLOWED = frozenset({
     "coverage_penalty", "diverse_beam_groups", "sampling", "temperature", "top_k", "top_p",
     "epsilon_cutoff", "return_alternatives", "repetition_penalty", "search", "keep_special_mass",
 })  # fmt: skip
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
-# Our names of norms, linear layers and tables of distances -> CTranslate2's.
+# Our names of norms, linear layers and relative positions -> names in CTranslate2.
 _OF_LAYERS = re.compile(r"(encoder|decoder)(?:\.(\d+)\.|_)(.+)\.(\w+)")
 _PARTS = {
     "norm": "layer_norm",
@@ -77,28 +77,28 @@ _KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
 
 
 def import_ctranslate2(name: str = "ctranslate2") -> Any:
-    """Return the package, or the part of it called ``name``.
+    """Import CTranslate2, or one of its modules.
 
-    The package alone does not load torch; its part ``ctranslate2.specs`` does.
+    The package itself does not load torch; the module ``ctranslate2.specs`` does.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: CTranslate2 is not installed.
     """
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        fix = "Install it: pip install 'nmt[ctranslate2]'."
+        fix = "pip install -e '.[ctranslate2]'"
         raise ConfigError("CTranslate2 is not installed.", fix=fix) from error
 
 
 def not_expressed(config: ModelConfig) -> list[str]:
-    """Return key and value of what CTranslate2 has no counterpart for in a model's shape."""
+    """Return the model options that CTranslate2 does not support, each as key and value."""
     faults = _differing("model", config, _NOT_EXPRESSED)
     return faults + (['model.norm "layer-std"'] if config.norm == "layer-std" else [])
 
 
 def not_followed(options: DecodingConfig) -> list[str]:
-    """Return key and value of the decoding options that CTranslate2 has no counterpart for."""
+    """Return the decoding options that CTranslate2 does not support, each as key and value."""
     return _differing("decoding", options, _NOT_FOLLOWED)
 
 
@@ -112,14 +112,14 @@ def _differing(section: str, values: ModelConfig | DecodingConfig, names: Set[st
 
 
 def positions_needed(longest: int, config: RunConfig, decoding: DecodingConfig) -> int:
-    """Return how many tokens a line of ``longest`` subwords and its longest output have."""
+    """Return the number of positions for a line of ``longest`` subwords and its longest output."""
     return max(longest + 1 + config.model.source_bos, limits_of(longest, decoding).longest)
 
 
 def num_positions(config: RunConfig) -> int | None:
-    """Return how many tokens, EOS included, a converted model reads and writes; None: any number.
+    """Return the positions of a converted model, EOS included; None if it has no limit.
 
-    A table of sinusoids has as many rows as the longest line and its longest output need.
+    Sinusoids are stored in the converted model, for the longest line and its longest output.
     """
     if config.model.positions in ("rotary", "relative"):
         return None
@@ -130,7 +130,7 @@ def num_positions(config: RunConfig) -> int | None:
 
 
 class CTranslate2Target(ExportTarget):
-    """Exports for CTranslate2."""
+    """Export format for CTranslate2."""
 
     weights_name = MODEL
     dtypes: Sequence[str] = (
@@ -142,10 +142,10 @@ class CTranslate2Target(ExportTarget):
     def adapt(self, config: RunConfig) -> RunConfig:
         import_ctranslate2()
         if faults := not_expressed(config.model):
-            fix = "Export with `to` safetensors, or train a model without."
-            raise ConfigError(f"CTranslate2 cannot express {', '.join(faults)}.", fix=fix)
+            fix = "Export with `to` safetensors, or train a model without this option."
+            raise ConfigError(f"CTranslate2 does not support {', '.join(faults)}.", fix=fix)
         options = config.decoding
-        single = options.sampling or options.return_alternatives  # n_best may then be any number
+        single = options.sampling or options.return_alternatives  # here n_best can exceed the beam
         dropped = {*_NOT_FOLLOWED, *(["n_best"] if single else [])}
         decoding = DecodingConfig(**options.model_dump(exclude=dropped))
         return config.model_copy(update={"decoding": decoding})
@@ -188,10 +188,11 @@ class CTranslate2Target(ExportTarget):
 
 
 def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: ShortlistParts) -> str:
-    r"""Return CTranslate2's form of short lists: source token, tab, its target tokens.
+    r"""Return a shortlist in CTranslate2's format: source token, tab, target tokens.
 
-    The line without a source token has those that every sentence may need. CTranslate2 adds
-    unknown, BOS and EOS itself, and scores what any sentence of a batch may need for all of them.
+    The line without a source token lists the target tokens that every sentence may need.
+    CTranslate2 adds UNK, BOS and EOS itself. In a batch, all sentences share the target tokens of
+    all their shortlists.
 
     >>> lists = ShortlistParts(np.array([4]), np.array([[-1, -1]] * 4 + [[5, 4]]))
     >>> vocabulary_map("pubeA", "pubeXY", lists)
@@ -201,7 +202,7 @@ def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shor
     lines = ["\t" + " ".join(target[index] for index in always)]
     for token, candidates in zip(source, shortlist.candidates.tolist(), strict=True):
         likely = [target[index] for index in candidates if index >= 0]
-        if likely and not {" ", "\t", "\n"} & set(token):  # they separate tokens there
+        if likely and not {" ", "\t", "\n"} & set(token):  # the format uses them as separators
             lines.append(f"{token}\t{' '.join(likely)}")
     return "\n".join(lines) + "\n"
 
@@ -211,15 +212,15 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _specification(bundle: ModelBundle, num_positions: int) -> Any:
-    """Put a model into CTranslate2's specification, with so many rows in a table of positions."""
+    """Convert a model to CTranslate2's specification, with ``num_positions`` positions."""
     specs = import_ctranslate2("ctranslate2.specs")
     config, model = bundle.config.model, bundle.model
     weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
-    if config.activation == "swiglu":  # the gate comes first
+    if config.activation == "swiglu":  # the first half of the weights is the gate
         for name in [name for name in weights if ".inner." in name]:
             ungated = name.replace(".inner.", ".ungated.")
             weights[name], weights[ungated] = np.split(weights[name], 2)
-    if config.norm == "layer":  # without a bias there it would be an RMSNorm
+    if config.norm == "layer":  # CTranslate2 treats a norm without a bias as RMSNorm
         for name in [name for name in weights if name.endswith("norm.weight")]:
             weights.setdefault(name.replace("weight", "bias"), 0 * weights[name])
     parts: list[Any] = []
@@ -245,7 +246,7 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         if config.positions not in ("rotary", "relative"):
             table, first = embedding.position_table(num_positions), config.first_position
             part.position_encodings.encodings = (
-                # Without a table CTranslate2 would make sinusoids.
+                # Without encodings, CTranslate2 would add sinusoids.
                 np.zeros((num_positions, dim), np.float32)
                 if table is None
                 else _array(table[first : first + num_positions])
@@ -258,7 +259,7 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         spec.decoder.projection.bias = _array(model.output_bias)
     find = import_ctranslate2("ctranslate2.specs.model_spec").index_spec
     for name, value in weights.items():
-        if match := _OF_LAYERS.fullmatch(name):  # the others are set above
+        if match := _OF_LAYERS.fullmatch(name):  # other weights are set above
             side, index, part, kind = match.groups()
             place = f"{side}/layer_{index}" if index else side
             theirs = _NORM[kind] if part.endswith("norm") else _RELATIVE.get(kind, kind)
@@ -267,27 +268,27 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
 
 
 def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortlist: bool) -> Path:
-    """Return the folder of a model in the form of CTranslate2, converting it once if need be.
+    """Return the folder of the converted model. The first call converts it.
 
-    It lies in ``RUN/.cache``, or in the user's cache folder where the run cannot be written. Its
-    name says what it was made of, so that other weights never find it. It may be removed at any
-    time. Processes that need it at the same time convert it once: the first holds a lock, and the
-    folder appears whole. Finding one loads no torch.
+    The folder is in ``RUN/.cache``, or in the user's cache folder if the run folder is read-only.
+    Its name contains a hash of everything that affects the conversion, so that changed weights are
+    converted again. You can delete the folder at any time. A lock makes parallel processes convert
+    the model only once. If the folder exists, torch is not loaded.
 
     Args:
         folder: The run or model folder.
         files: The model.
-        dtype: Type of the weights, by CTranslate2's name.
-        with_shortlist: Whether its short lists become the vocabulary map.
+        dtype: Type of the weights, as CTranslate2 calls it.
+        with_shortlist: Whether to convert the shortlist, too.
 
     Raises:
-        ConfigError: It has no short lists.
+        ConfigError: The model does not have a shortlist.
         CheckpointError: The weights are damaged.
-        EngineLacksError: No place can be written.
+        EngineLacksError: No cache folder is writable.
     """
     sizes = files.tokenizers.vocab_sizes
     shortlist = require_shortlist(folder, sizes) if with_shortlist else None
-    made_of = {  # whatever changes a byte
+    made_of = {  # everything that affects the conversion
         "conversion": CONVERSION,
         "weights": files.sha256,
         "model": files.config.model.model_dump(mode="json"),
@@ -310,9 +311,9 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
         except OSError as error:
             problems.append(f"{place} cannot be written ({error.strerror or error})")
     problem = f"the model cannot be converted: {'; '.join(problems)}"
-    logger.info("%s", problem)  # torch, which takes over, is slower
-    fix = "Make one of these writable, or use `engine` torch."
-    raise EngineLacksError(f"The ctranslate2 engine does not go here: {problem}.", fix=fix)
+    logger.info("%s", problem)  # explains the slower engine, torch
+    fix = "Make one of these folders writable, or use `engine` torch."
+    raise EngineLacksError(f"The CTranslate2 engine cannot be used: {problem}.", fix=fix)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -336,9 +337,9 @@ def _convert(
             CTranslate2Target().write(place, bundle, dtype, shortlist)
             names = sorted(path.name for path in place.iterdir())
             Manifest.of(place, names, files.step).write(place)
-        # The oldest conversions are of checkpoints that are gone, or of other types.
+        # The oldest conversions belong to deleted checkpoints or to other types.
         found = sorted(folder.parent.glob("ctranslate2-*"), key=lambda path: -path.stat().st_mtime)
         for old in found[kept:]:
-            logger.debug("removing an old conversion: %s", old)
+            logger.debug("removing an old converted model: %s", old)
             remove_folder(old)
     return folder

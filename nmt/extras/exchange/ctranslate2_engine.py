@@ -1,18 +1,19 @@
-"""A CTranslate2 model as an `Engine`. Loads no torch, so that one sentence is translated at once.
+"""The CTranslate2 engine. It does not load torch, so that the first translation starts quickly.
 
-The search is CTranslate2's, asked so that it returns what ours would:
+CTranslate2 does the search. This module makes its results equal to those of the torch engine:
 
-- All beams are returned, with EOS, so that a score is our score: CTranslate2 divides by the length
-  of what it returns.
-- Lengths are limited for a whole batch there and for every sentence here. A sentence with a
-  hypothesis that reaches its own limit is searched again, alone or with others of that limit.
-- A hypothesis that reaches its limit is cut off there; here it ends, and pays for EOS.
+- It requests all beams, with EOS, because CTranslate2 divides a score by the length of the returned
+  output.
+- CTranslate2 has one length limit per batch; nmt has a limit per sentence. A sentence with a
+  hypothesis that reaches its own limit is searched again, together with sentences of equal limits.
+- CTranslate2 cuts a hypothesis off at the limit. Here the cost of EOS is added to its score.
 
-With short lists, all sentences of a batch may use what one of them may: there the text can depend
-on the batch.
+With a shortlist, the sentences of a batch share their target tokens, so a translation can depend on
+the batch.
 
-What remains: it shares out the probability of padding, BOS and unknown among the others, which in
-a trained model is next to nothing; and of more than K hypotheses that finish together it returns K.
+Two small differences remain. CTranslate2 gives the probability of PAD, BOS and UNK to the other
+tokens; in a trained model this probability is almost 0. If more than K hypotheses finish at the
+same step, CTranslate2 returns only K of them.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ from nmt.text.tokenizer import load_tokenizers
 
 logger = logging.getLogger(__name__)
 
-# What CTranslate2 tells besides texts and scores. Its attention is of a single head.
+# Outputs that CTranslate2 supports. Its attention is that of a single head, so it is not used.
 _OUTPUTS = frozenset({"token_scores"})
 _CONSTRAINTS = "a prefix or phrases for single lines"
-_NO_PENALTY = 1e-30  # 0 would also mean another end of the search
-_TOKENS_SCORED = 512  # at once: each takes memory for a whole vocabulary
-_IMPOSSIBLE = -1e9  # CTranslate2 has no minus infinity
+_NO_PENALTY = 1e-30  # with exactly 0, CTranslate2 would also stop the search differently
+_TOKENS_SCORED = 512  # per batch: every token needs memory for the whole vocabulary
+_IMPOSSIBLE = -1e9  # CTranslate2 uses a large negative number for minus infinity
 _Tokens = list[str]
 
 
 def lacking(needs: Needs) -> list[str]:
-    """Return what is needed and not on the list of what CTranslate2 has.
+    """Return the requirements that CTranslate2 does not support.
 
     >>> lacking(Needs(decoding=DecodingConfig(sampling=True), outputs=frozenset({"attention"})))
     ['decoding.sampling true', 'attention']
@@ -85,18 +86,19 @@ def lacking(needs: Needs) -> list[str]:
 class CTranslate2Engine(Engine):
     """Searches with a converted model.
 
-    PAD, UNK and BOS take nothing from other tokens in a search; where it scores a given text, and
-    the end of an output that is cut off, they do (less than 1e-4 a token in a trained model).
+    In a search, PAD, UNK and BOS have probability 0. In scores of given texts, and for the EOS of
+    an output at its limit, they keep their probability: less than 1e-4 per token in a trained
+    model.
 
     Args:
-        folder: Where it is, with `RECORD`.
-        device: Where to compute.
-        threads: CPU threads; CTranslate2's choice when None.
+        folder: The converted model, with `RECORD`.
+        device: Device to compute on.
+        threads: CPU threads; all cores when None.
 
     Raises:
         ConfigError: CTranslate2 is not installed.
         CheckpointError: The model cannot be read.
-        DeviceError: There is no such device.
+        DeviceError: The device is missing.
     """
 
     name = "ctranslate2"
@@ -106,14 +108,14 @@ class CTranslate2Engine(Engine):
         num_gpus = package.get_cuda_device_count()
         if device.startswith("cuda") and not num_gpus:
             fix = "Use `device` cpu, or `device` auto."
-            raise DeviceError("CTranslate2 finds no CUDA device.", fix=fix)
+            raise DeviceError("CTranslate2 does not find a CUDA device.", fix=fix)
         self.on_gpu = device != "cpu" and num_gpus > 0
         try:
             record = read_json(folder / RECORD)
             self.dtype = record["quantization"]
             self.max_positions = record["num_positions"]
             self._threads = threads or own_cores()
-            # A batch for each thread: its steps are too short to be shared by threads.
+            # Each thread translates its own batch: single steps are too short to share.
             self._model: Any = package.Translator(
                 str(folder),
                 device="cuda" if self.on_gpu else "cpu",
@@ -137,7 +139,7 @@ class CTranslate2Engine(Engine):
     @override
     def lacks(self, needs: Needs) -> list[str]:
         without_map = needs.decoding.shortlist and not self._has_map
-        missing = ["decoding.shortlist true, for which it was not converted"] if without_map else []
+        missing = ["decoding.shortlist true (exported without a shortlist)"] if without_map else []
         return lacking(needs) + missing
 
     @property
@@ -184,10 +186,10 @@ class CTranslate2Engine(Engine):
         *,
         to_the_limit: bool,
     ) -> list[list[Hypothesis]]:
-        """Search a batch with the same limits: all finished hypotheses, best first.
+        """Search a batch with the same limits; return all finished hypotheses, best first.
 
-        With ``to_the_limit`` outputs are known to reach their limit. There a whole beam is cut off,
-        which crowds out what finished before: so all is returned. It changes no step before.
+        With ``to_the_limit``, some outputs are known to reach their limit. The hypotheses that are
+        cut off there would displace hypotheses that finished earlier, so more are requested.
         """
         enough = max_finished(options, options.beam_size)
         wanted = min(options.beam_size, enough)
@@ -216,13 +218,13 @@ class CTranslate2Engine(Engine):
         ]
         end, penalty = self._target_tokens[EOS_ID], length_penalty(options)
         cut = [(texts[row], tokens) for row, tokens, _ in outputs if tokens[-1] != end]
-        # What was cut off at its limit pays for its end.
+        # Add the cost of EOS to hypotheses that were cut off at the limit.
         ends = iter(self._score(cut) if to_the_limit else [[0.0]] * len(cut))
         found: list[list[Hypothesis]] = [[] for _ in texts]
         for row, tokens, log_prob in outputs:
             total = log_prob if tokens[-1] == end else log_prob + next(ends)[-1]
             ids = tuple(self._ids[token] for token in tokens if token != end)
-            if total > _IMPOSSIBLE:  # nor not a number
+            if total > _IMPOSSIBLE:  # excludes NaN, too
                 found[row].append(Hypothesis(ids, total, total / penalty(len(ids) + 1)))
         return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
 
@@ -237,7 +239,7 @@ class CTranslate2Engine(Engine):
         return [[self._source_tokens[index] for index in ids] for ids in sources]
 
     def _score(self, pairs: Sequence[tuple[_Tokens, _Tokens]]) -> list[list[float]]:
-        """Log probability of every token of each target, and of EOS."""
+        """Return the log probability of every token of each target, EOS included."""
         if not pairs:
             return []
         results = self._model.score_batch(
@@ -250,19 +252,19 @@ class CTranslate2Engine(Engine):
 
 
 def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
-    """Load a model that was exported, or convert one of ours once and keep that.
+    """Load an exported model; or convert a model, keep the result, and load it.
 
     Raises:
-        EngineLacksError: CTranslate2 does not have what is needed, or cannot express the model.
-        ConfigError: It is not installed, or the folder is of another dtype.
-        CheckpointError: A part is missing or damaged.
+        EngineLacksError: CTranslate2 does not support the requirements or the model.
+        ConfigError: CTranslate2 is not installed, or the export has another dtype.
+        CheckpointError: A file is missing or damaged.
     """
     if options.ensemble is not None and options.ensemble.others:
         raise EngineLacksError.of("ctranslate2", ["several models at a time"])
     dtype = parse_dtype(options.dtype)
     if is_ctranslate2(folder):
         if options.checkpoint != "best":
-            message = "%s holds one model: `checkpoint` %s changes nothing there."
+            message = "%s contains a single model; `checkpoint` %s is ignored."
             logger.warning(message, folder, options.checkpoint)
         Manifest.read(folder).verify(folder)
         config, tokenizers = load_folder_config(folder), load_tokenizers(folder / TOKENIZER)
@@ -278,14 +280,14 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
     engine = CTranslate2Engine(place, device=options.device, threads=options.threads)
     if dtype not in (None, engine.dtype):
-        fix = f"Leave `dtype` out, or export again with quantization {dtype}."
+        fix = f"Leave out `dtype`, or export again with quantization {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
     languages = config.source_language, config.target_language
     return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, languages)
 
 
 def _too_long(config: RunConfig, needs: Needs) -> list[str]:
-    """Name the lengths for which a table of positions that is not learned would be too short."""
+    """Return the requirement for longer lines than the converted model has sinusoids for."""
     rows = num_positions(config)
     if rows is None or config.model.positions == "learned":
         return []
@@ -293,4 +295,4 @@ def _too_long(config: RunConfig, needs: Needs) -> list[str]:
         return ["positions for lines of any length"]
     longest = max(config.filters.max_length, needs.longest)
     needed = positions_needed(longest, config, needs.decoding)
-    return [f"{needed:,} positions (it is converted for {rows:,})"] if needed > rows else []
+    return [f"{needed:,} positions (the limit is {rows:,})"] if needed > rows else []

@@ -1,7 +1,8 @@
-"""``nmt export``: a model -> a folder for another program, or for nmt without the rest of a run.
+"""``nmt export``: write a model as a self-contained folder, for nmt or for CTranslate2.
 
-A new target is a class in a file of its own and an entry in `EXPORT_TARGETS`. The README of the
-folder, its model card, is for hubs at its top and for people below.
+To add a format, write a subclass of `ExportTarget` in a file of its own and register it in
+`EXPORT_TARGETS`. The README of the folder is its model card: the front matter is for hubs, the text
+for people.
 """
 
 from __future__ import annotations
@@ -43,34 +44,34 @@ _SCORES = ("loss", "perplexity", "bleu", "chrf")
 
 
 class ExportTarget:
-    """Writes the weights of a model in the form of a program: here ours, as they were trained.
+    """An export format. This base class copies the weights unchanged.
 
-    Configuration, tokenizer, model card and manifest are written by the caller.
+    The caller writes the configuration, tokenizer, model card and manifest.
     """
 
-    weights_name: str = MODEL  # of the file of the weights
-    dtypes: Sequence[str] = ("float32",)  # of the weights; the first is taken where none is named
+    weights_name: str = MODEL  # Name of the file with the weights.
+    dtypes: Sequence[str] = ("float32",)  # Types of the weights; the first is the default.
 
     def adapt(self, config: RunConfig) -> RunConfig:
-        """Return the configuration without the decoding options that the program does not have.
+        """Return the configuration without decoding options that the format does not support.
 
         Raises:
-            ConfigError: It cannot express the model.
+            ConfigError: The format does not support the model.
         """
         return config
 
     def write(
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
-        """Write the weights, and what else the program reads, into ``folder``.
+        """Write the weights and the other files of the format.
 
         Args:
-            folder: Where to write; it is there.
+            folder: An existing folder.
             bundle: The model.
             dtype: One of `dtypes`.
-            shortlist: Which target tokens a source token may become, if the model has such lists.
+            shortlist: For each source token its likely target tokens, if the model has a shortlist.
         """
-        del dtype, shortlist  # there is one, and the lists' file is copied
+        del dtype, shortlist  # this format has one dtype, and the caller copies the shortlist
         shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
 
 
@@ -85,12 +86,12 @@ EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry(
 
 @dataclass(frozen=True)
 class WrittenFolder:
-    """What a command has written."""
+    """The result of a command that writes a model folder."""
 
-    output: Path  # the model folder
+    output: Path  # The model folder.
 
     def as_text(self) -> str:
-        """Return the folder, for a script to read."""
+        """Return only the path of the folder, for use in scripts."""
         return str(self.output)
 
     def as_dict(self) -> dict[str, Any]:
@@ -100,32 +101,31 @@ class WrittenFolder:
 
 @dataclass(frozen=True)
 class ExportSummary(WrittenFolder):
-    """What was exported."""
+    """The result of an export."""
 
-    to: str  # what it is for
-    quantization: str  # type of the weights
-    step: int  # updates the model was trained for
-    size_bytes: int  # of the weights
+    to: str  # Format.
+    quantization: str  # Type of the weights.
+    step: int  # Updates that the model was trained for.
+    size_bytes: int  # Size of the weights.
 
 
 def export(options: ExportOptions) -> ExportSummary:
-    """Write a model folder that is complete in itself: whole, or not at all.
+    """Write a self-contained model folder. If anything fails, no folder is written.
 
     Raises:
-        ConfigError: ``output`` is taken, or the target cannot express the model or write such
-            weights.
+        ConfigError: ``output`` exists, or the format does not support the model or quantization.
         CheckpointError: The model is missing or damaged, or the folder cannot be written.
     """
     source, output, to = options.model, options.output, options.to
     check_new_folder(output, source)
     if model_folder.is_ctranslate2(source):
-        problem = f"{source} is an export already, which cannot be exported again."
-        raise ConfigError(problem, fix="Name the run that it was exported from.")
+        problem = f"{source} is already an export, and cannot be exported again."
+        raise ConfigError(problem, fix="Pass the run folder that it was exported from.")
     target = EXPORT_TARGETS[to]()
     dtype = options.quantization or target.dtypes[0]
     if dtype not in target.dtypes:
-        fix = f"Leave `quantization` out, or use one of {', '.join(target.dtypes)}."
-        raise ConfigError(f"`to` {to} writes no {dtype}.", fix=fix)
+        fix = f"Leave out `quantization`, or use {' or '.join(target.dtypes)}."
+        raise ConfigError(f"`to` {to} does not support `quantization` {dtype}.", fix=fix)
     files = model_folder.find_model(source, options.checkpoint)
     config = target.adapt(files.config)
 
@@ -148,24 +148,24 @@ def export(options: ExportOptions) -> ExportSummary:
     kept = config.decoding.model_dump()
     before = files.config.decoding.model_dump().items()
     if lost := [f"{name} {value}" for name, value in before if value != kept[name]]:
-        logger.info("%s cannot search with %s: the export leaves that out", to, ", ".join(lost))
+        logger.info("left out, because %s does not support it: %s", to, ", ".join(lost))
     log_next_commands(output)
     size = (output / target.weights_name).stat().st_size
     return ExportSummary(output, to, dtype, bundle.step, size)
 
 
 def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
-    """Return the shape of a model for its card."""
+    """Return the rows of the table in the model card: size, shape, vocabulary, weights."""
     config, sizes = bundle.config, bundle.tokenizers.vocab_sizes
     model, kind = config.model, config.tokenizer.kind
     layers = f"{model.encoder_layers} + {model.decoder_layers} layers"
-    joint = f"{sizes[0]:,} entries ({kind}, joint)"
-    both = f"{sizes[0]:,} and {sizes[1]:,} entries ({kind})"
+    joint = f"{sizes[0]:,} subwords ({kind}, joint)"
+    both = f"{sizes[0]:,} source and {sizes[1]:,} target subwords ({kind})"
     return {
         "parameters": f"{sum(x.numel() for x in bundle.model.parameters()):,}",
         "shape": f"{layers}, width {model.model_dim}, {model.num_heads} heads",
         "vocabulary": joint if config.tokenizer.joint else both,
-        "longest line": f"{config.filters.max_length:,} subwords; longer ones are cut and joined",
+        "longest line": f"{config.filters.max_length:,} subwords; longer lines are split",
         "weights": weights,
     }
 
@@ -173,14 +173,14 @@ def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
 def write_card(
     folder: Path, config: RunConfig, origin: str, facts: Mapping[str, str], sections: str = ""
 ) -> None:
-    """Write the card of a model.
+    """Write the model card.
 
     Args:
-        folder: Of the model.
-        config: Of the model.
-        origin: Sentences that say where the model is from.
-        facts: Rows of the table.
-        sections: What follows.
+        folder: The model folder.
+        config: Configuration of the model.
+        origin: Sentences about the origin of the model.
+        facts: Rows of the table: name -> value.
+        sections: Markdown for the end of the card.
     """
     source, target = config.source_language, config.target_language
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
@@ -204,13 +204,18 @@ import nmt
 print(nmt.Translator.load("FOLDER").translate(["..."])[0].text)
 ```
 
-FOLDER is the folder of this file; its manifest has the sha256 of every file, which is compared.
+FOLDER is the folder of this file. nmt compares every file with its SHA-256 in the manifest.
 {sections}"""
     (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
 
 def front_matter(config: RunConfig, **values: Any) -> str:
-    """Return what hubs read, with more ``values`` such as ``license``; None is left out."""
+    """Return the YAML front matter of a model card, for hubs.
+
+    Args:
+        config: Configuration of the model.
+        values: Further keys, such as ``license``. Keys with the value None are left out.
+    """
     whole: dict[str, Any] = {"language": [config.source_language, config.target_language]}
     whole |= {"pipeline_tag": "translation", "library_name": "nmt", "tags": ["nmt"], **values}
     given = {key: value for key, value in whole.items() if value is not None}
@@ -218,7 +223,7 @@ def front_matter(config: RunConfig, **values: Any) -> str:
 
 
 def _sections(bundle: ModelBundle, source: Path) -> Iterator[str]:
-    """Yield what a run folder tells about the data and the scores of its model."""
+    """Yield the sections of the model card about training data and validation scores."""
     config, prepared = bundle.config, trained_on(source, bundle.config)
     yield "\n## Training data\n\n"
     for name in corpus_names(config.data.train):
@@ -226,14 +231,14 @@ def _sections(bundle: ModelBundle, source: Path) -> Iterator[str]:
         pairs = f": {counts['kept']:,} of {counts['read']:,} pairs" if counts else ""
         yield f"- {name}{pairs}\n"
     if prepared is None:
-        yield "\nThe prepared data were not there at the export: hashes are not known.\n"
+        yield "\nThe prepared data was missing during the export, so its hashes are unknown.\n"
     else:
         for path, facts in prepared.sources.items():
             yield f"- {Path(path).name}: sha256 `{facts['sha256']}`\n"
         yield f"\nsha256 of all token ids: `{prepared.data_hash}`\n"
     yield "\n## Scores\n\n"
     if not (scores := _scores(bundle, source)):
-        yield "None is recorded.\n"
+        yield "No validation scores are recorded.\n"
         return
     beams = config.training.validation.beam_size
     search = "greedy search" if beams == 1 else f"beam {beams}"
@@ -243,7 +248,7 @@ def _sections(bundle: ModelBundle, source: Path) -> Iterator[str]:
 
 
 def _scores(bundle: ModelBundle, source: Path) -> dict[str, float]:
-    """Return what was measured on the validation set of these weights."""
+    """Return the validation scores of these weights."""
     scores: dict[str, float | None] = {}
     if (bundle.folder / RECORD).is_file():
         metric = bundle.config.training.validation.metric

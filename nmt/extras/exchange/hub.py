@@ -1,8 +1,8 @@
-"""``nmt push`` and ``nmt pull``: model folders to and from a hub of Hugging Face.
+"""``nmt push`` and ``nmt pull``: upload and download model folders on the Hugging Face Hub.
 
-huggingface_hub does the work. This module adds two checks: a folder is complete before it is
-uploaded and after it was downloaded, and files that may hold code are refused. ``HF_ENDPOINT`` sets
-another hub, ``HF_TOKEN`` the account.
+The package huggingface_hub does the work. This module adds two checks: a folder must be complete
+before the upload and after the download, and files that can contain code are refused.
+``HF_ENDPOINT`` sets another hub; ``HF_TOKEN`` is the access token.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What was or would be uploaded."""
+    """The result of an upload, or of its dry run."""
 
     repository: str
-    files: Mapping[str, int]  # name -> bytes
+    files: Mapping[str, int]  # Name -> size in bytes.
     card: str
-    address: str | None  # of the commit; None where nothing was sent
+    address: str | None  # URL of the commit; None after a dry run.
 
     def as_text(self) -> str:
-        """Return the address; before anything is sent, the card and the sizes of the files."""
+        """Return the URL of the commit; after a dry run, the model card and the list of files."""
         files = [f"{size:>12,}  {name}" for name, size in self.files.items()]
         return self.address or "\n".join([self.card, *files])
 
@@ -52,9 +52,9 @@ class PushResult:
 
 @dataclass(frozen=True)
 class PullResult(WrittenFolder):
-    """What was downloaded."""
+    """The result of a download."""
 
-    name: str  # with the commit, by which the same model can be had again
+    name: str  # With the commit, so that the same version can be downloaded again.
 
     @override
     def as_text(self) -> str:
@@ -62,16 +62,17 @@ class PullResult(WrittenFolder):
 
 
 def push(options: PushOptions) -> PushResult:
-    """Upload a model folder, with languages, license and scores where hubs look for them.
+    """Upload a model folder; put languages, license and scores into its model card.
 
     Raises:
-        CheckpointError: The folder is not a complete model, or the hub refuses or is out of reach.
-        ConfigError: ``folder`` is a run, or ``name`` is not a name on a hub.
+        CheckpointError: The folder is incomplete, or the hub refuses it or cannot be reached.
+        ConfigError: ``folder`` is a run, or ``name`` is not a valid Hub name.
         DataError: A file holds no scores.
     """
     folder, (repository, revision) = options.folder, parse_name(options.name)
     if revision is not None:
-        raise ConfigError("A revision cannot be pushed to.", fix=f"Write hub:{repository}.")
+        fix = f"Write hub:{repository}."
+        raise ConfigError(f"Cannot push to the revision @{revision}.", fix=fix)
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
         export = shell_command("export", folder, to="safetensors", output="FOLDER")
         raise ConfigError(f"{folder} is a run folder.", fix=f"Export its model first: {export}")
@@ -86,7 +87,7 @@ def push(options: PushOptions) -> PushResult:
     manifest = replace(model.manifest, files={**model.manifest.files, CARD: record})
     seal = manifest.text().encode()
     contents: dict[str, Path | bytes] = {name: folder / name for name in manifest.files}
-    contents |= {CARD: card.encode(), MANIFEST: seal}  # and nothing else that may lie there
+    contents |= {CARD: card.encode(), MANIFEST: seal}  # other files in the folder stay private
     sizes = {name: file.size for name, file in manifest.files.items()} | {MANIFEST: len(seal)}
     address = None
     if not options.dry_run:
@@ -103,7 +104,7 @@ def push(options: PushOptions) -> PushResult:
 
 
 def _results(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what hubs read about scores that `nmt evaluate` printed as JSON."""
+    """Convert a JSON report of `nmt evaluate` to the format of a model index."""
     try:
         report = read_json(path)
         for part in report.get("evaluations", [report]):
@@ -114,8 +115,8 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
             ]
             yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        problem = f"{path} holds no scores that `nmt evaluate` printed as JSON."
-        fix = f"Write them again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
+        problem = f"{path} is not a JSON report of `nmt evaluate`."
+        fix = f"Write it again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
         raise DataError(problem, fix=fix) from error
 
 
@@ -127,8 +128,9 @@ def pull(options: PullOptions) -> PullResult:
     """Download a model folder and compare every file with its manifest.
 
     Raises:
-        CheckpointError: It is not a model folder or is damaged, or the hub is out of reach.
-        ConfigError: ``output`` is taken, or ``name`` is not a name on a hub.
+        CheckpointError: The repository is not a model folder or is damaged, or the hub cannot be
+            reached.
+        ConfigError: ``output`` exists, or ``name`` is not a valid Hub name.
     """
     repository, revision = parse_name(options.name)
     check_new_folder(options.output, options.output)
@@ -141,36 +143,36 @@ def pull(options: PullOptions) -> PullResult:
             api.snapshot_download(
                 repository, revision=info.sha, local_dir=folder, allow_patterns=sorted(names)
             )
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # of the library
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
         Manifest.read(folder).verify(folder)
         find_model(folder)
     return PullResult(options.output, f"hub:{repository}@{info.sha}")
 
 
 def parse_name(text: str) -> tuple[str, str | None]:
-    """Return repository and revision of ``hub:ORG/NAME`` or ``hub:ORG/NAME@REVISION``."""
+    """Split ``hub:ORG/NAME`` or ``hub:ORG/NAME@REVISION`` into repository and revision."""
     if (match := _NAME.fullmatch(text)) is None:
         raise ConfigError(f"{text!r} is not a valid Hub name.", fix="Write hub:ORG/NAME.")
     return match[1], match[2]
 
 
 def check_names(repository: str, names: set[str]) -> None:
-    """Refuse a repository with files that are not those of a model folder, or without a manifest.
+    """Refuse a repository that is not a model folder, by the names of its files.
 
-    What may hold code, or lies outside of the folder, is never downloaded.
+    So no file is downloaded that can contain code or that lies outside the folder.
     """
     others = sorted(name for name in names if not _ALLOWED.fullmatch(name))
     if others or MANIFEST not in names:
-        what = f"it holds {', '.join(others[:5])}" if others else f"{MANIFEST} is missing"
-        fix = "Models of Hugging Face: download the folder, then `nmt import`."
-        raise CheckpointError(f"{repository} is not a model folder of nmt: {what}.", fix=fix)
+        why = f"it contains {', '.join(others[:5])}" if others else f"{MANIFEST} is missing"
+        fix = "For a MarianMT model, download its folder, then run `nmt import`."
+        raise CheckpointError(f"{repository} is not a model folder of nmt: {why}.", fix=fix)
 
 
 @contextmanager
 def _hub(repository: str, what: str) -> Iterator[Any]:
-    """Give the library's interface, and turn its errors into one of ours."""
+    """Yield the package huggingface_hub, and convert its errors to `CheckpointError`."""
     if not reaches(hub_address()):
-        problem = f"{repository} was not {what}: there is no connection to {hub_address()}."
+        problem = f"{repository} was not {what}: {hub_address()} cannot be reached."
         raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")
     import huggingface_hub  # noqa: PLC0415 - slow to load
 
@@ -178,7 +180,7 @@ def _hub(repository: str, what: str) -> Iterator[Any]:
         yield huggingface_hub
     except CheckpointError:
         raise
-    except Exception as error:  # the library raises what its own libraries raise
+    except Exception as error:  # huggingface_hub passes on errors of its dependencies
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        fix = "Check the name, the connection, and that HF_TOKEN holds a token that may do this."
+        fix = "Check the name and the network, and that the token in HF_TOKEN has the permission."
         raise CheckpointError(f"{repository} was not {what}: {reason[:300]}.", fix=fix) from error

@@ -1,7 +1,7 @@
-"""``nmt import``: a model of another system -> a model folder.
+"""``nmt import``: convert a Marian or MarianMT model to a model folder.
 
-Their tables have rows in the order of their vocabularies; ours begin with PAD, UNK, BOS and EOS.
-Rows and SentencePiece models are put into one order together.
+Other systems order their vocabularies differently; ours begin with PAD, UNK, BOS and EOS. The
+import reorders the rows of the embedding matrices and the SentencePiece models in the same way.
 """
 
 from __future__ import annotations
@@ -42,45 +42,45 @@ from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET, is_tag
 
-# Position encodings that other systems give models of Marian: Hugging Face's, and Marian's own.
+# Sinusoidal positions of Hugging Face, and of Marian.
 _POSITIONS = ("sinusoidal-concatenated", "sinusoidal-halves")
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _, _EOS = _SPECIAL
 _NO_ROW = -1
-# Logit of entries that their model does not have: far below any other, and finite in 16 bits.
+# Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
 _NEVER = -30.0
 
 
 @dataclass(frozen=True)
 class ImportSummary(WrittenFolder):
-    """What was imported."""
+    """The result of an import."""
 
-    system: str  # Where the model is from: ``marian`` or ``hugging-face``.
+    system: str  # ``marian`` or ``hugging-face``.
     languages: tuple[str, str]  # Codes of source and target.
-    positions: str  # Its position encoding.
+    positions: str  # Position encoding.
 
 
 def import_model(options: ImportOptions) -> ImportSummary:
     """Write the model of another system as a model folder.
 
     Raises:
-        CheckpointError: The files are missing or damaged, or the model has parts that we lack.
-        ConfigError: ``output`` is taken, or the languages are not known or no codes.
+        CheckpointError: A file is missing or damaged, or nmt does not support the model.
+        ConfigError: ``output`` exists, or the languages are unknown or not valid codes.
     """
     source, output, positions = options.source, options.output, options.positions
     check_new_folder(output, source)
     if positions not in (None, *_POSITIONS):
         fix = f"Use {' or '.join(_POSITIONS)}."
-        raise ConfigError(f"`positions` is {positions!r}.", fix=fix)
+        raise ConfigError(f"`positions` cannot be {positions!r}.", fix=fix)
     with _unpacked(source) as place:
         if (place / HF_CONFIG).is_file():
             model = read_hugging_face(place)
         elif place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
             model = read_marian(place)
         else:
-            missing = "config.json of Hugging Face, and decoder.yml and .npz of Marian are missing"
+            missing = "it has neither config.json (Hugging Face) nor an .npz file (Marian)"
             problem = f"is not a model: {missing}" if source.exists() else "does not exist"
-            fix = "Pass the folder of the model, or Marian's .npz file itself."
+            fix = "Pass the folder of the model, or a Marian .npz file."
             raise CheckpointError(f"{source} {problem}.", fix=fix)
     shape = model.model
     if positions is not None:
@@ -88,7 +88,7 @@ def import_model(options: ImportOptions) -> ImportSummary:
     codes = _codes(options.languages, model.languages)
     sides, shared = (model.source, model.target), shape.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
-        problem = "The model shares one table, but its vocabularies differ."
+        problem = "The model shares its embedding matrix, but the two vocabularies differ."
         raise CheckpointError(problem, fix=COPY_AGAIN)
     orders = [_ordered(x, sides if shared else (x,), model.start) for x in sides]
     sizes = len(orders[0].rows), len(orders[1].rows)
@@ -96,11 +96,11 @@ def import_model(options: ImportOptions) -> ImportSummary:
     with torch.device("meta"):
         expected = build_model(shape, *sizes).state_dict()
     if problems := tensor_differences(weights, expected):
-        problem = f"The weights are not those of the model that is described:\n  {problems}"
+        problem = f"The weights do not match the configuration of the model:\n  {problems}"
         raise CheckpointError(problem, fix=COPY_AGAIN)
     if broken := [name for name, value in weights.items() if not np.isfinite(value).all()]:
-        raise CheckpointError(f"{broken[0]} holds values that are not finite.", fix=COPY_AGAIN)
-    # The model is described as if it had been trained here; its corpora are not known.
+        raise CheckpointError(f"{broken[0]} contains NaN or infinity.", fix=COPY_AGAIN)
+    # The configuration is that of a model trained with nmt, with placeholders for its corpora.
     corpus = {"name": "not-known", "source": "unknown", "target": "unknown-too"}
     spec = model.target.sentencepiece.trainer_spec
     values = {
@@ -131,7 +131,7 @@ def import_model(options: ImportOptions) -> ImportSummary:
             (folder / TOKENIZER / name).write_bytes(content)
         save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
         facts = {"parameters": f"{sum(x.size for x in weights.values()):,}"}
-        origin = "Imported from another system; see there for its training data and license."
+        origin = "Imported; see the original model for its training data and license."
         write_card(folder, config, origin, facts)
 
     write_model_folder(output, None, 0, write)
@@ -140,7 +140,7 @@ def import_model(options: ImportOptions) -> ImportSummary:
 
 @contextmanager
 def _unpacked(source: Path) -> Iterator[Path]:
-    """Give the folder of a model: of a .zip, a temporary one with the files of its top level."""
+    """Yield the folder of a model. A .zip is unpacked into a temporary folder."""
     if source.suffix != ".zip":
         yield source
         return
@@ -149,7 +149,7 @@ def _unpacked(source: Path) -> Iterator[Path]:
             check_sizes(archive, source)
             for entry in archive.infolist():
                 if not entry.is_dir():
-                    entry.filename = Path(entry.filename).name  # no path leads out of the folder
+                    entry.filename = Path(entry.filename).name  # never outside the folder
                     archive.extract(entry, folder)
         yield Path(folder)
 
@@ -159,35 +159,36 @@ def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
         return named
     source, _, target = (given or "").partition("-")
     if not (source and target):
-        problem = f"`languages` is {given!r}." if given else "The files do not name the languages."
-        raise ConfigError(problem, fix="Pass both codes: `languages` en-de.")
+        unknown = "The files do not contain the languages."
+        problem = f"`languages` {given!r} is not a language pair." if given else unknown
+        raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")
     check_languages({"`languages`": source, "`languages` ": target})
     return source, target
 
 
 class _Order(NamedTuple):
-    """One side's entries in our order."""
+    """The vocabulary of one side in our order."""
 
-    tokens: Sequence[str]  # after the special ones
-    rows: Sequence[int]  # their row of each of our ids; `_NO_ROW` for none
-    outputs: Sequence[int]  # the same; `_NO_ROW` for those that are no output
+    tokens: Sequence[str]  # Without the four special tokens.
+    rows: Sequence[int]  # For each of our ids, the row in the original; `_NO_ROW` if missing.
+    outputs: Sequence[int]  # As ``rows``, with `_NO_ROW` also for tokens that are never an output.
 
 
 def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None) -> _Order:
-    """Order the entries: special ones, theirs, then pieces that are unknown to the model.
+    """Order the vocabulary: special tokens, tokens of the model, then subwords without a token.
 
-    The latter make other pieces of a text than a shorter list would; they get the unknown token's
-    vector, as there.
+    Subwords without a token are part of the SentencePiece model, so they must stay: without them,
+    text would be split differently. They get the vector of the unknown token, as in the original.
     """
     rows = {token: row for row, token in enumerate(side.tokens)}
     if missing := [token for token in (_UNK, _EOS) if token not in rows]:
-        raise CheckpointError(f"The vocabulary has no {' and no '.join(missing)}.", fix=COPY_AGAIN)
+        raise CheckpointError(f"The vocabulary lacks {' and '.join(missing)}.", fix=COPY_AGAIN)
     theirs = [token for token in side.tokens if token not in _SPECIAL]
-    theirs.sort(key=lambda token: not is_tag(token))  # tags come first, as where we train
+    theirs.sort(key=lambda token: not is_tag(token))  # tags first, as in vocabularies of nmt
     texts = dict.fromkeys(text for reader in readers for text in reader.pieces)
     unknown = [text for text in texts if text not in rows and text not in _SPECIAL]
     known = [rows[_EOS], *(rows[token] for token in theirs)]
-    first = [rows.get(_PAD, _NO_ROW), rows[_UNK]]  # padding's mass counts, though it is not chosen
+    first = [rows.get(_PAD, _NO_ROW), rows[_UNK]]  # PAD is part of the softmax, but never chosen
     return _Order(
         [*theirs, *unknown],
         [*first, rows.get(start or "", _NO_ROW), *known, *[rows[_UNK]] * len(unknown)],
@@ -198,7 +199,7 @@ def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None)
 def _reordered(
     theirs: Mapping[str, FloatArray], source: _Order, target: _Order
 ) -> dict[str, FloatArray]:
-    """Return the weights in float32, with tables in our order."""
+    """Return the weights in float32, with embedding matrices in our order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
     for name, rows, otherwise in (
         ("source_vectors", source.rows, 0),
@@ -208,18 +209,18 @@ def _reordered(
     ):
         if (table := weights.get(name)) is not None:
             if max(rows) >= len(table):
-                problem = f"{name} has {len(table):,} rows, fewer than the vocabulary has entries."
+                problem = f"{name} has {len(table):,} rows, fewer than the size of the vocabulary."
                 raise CheckpointError(problem, fix=COPY_AGAIN)
-            # `_NO_ROW` is the last one, which is added.
+            # `_NO_ROW` (-1) selects the last row, which is added here.
             weights[name] = np.concatenate([table, np.full_like(table[:1], otherwise)])[rows]
     return weights
 
 
 def _sentencepiece(pieces: Any, tokens: Sequence[str]) -> bytes:
-    """Return the file of a model with the special pieces first, then ``tokens``, in this order.
+    """Return a SentencePiece model with the special tokens first, then ``tokens``, in this order.
 
-    Tokens that ``pieces`` has keep score and type. Others are user-defined if they are tags, and
-    unused otherwise: no part of a text becomes them but one that is unknown as a whole.
+    Tokens of the given model keep their score and type. New tokens are user-defined if they are
+    tags, and unused otherwise, so that text is still split as before.
     """
     present = {piece.piece: piece for piece in pieces.pieces}
     kinds, model = ModelProto.SentencePiece, ModelProto()

@@ -1,10 +1,10 @@
-"""Models of Marian, read from its files or from those of Hugging Face.
+"""Read Marian models, from Marian's own files or from a MarianMT folder of Hugging Face.
 
-Marian (Junczys-Dowmunt et al. 2018) writes an ``.npz`` with the weights, and ``decoder.yml`` and
-vocabularies beside it. OPUS-MT releases are such folders, with SentencePiece models for the text
-and one YAML vocabulary for both sides. A MarianMT folder of Hugging Face has ``config.json``,
-weights, two SentencePiece models and ids. Old ones hold a ``pytorch_model.bin``, which is read
-without running code from it; here and nowhere else is pickle read.
+A Marian model (Junczys-Dowmunt et al. 2018) is an ``.npz`` file with the weights, ``decoder.yml``
+and vocabularies. An OPUS-MT release is such a folder, with two SentencePiece models and one YAML
+vocabulary for both sides. A MarianMT folder has ``config.json``, weights, two SentencePiece models
+and ``vocab.json``. Old folders contain ``pytorch_model.bin``, a pickle; it is read without running
+code from it. No other part of nmt reads pickles.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from nmt.errors import CheckpointError
 from nmt.files.json_file import field, read_json
 
 FloatArray = npt.NDArray[np.floating[Any]]
-Table = Mapping[str, str]
+Table = Mapping[str, str]  # Names of our layers -> names of theirs.
 DECODER, HF_CONFIG = "decoder.yml", "config.json"
-COPY_AGAIN = "Copy it again from where the model comes from."
+COPY_AGAIN = "Download or copy the model again."
 _OPTIONS = "special:model.yml"
-_MOST_BYTES = 64  # of an archive's parts for each byte of the archive
+_MOST_BYTES = 64  # Highest compression ratio of an archive, against zip bombs.
 _MAX_LENGTH, _LONGEST = 256, 10_000
 _SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
 _ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
-# Numbered by whether both sides' inputs are one table (2), and the output is the target's (1).
+# Index: 2 if both sides share the embedding matrix, plus 1 if the output projection is tied.
 _EMBEDDINGS: Sequence[Any] = ("separate", "decoder-tied", "inputs-shared", "tied")
 _NORMS = ("preprocess", "postprocess", "postprocess-top")
 _PLACES: Mapping[tuple[str, ...], Any] = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
-# Options of Marian, and keys of Hugging Face -> the values that we have a counterpart for.
+# Options of Marian, and keys of Hugging Face -> the values that nmt supports.
 _OFF = (
     "right-left", "ulr", "transformer-no-affine", "transformer-no-bias", "transformer-pool",
     "transformer-no-projection", "transformer-rnn-projection",
@@ -55,7 +55,7 @@ _MARIAN_OPTIONS: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("input-types", "transformer-tied-layers"), ([],)),
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-ffn-activation": ("relu", "swish"),  # its gelu is another function
+    "transformer-ffn-activation": ("relu", "swish"),  # Marian's gelu is a different function
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-postprocess-emb": ("d", ""),
@@ -67,8 +67,8 @@ _HF_KEYS: Mapping[str, Sequence[Any]] = {
     "static_position_embeddings": (True, None),
     "activation_function": tuple(_ACTIVATIONS),
 }
-# Our layers -> the parts of theirs that are fused in them, one above the other. Of Marian, {} is W
-# or b, and scale or bias of a norm.
+# Our layers -> the original layers that are concatenated in them. For Marian, {} stands for W or b,
+# or for the scale or bias of a norm.
 _MARIAN_PARTS: Table = {
     "self_attention.query_key_value": "self_{}q self_{}k self_{}v",
     "self_attention.output": "self_{}o",
@@ -96,21 +96,21 @@ _HF_PARTS: Table = {
 
 
 class Vocabulary:
-    """One side's entries in another system.
+    """The vocabulary of one side in another system.
 
     Args:
-        path: SentencePiece model that makes tokens of text; a piece that is not a token is unknown.
-        tokens: In the order of the rows of its table, ``<unk>`` and ``</s>`` among them. None: the
-            pieces.
+        path: SentencePiece model. A subword that is not among ``tokens`` is unknown to the model.
+        tokens: Tokens in the order of the embedding matrix, including ``<unk>`` and ``</s>``. If
+            None, the subwords of the SentencePiece model.
 
     Raises:
-        CheckpointError: There is no such model.
+        CheckpointError: The file is missing, or not a SentencePiece model.
     """
 
     def __init__(self, path: Path, tokens: Sequence[str] | None = None) -> None:
         with reading(path):
             self.sentencepiece: Any = ModelProto.FromString(path.read_bytes())
-            if not self.sentencepiece.pieces:  # nothing at all is a valid message, too
+            if not self.sentencepiece.pieces:  # an empty file is a valid protobuf message, too
                 raise ValueError("it is not a SentencePiece model")
         self.pieces = [piece.piece for piece in self.sentencepiece.pieces]
         self.tokens = self.pieces if tokens is None else tokens
@@ -118,39 +118,39 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A model of another system."""
+    """A model of another system, before it is written as a model folder."""
 
     system: str  # ``marian`` or ``hugging-face``
-    model: ModelConfig  # its shape in our words; `output_bias` is true
-    # By our names; tables and output bias with rows in the order of the vocabularies.
+    model: ModelConfig  # With `output_bias` true.
+    # By our names. Rows of matrices and output bias are in the order of the original vocabularies.
     weights: Mapping[str, FloatArray]
     source: Vocabulary
-    target: Vocabulary  # with the same tokens where the model shares its inputs
-    start: str | None = None  # token whose vector the decoder reads first; None for zeros
-    decoding: DecodingConfig  # as their files recommend it
-    max_length: int = _MAX_LENGTH  # longest line in subwords; longer ones are cut and joined
-    languages: tuple[str, str] | None = None  # codes, where the files name them
+    target: Vocabulary  # Has the tokens of ``source`` if the model shares its embedding matrix.
+    start: str | None = None  # First input token of the decoder; None for a vector of zeros.
+    decoding: DecodingConfig  # The search options in the files of the model.
+    max_length: int = _MAX_LENGTH  # Longest line in subwords; longer lines are split.
+    languages: tuple[str, str] | None = None  # Language codes, if the files contain them.
 
 
 def refused(what: str) -> CheckpointError:
-    """Return the error for a model that uses ``what``."""
-    problem = f"The model uses {what}, which nmt has no counterpart for."
-    return CheckpointError(problem, fix="Import another model, or train one: `nmt init`.")
+    """Return the error for a model with an unsupported feature."""
+    problem = f"The model uses {what}, which nmt does not support."
+    return CheckpointError(problem, fix="Import another model, or train a model: `nmt init`.")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what is raised where ``path`` is not what it should be into an error of ours."""
+    """Convert every exception while reading ``path`` to a `CheckpointError`."""
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # zipfile, zlib, numpy and pickle: each has its own for damage
+    except Exception as error:  # zipfile, zlib, numpy and pickle have many exceptions for damage
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
         if isinstance(error, KeyError):
-            problem = f"it has no {error}"
-        elif isinstance(error, UnpicklingError):  # torch's own text says how to run its code
-            problem = "it is not a file of weights alone"
+            problem = f"{error} is missing"
+        elif isinstance(error, UnpicklingError):  # torch's message recommends unsafe loading
+            problem = "the pickle contains more than weights"
         elif isinstance(error, ValidationError):
             problem = "; ".join(
                 f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors()
@@ -160,9 +160,9 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
-    """Raise a ValueError where an archive would take far more memory than its file."""
+    """Raise a ValueError if an archive would unpack to far more bytes than its own size."""
     if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES * path.stat().st_size:
-        raise ValueError("its parts claim to be far larger than the file")
+        raise ValueError("its unpacked contents would be far larger than the file")
 
 
 def _weights(
@@ -172,15 +172,15 @@ def _weights(
     vectors: Sequence[FloatArray],
     output_bias: FloatArray,
 ) -> dict[str, FloatArray]:
-    """Return the weights by our names, but for norms after the last layer.
+    """Return the weights by our names, except the norms after the last layers.
 
     Args:
-        config: The model's shape.
-        table: Our layers -> their parts.
-        read: Side, number of the layer from 0, part, and weight or bias -> (outputs, inputs) or
-            (outputs,).
-        vectors: Tables of source and target, and the output projection.
-        output_bias: Of the output projection.
+        config: Configuration of the model.
+        table: Our layers -> the original layers that are concatenated in them.
+        read: Maps side, layer number from 0, original layer, and weight or bias to an array with
+            shape (outputs, inputs) or (outputs,).
+        vectors: Embedding matrices of source and target, and the output projection.
+        output_bias: Bias of the output projection.
     """
     weights = {"source_vectors": vectors[0], "output_bias": output_bias.reshape(-1)}
     if not config.shares_inputs:
@@ -207,13 +207,13 @@ def _by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
 
 
 def read_marian(source: Path) -> Imported:
-    """Read a model of Marian.
+    """Read a Marian model.
 
     Args:
-        source: Folder, or its .npz file.
+        source: The folder of the model, or its .npz file.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the model has parts that we lack.
+        CheckpointError: A file is missing or damaged, or nmt does not support the model.
     """
     folder = source if source.is_dir() else source.parent
     decoder, settings = folder / DECODER, dict[str, Any]()
@@ -225,11 +225,12 @@ def read_marian(source: Path) -> Imported:
             raise refused(f"an ensemble of {len(named)} models")
         paths = [folder / Path(name).name for name in named] or list(folder.glob("*.npz"))
         if not source.is_file() and len(paths) != 1:
-            raise ValueError("it does not hold the one .npz file of the weights")
+            raise ValueError(f"it contains {len(paths)} .npz files instead of 1")
         path = source if source.is_file() else paths[0]
         source_side, target_side = _vocabularies(folder, settings)
-        # Marian's limit is three times the longest source of a batch, whichever lines come together
-        # there. Its beam also loses a place with each hypothesis that ends; ours does not.
+        # Marian limits the output to three times the longest source of the batch, so the limit
+        # depends on the batch. Marian's beam also shrinks with each finished hypothesis; ours does
+        # not.
         decoding = DecodingConfig(
             beam_size=int(settings.get("beam-size", 12)),
             length_penalty=float(settings.get("normalize", 0)),
@@ -255,10 +256,10 @@ def read_marian(source: Path) -> Imported:
 
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Read an .npz archive, without Python objects; a small file takes little memory.
+    """Read an .npz archive safely: without Python objects, and with limited memory.
 
     Raises:
-        CheckpointError: It is missing or damaged, or holds Python objects.
+        CheckpointError: The file is missing or damaged, or contains Python objects.
     """
     with reading(path):
         with zipfile.ZipFile(path) as archive:
@@ -272,7 +273,7 @@ def _yaml(text: str, path: Path) -> dict[str, Any]:
 
 
 def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
-    """Translate the options of the training, which stand among the weights; refuse what we lack."""
+    """Convert Marian's training options, which the .npz contains; refuse unsupported options."""
     for name, value in options.items():
         is_alibi = name.startswith("transformer-alibi")
         if value not in ((False, None) if is_alibi else _MARIAN_OPTIONS.get(name, (value,))):
@@ -335,27 +336,32 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary
     there = {*folder.glob("*.spm"), *folder.glob("*vocab.yml")} - {*of_text}
     files = named or sorted(there) * (2 if len(there) == 1 else 1)
     if len(files) != 2:
-        raise ValueError("it does not hold the vocabularies of source and target")
+        raise ValueError("the vocabularies of source and target are missing")
     return _vocabulary(files[0], of_text[0]), _vocabulary(files[1], of_text[1])
 
 
 def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
-    """Read an .spm, or a YAML vocabulary whose entries are pieces of the .spm ``of_text``."""
+    """Read a vocabulary.
+
+    Args:
+        path: An .spm file, or a YAML file with the ids of subwords.
+        of_text: For a YAML file, the SentencePiece model of its subwords.
+    """
     if path.suffix == ".spm":
         return Vocabulary(path)
     if not of_text.is_file():
-        raise refused(f"{path.name} without {of_text.name} (subwords of another program)")
+        raise refused(f"{path.name} without {of_text.name} (subwords without SentencePiece)")
     return Vocabulary(of_text, read_vocabulary(path))
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """Read a vocabulary of ``token: id`` lines; return the tokens by id.
+    """Read a vocabulary of ``token: id`` lines; return the tokens in the order of their ids.
 
     Raises:
-        CheckpointError: A line is something else, or the ids are not 0, 1, 2 and so on.
+        CheckpointError: A line has another form, or the ids are not 0, 1, 2 and so on.
     """
-    # The loader in C, where it is there, is ten times as fast; neither makes anything but text:
-    # to others the tokens `yes`, `null` and `1` are no text.
+    # The base loaders read all values as text; other loaders would convert the tokens `yes`, `null`
+    # and `1`. The loader in C is ten times as fast, but not always installed.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     with reading(path):
         ids = yaml.load(path.read_text(encoding="utf-8", errors="replace"), loader)
@@ -363,10 +369,10 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def read_hugging_face(source: Path) -> Imported:
-    """Read a folder of a MarianMT model.
+    """Read a MarianMT folder of Hugging Face.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or the model has parts that we lack.
+        CheckpointError: A file is missing or damaged, or nmt does not support the model.
     """
     settings = _json(source / HF_CONFIG)
     for name, allowed in _HF_KEYS.items():
@@ -377,7 +383,7 @@ def read_hugging_face(source: Path) -> Imported:
         raise refused(f"{heads[0]} heads in the encoder and {heads[1]} in the decoder")
     path = source / (_SAFE if (source / _SAFE).is_file() else _PICKLE)
     if not path.is_file():
-        fix = "Download the whole model; weights in several files are not read."
+        fix = "Download the whole model. Weights that are split into several files do not work."
         raise CheckpointError(f"{source} has neither {_SAFE} nor {_PICKLE}.", fix=fix)
     with reading(path):
         is_safe = path.name == _SAFE
@@ -395,7 +401,8 @@ def read_hugging_face(source: Path) -> Imported:
         start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
         if start not in range(len(target_side.tokens)):
             raise ValueError(f"decoder_start_token_id is {start}")
-        # Which tables are one is found by looking: releases read the configuration differently.
+        # Compare the matrices to find out which are shared: versions of the library interpret the
+        # configuration differently.
         same_tokens = source_side.tokens == target_side.tokens
         shares = same_tokens and np.array_equal(vectors[0], vectors[1])
         ties = np.array_equal(vectors[2], vectors[1])

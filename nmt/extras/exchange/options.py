@@ -9,7 +9,7 @@ from typing import Annotated
 from nmt.commands.options import Checkpoint, Json, Model, OutputFolder
 from nmt.config.flag import Flag, Options
 
-_HubName = Annotated[str, Flag("Name on the hub.", argument=True, metavar="hub:ORG/NAME")]
+_HubName = Annotated[str, Flag(argument=True, metavar="hub:ORG/NAME")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +17,16 @@ class ExportOptions(Options):
     """Which model to write, and for which program.
 
     Args:
-        to: safetensors, for nmt; or ctranslate2, which translates faster on CPUs.
-        quantization: Weights: float32; ctranslate2 also has int8 (smallest, fastest on CPUs) and
-            float16.
+        to: Format of the folder: safetensors, for nmt on any device, or ctranslate2, for faster
+            translation on CPUs.
+        quantization: Number type of the weights. safetensors has float32; ctranslate2 also has int8
+            (smallest, fastest on CPUs), float16 and others.
     """
 
     model: Model
-    to: Annotated[str, Flag(metavar="TARGET")]
+    to: Annotated[str, Flag(metavar="FORMAT")]
     output: OutputFolder
-    quantization: Annotated[str | None, Flag(shown="float32")] = None
+    quantization: Annotated[str | None, Flag(metavar="TYPE", shown="float32")] = None
     checkpoint: Checkpoint = "best"
     json: Json = False
 
@@ -35,16 +36,18 @@ class ImportOptions(Options):
     """Which model of another system to read.
 
     Args:
-        source: Folder or .zip of MarianMT (Hugging Face) or OPUS-MT, or an .npz of Marian.
-        languages: Pair, as en-de.
-        positions: sinusoidal-halves, as Marian, or sinusoidal-concatenated, as Hugging Face
-            computes.
+        source: Folder or .zip of a MarianMT (Hugging Face) or OPUS-MT model, or a Marian .npz file.
+        languages: Language pair of the model, such as en-de.
+        positions: Layout of the sinusoidal positions: sinusoidal-halves (Marian) or
+            sinusoidal-concatenated (Hugging Face). The wrong layout ruins translations.
     """
 
     source: Annotated[Path, Flag(argument=True)]
     output: OutputFolder
-    languages: Annotated[str | None, Flag(short="l", metavar="PAIR", shown="in the files")] = None
-    positions: Annotated[str | None, Flag(shown="the system's")] = None
+    languages: Annotated[str | None, Flag(short="l", metavar="PAIR", shown="from the files")] = None
+    positions: Annotated[str | None, Flag(metavar="NAME", shown="from the format of the files")] = (
+        None
+    )
     json: Json = False
 
 
@@ -53,11 +56,12 @@ class PushOptions(Options):
     """Which model folder to upload, and what its card says.
 
     Args:
-        folder: Exported, averaged or imported model.
-        license: License, as the hub calls it.
-        scores: Scores that `nmt evaluate` printed as JSON, for the model's page. Repeatable.
-        private: Make a new repository private.
-        dry_run: Print the card and the files, and send nothing.
+        folder: Model folder to upload: exported, averaged or imported.
+        name: Repository on the Hugging Face Hub. A missing repository is created.
+        license: License identifier of the Hub, such as cc-by-4.0, for the model card.
+        scores: Output of `nmt evaluate` as JSON, for the scores on the model's page. Repeatable.
+        private: Make the repository private, if it is new.
+        dry_run: Print the model card and the list of files, and upload nothing.
     """
 
     folder: Annotated[Path, Flag(argument=True)]
@@ -71,7 +75,11 @@ class PushOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PullOptions(Options):
-    """Which model to download."""
+    """Which model to download, and where to write it.
+
+    Args:
+        name: Repository on the Hugging Face Hub. hub:ORG/NAME@COMMIT selects a version.
+    """
 
     name: _HubName
     output: OutputFolder

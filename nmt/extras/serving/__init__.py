@@ -1,1 +1,1 @@
-"""Models -> an HTTP service: requests of all clients share batches."""
+"""An HTTP server for models. Requests of all clients share batches."""

@@ -350,7 +350,7 @@ def test_what_it_does_not_have_is_refused(
     with pytest.raises(ConfigError, match="does not have attention"):
         theirs.engine.attention([[5]], [[6]])
     monkeypatch.setattr(import_ctranslate2(), "get_cuda_device_count", lambda: 0)
-    with pytest.raises(DeviceError, match="no CUDA device"):
+    with pytest.raises(DeviceError, match="does not find a CUDA device"):
         Translator.load(original, device="cuda", engine="ctranslate2")
 
 
@@ -426,16 +426,16 @@ def test_a_cpu_gets_ctranslate2_for_what_it_has(
         (needs_of(outputs=frozenset({"attention"})), "attention"),
         (needs_of(outputs=frozenset({"alignments"})), "alignments"),
         (needs_of(outputs=frozenset({"new output"})), "new output"),
-        (needs_of(max_length_factor=90), "3,621 positions (it is converted for 1,024)"),
-        (needs_of(longest=1023), "2,067 positions (it is converted for 1,024)"),
+        (needs_of(max_length_factor=90), "3,621 positions (the limit is 1,024)"),
+        (needs_of(longest=1023), "2,067 positions (the limit is 1,024)"),
         (needs_of(longest=None), "positions for lines of any length"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_not_on_its_list_is_for_torch(
+def test_torch_replaces_ctranslate2_for_unsupported_requirements(
     run_dir: Path, needs: Needs, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With -v the reason is told; an option that is not known to the list is not on it."""
+    """With -v the reason is logged. Unknown options count as unsupported."""
     caplog.set_level(logging.DEBUG, "nmt.inference")
     assert chosen(run_dir, needs) == ("torch", "float32")
     assert any(text.startswith("torch translates") and why in text for text in caplog.messages)
@@ -477,7 +477,7 @@ def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
     assert converted(cache) == ["ctranslate2-float32", "ctranslate2-int8"]
     times = {path: path.stat().st_mtime_ns for path in cache.glob("ctranslate2-*")}
     load(run_dir, shortlist=True).translate(LINES[:1])
-    with pytest.raises(EngineLacksError, match="for which it was not converted"):
+    with pytest.raises(EngineLacksError, match="exported without a shortlist"):
         load(run_dir).with_options(shortlist=True)
     assert converted(cache) == ["ctranslate2-float32"] * 2 + ["ctranslate2-int8"]
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())

@@ -148,7 +148,7 @@ def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
     exported(tmp_path / "run", tmp_path / "out", "ctranslate2")
     found = Translator.load(tmp_path / "out", device="cpu")
     assert [text for text in caplog.messages if not text.startswith("next:")] == (
-        [f"ctranslate2 cannot search with {told}: the export leaves that out"] if told else []
+        [f"left out, because ctranslate2 does not support it: {told}"] if told else []
     )
     assert len(found.translate(sentences(2))) == 2
     for name in ("beam_size", "length_penalty", "max_length_offset", "seed"):
@@ -171,7 +171,9 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
         record = json.loads((output / "export.json").read_text("utf-8"))
         assert record["sha256"] == load_model(run_dir, checkpoint).sha256
     assert "| bleu | 7.25 |" in (tmp_path / "average" / "README.md").read_text("utf-8")
-    assert "None is recorded." in (tmp_path / "last" / "README.md").read_text("utf-8")
+    assert "No validation scores are recorded." in (tmp_path / "last" / "README.md").read_text(
+        "utf-8"
+    )
     assert exported(run_dir / "average", tmp_path / "again", "safetensors").step == 40
 
 
@@ -187,7 +189,7 @@ def test_nothing_is_left_of_an_export_that_fails(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_places_that_hold_something_are_refused(
+def test_existing_folders_are_not_overwritten(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -204,7 +206,7 @@ def test_places_that_hold_something_are_refused(
 def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> None:
     out = exported(run_dir, tmp_path / "out", "ctranslate2", quantization="int8").output
     assert (is_ctranslate2(run_dir), is_ctranslate2(out)) == (False, True)
-    with pytest.raises(ConfigError, match="out is an export already"):
+    with pytest.raises(ConfigError, match="out is already an export"):
         exported(out, tmp_path / "again", "safetensors")
     with pytest.raises(ConfigError, match="out: exported for CTranslate2, which"):
         Translator.load(out, engine="torch")
@@ -236,7 +238,11 @@ def test_a_damaged_export_is_refused(run_dir: Path, tmp_path: Path) -> None:
     ("code", "message", "flags"),
     [
         (2, "onnx is not a known export target", ("--to", "onnx")),
-        (2, "writes no int8", ("--to", "safetensors", "--quantization", "int8")),
+        (
+            2,
+            "does not support --quantization int8",
+            ("--to", "safetensors", "--quantization", "int8"),
+        ),
         (2, "checkpoint is 'newest'", ("--to", "safetensors", "--checkpoint", "newest")),
         (4, "no checkpoint step-00000007", ("--to", "safetensors", "--checkpoint", "step-7")),
     ],
@@ -251,9 +257,9 @@ def test_mistakes_are_explained(
 
 
 @needs_ctranslate2
-def test_what_ctranslate2_cannot_express_is_named(tokenizer: Path, tmp_path: Path) -> None:
+def test_unsupported_options_of_ctranslate2_are_named(tokenizer: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", tokenizer, run_config({"qk_norm": True}))
-    with pytest.raises(ConfigError, match=r"cannot express model.qk_norm true.\n.*safetensors"):
+    with pytest.raises(ConfigError, match=r"does not support model.qk_norm true.\n.*safetensors"):
         exported(tmp_path / "run", tmp_path / "out", "ctranslate2")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     exported(tmp_path / "run", tmp_path / "out", "safetensors")
@@ -283,7 +289,7 @@ def test_a_target_is_added_by_registering_it(run_dir: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("data_hash", ["d", "other"])
-def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
+def test_the_card_describes_the_model_and_only_its_own_data(
     tokenizer: Path, tmp_path: Path, data_hash: str
 ) -> None:
     prepared = tmp_path / "prepared"
@@ -298,12 +304,12 @@ def test_the_card_tells_what_the_model_is_and_of_its_own_data_only(
 
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert card.startswith("---\nlanguage:\n- de\n- en\n")
-    for text in ("Translates de to en. Trained for 30 updates", "320 entries (bpe, joint)"):
+    for text in ("Translates de to en. Trained for 30 updates", "320 subwords (bpe, joint)"):
         assert text in card
     assert "| bleu | 12.35 |\n" in card or "| bleu | 12.34 |\n" in card
     assert str(tmp_path) not in card
     is_own = data_hash == "d"
     for text in ("- few: 1,990 of 2,000 pairs\n", "- a.de: sha256 `abc`", "token ids: `d`"):
         assert (text in card) == is_own
-    for text in ("- few\n", "hashes are not known"):
+    for text in ("- few\n", "hashes are unknown"):
         assert (text in card) != is_own

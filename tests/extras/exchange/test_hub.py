@@ -224,10 +224,10 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path, back: Path) -> No
         pulled(back, "hub:org/other")
     with pytest.raises(ConfigError, match="is not a valid Hub name"):
         parse_name("org/model")
-    with pytest.raises(ConfigError, match="A revision"):
+    with pytest.raises(ConfigError, match="Cannot push to the revision"):
         pushed(model, name=f"{NAME}@main", dry_run=True)
     (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(DataError, match="holds no scores"):
+    with pytest.raises(DataError, match="is not a JSON report"):
         pushed(model, scores=(tmp_path / "bad.json",), dry_run=True)
     (model / "model.safetensors").chmod(0o644)
     shutil.copyfile(model / "config.yaml", model / "model.safetensors")
@@ -249,6 +249,6 @@ finally: print([name for name in ("torch", "huggingface_hub", "datasets") if nam
         [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
     )
 
-    assert "there is no connection to http://127.0.0.1:1." in done.stderr
+    assert "http://127.0.0.1:1 cannot be reached." in done.stderr
     assert (done.returncode, done.stdout) == (4, "[]\n")
     assert not list(tmp_path.iterdir())

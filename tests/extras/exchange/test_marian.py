@@ -132,11 +132,11 @@ def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path
         ("type: transformer", "type: s2s", "type: s2s"),
         ('preprocess: ""', "preprocess: nd", "preprocess, postprocess"),
         ("ffn-depth: 2", "ffn-depth: 3", "ffn-depth: 3"),
-        ("dim-emb: 128", "dim-emb: 64", "not those of the model that is described"),
+        ("dim-emb: 128", "dim-emb: 64", "do not match the configuration"),
         ("transformer-heads: 4", "transformer-heads: 0", "is damaged"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(
+def test_unsupported_options_of_marian_are_named(
     marian_models: Path, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     folder = Path(shutil.copytree(marian_models / "transformer", tmp_path / "theirs"))
@@ -172,7 +172,7 @@ def test_damaged_archives_are_refused_and_take_no_memory(data: st.DataObject) ->
         assert sum(array.nbytes for array in found.values()) <= len(content)
 
 
-def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
+def test_an_archive_with_a_huge_array_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "huge.npz"
     for shape in ("(1000000000000,)", "(-1,)"):
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
@@ -190,7 +190,7 @@ def test_a_header_that_claims_too_much_is_refused(tmp_path: Path) -> None:
         read_npz(path)
 
 
-def test_a_vocabulary_has_one_entry_a_line(tmp_path: Path) -> None:
+def test_a_vocabulary_has_one_token_per_line(tmp_path: Path) -> None:
     path = tmp_path / "vocab.yml"
     path.write_text('"</s>": 0\n<unk>: 1\n\'it\'\'s\': 2\n"a\\"b\\\\": 3\n▁:: 4\n', "utf-8")
     assert read_vocabulary(path) == ["</s>", "<unk>", "it's", 'a"b\\', "▁:"]
@@ -246,10 +246,10 @@ def test_logits_and_outputs_are_those_of_its_own_library(
     assert differing <= 2
 
 
-def test_subwords_of_nasty_lines_are_those_of_its_own_library(
+def test_difficult_lines_get_the_same_subwords_as_in_hugging_face(
     marian_models: Path, tmp_path: Path
 ) -> None:
-    """And padding has its probability, and BOS none."""
+    """PAD keeps its probability in the softmax; BOS has none."""
     bundle, ours = converted(marian_models, tmp_path)
     theirs = {own: index for index, own in ours.items()}
     lines = nasty_lines(marian_models, len(GOLDEN["ids"]))
@@ -273,13 +273,13 @@ def test_subwords_of_nasty_lines_are_those_of_its_own_library(
         ("config.json", {"decoder_attention_heads": 2}, "4 heads in the encoder and 2"),
         ("config.json", {"activation_function": "tanh"}, "activation_function: tanh"),
         ("config.json", {"normalize_before": True}, "normalize_before: True"),
-        ("config.json", {"d_model": 20}, "not those of the model that is described"),
+        ("config.json", {"d_model": 20}, "do not match the configuration"),
         ("config.json", {"d_model": -1}, "is damaged"),
         ("config.json", {"decoder_start_token_id": 10**9}, "decoder_start_token_id"),
         ("vocab.json", {"new": 3}, "its ids are not 0, 1, 2"),
     ],
 )
-def test_what_cannot_be_imported_is_refused_by_name(
+def test_unsupported_values_of_hugging_face_are_named(
     theirs: Path, name: str, change: dict[str, Any], message: str
 ) -> None:
     values = json.loads((theirs / name).read_text(encoding="utf-8"))
@@ -306,4 +306,4 @@ def test_old_weights_are_read_without_running_their_code(theirs: Path, tmp_path:
     for name, tensor in load_model(tmp_path / "pickled").model.state_dict().items():
         assert torch.equal(tensor, safe[name])
     torch.save({"weights": Path("x")}, theirs / "pytorch_model.bin")  # not a type of weights
-    refused(theirs, "it is not a file of weights alone")
+    refused(theirs, "the pickle contains more than weights")
