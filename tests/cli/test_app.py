@@ -17,13 +17,6 @@ from nmt.version import __version__
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 
 
-def run(*arguments: str, **settings: object) -> subprocess.CompletedProcess[bytes]:
-    """A real process with nothing in its environment but what is given."""
-    environment = {"PATH": os.environ["PATH"], **{k: str(v) for k, v in settings.items()}}
-    command = [sys.executable, "-m", "nmt", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
-
-
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def prepare(*_: object, **__: object) -> None:
         raise error
@@ -83,21 +76,16 @@ def test_the_help_loads_nothing_heavy() -> None:
 
 def test_nothing_is_needed_from_the_environment_and_output_is_utf8(tmp_path: Path) -> None:
     """FAULTS 26: HOME unset, C locale, no terminal."""
-    text = Path(DEMO).read_text(encoding="utf-8") + "run_dir: läufe/実験\n"
-    config = tmp_path / "ü.yaml"
-    config.write_text(text, encoding="utf-8")
-
-    c_locale = {"LC_ALL": "C", "PYTHONUTF8": 0, "PYTHONCOERCECLOCALE": 0}
-
-    shown = run("config", "show", str(config), **c_locale)
-    assert shown.returncode == 0, shown.stderr
-    assert "run_dir: läufe/実験\n" in shown.stdout.decode("utf-8")
-
-    config.write_text(text + "größe: 1\n", encoding="utf-8")
-    failed = run("config", "show", str(config), **c_locale)
-    assert failed.returncode == 2
-    assert "unknown key größe" in failed.stderr.decode("utf-8")
-    assert "Traceback" not in failed.stderr.decode("utf-8")
+    config, demo = tmp_path / "ü.yaml", Path(DEMO).read_text(encoding="utf-8")
+    place = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "nmt", "config", "show", str(config)]
+    for more, code in (("run_dir: läufe/実験\n", 0), ("größe: 1\n", 2)):
+        config.write_text(demo + more, encoding="utf-8")
+        done = subprocess.run(command, env=place, capture_output=True, check=False, timeout=60)
+        assert done.returncode == code, done.stderr
+        said = done.stderr if code else done.stdout
+        assert ("unknown key größe" if code else more) in said.decode("utf-8")
+        assert b"Traceback" not in done.stderr
 
 
 def test_a_command_as_a_module_is_answered_with_the_command() -> None:

@@ -77,10 +77,3 @@ def test_score_and_evaluate_show_each_batch(
     assert frames.counts("scoring") == ["0/9", "7/9", "9/9"]
     assert frames.counts("translating") == ["0/9", *COUNTS]
     assert_complete(frames)
-
-
-def test_no_command_writes_frames_where_nobody_watches(
-    runs: dict[str, Path], source: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    translate(options_of(runs["plain"], source))
-    assert "/9" not in capfd.readouterr().err

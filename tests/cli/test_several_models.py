@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -41,35 +40,20 @@ def evaluated(run: Path, *arguments: object) -> str:
     return result.stderr
 
 
-def test_several_models_translate_together(runs: dict[str, Path]) -> None:
-    plain, learned = runs["plain"], runs["learned"]
-    alone, together = translated(plain), translated(plain, "--with", learned)
-    assert len(together) == len(LINES)
-    assert alone != together
-    assert translated(plain, "--with", learned, "--weights", "1,0") == alone
-    assert translated(plain, "--with", plain) == alone
-    assert translated(learned, "--with", plain, "--weights", "2,2") == together
-    three = ("--with", learned, "--with", learned, "--ensemble-mean", "geometric")
-    assert len(translated(plain, *three)) == len(LINES)
-
-
-def test_a_beam_that_mbr_cannot_have_is_refused(runs: dict[str, Path]) -> None:
+def test_a_beam_that_mbr_cannot_have_and_weights_of_no_ensemble_are_refused(
+    runs: dict[str, Path],
+) -> None:
     mbr = ("translate", runs["plain"], "--mbr", "chrf")
     refused(call(*mbr, "--mbr-candidates", 1000, "--mbr-from", "beam"), 2, "beam_size is 1000")
     words = ("--beam-size 7 does not work with --mbr", "--mbr-candidates")
     refused(call(*mbr, "--beam-size", 7), 2, *words)
+    weights = ("--weights", "1,2")  # of one model alone
+    refused(call("translate", runs["plain"], *weights), 2, "2 weights (1,2) for 1 model.")
 
 
-def test_models_that_do_not_go_together_are_refused(runs: dict[str, Path]) -> None:
-    plain, other, modern = (runs[name] for name in ("plain", "other", "modern"))
-    problem = f"error: {other}: other languages or another voc"
-    refused(call("translate", plain, "--with", other), 4, problem)
-    result = call("translate", plain, "--with", modern, "--weights", "1,2,3")
-    refused(result, 2, "3 weights (1,2,3) for 2 models")
-    refused(call("translate", plain, "--weights", "1,2"), 2, "2 weights (1,2) for 1 model.")
-
-
-@pytest.mark.parametrize("mbr", [(), ("--mbr", "bleu", "--mbr-candidates", 8)])
+@pytest.mark.parametrize(
+    "mbr", [(), ("--mbr", "bleu", "--mbr-candidates", 8), ("--mbr", "chrf", "--mbr-from", "beam")]
+)
 def test_what_is_evaluated_is_what_translate_gives(
     runs: dict[str, Path], files: tuple[str, ...], tmp_path: Path, mbr: tuple[object, ...]
 ) -> None:
@@ -78,22 +62,6 @@ def test_what_is_evaluated_is_what_translate_gives(
     found = (tmp_path / "out").read_text("utf-8").split("\n")[:-1]
     assert found == translated(runs["plain"], *flags)[1:]
     assert found != translated(runs["plain"])[1:]
-
-
-@pytest.mark.parametrize(("metric", "flags"), [("chrf", ()), ("bleu", ("--mbr-from", "beam"))])
-def test_mbr_gives_a_line_for_each_line(
-    runs: dict[str, Path], metric: str, flags: tuple[str, ...]
-) -> None:
-    mbr = ("--mbr", metric, "--mbr-candidates", 8, *flags)
-    found = translated(runs["plain"], *mbr)
-    assert len(found) == len(LINES)
-    assert found == translated(runs["plain"], *mbr)
-    lines = translated(runs["plain"], *mbr, "--n-best", 2, "--format", "json")
-    parsed = [json.loads(line) for line in lines]
-    assert [item["translation"] for item in parsed] == found
-    assert {len(item["alternatives"]) for item in parsed[1:]} <= {1, 2}  # samples may be equal
-    assert len(parsed[0]["alternatives"]) == 0
-    assert max(len(item["alternatives"]) for item in parsed) == 2
 
 
 def test_a_metric_that_chose_is_called_optimistic(

@@ -19,7 +19,7 @@ import pytest
 
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
-from nmt.errors import DataError, NmtError, TokenizerError
+from nmt.errors import DataError, NmtError
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 from tests.terminal import terminal
@@ -79,6 +79,13 @@ def test_files_without_text_are_named(tmp_path: Path, kind: str) -> None:
     else:
         path.mkdir() if kind == "folder" else os.mkfifo(path)  # corpora are read twice
     refused(config, r"train\.de is a pipe" if kind == "pipe" else r"train\.de")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """FAULTS 9: a file is no folder, even for the superuser."""
+    config = config_for(tmp_path)
+    place = tmp_path / "valid.de" / "below"
+    refused(config.model_copy(update={"prepared_dir": place}), r"valid\.de/below")
 
 
 def test_bad_utf_8_stops_or_drops_both_sides(tmp_path: Path) -> None:
@@ -170,17 +177,6 @@ def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:
         "data.train.1.tsv: nope.tsv does not exist.",
         "data.test.bad.target: nope.en does not exist.",
     ]
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_a_vocabulary_the_text_does_not_allow_names_the_largest(tmp_path: Path, kind: str) -> None:
-    """FAULTS 41: and the size it names works."""
-    big = {"kind": kind, "vocab_size": 5000, "byte_fallback": False}
-    with pytest.raises(TokenizerError, match=r"Set tokenizer\.vocab_size to \d+") as caught:
-        prepare(config_for(tmp_path, tokenizer=big))
-    largest = int("".join(filter(str.isdigit, caught.value.fix)))
-    report = prepare(config_for(tmp_path, tokenizer={**big, "vocab_size": largest}))
-    assert report.sides[0].vocab_size == largest
 
 
 def test_unchanged_input_is_left_alone_and_changed_input_is_not(
@@ -287,13 +283,6 @@ def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_pa
     report = prepare(config)
     assert report.counts["valid"] == {"read": 2, "kept": 2}
     assert report.counts["numbers"]["length"] > 0
-
-
-def test_identical_sides_are_warned_about(tmp_path: Path) -> None:
-    """FAULTS 38."""
-    source, _ = corpus(120)
-    write_pairs(tmp_path, source, source)
-    assert any("identical sides" in text for text in prepare(config_for(tmp_path)).warnings)
 
 
 def test_a_corpus_that_changes_meanwhile_is_noticed(

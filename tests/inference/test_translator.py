@@ -77,33 +77,6 @@ def test_batches_keep_to_both_of_their_limits(
         assert most_rows == 21 or any(len(rows) == most_rows for rows in batches)
 
 
-ODD_LINES = [
-    "Hund \U0001f415\u200d\U0001f9ba und \U0001f469\u200d\U0001f467 heute",
-    "שלום עולם",
-    "\u202e\u0645\u0631\u062d\u0628\u0627\u202c",
-    "\udcff lone \ud83d surrogates",
-    "\0 null",
-    "a\u2028b\u0085c\fd\re",
-    "der\tHund",
-    "\u200b",
-    "汉字没有空格" * 40,
-    "e\u0301" * 30,
-    "\U0001f415" * 100,
-    "\ufeff",
-    "\u017ftra\u00dfe \ufb01 \u2163 \u2460",
-]
-
-
-def test_odd_lines_give_a_line_each(translator: Translator) -> None:
-    """Fault 45."""
-    results = translator.translate(ODD_LINES)
-    assert [result.source for result in results] == ODD_LINES
-    for result in results:
-        assert "\n" not in result.text
-        assert "\r" not in result.text
-        result.text.encode()
-
-
 def test_a_very_long_line_is_cut_and_raises_an_alarm(
     model: Transformer, tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
