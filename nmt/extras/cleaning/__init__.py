@@ -1,1 +1,1 @@
-"""Corpus diagnosis: languages, near duplicates, misaligned blocks, alignment scores."""
+"""Corpus diagnosis: languages, duplicates, leakage, misaligned ranges, alignment scores."""

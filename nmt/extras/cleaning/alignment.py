@@ -1,8 +1,13 @@
-"""The lines of all corpora -> a score of the words of each pair, and the misaligned ranges.
+"""Scores every sentence pair by its words, and finds misaligned ranges of lines.
 
-Lengths of lines say where a shift may be: that is enough to learn a lexicon from lines that do
-belong together. Its scores then say, line by line, which ones do not; without these the lexicon is
-learned again.
+The steps are:
+
+1. Sentence lengths suggest where the target lines are shifted (`first_offsets`).
+2. A bilingual lexicon is learned from the lines at these offsets.
+3. The lexicon scores every line. Ranges of lines with low scores are searched for the offset that
+   fits best (`find_ranges`).
+4. The lexicon is learned again, at the new offsets and without doubtful lines, until the offsets
+   stop changing.
 
 Shapes: n lines of a corpus, or of a part of it.
 """
@@ -27,16 +32,16 @@ from nmt.extras.cleaning.scores import Column, Scores
 from nmt.files.progress import progress_bar
 
 _ROUNDS = 4
-_AGREED = 0.01  # Share of the lines whose offset may differ from what the lexicon was taught.
+_AGREED = 0.01  # Iteration stops when fewer than this share of the lines change.
 _PART = 1 << 19
 _MOST_LESSONS = 1 << 20
-_HELD_OUT = 16  # One of so many pairs teaches no lexicon, to see what it knows.
+_HELD_OUT = 16  # One in 16 pairs is kept out of the lexicon, to measure the lexicon.
 _SMALLEST = 100
-_FEWEST_SCORED = 200  # Lines that tell what is usual.
-_FEWEST_UNRELATED = 1000  # Lines of a corpus that may say that some are unrelated.
+_FEWEST_SCORED = 200  # Minimum lines of a corpus for z-scores.
+_FEWEST_UNRELATED = 1000  # Minimum lines of a corpus for reporting unrelated ranges.
 _FEWEST_UNSEEN = 30
 _SAMPLE, _FAR = 4000, 200
-_DOUBTFUL = -3.5  # Standard deviations below what is usual: such lines do not teach again.
+_DOUBTFUL = -3.5  # Lines with a lower z-score are not used to learn the next lexicon.
 MOST_TOKENS = 64
 Offsets = npt.NDArray[np.int16]
 Values = npt.NDArray[np.floating]
@@ -45,26 +50,26 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What the lines of some corpora say about each other."""
+    """Alignment scores and misaligned ranges of some corpora, by the names of the corpora."""
 
-    # Per corpus, for each line: how much more probable its tokens are as a translation than
-    # anywhere, in nats per token; not a number where a side is blank or unreadable.
+    # Log-likelihood ratio of each line, in nats per token: its tokens as translations of each other
+    # against their overall frequencies. NaN if a side is blank or unreadable.
     scores: Mapping[str, Scores] = field(default_factory=dict)
-    # Per corpus, for each line: standard deviations by which its score, on a scale on which lines
-    # of all lengths are alike, lies above what is usual; not a number where that is not known.
+    # The same score, normalized for length, as a number of standard deviations above the typical
+    # score of the corpus. NaN if unknown.
     z_scores: Mapping[str, Scores] = field(default_factory=dict)
-    # Per corpus: its misaligned ranges. None below 100 lines; only shifts below 1,000.
+    # Misaligned ranges. Corpora below 100 lines have none; below 1,000 lines, only shifted ranges.
     ranges: Mapping[str, Sequence[Range]] = field(default_factory=dict)
-    lexicon: Lexicon | None = None  # the last one
+    lexicon: Lexicon | None = None  # the lexicon of the last iteration
 
 
 class _Judgement(NamedTuple):
-    """What a lexicon says of the lines of a part."""
+    """Results of one lexicon for a part of a corpus."""
 
     ranges: list[Range]
     z_scores: Values  # As in `Alignment`. (n,).
-    # Lines that should not teach a lexicon at the offset at which they have taught this one: what a
-    # pair has taught makes it score better, right or wrong. (n,).
+    # Lines that the next lexicon must not learn from at the same offset, because a pair that the
+    # lexicon has learned from scores better, even if it is wrong. (n,).
     is_doubtful: Mask
 
 
@@ -79,12 +84,12 @@ def align_corpora(
     """Score all pairs and find misaligned ranges.
 
     Args:
-        lines: The lines of all corpora, cut off after some tokens.
-        vocab_sizes: Entries of the source and of the target vocabulary.
-        spans: First row of each corpus, and the row behind its last.
-        folder: For the scores and other large arrays. They stay there.
-        held_out: Corpora that the lexicon must not be learned from.
-        workers: Work on batches of lines; they see the folder.
+        lines: The lines of all corpora, each truncated to some tokens.
+        vocab_sizes: Sizes of the source and of the target vocabulary.
+        spans: First row of each corpus, and the row after its last row.
+        folder: Folder for the scores and other large arrays. The caller removes it.
+        held_out: Corpora that are scored, but that the lexicon must not learn from.
+        workers: Processes for batches of lines. They must have access to ``folder``.
     """
     num = len(lines.source_lengths)
     offsets, is_taught = np.zeros(num, np.int16), np.zeros(num, np.bool_)
@@ -127,12 +132,12 @@ def align_corpora(
             if changed <= _AGREED * num:
                 break
     own = {name: joined(found) for name, found in ranges.items()}
-    # Without the large table that only scores of taught pairs need.
+    # Drop the large table of the previous iteration: only scoring needed it.
     return Alignment(scores, z_scores, own, lexicon and replace(lexicon, before=None))
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Cut a corpus into parts of a size that memory holds; a small rest goes with the last."""
+    """Cut a corpus into parts that fit into memory. The last part includes a small remainder."""
     starts = list(range(low, max(high - _PART // 2, low + 1), _PART))
     return pairwise([*starts, high])
 
@@ -140,7 +145,7 @@ def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
 def _lessons(
     lines: Lines, offsets: Offsets, is_taught: Mask, spans: Mapping[str, tuple[int, int]]
 ) -> Pairs:
-    """Return the pairs to learn from: of very many, a part that is evenly spread."""
+    """Return the pairs to learn the lexicon from; an evenly spaced sample of a large corpus."""
     step = max(sample_step(lines, len(offsets)), -(-len(offsets) // _MOST_LESSONS))
     found = [np.empty((2, 0), np.int64)]
     for low, high in spans.values():
@@ -161,13 +166,13 @@ def _per_token(totals: Values, lines: Lines, rows: Rows) -> Values:
 
 
 def _judge(scorer: PairScorer, rows: Rows, taught: Offsets, standing: Values) -> _Judgement:
-    """Judge lines of a corpus by what a lexicon knows.
+    """Find misaligned ranges and compute z-scores for a part of a corpus.
 
     Args:
-        scorer: Knows words.
-        rows: The rows of a part of a corpus. (n,).
-        taught: Offset at which each line has taught the lexicon. (n,).
-        standing: What the lexicon scores the lines as they stand. (n,).
+        scorer: Scores pairs of lines with the lexicon.
+        rows: The rows of the part. (n,).
+        taught: Offset at which the lexicon has learned from each line. (n,).
+        standing: Score of each line with the target line in the same row. (n,).
     """
     lines, num = scorer.lexicon.lines, len(rows)
     nothing = _Judgement([], np.full(num, np.nan), np.zeros(num, np.bool_))
@@ -191,11 +196,11 @@ def _judge(scorer: PairScorer, rows: Rows, taught: Offsets, standing: Values) ->
     there = evidence(as_taught)
     here = np.where(taught == 0, there, evidence(as_it_stands))
     ranges = list(find_ranges(scorer, evidence, rows, taught, here, there))
-    if num < _FEWEST_UNRELATED:  # so few do not say that lines are unrelated
+    if num < _FEWEST_UNRELATED:  # too few lines to decide that lines are unrelated
         ranges = [found for found in ranges if found.offset is not None]
     if num < _FEWEST_SCORED or not evidence.slope:
         return nothing._replace(ranges=ranges)
-    # What a pair has taught makes it score better, so only unseen ones say how many are right.
+    # Pairs that the lexicon has learned from score better, so the share comes from unseen pairs.
     share_right = share_above(as_taught.scores[unseen], at_random.scores)
     usual, spread = usual_scores(as_taught.scores[has_words], share_right)
     is_low = is_odd(there) | (as_taught.scores < usual + _DOUBTFUL * spread)
@@ -204,7 +209,7 @@ def _judge(scorer: PairScorer, rows: Rows, taught: Offsets, standing: Values) ->
 
 
 def _strangers(rows: Rows) -> Pairs:
-    """Return lines and others far from them: the same ones each time."""
+    """Return random pairs of lines that are far apart. The same rows always give the same pairs."""
     num = len(rows)
     generator = np.random.default_rng(num)
     sources = generator.integers(0, num, min(_SAMPLE, num))
@@ -214,7 +219,7 @@ def _strangers(rows: Rows) -> Pairs:
 
 
 def _next_lessons(judgement: _Judgement, taught: Offsets) -> tuple[Offsets, Mask]:
-    """Return the offset of each line, and whether it is to teach the next lexicon at it."""
+    """Return the new offset of each line, and whether the next lexicon learns from the line."""
     offsets, teaches = np.zeros(len(taught), np.int16), np.ones(len(taught), np.bool_)
     for found in judgement.ranges:
         place = slice(found.start - 1, found.end)
@@ -224,9 +229,9 @@ def _next_lessons(judgement: _Judgement, taught: Offsets) -> tuple[Offsets, Mask
 
 
 class CutLines:
-    """A view of a store in which each sentence ends after `MOST_TOKENS` tokens.
+    """A view of a token store that truncates sentences to `MOST_TOKENS` tokens.
 
-    Memory holds two bytes a line. It travels to other processes as its store.
+    It needs two bytes of memory per line, and is pickled as the store.
     """
 
     def __init__(self, store: ParallelStore) -> None:
@@ -258,7 +263,7 @@ class _CutLengths:
 
 
 def _cut(ids: Ids, offsets: Rows) -> tuple[Ids, Rows]:
-    """Return the first tokens of each sentence."""
+    """Truncate each sentence to `MOST_TOKENS` tokens."""
     whole = np.diff(offsets)
     lengths = np.minimum(whole, MOST_TOKENS)
     if (lengths == whole).all():

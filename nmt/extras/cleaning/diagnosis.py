@@ -1,7 +1,7 @@
-"""Everything that whole corpora say about their pairs, in the order in which `prepare` asks.
+"""The checks of `nmt prepare` that compare whole corpora.
 
-Repeated pairs, held-out sentences in training text, words that do not translate each other,
-misaligned ranges, and scores of other tools or of two models.
+They find repeated pairs, held-out sentences in the training data, pairs whose words do not
+translate each other, misaligned ranges, and pairs with a low score from a file or from two models.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ _MOST_RANGES = 10
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a block of pairs says by itself."""
+    """Computes what a block of pairs needs for the comparison with all other blocks.
+
+    Args:
+        sketches: Whether to compute sketches for near duplicates.
+        index: Index of the held-out sentences.
+    """
 
     sketches: bool
     index: LeakageIndex
 
     def __call__(self, pairs: Sequence[SentencePair]) -> Arrays:
-        """Return the hashes of the pairs, and the held-out sentences in their sources."""
+        """Return the hashes of the pairs, and the held-out sentences found in their sources."""
         leaks = [
             (leak.row, leak.held_out, leak.kind == "exact")
             for leak in self.index.find([pair.source for pair in pairs])
@@ -49,7 +54,7 @@ class Look:
 
 
 class CorpusDiagnosis(filters.Diagnosis):
-    """Judges the training pairs of one preparation."""
+    """Runs all checks of this package over the training pairs."""
 
     def __init__(self, material: filters.Material) -> None:
         super().__init__(material)
@@ -59,14 +64,14 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._repeats: Future[Repeats] | None = None
         self.look = Look("near_duplicate" in self._actions, self._leaks.index)
         self.depends_on = self._leaks.sources
-        # A lexicon is learned: after reading, that takes the most time.
+        # Learning a lexicon takes the most time after reading.
         self.compares_words = not self._actions.keys().isdisjoint(("lexical", "misaligned"))
         runs = material.score_with
         self._dual = dual_scorer(runs, material.languages) if runs else None
-        # Of the kept pairs of all corpora, in order: line and score by two models.
+        # Line number and score (by the two models) of every kept pair of all corpora, in order.
         self._dual_lines, self._dual_scores = array("q"), array("f")
-        self._spans: dict[str, tuple[int, int]] = {}  # of the kept pairs of each corpus
-        # By side and language: how many pairs, and the places of the first.
+        self._spans: dict[str, tuple[int, int]] = {}  # range of kept pairs of each corpus
+        # By side and detected language: the number of pairs, and the places of the first ones.
         self._num_in: Counter[tuple[str, str]] = Counter()
         self._first: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
@@ -77,7 +82,7 @@ class CorpusDiagnosis(filters.Diagnosis):
     def see(
         self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
     ) -> None:
-        """Take the next block."""
+        """Process the next block."""
         count = self._repeat_finder.count
         self._spans[corpus] = self._spans.get(corpus, (count, count))[0], count + len(pairs)
         self._repeat_finder.add(looked[_HASHES])
@@ -94,7 +99,7 @@ class CorpusDiagnosis(filters.Diagnosis):
             self._dual_scores.extend(self._dual([pair[:2] for pair in pairs]))
 
     def end(self, num_lines: Mapping[str, int]) -> None:
-        """Compare all pairs with each other, meanwhile if possible, and read files of scores."""
+        """Start comparing all pairs, in the background if possible, and read files of scores."""
         limits = self.material.filters.limits
         find = self._repeat_finder.findings
         self._repeats = self.material.workers.submit(find, self._actions, limits)
@@ -107,7 +112,7 @@ class CorpusDiagnosis(filters.Diagnosis):
     def learn(
         self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
     ) -> None:
-        """Score the words of all lines, and find misaligned ranges."""
+        """Score all lines by their words, and find misaligned ranges."""
         material = self.material
         held_out = spans.keys() - material.corpora.keys()
         alignment = align_corpora(
@@ -123,7 +128,7 @@ class CorpusDiagnosis(filters.Diagnosis):
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
     ) -> Mapping[int, Sequence[filters.Finding]]:
-        """Return the findings of a block, by the line's place in it."""
+        """Return the findings of a block, by the position of the line in the block."""
         assert self._repeats is not None
         places, stop = np.flatnonzero(is_kept), start + len(is_kept)
         first, self._num_asked = self._num_asked, self._num_asked + len(places)
@@ -150,7 +155,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         return findings
 
     def report(self) -> filters.DiagnosisReport:
-        """Return what to report."""
+        """Return the report of all checks, and complete the files of scores."""
         if self._dual is not None:
             spans = {name: slice(*span) for name, span in self._spans.items()}
             scores = np.array(self._dual_scores, np.float32)
@@ -180,7 +185,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         )
 
     def _report_languages(self) -> dict[str, Any]:
-        """Return how many pairs each language has, and on each side with its first lines."""
+        """Return the number of pairs by detected language, and by side with the first lines."""
         values: Counter[str] = Counter()
         sides: dict[str, dict[str, Any]] = {}
         for (side, value), count in self._num_in.most_common():
@@ -193,20 +198,21 @@ class CorpusDiagnosis(filters.Diagnosis):
             for name, scores in self._scores["scores"].items():
                 low, usual = np.nanquantile(scores[:], (0.01, 0.5))
                 yield (
-                    f"{name}: no pair has the reason scores: set filters.limits.scores; "
-                    f"1% of the scores are below {low:.4g}, and half below {usual:.4g}"
+                    f"{name}: its scores are not used yet: set filters.limits.scores; "
+                    f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
                 )
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Name the largest misaligned ranges."""
+    """Yield a line of text for each of the largest misaligned ranges."""
     largest = sorted(ranges, key=lambda found: found["start"] - found["end"])
     for found in largest[:_MOST_RANGES]:
         lines = f"{found['corpus']}: lines {found['start']:,} to {found['end']:,}"
         if offset := found.get("offset"):
-            direction = "further down" if offset > 0 else "further up"
-            yield f"shifted: {lines} have their targets {abs(offset)} {direction}"
+            direction = "below" if offset > 0 else "above"
+            unit = "line" if abs(offset) == 1 else "lines"
+            yield f"shifted: {lines}: the translations are {abs(offset)} {unit} {direction}"
         else:
-            yield f"unrelated: {lines} do not translate each other"
+            yield f"unrelated: {lines}: the target is not a translation of the source"
     if len(ranges) > _MOST_RANGES:
-        yield f"and {len(ranges) - _MOST_RANGES:,} smaller ranges that are misaligned"
+        yield f"{len(ranges) - _MOST_RANGES:,} more misaligned ranges, all smaller: see report.json"

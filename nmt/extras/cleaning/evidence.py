@@ -1,10 +1,12 @@
-"""Words and lengths of two lines -> evidence that they translate each other.
+"""Evidence, from words and lengths, that a source line and a target line are translations.
 
-A lexicon that was learned from the corpus itself scores how well the words agree. The score of a
-pair leaves out what the pair has taught the lexicon (leave-one-out), or else rare words would vouch
-for each other. Scores and lengths are then compared with those of lines at random.
+A lexicon learned from the same corpus scores how well the words agree. The counts that a pair
+itself has added to the lexicon are subtracted first (leave-one-out); otherwise two rare words that
+occur only in this pair would count as translations. `Evidence` then compares the score and the
+lengths with those of random pairs of lines.
 
-Shapes: P pairs, S source and T target lines, n meetings of a source and a target token of one pair.
+Shapes: P pairs of lines, S source and T target lines, n co-occurrences of a source token and a
+target token in a pair.
 """
 
 from __future__ import annotations
@@ -21,39 +23,38 @@ from nmt.data.store import Ids, Lines, Rows
 from nmt.data.workers import HERE, Workers
 
 MOST_AGAINST = 4.0
-# Evidence of one line, in nats: of its words for and against, and of its length.
+# Limits for the evidence of one line, in nats: from its words, against and for; from its length.
 _MOST_FOR, _MOST_OF_LENGTH = 8.0, 2.0
-# Standard deviations that scores of translations must lie above those at random.
+# Scores of translations must be this many standard deviations above those of random pairs.
 _LEAST_POWER = 2.0
 _LEAST_SHARE = 0.1
-# Of a lexicon that knows nothing, and lengths that vary as much as this share of those at random,
-# no evidence can come.
+# Lengths give no evidence if their spread is more than this share of that of random pairs.
 _NO_POWER = 0.8
-_USUALLY_ABOVE = 0.95  # Share of translations that score better than lines at random.
-_ROBUST = 1.4826  # median deviation to standard deviation, of a normal distribution
+_USUALLY_ABOVE = 0.95  # Share of translations that score above random pairs.
+_ROBUST = 1.4826  # Ratio of standard deviation to median deviation of a normal distribution.
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]
 Mask = npt.NDArray[np.bool_]
-_FLOOR = 0.1  # Share of a token's general frequency in its probability in a translation.
-_PRIOR = 0.5  # Meetings that a word is taken to have had with words never seen beside it.
+_FLOOR = 0.1  # Weight of a token's overall frequency in its translation probability (smoothing).
+_PRIOR = 0.5  # Pseudo-count of co-occurrences with unseen words.
 
 
 @dataclass(frozen=True, slots=True)
 class PairScorer:
-    """Scores pairs of lines by a lexicon."""
+    """Scores pairs of lines with a lexicon."""
 
     lexicon: Lexicon
-    taught: Pairs  # Those that the lexicon was learned from.
-    workers: Workers = HERE  # Has something done with batches, perhaps by other processes.
+    taught: Pairs  # Pairs that the lexicon was learned from.
+    workers: Workers = HERE  # Processes for batches of pairs.
 
     def score(self, pairs: Pairs) -> Values:
-        """Return how much more probable each pair's tokens are as translations than anywhere.
+        """Return the log-likelihood ratio of each pair: translations against unrelated lines.
 
-        Of each token, the natural log of the ratio; a pair that was learned from counts without
-        what it has taught.
+        For each token, the ratio is its probability as a translation of the other line, divided by
+        its overall frequency. Counts that the pair itself has added to the lexicon are subtracted.
 
         Returns:
-            The sum over the tokens of both sides, in nats. (P,). 0 where a side is blank.
+            The sum over the tokens of both sides, in nats. (P,). 0 if a side is blank.
         """
         lines = self.lexicon.lines
         parts = ((batch, self._has_taught(batch)) for batch in batches(lines, pairs))
@@ -63,16 +64,14 @@ class PairScorer:
         return np.where(np.minimum(*lengths) == 0, 0.0, totals)
 
     def score_all(self, sources: Rows, targets: Rows) -> npt.NDArray[np.float32]:
-        """Return the sums of `score` of each of some sources with each of some targets.
-
-        Nothing is left out of what pairs have taught.
+        """Return the score of every combination of source and target lines, without leave-one-out.
 
         Args:
-            sources: Rows, some hundred. (S,).
-            targets: Rows. (T,).
+            sources: Rows of a few hundred source lines. (S,).
+            targets: Rows of target lines. (T,).
 
         Returns:
-            (S, T), nats; of blank lines without meaning.
+            Scores in nats. (S, T). Values for blank lines have no meaning.
         """
         lexicon, lines = self.lexicon, self.lexicon.lines
         sides = [_bags(*lines.source_ids(sources)), _bags(*lines.target_ids(targets))]
@@ -99,12 +98,12 @@ class PairScorer:
 
 
 def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
-    """Return the sums of `PairScorer.score` of a batch. (P,)."""
+    """Return `PairScorer.score` of a batch. (P,)."""
     assert lexicon.table is not None
     pairs, has_taught = batch
     meetings = Meetings(lexicon.lines, pairs, lexicon.sizes[1])
     total = np.zeros(len(has_taught))
-    # Zero where the pair taught nothing. Words that a line repeats have taught it as often.
+    # Counts that each pair has added: 0 for unseen pairs, more for words that a line repeats.
     taught = lexicon.posterior(meetings, lexicon.before)
     taught *= has_taught[meetings.pairs[0]][meetings.places[0]]
     sides = zip(meetings.pairs, meetings.ids, strict=True)
@@ -125,14 +124,14 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
 
 
 def _repeats(pairs: Rows, ids: Ids) -> npt.NDArray[np.float32]:
-    """Return how often the line of each token has its word."""
+    """Return, for each token, how often its word occurs in its line."""
     keys = pairs * (int(ids.max(initial=0)) + 1) + ids
     _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
     return counts[places].astype(np.float32)
 
 
 def _bags(ids: Ids, offsets: Rows) -> tuple[npt.NDArray[np.float32], Ids]:
-    """Return how often each line has each of the words (lines, words), and the words (words,)."""
+    """Return the word counts of each line, (lines, words), and the ids of the words, (words,)."""
     words, places = np.unique(ids, return_inverse=True)
     rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     size = (len(offsets) - 1) * len(words)
@@ -141,47 +140,47 @@ def _bags(ids: Ids, offsets: Rows) -> tuple[npt.NDArray[np.float32], Ids]:
 
 
 class Measured(NamedTuple):
-    """What evidence is made of, for any number of pairs of lines."""
+    """The measurements of pairs of lines from which `Evidence` is computed."""
 
-    scores: Values  # Of the lexicon, on a scale on which pairs of all lengths are alike.
-    ratios: Values  # Log ratio of the lengths, target to source.
-    tokens: npt.NDArray[np.integer]  # Of both lines; 0 where one is blank.
+    scores: Values  # Score of the lexicon divided by sqrt(tokens), comparable across lengths.
+    ratios: Values  # Log of target length / source length.
+    tokens: npt.NDArray[np.integer]  # Tokens of both lines together; 0 if one is blank.
 
     @classmethod
     def of(cls, totals: Values, sources: Lengths, targets: Lengths) -> Measured:
-        """Return what pairs of such lengths and such totals of the lexicon are measured by."""
+        """Compute the measurements from the scores in nats and the lengths in tokens."""
         tokens = np.where((sources > 0) & (targets > 0), sources + targets, 0)
         ratios = np.log1p(targets) - np.log1p(sources)
         return cls(totals / np.sqrt(np.maximum(tokens, 1)), ratios, tokens)
 
     @classmethod
     def of_pairs(cls, totals: Values, lines: Lines, pairs: Pairs) -> Measured:
-        """Return the same of pairs of lines. (P,)."""
+        """Compute the measurements of rows of lines. (P,)."""
         lengths = lines.source_lengths[pairs.sources], lines.target_lengths[pairs.targets]
         return cls.of(totals, *lengths)
 
     def part(self, rows: npt.NDArray[np.bool_]) -> Measured:
-        """Return some of them."""
+        """Return the measurements of the selected pairs."""
         return Measured(self.scores[rows], self.ratios[rows], self.tokens[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What scores and lengths say about a pair."""
+    """Turns scores and lengths of a pair into evidence, in nats, that it is a translation."""
 
-    middle: float  # Score that translations and lines at random are as likely to have.
-    # Nats of evidence for each unit of the score; 0 if the lexicon cannot tell them apart.
+    middle: float  # Score at which translations and random pairs are equally likely.
+    # Nats of evidence per unit of score; 0 if the lexicon cannot tell both kinds apart.
     slope: float
-    ratio: float  # Usual log ratio of the lengths, target to source.
-    # Standard deviation of the log ratio, of translations and at random.
+    ratio: float  # Median log length ratio, target to source.
+    # Standard deviations of the log length ratio: of translations, and of random pairs.
     spreads: tuple[float, float]
 
     @classmethod
     def of(cls, pairs: Measured, at_random: Measured) -> Evidence:
-        """Compare the pairs of a corpus with lines at random.
+        """Estimate the parameters from pairs of a corpus and from random pairs of its lines.
 
-        Scores and log ratios of both kinds are taken to be normal; a part of the pairs may be
-        misaligned. No lexicon may have learned from either kind.
+        Scores and log length ratios are assumed to be normally distributed. Some of the pairs may
+        be misaligned. The lexicon must not have learned from either kind of pairs.
         """
         low, spread = float(at_random.scores.mean()), max(float(at_random.scores.std()), 1e-3)
         above = pairs.scores[pairs.scores > low + _LEAST_POWER * spread]
@@ -195,11 +194,11 @@ class Evidence:
         return cls((low + high) / 2, (high - low) / spread**2, usual, (min(own, other), other))
 
     def is_missing(self) -> bool:
-        """Whether neither words nor lengths can tell translations from lines at random."""
+        """Whether neither words nor lengths can tell translations from random pairs."""
         return not self.slope and self.spreads[0] > _NO_POWER * self.spreads[1]
 
     def __call__(self, measured: Measured) -> Values:
-        """Return nats for or against a translation; 0 for blank lines."""
+        """Return evidence in nats: positive for a translation, negative against; 0 if blank."""
         scores = (self.slope * (measured.scores - self.middle)).clip(-MOST_AGAINST, _MOST_FOR)
         own, other = self.spreads
         squares = (measured.ratios - self.ratio) ** 2 / 2
@@ -209,19 +208,20 @@ class Evidence:
 
 
 def share_above(scores: Values, at_random: Values) -> float:
-    """Return the share of scores above nearly all at random, less the share of those above."""
+    """Return the share of scores above the level of random pairs, less that of random pairs."""
     limit = at_random.mean() + _LEAST_POWER * max(float(at_random.std()), 1e-3)
     return float((scores > limit).mean() - (at_random > limit).mean())
 
 
 def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
-    """Return the middle of the scores of translations, and their standard deviation.
+    """Return the typical score of translations, and its standard deviation.
 
-    Median and median deviation of the best ones, so that others change little.
+    They are the median and the scaled median deviation of the best-scoring pairs, so misaligned
+    pairs have little influence.
 
     Args:
-        scores: Of the pairs of a corpus. (P,).
-        share_right: `share_above` of pairs that taught the lexicon nothing.
+        scores: Scores of the pairs of a corpus. (P,).
+        share_right: `share_above` of pairs that the lexicon has not learned from.
     """
     num = max(round(min(share_right / _USUALLY_ABOVE, 1.0) * len(scores)), 1)
     best = np.sort(scores)[len(scores) - num :]

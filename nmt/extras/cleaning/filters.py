@@ -1,4 +1,7 @@
-"""Reasons that a pair alone gives: a maker of each filter, by the reason's name."""
+"""Filters that look at one sentence pair: language, script, markup, numbers, copies and more.
+
+Each public function makes the filter of the reason that has its name.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _LAST_IN_WORDS = 99
 _HALF_DAY = 12
 _MIN_COPIED_WORDS = 5
 _MIN_REPEATED = 4
-# Languages that single sentences often do not tell apart.
+# Groups of languages that cannot be told apart reliably by a single sentence.
 _ALIKE = ("ar ary arz", "no nb nn da", "bs hr sr", "id ms", "zh yue wuu", "cs sk", "gl pt")
 _SURE_SHARE = 0.2
 _MIN_LETTERS = 12
@@ -35,7 +38,7 @@ _MARKUP = re.compile(
 _MARKUP_SIGNS = re.compile(r"[<&{\[]")
 _ALWAYS_HIDDEN = "\0-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2028\u2029\u202a-\u202e\u2060-\u2069\ufeff"
 _CONTROL = re.compile(f"[{_ALWAYS_HIDDEN}\ufff9-\ufffb\ue000-\uf8ff\U000e0000-\U000e007f]")
-# Persian, Indic scripts and emoji are written with joiners, and right-to-left text with marks.
+# Persian, Indic scripts and emoji need joiners; right-to-left text needs direction marks.
 _MARKS = re.compile(r"[\u200c-\u200f]")
 _NEEDS_MARKS = re.compile(
     r"[\u0590-\u08ff\u0900-\u0dff\u1000-\u109f\u2600-\u27bf\U0001f000-\U0001faff]"
@@ -51,7 +54,7 @@ _SYMBOLS = re.compile(
     "\u3008-\u3020\u30fb\ufe10-\ufe6f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
     "\U0001f000-\U0001faff]+"
 )
-# What UTF-8 looks like when read as one of the 8-bit encodings; anything else is not worth asking.
+# UTF-8 that was read as an 8-bit encoding. Only text that matches is passed to ftfy, which is slow.
 _BROKEN = re.compile(
     "[\x80-\x9f\ufffd]|[\xc0-\xff\u0102\u0103\u0143\u0144\u0178\u017d\u0420-\u044f\u03ce\u03cf]"
     "[\x80-\xbf\u20ac\u2010-\u203a\u0192\u02c6\u02dc\u2122\u0152\u0153\u0160\u0161\u017d\u017e\u0178"
@@ -65,10 +68,10 @@ class TextFilter(Filter):
     """A filter that is a function of both texts."""
 
     find: Callable[[str, str], Finding | None]
-    note: str = ""  # what it cannot find, for the report
+    note: str = ""  # a limitation of the filter, for the report
 
     def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return what is found."""
+        """Return the finding for a pair, or None."""
         return self.find(source, target)
 
 
@@ -77,7 +80,10 @@ def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> Fi
 
 
 def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> Finding | None:
-    """Find pairs with too large a share of something on a side: the reason, and the largest."""
+    """Find pairs whose share of something, on either side, exceeds the limit.
+
+    ``finding`` is the reason and its limit.
+    """
     worst = max(share(text) for share, text in zip(shares, texts, strict=True))
     return Finding(finding[0], worst, finding[1]) if worst > finding[1] else None
 
@@ -90,7 +96,7 @@ def _maker_of_share(reason: str, share: Share) -> Maker:
 
 
 def control(*_: object) -> Filter:
-    """Find characters that are invisible and change nothing that a reader should see.
+    """Find invisible control characters.
 
     >>> control().text_problem("soft\u00adly", "").value
     'U+00AD'
@@ -108,7 +114,7 @@ def _control(text: str) -> Finding | None:
 
 
 def markup(*_: object) -> Filter:
-    """Find a tag or an entity.
+    """Find tags and entities of markup languages, such as HTML.
 
     >>> markup().text_problem("", "a &amp; b").value
     '&amp;'
@@ -124,7 +130,7 @@ def _markup(text: str) -> Finding | None:
 
 
 def mojibake(*_: object) -> Filter:
-    """Find text that was decoded with another encoding than it was written in.
+    """Find text that was decoded with the wrong encoding.
 
     Raises:
         ConfigError: ftfy is not installed.
@@ -150,17 +156,17 @@ def _need(library: str, reason: str) -> None:
     if not find_spec(library):
         raise ConfigError(
             f"filters.{reason} needs {library}, which is not installed.",
-            fix="pip install 'nmt[clean]'",
+            fix="pip install -e '.[clean]'",
         )
 
 
 def copy_of_source(limits: FilterLimits, *_: str) -> Filter:
-    """Find targets that are their source, or have nearly all words from it.
+    """Find targets that equal the source, or that take nearly all of their words from it.
 
     >>> find = copy_of_source(FilterLimits()).text_problem
     >>> find("Bonjour, Marie", "bonjour Marie").value
     1.0
-    >>> find("1984", "1984") is None  # as it should be
+    >>> find("1984", "1984") is None  # a number is not translated
     True
     """
     return TextFilter(partial(_copy, limits.copy_of_source))
@@ -199,9 +205,9 @@ punctuation = _maker_of_share("punctuation", _symbol_share)
 
 
 def repeated_share(text: str) -> float:
-    """Return the share of the words in the longest run that repeats what is directly before it.
+    """Return the share of words that belong to the longest immediate repetition.
 
-    In a script without spaces it is that of the characters.
+    In a script without spaces, characters take the place of words.
 
     >>> repeated_share("so we go on and on and on and on")
     0.5
@@ -212,7 +218,7 @@ def repeated_share(text: str) -> float:
     if len(set(words)) > 0.85 * len(words) or len(words) < 2 * _MIN_REPEATED - 2:
         return 0.0
     repeated = languages.longest_loop(words)
-    # Once is rhetoric, unless a whole line is written twice.
+    # A short repetition may be rhetoric, so fewer than four words do not count.
     return repeated / len(words) if repeated >= _MIN_REPEATED else 0.0
 
 
@@ -222,8 +228,8 @@ repetition = _maker_of_share("repetition", repeated_share)
 def numbers(*_: object) -> Filter:
     """Find pairs in which a number was changed or lost.
 
-    What is usual in translations is no finding: a number in words, a million as a word, a year cut
-    to its decade, and 15 hours that were 3 p.m.
+    Usual differences between translations are accepted: numbers and millions in words, decades such
+    as "the 90s", and 15:00 as 3 p.m.
 
     >>> numbers().text_problem("Es war 1.250 km.", "It was 1,205 km.")
     Finding(reason='numbers', value='1250|1205', limit='')
@@ -245,7 +251,7 @@ def _numbers(source: str, target: str) -> Finding | None:
             only_left.discard(one)
             only_right -= related
     only_right = {one for one in only_right if not any(_are_related(one, x) for x in left)}
-    if not (only_left and only_right):  # what is missing may be written in words
+    if not (only_left and only_right):  # a missing number may be written in words
         only_left, only_right = (
             {number for number in only if not _is_round(number)} for only in (only_left, only_right)
         )
@@ -255,7 +261,7 @@ def _numbers(source: str, target: str) -> Finding | None:
 
 
 def _is_round(number: str) -> bool:
-    """Whether it is seldom written in digits: small, round, or a decade."""
+    """Whether a number is often written in words: small, round, or a decade."""
     is_decade = len(number) == 4 and number[0] in "12" and number[-1] == "0"
     return is_decade or int(number.rstrip("0") or 0) <= _LAST_IN_WORDS
 
@@ -265,7 +271,7 @@ def _digits(text: str) -> str:
 
 
 def _are_related(one: str, other: str) -> bool:
-    """Whether two different numbers may stand for the same."""
+    """Whether two different numbers may mean the same."""
     shorter, longer = sorted((one, other), key=len)
     if one.rstrip("0") == other.rstrip("0"):  # 2.5 million
         return True
@@ -276,14 +282,14 @@ def _are_related(one: str, other: str) -> bool:
 
 
 def script(limits: FilterLimits, source: str, target: str) -> Filter:
-    """Find sides with many letters of another script than their language has."""
+    """Find pairs with many letters of a script that the language does not use."""
     scripts = map(languages.script_of, (source, target))
     shares = [partial(languages.foreign_share, script=each) for each in scripts]
     return TextFilter(partial(_share, ("script", limits.script), shares))
 
 
 def swapped(_: FilterLimits, source: str, target: str) -> Filter:
-    """Find pairs whose source is in the target language, and the other way round."""
+    """Find pairs whose source is in the target language and whose target is in the source one."""
     left, right = languages.script_of(source), languages.script_of(target)
     if left and right and left != right:
         letters = languages.letters_of(left), languages.letters_of(right)
@@ -301,7 +307,7 @@ def _swapped_scripts(
 
 
 def _swapped_words(codes: tuple[str, str], source: str, target: str) -> Finding | None:
-    """Find pairs by the commonest words; where neither side has one of its own, by py3langid."""
+    """Detect swapped sides by frequent words, or by py3langid if no side has a frequent word."""
     counts = [
         [sum(word in languages.common_words(each) for word in words) for each in codes]
         for words in (_WORD.findall(source.lower()), _WORD.findall(target.lower()))
@@ -318,7 +324,7 @@ def _swapped_words(codes: tuple[str, str], source: str, target: str) -> Finding 
 
 
 def language(limits: FilterLimits, source: str, target: str) -> Filter:
-    """Find sides in another language.
+    """Find pairs with a side that is in another language than configured.
 
     Raises:
         ConfigError: py3langid is not installed.
@@ -328,15 +334,15 @@ def language(limits: FilterLimits, source: str, target: str) -> Filter:
         partial(_language, code=code, min_odds=limits.language) for code in (source, target)
     )
     unknown = [code for code in (source, target) if not languages.is_identifiable(code)]
-    note = f"py3langid does not know {' and '.join(unknown)}: language not checked"
+    note = f"filters.language does not check {' and '.join(unknown)}: py3langid lacks it"
     return TextFilter(partial(_on_a_side, of_source, of_target), note if unknown else "")
 
 
 def _language(text: str, code: str, min_odds: float) -> Finding | None:
-    """Find a text that is so many times as likely to be in another language.
+    """Find a text that is ``min_odds`` times as likely to be in another language.
 
-    Short ones tell too little, and are not judged; nor are those of a language that py3langid does
-    not know, or whose words are among the commonest of the language.
+    Not checked: short texts, texts with many frequent words of the language, and languages that
+    py3langid does not support.
     """
     model, own = languages.identifier(), _alike(code)
     if model is None or not languages.is_identifiable(code) or len(text) < _MIN_LETTERS:

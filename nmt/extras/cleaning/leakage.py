@@ -1,9 +1,11 @@
-"""Held-out sentences in training text: the same, with a word or two changed, or joined to others.
+"""Finds held-out sentences in training text: exact, with one or two words changed, or embedded.
 
-Only the held-out side is indexed: memory does not grow with the training text, which is streamed.
-A held-out sentence of few words is indexed by what is left of it without one or two of them: two
-texts with at most two edits share such a rest. One of more words is indexed by three runs of four
-words; two edits leave at least one of these whole. Candidates are then compared word by word.
+Only the held-out sentences are indexed, and the training text is streamed, so memory does not grow
+with the training text. Candidates come from two indexes, and are then compared word by word:
+
+- A short held-out sentence is indexed by all versions of it without one or two words. Two sentences
+  that differ in at most two words share such a version.
+- A longer one is indexed by three runs of four words. Two changed words leave at least one run.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ _RUN = 4
 _MAX_DELETED_FROM = 13
 _MIN_RUNS_FROM = 8
 _MIN_JOINED = 5
-# Words from which a sentence in a longer line is no chance, without marks around it.
+# Minimum words of a sentence that is found inside a longer line without punctuation around it.
 _MIN_UNMARKED = 12
 _FILTER_BITS = 22
-_MAX_LISTED = 100  # places of one held-out sentence
+_MAX_LISTED = 100  # maximum places that are listed per held-out sentence
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _END_OF_SENTENCE = re.compile(
     r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201d\u00bb)]*\s+"
@@ -38,10 +40,10 @@ _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 
 
 class Leak(NamedTuple):
-    """A training line that holds a held-out sentence."""
+    """A training line that contains a held-out sentence."""
 
-    row: int  # Of the training lines that were given.
-    held_out: int  # Index of the held-out line.
+    row: int  # Index of the training line.
+    held_out: int  # Index of the held-out sentence.
     kind: Literal["exact", "near"]
 
 
@@ -54,7 +56,7 @@ class _Unit(NamedTuple):
 
 
 def max_edits(num_words: int) -> int:
-    """Return how many words of a sentence may differ: fewer say nothing about its origin.
+    """Return how many words of a near copy may differ. Short sentences must match exactly.
 
     >>> [max_edits(n) for n in (3, 4, 5, 6)]
     [0, 1, 1, 2]
@@ -63,7 +65,7 @@ def max_edits(num_words: int) -> int:
 
 
 def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
-    """Whether at most `max_edits` words are replaced, added or left out (Levenshtein 1966)."""
+    """Whether the edit distance in words (Levenshtein 1966) is at most `max_edits`."""
     return _is_within(left, right, max_edits(min(len(left), len(right))))
 
 
@@ -74,13 +76,13 @@ def _is_within(left: Sequence[str], right: Sequence[str], edits: int) -> bool:
     same = next((n for n in range(shorter) if left[n] != right[n]), shorter)
     if edits == 0 or same == shorter:
         return max(len(left), len(right)) - same <= edits
-    # The first two that differ are replaced, or one of them is left out or added.
+    # At the first difference: replace the word, leave it out, or insert one.
     left, right = left[same:], right[same:]
     return any(_is_within(left[a:], right[b:], edits - 1) for a, b in ((1, 1), (1, 0), (0, 1)))
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words that are compared; long runs of a script without spaces give characters."""
+    """Split normalized text into words; scripts without spaces are split into characters."""
     return _UNSPACED.sub(lambda run: " ".join(run[0]), normalized(text)).split()
 
 
@@ -96,7 +98,7 @@ def _units(lines: Sequence[str]) -> list[_Unit]:
 
 
 class _Table:
-    """Hashes and what belongs to each. A bit array excludes most hashes that are not in it."""
+    """A lookup table of hashes. A bit array rejects most hashes that are not in the table."""
 
     def __init__(self, hashes: Hashes, values: Ints) -> None:
         order = np.argsort(hashes, kind="stable")
@@ -109,7 +111,7 @@ class _Table:
         return (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
 
     def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
-        """Return the indices of hashes in the table, and the values there. (matches, ...)."""
+        """Return the indices of the hashes that are in the table, and their values."""
         asked = np.flatnonzero(self._filter[self._bits(hashes)])
         low = np.searchsorted(self._hashes, hashes[asked], "left")
         count = np.searchsorted(self._hashes, hashes[asked], "right") - low
@@ -137,7 +139,7 @@ class LeakageIndex:
         self._seeds = _Table(hashes[chosen], np.stack([owners, places], 1)[chosen])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as text: another process makes the index once, however often it gets it."""
+        """Pickle the text only. The receiving process caches the index that it builds from it."""
         return _index_of, (self._given,)
 
     def _is_seed(self, unit: int, place: int) -> bool:
@@ -146,7 +148,7 @@ class LeakageIndex:
         return place in ((0, length - _RUN) if length < 3 * _RUN else (0, third, 2 * third))
 
     def find(self, lines: Sequence[str]) -> list[Leak]:
-        """Return which training lines hold which held-out lines, by row and held-out line."""
+        """Return the training lines that contain held-out sentences, sorted by row."""
         units = [unit for unit in _units(lines) if unit.words]
         words = [unit.words for unit in units]
         found: dict[tuple[int, int], Literal["exact", "near"]] = {}
@@ -160,7 +162,7 @@ class LeakageIndex:
         return [Leak(*place, kind) for place, kind in sorted(found.items())]
 
     def _candidates(self, words: Sequence[Sequence[str]]) -> Iterable[tuple[int, int]]:
-        """Return pairs of a training unit and a held-out unit that are worth comparing."""
+        """Return the pairs of a training unit and a held-out unit that must be compared."""
         hashes, owners = _rests(words)
         asked, theirs = self._rests.find(hashes)
         pairs = {*zip(owners[asked].tolist(), theirs.tolist(), strict=True)}
@@ -179,27 +181,27 @@ class LeakageIndex:
 
 
 class Leaks:
-    """Where training text holds the sentences of held-out sets.
+    """Collects the held-out sentences that occur in the training text.
 
     Args:
-        sets: Pairs of each set, by its name.
+        sets: Pairs of each held-out set, by its name.
     """
 
     def __init__(self, sets: Mapping[str, Sequence[SentencePair]]) -> None:
         self._places = [(name, pair.line) for name, pairs in sets.items() for pair in pairs]
         self.sources = [pair.source for pairs in sets.values() for pair in pairs]
         self.index = LeakageIndex(self.sources)
-        self._kinds: dict[int, bool] = {}  # of each sentence that training has: is it exact?
+        self._kinds: dict[int, bool] = {}  # by held-out sentence: was an exact copy found?
         self._num_listed = Counter[int]()
         self.found: list[dict[str, Any]] = []  # in the order of the training text
 
     def update(self, corpus: str, pairs: Sequence[SentencePair], leaks: Ints) -> None:
-        """Take the next training pairs.
+        """Add the leaks of the next training pairs.
 
         Args:
-            corpus: Where they are from.
-            pairs: The pairs.
-            leaks: Row, held-out sentence and whether it is exact, of each `Leak`. (leaks, 3).
+            corpus: Name of the corpus.
+            pairs: The training pairs.
+            leaks: Row, held-out sentence, and whether it is exact, of each leak. (leaks, 3).
         """
         for row, held_out, is_exact in leaks.tolist():
             self._kinds[held_out] = bool(is_exact) or self._kinds.get(held_out, False)
@@ -212,7 +214,7 @@ class Leaks:
                 })  # fmt: skip
 
     def num_near(self) -> dict[str, int]:
-        """Return how many sentences of each set training has nearly, and not as they are."""
+        """Return, by set, how many sentences have a near copy in training but no exact copy."""
         near = (self._places[row][0] for row, is_exact in self._kinds.items() if not is_exact)
         return dict(Counter(near))
 
@@ -223,7 +225,7 @@ def _index_of(lines: tuple[str, ...]) -> LeakageIndex:
 
 
 def _holds(mine: _Unit, held_out: _Unit) -> bool:
-    """Whether a training text is near a held-out one, or starts or ends with it."""
+    """Whether a training text is a near copy of a held-out one, or starts or ends with it."""
     words, sought = mine.words, held_out.words
     count = len(sought)
     is_long = count >= _MIN_UNMARKED
@@ -234,22 +236,22 @@ def _holds(mine: _Unit, held_out: _Unit) -> bool:
 
 
 def _flat(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
-    """Return the hashes of all words, and where each text begins and how many it has."""
+    """Return the hashes of all words, and the start and the length of each text."""
     flat = np.array([word_hash(word) for text in words for word in text], dtype=np.uint64)
     lengths = np.array([len(text) for text in words], dtype=np.int64)
     return flat, np.cumsum(lengths) - lengths, lengths
 
 
 def _powers(count: int) -> Hashes:
-    """Return the factors of the words of a polynomial hash, modulo 2^64."""
+    """Return the factor of each word in a polynomial hash, modulo 2^64."""
     return _BASE ** np.arange(1, count + 1, dtype=np.uint64)
 
 
 def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
-    """Return hashes of short texts without up to `max_edits` words, and of long ones as they are.
+    """Hash every version of a short text without up to `max_edits` words; long texts as a whole.
 
     Returns:
-        Hashes, and the index of the text of each.
+        The hashes, and the index of the text of each hash.
     """
     flat, starts, lengths = _flat(words)
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
@@ -263,7 +265,7 @@ def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
 
 @lru_cache(maxsize=512)
 def _weights(length: int) -> Hashes:
-    """Return factors that sum words to polynomial hashes: a column for each set of words left."""
+    """Return the factors of the words, with one column for each set of words left out."""
     most = max_edits(length) if length <= _MAX_DELETED_FROM else 0
     deleted = [gone for count in range(most + 1) for gone in combinations(range(length), count)]
     weights = np.zeros((length, len(deleted)), dtype=np.uint64)
@@ -274,7 +276,7 @@ def _weights(length: int) -> Hashes:
 
 
 def _runs(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
-    """Return hashes of all runs of four words in texts long enough, their texts and places."""
+    """Hash all runs of four words of long texts; also return the text and position of each."""
     flat, starts, lengths = _flat(words)
     owners = np.repeat(np.arange(len(words)), lengths)
     places = np.arange(len(flat)) - starts[owners]
@@ -284,11 +286,11 @@ def _runs(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
 
 
 def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Iterator[Leak]:
-    """Yield where training text holds held-out lines, for example those of a new test set.
+    """Yield the training lines that contain sentences of a held-out set.
 
     Args:
         lines: The held-out sentences.
-        training: Blocks of training lines of the same side; rows are counted over all of them.
+        training: Blocks of training lines of the same side. Rows are counted across all blocks.
     """
     index, start = LeakageIndex(lines), 0
     for block in training:

@@ -1,4 +1,4 @@
-"""The report of `nmt prepare` as a page."""
+"""The report of `nmt prepare` as an HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH, _PLOT = 1000, (400, 300)
 
 
 def render_report(report: PrepareReport) -> Markup:
-    """Return ``report.html``: reasons, languages, ranges of lines, leakage, lengths, coverage."""
+    """Return ``report.html``: reasons, languages, misaligned ranges, leakage, lengths, subwords."""
     most = max((max(pair) for pair in report.lengths), default=1)
     curves = [
         Curve(side.language, [*enumerate(map(float, side.lengths))])
@@ -43,28 +43,28 @@ def render_report(report: PrepareReport) -> Markup:
 
 
 def _languages(report: PrepareReport) -> Iterator[tuple[str, str, int, float, str]]:
-    """Yield side, language, pairs, their share of the training pairs, and the first lines."""
+    """Yield side, language, number of pairs, share of the training pairs, and first lines."""
     read = sum(report.counts[name][READ] for name in report.findings)
     for side, found in report.reasons.get("language", {}).get("sides", {}).items():
         rest = read - sum(other["count"] for other in found.values())
-        yield side, side, rest, rest / max(read, 1), "the rest, or too short to tell"
+        yield side, side, rest, rest / max(read, 1), "as expected, or too short to identify"
         for name, other in found.items():
             lines = ", ".join(f"{place['corpus']} {place['line']:,}" for place in other["first"])
             yield side, name, other["count"], other["count"] / max(read, 1), lines
 
 
 def _map(report: PrepareReport, name: str) -> dict[str, Any]:
-    """Return where in a corpus the sides do not belong together."""
+    """Return the drawing of a corpus's misaligned ranges."""
     lines = max(report.counts[name][READ], 1)
     ranges = []
     for found in (*report.shifts, *report.unrelated):
         if found["corpus"] == name:
             start, end = found["start"], found["end"]
-            what = f"shifted by {found['offset']:+}" if "offset" in found else "unrelated"
+            what = f"shifted by {found['offset']:+} lines" if "offset" in found else "unrelated"
             ranges.append({
                 "x": f"{_WIDTH * (start - 1) / lines:.5g}",
                 "width": f"{max(_WIDTH * (end - start + 1) / lines, 2):.5g}",
                 "label": f"lines {start:,} to {end:,}: {what}",
             })  # fmt: skip
-    note = f"{lines:,} lines, {len(ranges):,} ranges shifted or unrelated"
+    note = f"{lines:,} lines, {len(ranges):,} misaligned ranges"
     return {"name": name, "note": note, "ranges": ranges}

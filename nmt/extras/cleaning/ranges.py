@@ -1,12 +1,12 @@
-"""Ranges of a corpus whose lines stand beside lines that do not translate them.
+"""Finds misaligned ranges: lines whose target line is not their translation.
 
-A missing or additional line on one side shifts all after it. A lexicon that was learned from lines
-that do belong together decides, line by line, by the best path through the offsets (Viterbi 1967),
-so that borders are found to the line.
+A missing or additional line on one side shifts all lines after it. With a lexicon, the evidence for
+each line at each offset is computed, and the best path through the offsets (Viterbi 1967) gives the
+exact first and last line of a range.
 
-Before anybody knows a word, offsets at which lines may belong together are guessed: lines that
-translate each other are of like length (Gale and Church 1993). Where all lines are of one length,
-what is left is that lines with rare words in common have translations that have some in common.
+Before there is a lexicon, the offsets are guessed from sentence lengths, because translations have
+similar lengths (Gale and Church 1993). If all lines have about the same length, rare words are used
+instead: source lines that share rare words should have target lines that share rare words.
 
 Shapes: n lines of a corpus, L lines of a region, O = 2 * MOST_OFFSET + 1 offsets.
 """
@@ -23,22 +23,22 @@ import numpy.typing as npt
 from nmt.data.store import Lines, Rows
 from nmt.extras.cleaning.evidence import MOST_AGAINST, Evidence, Measured, PairScorer
 
-MOST_OFFSET = 100  # Lines by which a range may be shifted, up or down, to be found.
+MOST_OFFSET = 100  # Maximum shift, in lines up or down, that is found.
 _WINDOW = 50
 _HOP = 25
-_FISHER_GAIN = 5.0  # Standard deviations by which an offset must agree better in lengths than none.
-_LEAST_AGREEMENT = 0.3  # Of lengths: where it is less, they say nothing.
+_FISHER_GAIN = 5.0  # Minimum gain of an offset over no offset, in standard deviations.
+_LEAST_AGREEMENT = 0.3  # Below this agreement, lengths give no evidence.
 _LIKE_LINES = 1000
 _LIKE_OFFSET = 50
-# Standard deviations by which the likeness at an offset must lie above that at others.
+# Minimum lead of the best offset over the others by shared rare words, in standard deviations.
 _LIKE_GAIN = 6.0
 _NEAR = 20
 _MARGIN = 100
 _AT_ONCE = 128
-_CHANGE = 14.0  # What a change of the offset costs, in nats: less evidence than that is chance.
+_CHANGE = 14.0  # Cost of changing the offset along a path, in nats.
 _FEWEST_LINES = 10
 _FEWEST_UNRELATED = 20
-_UNRELATED = 2 * MOST_OFFSET + 1  # Stands for a column where no offset fits.
+_UNRELATED = 2 * MOST_OFFSET + 1  # Index of the state in which no offset fits.
 Values = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.integer]
 Offsets = npt.NDArray[np.int16]
@@ -46,16 +46,16 @@ Offsets = npt.NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Lines of a corpus that do not belong together as they stand."""
+    """A misaligned range of lines of a corpus."""
 
-    start: int  # First source line, from 1.
+    start: int  # First source line, counted from 1.
     end: int  # Last source line.
-    # What to add to a source line to find the target line of it; None where no line is near.
+    # The translation of source line i is target line i + offset; None if no offset fits.
     offset: int | None
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges in order, those that go on where another ends as one."""
+    """Merge consecutive ranges with the same offset."""
     joint: list[Range] = []
     for part in ranges:
         last = joint[-1] if joint else None
@@ -72,12 +72,13 @@ def find_ranges(
     """Yield the ranges of a corpus that are shifted or unrelated.
 
     Args:
-        scorer: Knows words.
-        evidence: What scores and lengths say.
+        scorer: Scores pairs of lines with a lexicon.
+        evidence: Turns scores and lengths into evidence.
         rows: All rows of the corpus. (n,).
-        taught: Offset at which each line has taught the lexicon. (n,).
-        here: Evidence for each line as it stands. (n,).
-        there: The same at that offset; it leaves out what the line has taught. (n,).
+        taught: Offset at which the lexicon has learned from each line. (n,).
+        here: Evidence for each line with the target line in the same row. (n,).
+        there: Evidence for each line with the target line at offset ``taught``, with
+            leave-one-out. (n,).
     """
     odd = np.flatnonzero(is_odd(here))
     if not len(odd):
@@ -90,7 +91,7 @@ def find_ranges(
 
 
 def is_odd(nats: Values) -> npt.NDArray[np.bool_]:
-    """Return which lines have neighbours that agree less than is usual. (n,)."""
+    """Return a mask of the lines whose neighbourhood has unusually low evidence. (n,)."""
     sums = np.concatenate(([0.0], np.cumsum(nats)))
     places = np.arange(len(nats))
     first, last = (places - _NEAR // 2).clip(0), (places + _NEAR // 2).clip(max=len(nats))
@@ -101,7 +102,7 @@ def is_odd(nats: Values) -> npt.NDArray[np.bool_]:
 def _evidence_table(
     scorer: PairScorer, evidence: Evidence, rows: Rows, start: int, stop: int
 ) -> npt.NDArray[np.float32]:
-    """Return the evidence for each line of a region at each offset. (L, O)."""
+    """Return the evidence for each line of a region at each offset, in nats. (L, O)."""
     lines = scorer.lexicon.lines
     table = np.full((stop - start, 2 * MOST_OFFSET + 1), -MOST_AGAINST, np.float32)
     for first in range(start, stop, _AT_ONCE):
@@ -117,13 +118,13 @@ def _evidence_table(
 
 
 def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Return the column of the best path through each line; as many as columns if none fits.
+    """Return the column of the best path at each line, or O where no offset fits. (L,).
 
-    Changing the column costs `_CHANGE`, half of that for beginning or ending in another than the
-    middle one; to fit none is worth 0 a line.
+    Changing the column costs `_CHANGE`. Starting or ending outside the middle column costs half of
+    it. A line without a fitting offset has evidence 0.
 
     Args:
-        evidence: How likely each offset is, for each line, in nats. (L, O).
+        evidence: Evidence for each offset of each line, in nats. (L, O).
     """
     num, width = evidence.shape
     best = np.full(width + 1, -_CHANGE / 2)
@@ -146,14 +147,14 @@ def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
-    """Yield the stretches of a path that are long enough to be no accident.
+    """Turn a path into misaligned ranges, and ignore ranges that are too short.
 
-    Some lines that fit nowhere do not end a shift that goes on behind them. Where the offset
-    changes every few lines, the lines are unrelated.
+    A few lines without a fitting offset do not interrupt a shifted range. Lines whose offset
+    changes every few lines count as unrelated.
 
     Args:
         path: Column of each line. (L,).
-        start: Lines of the corpus before it.
+        start: Number of lines of the corpus before the path.
     """
     stretches: list[tuple[int, int, int]] = []
 
@@ -177,12 +178,12 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
 
 
 def first_offsets(lines: Lines, low: int, high: int) -> Rows:
-    """Return at which offset each line of a corpus may belong, without knowing a word. (n,).
+    """Guess the offset of each line without a lexicon, from lengths or rare words. (n,).
 
     Args:
         lines: The lines of all corpora.
         low: First row of the corpus.
-        high: Row behind its last.
+        high: Row after its last row.
     """
     lengths = lines.source_lengths[low:high], lines.target_lengths[low:high]
     offsets, agreement = likely_offsets(*lengths)
@@ -193,15 +194,16 @@ def first_offsets(lines: Lines, low: int, high: int) -> Rows:
 
 
 def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Rows, Values]:
-    """Return the offset of each line that the lengths of the lines around it suggest. (n,).
-
-    0 unless another agrees much better over some fifty lines. Beside it, how well the lengths of
-    these lines agree at it: the correlation by Fisher's transformation, which is 0 +- 0.15 by
-    chance. (n,).
+    """Guess the offset of each line from the lengths of the 50 lines around it.
 
     Args:
         source_lengths: Tokens of each source line. (n,).
-        target_lengths: The same of the target. (n,).
+        target_lengths: Tokens of each target line. (n,).
+
+    Returns:
+        The offsets, 0 unless another offset agrees much better. (n,). And the agreement of the
+        lengths at this offset: the correlation after Fisher's transformation, which is 0 +- 0.15 by
+        chance. (n,).
     """
     num = len(source_lengths)
     if num < _WINDOW:
@@ -211,7 +213,7 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
     (source_means, source_spreads), (target_means, target_spreads) = map(_moments, (source, target))
 
     def agreement_at(offset: int) -> Values:
-        first, last = max(-offset, 0), num - max(offset, 0)  # source lines with one beside them
+        first, last = max(-offset, 0), num - max(offset, 0)  # lines with a target
         found = np.zeros(len(starts))
         inside = (starts >= first) & (starts + _WINDOW <= last)
         own = starts[inside]
@@ -248,16 +250,16 @@ def _window_means(values: Values) -> Values:
 
 
 def alike_offset(lines: Lines, low: int, high: int) -> int:
-    """Return the offset, up to 50, at which the likeness of lines is that of those beside them.
+    """Guess one offset, up to 50 lines, for a corpus from shared rare words; 0 if none stands out.
 
-    Source lines that have rare words in common should stand beside target lines that do (as
-    Gretton et al. 2005 compare kernels): no length and no lexicon is needed. 0 unless another
-    offset stands out. Looks at 1,000 lines from the middle.
+    Source lines that share rare words should have target lines that share rare words. The two
+    similarity matrices are compared at each offset (as in Gretton et al. 2005), for 1,000 lines
+    from the middle of the corpus. Neither lengths nor a lexicon are needed.
 
     Args:
         lines: The lines of all corpora.
-        low: First row of a corpus.
-        high: Row behind its last.
+        low: First row of the corpus.
+        high: Row after its last row.
     """
     num = min(_LIKE_LINES, high - low)
     if num <= 4 * _LIKE_OFFSET:
@@ -277,7 +279,7 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
 
 
 def _likeness(ids: npt.NDArray[np.integer], offsets: Rows) -> npt.NDArray[np.float32]:
-    """Return cosines of all lines with each other, by rare words; 0 of a line with itself."""
+    """Return the cosine similarities of all lines by their rare words; the diagonal is 0."""
     _, places, counts = np.unique(ids, return_inverse=True, return_counts=True)
     num = len(offsets) - 1
     rows = np.repeat(np.arange(num), np.diff(offsets))

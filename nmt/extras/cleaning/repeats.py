@@ -1,7 +1,7 @@
-"""Reasons that only the whole training data gives: repeated pairs and repeated targets.
+"""Finds repeated pairs and repeated targets in all of the training data.
 
-Every pair becomes a row of hashes, in any process; rows in the order of the corpora give the same
-findings however the work was cut.
+Each pair becomes a row of hashes, computed in any process. The rows are compared in the order of
+the corpora, so the findings do not depend on how the work was divided.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHIFTS = _rng.integers(0, 1 << 63, _NUM_VALUES, dtype=np.uint64)
 
 
 def normalized(text: str) -> str:
-    r"""Return a text in one case and Unicode form, without punctuation and repeated spaces.
+    r"""Normalize case and Unicode form, and remove punctuation and repeated spaces.
 
     >>> normalized("\u201eNein!\u201c,  sagte  er.")
     'nein sagte er'
@@ -52,20 +52,20 @@ def normalized(text: str) -> str:
 
 
 def stable_hash(text: str) -> int:
-    """Return 64 bits that are the same in every process."""
+    """Return a 64-bit hash that is the same in every process, unlike `hash`."""
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-word_hash = lru_cache(maxsize=1 << 18)(stable_hash)  # `stable_hash` of words; most come again.
+word_hash = lru_cache(maxsize=1 << 18)(stable_hash)  # Cached, because most words occur often.
 
 
 def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
-    """Return a row for each pair. (pairs, ROW_WORDS), uint64.
+    """Return a row of hashes for each pair. (pairs, ROW_WORDS), uint64.
 
     Args:
-        pairs: Source and target of each.
-        sketches: Whether near-duplicates will be looked for; else that part is 0.
+        pairs: Source and target of each pair.
+        sketches: Whether to compute MinHash sketches for near duplicates. If not, they are 0.
     """
     rows = np.zeros((len(pairs), ROW_WORDS), dtype=np.uint64)
     texts = [(normalized(source), normalized(target)) for source, target in pairs]
@@ -80,9 +80,9 @@ def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
 
 
 def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
-    """Return MinHash sketches (Broder 1997) with 8 bits of each value.
+    """Return MinHash sketches (Broder 1997) of the words of both sides, with 8 bits per value.
 
-    The set holds the words of both sides. A pair of few words gets 0, which is near to nothing.
+    A pair of few words gets 0, which matches no other pair.
     """
     lengths = np.zeros(len(texts), dtype=np.int64)
     hashes: list[int] = []
@@ -94,7 +94,7 @@ def _sketches(texts: Sequence[tuple[str, str]]) -> Hashes:
     starts = np.concatenate(([0], np.cumsum(np.maximum(lengths, 1))[:-1]))
     sketch = np.empty((len(texts), _NUM_VALUES), dtype=np.uint8)
     for column, (factor, shift) in enumerate(zip(_FACTORS, _SHIFTS, strict=True)):
-        # The low bits of the minimum are hardly biased by its being one.
+        # The low bits of a minimum are nearly uniform.
         least = np.minimum.reduceat((values * factor + shift) >> np.uint64(16), starts)
         sketch[:, column] = least.astype(np.uint8)
     bands = sketch.view(np.uint64)
@@ -109,8 +109,10 @@ class RepeatFinder:
     """Finds repeated pairs and targets among rows of `pair_hashes`, in bounded memory.
 
     Args:
-        folder: For files, 96 bytes a pair and 4 more for each reason. They stay there.
-        held_at_once: Most hashes sorted at once, about; more pairs take more passes of the files.
+        folder: Folder for files of 96 bytes per pair, and 4 bytes per pair and reason. The caller
+            removes them.
+        held_at_once: Approximate maximum of hashes sorted at once. More pairs need more passes over
+            the files.
     """
 
     def __init__(self, folder: Path, *, held_at_once: int = _HELD_AT_ONCE) -> None:
@@ -123,16 +125,16 @@ class RepeatFinder:
         return self._folder / f"hashes-{column}.bin"
 
     def add(self, rows: Hashes) -> None:
-        """Add the hashes of further pairs. Rows are counted from 0, in the order they come."""
+        """Append the hashes of further pairs. Rows are numbered from 0 in the order of calls."""
         for column in range(ROW_WORDS):
             with self._path(column).open("ab") as file:
                 file.write(rows[:, column].tobytes())
         self.count += len(rows)
 
     def findings(self, actions: Mapping[str, Action], limits: FilterLimits) -> Repeats:
-        """Return what is repeated, for the reasons that have an action.
+        """Return the repetitions, for the reasons that have an action.
 
-        Any process that sees the files may be asked.
+        Any process with access to the folder can call this.
         """
         found = {name: Column(self._folder / f"{name}.bin", np.float32, self.count)
                  for name in _REASONS if name in actions}  # fmt: skip
@@ -156,9 +158,10 @@ class RepeatFinder:
                 yield np.frombuffer(block, dtype=np.uint64)
 
     def _parts(self, *columns: int) -> Iterator[tuple[Rows, Hashes]]:
-        """Yield rows and their hashes in some columns; equal ones of the first in the same part.
+        """Yield rows and their hashes in some columns, in parts that fit into memory.
 
-        Rows that have 0 there are left out: they have no sketch.
+        Rows with an equal hash in the first column are in the same part. Rows with a 0 there have
+        no sketch and are left out.
         """
         num_parts = np.uint64(max(-(-self.count // self._held_at_once), 1))
         for part in range(int(num_parts)):
@@ -173,7 +176,7 @@ class RepeatFinder:
             yield np.concatenate(places), np.concatenate(hashes, axis=1)
 
     def _later(self, column: int) -> Iterator[tuple[Rows, Rows]]:
-        """Yield rows that repeat a hash, rising, and the first row that has it."""
+        """Yield the rows that repeat an earlier hash, in rising order, and the earliest row."""
         for places, (hashes,) in self._parts(column):
             _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
             leaders = places[first][inverse]
@@ -181,7 +184,7 @@ class RepeatFinder:
             yield places[is_later], leaders[is_later]
 
     def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
-        """Return the rows that are like an earlier one with the same band, and how like."""
+        """Return the rows that are similar to their earlier row, and the Jaccard similarity."""
         mine, other = self._sketches(rows), self._sketches(leaders)
         same = np.zeros(len(rows))
         for start in range(0, len(rows), _COMPARED_AT_ONCE):
@@ -192,7 +195,7 @@ class RepeatFinder:
         return rows[is_near], jaccard[is_near]
 
     def _sketches(self, rows: Rows) -> Hashes:
-        """Return the sketches of rows. (rows, _SKETCH_WORDS)."""
+        """Read the sketches of rows from the files. (rows, _SKETCH_WORDS)."""
         asked, places = np.unique(rows, return_inverse=True)
         found = np.empty((len(asked), _SKETCH_WORDS), np.uint64)
         for word in range(_SKETCH_WORDS):
@@ -204,7 +207,7 @@ class RepeatFinder:
         return found[places]
 
     def _boilerplate(self, least: int) -> Iterator[tuple[Rows, Rows]]:
-        """Yield the pairs whose target has many different sources, and how many."""
+        """Yield the rows whose target has many different sources, and the number of sources."""
         for places, (targets, sources) in self._parts(_TARGET, _SOURCE):
             groups, kinds = (np.unique(x, return_inverse=True)[1] for x in (targets, sources))
             distinct = np.unique(groups * len(groups) + kinds)
@@ -214,15 +217,15 @@ class RepeatFinder:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """What `RepeatFinder` found, by reason."""
+    """The repetitions that `RepeatFinder` has found, by reason."""
 
     found: Mapping[str, Column]
     limits: FilterLimits
 
     def between(self, start: int, end: int) -> dict[int, list[Finding]]:
-        """Return the findings of the pairs from ``start`` to before ``end``, by their rows.
+        """Return the findings of the rows from ``start`` to ``end`` (exclusive), by row.
 
-        Of the duplicates a pair has the first kind that fits.
+        A pair gets only the first kind of duplicate that applies.
         """
         findings: dict[int, list[Finding]] = {}
         is_known = np.zeros(max(end - start, 0), np.bool_)

@@ -1,7 +1,7 @@
-"""A number for each line of a corpus, from any scorer: a low one is a reason against its pair.
+"""Scores for the lines of a corpus. Pairs with a low score can be reported or dropped.
 
-Two translation models, one for each direction, are such a scorer: dual conditional cross-entropy
-(Junczys-Dowmunt 2018, section 2.1).
+Scores come from a file that any program has written, or from two translation models, one for each
+direction: dual conditional cross-entropy (Junczys-Dowmunt 2018, section 2.1).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _AT_ONCE = 1 << 20
 
 
 class Column:
-    """An array in a file, read and changed by slices. Numbers not written yet are 0.
+    """An array in a file, read and written by slices. Values that were never written are 0.
 
-    It may be sent to any process that sees the file.
+    It can be pickled; the receiving process needs access to the file.
 
     Args:
-        path: A new file; an old one is replaced.
-        dtype: Of the numbers.
-        size: How many.
+        path: The file; an existing file is overwritten.
+        dtype: Type of the values.
+        size: Number of values.
     """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, size: int) -> None:
@@ -41,23 +41,23 @@ class Column:
             file.truncate(size * self._dtype.itemsize)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of values."""
         return self._size
 
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        """Return the numbers of a range of rows."""
+        """Return the values of a range of rows."""
         start, stop, step = rows.indices(self._size)
         place = start * self._dtype.itemsize
         return np.fromfile(self._path, self._dtype, max(stop - start, 0), offset=place)[::step]
 
     def __setitem__(self, rows: slice, values: npt.NDArray[Any]) -> None:
-        """Change the numbers of a range of rows."""
+        """Write the values of a range of rows."""
         with self._path.open("r+b") as file:
             file.seek(rows.indices(self._size)[0] * self._dtype.itemsize)
             file.write(values.astype(self._dtype).tobytes())
 
     def raise_to(self, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
-        """Let no number of some rising rows be below that of ``values``."""
+        """Set each row to the maximum of its value and ``values``. Rows must be in rising order."""
         for start in range(0, self._size, _AT_ONCE):
             low, high = np.searchsorted(rows, (start, start + _AT_ONCE))
             if low < high:
@@ -66,24 +66,24 @@ class Column:
                 self[start:] = window
 
 
-# Of each line of a corpus; higher is better, not a number where there is none. (lines,).
+# Score of each line of a corpus; higher is better; NaN if a line has no score. (lines,).
 Scores = npt.NDArray[np.float32] | Column
-# Source and target texts -> a score for each.
+# Source and target texts -> the score of each pair.
 ScorePairs = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
-# Lists of scores: corpus, line, score.
+# Files of scores, with the columns corpus, line and score.
 LEXICAL, DUAL = "lexical.tsv.gz", "dual_cross_entropy.tsv.gz"
 
 
 def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.float32]:
-    """Read the score of each line of a corpus, one a line, as any scorer writes them.
+    """Read a file with the score of each line of a corpus, one number per line.
 
     Args:
-        path: A text file, plain or compressed; ``nan`` is no score.
-        num_lines: Lines of the corpus.
-        is_part: Whether these are only the first ones.
+        path: A text file, plain or compressed. ``nan`` means that a line has no score.
+        num_lines: Number of lines of the corpus that are used.
+        is_part: Whether the corpus is cut to its first lines, so that the file may be longer.
 
     Raises:
-        DataError: A line holds no number, or there are more or fewer than the corpus has lines.
+        DataError: A line is not a number, or the number of lines differs from the corpus.
     """
     values = array("f")
     with open_binary(path) as stream:
@@ -93,13 +93,13 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
             except ValueError as error:
                 raise DataError(
                     f"{path}, line {number:,}: {(line or b'').decode('utf-8', 'replace')[:40]!r} "
-                    "is no number.",
-                    fix="Write one number a line, higher for better pairs; nan is none.",
+                    "is not a number.",
+                    fix="Write one number per line, higher for better pairs, or nan for no score.",
                 ) from error
     if len(values) < num_lines or (len(values) > num_lines and not is_part):
         raise DataError(
             f"{path} has {len(values):,} scores, but its corpus has {num_lines:,} lines.",
-            fix="Score the corpus as it is, a number for every line.",
+            fix="Score the corpus again: the file needs one number for every line.",
         )
     return np.frombuffer(values, np.float32)[:num_lines] if values else np.zeros(0, np.float32)
 
@@ -107,12 +107,12 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
 def write_scores(
     path: Path, scores: Mapping[str, Scores], lines: Mapping[str, Sequence[int]] | None = None
 ) -> None:
-    """Write compressed TSV of corpus, line and score; the same bytes each time.
+    """Write a compressed TSV file of corpus, line and score. The same scores give the same bytes.
 
     Args:
         path: A new file.
-        scores: By corpus.
-        lines: Line of each score; None for all lines.
+        scores: The scores of each corpus.
+        lines: Line number of each score, by corpus; None if every line has a score.
     """
     with open_table(path, "corpus", "line", "score") as file:
         for corpus, values in scores.items():
@@ -125,14 +125,14 @@ def write_scores(
 
 
 def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
-    """Load two models, and return a function that scores pairs with both.
+    """Load two models, and return a function that scores pairs with both of them.
 
     Args:
         runs: Run or model folders, one for each direction, in any order.
-        languages: Of source and target.
+        languages: Source and target language.
 
     Raises:
-        ConfigError: They are not two, or do not translate between the languages.
+        ConfigError: The models do not cover both directions between the languages.
         CheckpointError: A model is missing or damaged.
     """
     scorers = map(load_attribute("nmt.inference.scorer:Scorer").load, runs)  # which loads torch
@@ -140,9 +140,9 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     if not found.keys() >= {languages, languages[::-1]}:
         directions = ", ".join("-".join(each) for each in found)
         raise ConfigError(
-            f"`score_with` needs a model from {languages[0]} to {languages[1]} and one back, not "
-            f"{directions or 'none'}.",
-            fix="Name two run or model folders with a comma between them.",
+            f"`score_with` needs two models, {languages[0]}-{languages[1]} and "
+            f"{languages[1]}-{languages[0]}, but got {directions or 'no model'}.",
+            fix="Pass two run or model folders, separated by a comma.",
         )
     forward, backward = found[languages], found[languages[::-1]]
 
@@ -157,11 +157,13 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
 
 
 def dual_score(forward: float, backward: float) -> float:
-    """Return the score of a pair, from 0 to 1: high if it is likely, and alike in both directions.
+    """Return the score of a pair, from 0 to 1.
+
+    It is high if both cross-entropies are low and nearly equal.
 
     Args:
         forward: Cross-entropy of the target given the source, in nats per token.
-        backward: That of the source given the target.
+        backward: Cross-entropy of the source given the target, in nats per token.
 
     >>> dual_score(0, 0), dual_score(1, 3) == math.exp(-(2 + 2))
     (1.0, True)
@@ -170,5 +172,5 @@ def dual_score(forward: float, backward: float) -> float:
 
 
 def _entropy(pair: Any) -> float:
-    """Return nats per token; not a number for what has none, or is too long for the model."""
+    """Return nats per token; NaN for an empty pair, or one that is too long for the model."""
     return -pair.log_prob / len(pair.tokens) if pair.tokens else math.nan

@@ -77,7 +77,7 @@ def test_an_extra_that_is_missing_is_named_when_it_is_needed(
         with pytest.raises(ConfigError, match="not installed") as caught:
             training_filters(FilterConfig.model_validate({reason: "drop"}), "de", "en")
         assert caught.value.exit_code == 2
-        assert "pip install 'nmt[clean]'" in caught.value.fix
+        assert "pip install -e '.[clean]'" in caught.value.fix
 
 
 def test_languages_are_judged_where_py3langid_knows_them() -> None:

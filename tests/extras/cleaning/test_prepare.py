@@ -37,7 +37,7 @@ def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_ab
     assert (found["corpus"], found["offset"]) == ("numbers", -1)
     assert found["start"] <= 3
     assert found["end"] >= 398
-    assert "have their targets 1 further up" in shifted.as_text()
+    assert "the translations are 1 line above" in shifted.as_text()
     rows = rows_of(tmp_path / "prepared", "lexical")
     assert rows[0][:2] == ["numbers", "1"]
     assert len(rows) == 400 + 5  # validation too
@@ -98,7 +98,7 @@ def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> No
     values = [1.0] * 120
     values[7], values[90], values[91] = 0.1, 0.2, math.nan
     (warning,) = made({}, values).warnings[-1:]
-    assert warning.startswith("numbers: no pair has the reason scores: set filters.limits.scores")
+    assert warning.startswith("numbers: its scores are not used yet: set filters.limits.scores")
     limited: dict[str, Any] = {"limits": {"scores": 0.2}}
     assert made(limited, values).findings["numbers"]["scores"] == 1
     dropping = limited | {"scores": "drop"}

@@ -33,8 +33,8 @@ def test_what_does_not_fit_the_corpus_is_refused(tmp_path: Path) -> None:
         ("1\n2\n", 3, "has 2 scores, but its corpus has 3 lines"),
         ("1\n2\n", 1, "has 2 scores, but its corpus has 1 lines"),
         ("", 1, "has 0 scores"),
-        ("1\n\n", 2, "line 2: '' is no number"),
-        ("1\nNaN, 3\n", 2, "line 2: 'NaN, 3' is no number"),
+        ("1\n\n", 2, "line 2: '' is not a number"),
+        ("1\nNaN, 3\n", 2, "line 2: 'NaN, 3' is not a number"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=problem) as caught:
@@ -70,7 +70,7 @@ def test_scores_follow_the_formula_of_the_paper(runs: list[Path]) -> None:
 
 def test_models_that_do_not_fit_are_refused(runs: list[Path], tmp_path: Path) -> None:
     for wrong in ([runs[0]], [runs[0], runs[0]]):
-        with pytest.raises(ConfigError, match="de to en and one back, not de-en") as caught:
+        with pytest.raises(ConfigError, match="de-en and en-de, but got de-en") as caught:
             dual_scorer(wrong, PAIR)
         assert caught.value.exit_code == 2
     with pytest.raises(ConfigError, match="from de to fr"):
