@@ -73,7 +73,7 @@ def test_models_that_do_not_fit_are_refused(runs: list[Path], tmp_path: Path) ->
         with pytest.raises(ConfigError, match="de-en and en-de, but got de-en") as caught:
             dual_scorer(wrong, PAIR)
         assert caught.value.exit_code == 2
-    with pytest.raises(ConfigError, match="from de to fr"):
+    with pytest.raises(ConfigError, match="de-fr and fr-de"):
         dual_scorer(runs, ("de", "fr"))
     with pytest.raises(CheckpointError) as missing:
         dual_scorer([runs[0], tmp_path / "none"], PAIR)
