@@ -1,5 +1,5 @@
-"""Batches and a model in, a better model out: the loop and all its parts.
+"""Parts of the training loop: loss, optimizer, schedule, update, validation, checkpoints, report.
 
-A loss, an optimizer or a schedule is added by one file and its registration: see `objective`,
-`optimizers` and `schedule`. `nmt.commands.train` puts a run together.
+To add a loss, an optimizer or a schedule, write one file and register it: see `losses`, `optimizer`
+and `schedule`. `nmt.commands.train` puts the parts together.
 """

@@ -1,4 +1,4 @@
-"""Where training stands; the checkpoints that keep it, the best one, and the mean of the last."""
+"""The progress of a training run, its checkpoints, and the average of the last checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class History(dict[int, float]):
-    """Scores of all validations of a run by step, oldest first: BLEU, chrF, or minus the loss.
+    """Validation score of each validated step, oldest first: BLEU, chrF, or the negative loss.
 
     >>> history = History({10: 21.5, 20: 24.0, 30: 23.9})
     >>> history.best
@@ -61,11 +61,11 @@ class History(dict[int, float]):
 
     @property
     def best(self) -> int | None:
-        """The step with the highest score, the earlier of two equal ones; NaN is lowest."""
+        """The step with the highest score. Ties go to the earlier step; NaN counts as lowest."""
         return next(iter(by_score(self, self)), None)
 
     def should_stop(self, patience: int | None) -> bool:
-        """Whether the last ``patience`` validations were no better than one before them."""
+        """Whether the last ``patience`` validations brought no new best score."""
         if patience is None or self.best is None:
             return False
         return len(self) - 1 - list(self).index(self.best) >= patience
@@ -73,34 +73,39 @@ class History(dict[int, float]):
 
 @dataclass(slots=True)
 class Progress:
-    """Where training stands. Written into every checkpoint."""
+    """Progress of a training run. Every checkpoint stores it."""
 
     step: int = 0  # Optimizer updates made.
-    position: Position = field(default_factory=Position)  # The batch to be read next.
-    total_steps: int | None = None  # Updates in all; None when only patience ends training.
-    # A time budget in minutes, and the updates it was measured to hold.
+    position: Position = field(default_factory=Position)  # Position of the next batch.
+    total_steps: int | None = None  # Planned updates; None if only patience ends training.
+    # `training.max_minutes`, and the number of updates estimated to fit.
     timed: tuple[float, int] | None = None
-    # A budget of epochs, and the updates that these hold.
+    # `training.max_epochs`, and the number of updates in these epochs.
     epoch_updates: tuple[int, int] | None = None
     history: History = field(default_factory=History)  # Validation scores so far.
-    # Loss summed since the last report, in nats, without that of skipped updates.
+    # Sum of the loss since the last report, in nats. Skipped updates do not count.
     loss_sum: float = 0.0
-    scored_tokens: int = 0  # Target tokens that it is of.
-    source_tokens: int = 0
-    target_tokens: int = 0
-    padded_tokens: int = 0  # Tokens since the last report.
-    skipped: int = 0  # Updates left out in all, because loss or gradient was not finite.
-    skipped_in_a_row: int = 0  # Of these, the ones since the last good update.
+    scored_tokens: int = 0  # Target tokens summed into `loss_sum`.
+    source_tokens: int = 0  # Source tokens since the last report.
+    target_tokens: int = 0  # Target tokens since the last report.
+    padded_tokens: int = 0  # Tokens since the last report, including padding.
+    skipped: int = 0  # Updates skipped because the loss or gradient was not finite.
+    skipped_in_a_row: int = 0  # Skipped updates since the last successful update.
 
     def add(self, stats: UpdateStats, position: Position) -> None:
-        """Count one update, which the device may not have made yet, and after which to read on."""
+        """Count one update, even if the device has not finished it yet.
+
+        Args:
+            stats: Token counts of the update.
+            position: Position of the batch after the update.
+        """
         self.step, self.position = self.step + 1, position
         self.source_tokens += stats.source_tokens
         self.target_tokens += stats.target_tokens
         self.padded_tokens += stats.padded_tokens
 
     def add_outcome(self, stats: UpdateStats) -> None:
-        """Count what the device computed in one update."""
+        """Add the loss of one update, or count the update as skipped. Waits for the device."""
         if not stats.skipped:
             self.loss_sum += stats.loss_sum
             self.scored_tokens += stats.target_tokens
@@ -114,17 +119,18 @@ class Progress:
         seconds: float,
         before: tuple[int, int] = (0, 0),
     ) -> Event:
-        """Report the updates since the last report, and begin a new interval.
+        """Report the updates since the last report, and reset the sums.
 
         Args:
-            learning_rate: Of the last of them.
-            gradient_norm: Of the last of them, before clipping.
-            seconds: That this process took for its part, without validation and saving.
-            before: Source and target tokens of these updates that an earlier process read.
+            learning_rate: Learning rate of the last update.
+            gradient_norm: Gradient norm of the last update, before clipping.
+            seconds: Time that this process spent in these updates, without validation and saving.
+            before: Source and target tokens processed before training was resumed. They count in
+                the loss, but not in the speed.
         """
         real = self.source_tokens + self.target_tokens
         speed = (self.target_tokens - before[1]) / seconds
-        # Smoothed objective per target token, in nats.
+        # Training loss per target token, in nats; includes label smoothing.
         loss = self.loss_sum / self.scored_tokens if self.scored_tokens else math.nan
         values = {
             "epoch": self.position.epoch,
@@ -138,48 +144,57 @@ class Progress:
         }
         text = (
             f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  "
-            f"lr {learning_rate:.2e}  norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
+            f"lr {learning_rate:.2e}  grad norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
         )
         self.loss_sum, self.scored_tokens = 0.0, 0
         self.source_tokens = self.target_tokens = self.padded_tokens = 0
         return Event(self.step, text, "update", values)
 
     def reason_to_end(self, patience: int | None) -> str | None:
-        """Return ``budget`` or ``patience`` if one of them is used up, else None."""
+        """Return ``budget`` or ``patience`` if that limit ends training now, else None."""
         if self.total_steps is not None and self.step >= self.total_steps:
             return "budget"
         return "patience" if self.history.should_stop(patience) else None
 
     def summary(self, run_dir: Path, reason: str, metric: str, seconds: float) -> TrainingSummary:
-        """Report how training ended, after ``seconds`` of updates."""
+        """Summarise the finished training.
+
+        Args:
+            run_dir: The run folder.
+            reason: Why training ended: ``budget``, ``patience`` or ``signal``.
+            metric: Metric of the validation scores.
+            seconds: Time spent in updates.
+        """
         best = self.history.best
         name, score = (None, None) if best is None else (checkpoint_name(best), self.history[best])
         return TrainingSummary(run_dir, self.step, reason, name, score, metric, seconds)
 
     def describe(self) -> str:
-        """Return where training stands, in a phrase."""
+        """Return a phrase for the log, such as ``resuming at step 80, until step 1,400``."""
         if self.reason_to_end(patience=None):
-            return f"at step {self.step:,}, and training ends at step {self.total_steps:,}"
-        end = f"to step {self.total_steps:,}" if self.total_steps else "until patience ends"
-        return f"resuming at step {self.step:,} {end}" if self.step else f"training {end}"
+            return f"training is complete: step {self.step:,} of {self.total_steps:,}"
+        end = f"until step {self.total_steps:,}" if self.total_steps else "until patience runs out"
+        return f"resuming at step {self.step:,}, {end}" if self.step else f"training {end}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for state.json."""
+        """Return JSON-serialisable data for state.json."""
         return asdict(self) | {"history": list(self.history.items())}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
-        """Take `as_dict` back."""
+        """Rebuild the progress from the output of `as_dict`."""
         position, history = Position(**values["position"]), History(values["history"])
         return cls(**{**values, "position": position, "history": history})
 
     @classmethod
     def resumed(cls, state: Mapping[str, Any], batch: Mapping[str, Any]) -> Progress:
-        """Take that of a checkpoint, where updates may have had another number of batches.
+        """Return the progress stored in a checkpoint.
+
+        The position is converted if the number of batches per update has changed since.
 
         Args:
-            state: Of the checkpoint.
-            batch: The batch section of this process, now.
+            state: Contents of the checkpoint's state.json.
+            batch: The ``batch`` section now in use.
         """
         progress = cls.from_dict(state["progress"])
         then, now = (x["gradient_accumulation"] for x in (state["batch"], batch))
@@ -190,41 +205,49 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSummary:
-    """How training ended."""
+    """Result of a training run."""
 
-    run_dir: Path  # Where the model is.
+    run_dir: Path  # The run folder.
     step: int  # Updates made.
-    reason: str  # Why it ended: ``budget``, ``patience`` or ``signal``.
-    best: str | None  # The best weights: the name of a checkpoint, or ``average``.
-    best_score: float | None  # Its score (BLEU, chrF, or minus the loss).
-    metric: str  # Of that score.
-    training_seconds: float  # Time spent in updates by this process, without validation and saving.
+    reason: str  # Why training ended: ``budget``, ``patience`` or ``signal``.
+    best: str | None  # Folder name of the best checkpoint, or ``average``.
+    best_score: float | None  # Score of the best weights (BLEU, chrF, or the negative loss).
+    metric: str  # Metric of the score.
+    training_seconds: float  # Time this process spent in updates, without validation and saving.
 
     def as_text(self) -> str:
-        """Return a line to read."""
+        """Return the summary as one line."""
         score = "" if self.best_score is None else f" ({self.metric} {self.best_score:.2f})"
         return f"{self.run_dir}: {self.step:,} steps; best: {self.best or 'none'}{score}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Return JSON-serialisable data."""
         return asdict(self) | {"run_dir": str(self.run_dir)}
 
 
 def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpoint | None:
-    """Load the newest whole checkpoint in all processes; the first one says which that is.
+    """Load the newest intact checkpoint in all processes; None if the run has no checkpoint.
+
+    Args:
+        run_dir: The run folder.
+        processes: The training processes. The first process chooses the checkpoint for all.
+        strict: Raise an error if the newest checkpoint is damaged, instead of loading an older one.
 
     Raises:
-        CheckpointError: All are damaged, or the newest is and ``strict`` is set.
+        CheckpointError: All checkpoints are damaged, or ``strict`` is set and the newest is.
     """
     newest = newest_checkpoint(run_dir, strict=strict) if processes.rank == 0 else None
     newest = processes.share(newest)
     checkpoint = load_checkpoint(newest) if newest else None
-    processes.wait()  # the first process tidies up next
+    processes.wait()  # next, the first process removes files
     return checkpoint
 
 
 def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
-    """Remove or set aside what earlier starts left that does not belong to ``checkpoint``.
+    """Clean up a run folder before training starts or resumes.
+
+    Removes unfinished files of earlier processes, and renames damaged checkpoints that are newer
+    than ``checkpoint``. If training starts from the beginning, also removes the files in `EXTRAS`.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -233,23 +256,23 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
         set_damaged_aside(run_dir, checkpoint.step)
         return
-    for name in EXTRAS:  # of an earlier run with other data
+    for name in EXTRAS:  # they belong to an earlier run, maybe with other data
         (run_dir / name).unlink(missing_ok=True)
 
 
 class CheckpointWriter:
-    """Saves into a run folder, names the best checkpoint, removes the expired.
+    """Saves checkpoints, records which one is best, and removes expired checkpoints.
 
-    Beside a GPU `save` only copies the tensors, in whole buffers, and a thread writes, hashes and
-    syncs the files; beside a CPU it returns when all is on the disk. A context: it ends when
-    nothing is being written any more.
+    On a GPU, `save` only copies the tensors to the host, and a thread writes the files. On a CPU,
+    `save` returns when the files are on disk. Use it as a context manager: leaving the context
+    waits until the last checkpoint is written.
 
     Args:
-        run_dir: The folder.
-        training: What to keep, and what to do about a full disk.
-        updater: What is saved; processes share its updates, and the first one writes.
-        record: What every checkpoint says of the run: see `nmt.checkpoint.run`.
-        report: Told what is saved.
+        run_dir: The run folder.
+        training: How many checkpoints to keep, and what to do when the disk is full.
+        updater: Model and optimizer to save. Only the first process writes.
+        record: Data about the run that every checkpoint stores: see `nmt.checkpoint.run`.
+        report: Called after each save.
     """
 
     def __init__(
@@ -262,8 +285,8 @@ class CheckpointWriter:
     ) -> None:
         self._run_dir, self._training, self._updater = run_dir, training, updater
         self._record, self._report = record, report
-        self.saved_step = 0  # of the newest checkpoint
-        self.writing: Future[Event | None] | None = None  # what has been begun
+        self.saved_step = 0  # step of the newest checkpoint
+        self.writing: Future[Event | None] | None = None  # the checkpoint now being written
         self._thread = ThreadPoolExecutor(1, "checkpoint") if updater.pace.uses_threads else None
 
     def __enter__(self) -> Self:
@@ -274,10 +297,10 @@ class CheckpointWriter:
             self._thread.shutdown()
 
     def save(self, progress: Progress) -> None:
-        """Save, or begin to: one checkpoint is written at a time.
+        """Save a checkpoint; on a GPU, only start to. Waits for the previous checkpoint first.
 
         Raises:
-            CheckpointError: The disk is full and ``training.on_full_disk`` says to stop.
+            CheckpointError: The disk is full and `training.on_full_disk` is ``stop``.
         """
         self.wait()
         updater, optimizer = self._updater, self._updater.optimizer
@@ -294,15 +317,18 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for what is being written; all processes learn which step is saved."""
+        """Wait until the checkpoint is written, and update `saved_step` in all processes."""
         self.look(wait=True)
         self.saved_step = self._updater.processes.share(self.saved_step)
 
     def look(self, *, wait: bool = False) -> None:
-        """Take note of a checkpoint that has been written; or ``wait`` for it.
+        """Report the checkpoint if it has been written meanwhile.
+
+        Args:
+            wait: Wait until it is written.
 
         Raises:
-            CheckpointError: As `save`.
+            CheckpointError: As for `save`.
         """
         writing = self.writing
         if writing is not None and (wait or writing.done()):
@@ -315,7 +341,7 @@ class CheckpointWriter:
             self._report(saved)
 
     def save_the_end(self, progress: Progress) -> None:
-        """Have the last step saved.
+        """Save the last step, unless it is saved already.
 
         Raises:
             CheckpointError: The disk is full.
@@ -326,8 +352,8 @@ class CheckpointWriter:
             self.wait()
         if self.saved_step < progress.step:
             problem = f"The disk is full: the last step, {progress.step:,}, could not be saved."
-            resumes = f"it resumes from step {self.saved_step:,}"
-            fix = f"Free disk space, then start the same command again: {resumes}."
+            resumes = f"training resumes at step {self.saved_step:,}"
+            fix = f"Free disk space, then run the same command again; {resumes}."
             raise CheckpointError(problem, fix=fix)
 
     def _write(
@@ -338,7 +364,7 @@ class CheckpointWriter:
         model: Mapping[str, Tensor],
         optimizer: Mapping[str, Tensor],
     ) -> Event | None:
-        """Save; return None if the disk was full and training is to go on."""
+        """Save; return None if the disk was full and `training.on_full_disk` allows that."""
         begin = time.perf_counter()
         groups: dict[str, Any] = {"model": model, "optimizer": optimizer, "state": state}
         try:
@@ -346,16 +372,16 @@ class CheckpointWriter:
         except CheckpointError as error:
             if self._training.on_full_disk == "stop":
                 raise
-            logger.warning("not saved: %s", error.problem)
+            logger.warning("checkpoint not saved, training continues: %s", error.problem)
             return None
         try:
             self._tidy(history)
-        except OSError as error:  # the checkpoint is whole; the next one makes up for this
-            logger.warning("best and old checkpoints not brought up to date: %s", error.strerror)
+        except OSError as error:  # the checkpoint itself is saved; the next save tries this again
+            logger.warning("old checkpoints were not removed: %s", error.strerror)
         return Event(step, f"saved {folder.name} ({time.perf_counter() - begin:.2f} s)", "saved")
 
     def _tidy(self, history: History) -> None:
-        """Name the best of the checkpoints there are, and remove the expired."""
+        """Record the best of the existing checkpoints, and remove the expired checkpoints."""
         training, present = self._training, dict(list_checkpoints(self._run_dir))
         scores = History({step: score for step, score in history.items() if step in present})
         if scores.best is not None:
@@ -372,10 +398,19 @@ def _due_every(training: TrainingConfig) -> tuple[int, int]:
 def average_at_end(
     training: TrainingConfig, summary: TrainingSummary, validator: Validator, reporter: Reporter
 ) -> TrainingSummary:
-    """Write the mean of the last checkpoints, and name it best if it validates better.
+    """Average the weights of the last checkpoints; record the average as best if it scores better.
 
-    Does nothing if that is not configured, or if it is done already. The model's weights are the
-    mean afterwards.
+    Does nothing if `training.average_last` is not set, or if the average exists already. Afterwards
+    the model has the averaged weights.
+
+    Args:
+        training: The ``training`` section.
+        summary: Result of training so far.
+        validator: Scores the averaged weights.
+        reporter: Receives the score.
+
+    Returns:
+        The summary with the best weights, ``average`` or a checkpoint.
 
     Raises:
         CheckpointError: A checkpoint is damaged, or the folder cannot be written.
@@ -395,34 +430,35 @@ def average_at_end(
     try:
         updater.optimizer.load_weights(average_weights(paths))
     except CheckpointError as error:
-        problem = f"There is no mean of the last {len(paths)} checkpoints: {error.problem}"
-        fix = "All updates are made. For a mean of the others, remove this checkpoint and start "
-        fix += "the same command again; or unset training.average_last."
+        problem = f"The last {len(paths)} checkpoints could not be averaged: {error.problem}"
+        fix = "Training itself is complete. Delete this checkpoint and run the same command again "
+        fix += "to average the remaining checkpoints, or unset training.average_last."
         raise CheckpointError(problem, fix=fix) from error
     scores = validator()
     score = scores.value(training.validation.metric)
     result = _best_of(summary, score)
     if updater.processes.rank == 0:
-        # Should it end before the mean is written, the newest checkpoint counts as best meanwhile.
+        # `best` is written first. If this process is killed before the average is written, `best`
+        # names a missing folder, and readers fall back to the newest checkpoint.
         if result.best == AVERAGE or read_best(run_dir) == run_dir / AVERAGE:
             write_best(run_dir, result.best)
         shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
         write_average(run_dir / AVERAGE, run_dir, paths, score=score)
-    outcome = "now the best" if result.best == AVERAGE else "the best checkpoint is better"
-    text = f"mean of the last {len(steps)} checkpoints: {scores}; {outcome}"
+    outcome = "now the best" if result.best == AVERAGE else "worse than the best checkpoint"
+    text = f"average of the last {len(steps)} checkpoints: {scores}; {outcome}"
     reporter.report(Event(summary.step, text))
     return result
 
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
-    """Take the score of the mean into account."""
+    """Return the summary with the average as best weights, if its score is higher."""
     if summary.best_score is not None and rank(score) <= rank(summary.best_score):
         return summary
     return replace(summary, best=AVERAGE, best_score=score)
 
 
 def _made(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return the record of the mean that an earlier start made after ``step``, or nothing."""
+    """Return the record of an average that was written at ``step`` already; empty if none."""
     folder = run_dir / AVERAGE
     try:
         manifest = Manifest.read(folder)

@@ -1,23 +1,23 @@
-"""What training minimises: a model and a batch -> a summed loss with its gradient; the registry.
+"""Training losses, computed without holding all logits in memory.
 
-A loss travels as a sum with the number of its tokens and is divided once, over all micro-batches
-and processes. To add one, write an `Objective` in a new file and register it in `LOSSES`; the
+A loss is returned as a sum and a token count. It is divided only once, over all micro-batches and
+processes. To add a loss, write an `Objective` in a new file and register it in `LOSSES`; the
 key ``training.loss`` chooses by name.
 
-Cross-entropy is of log softmax(hidden @ weight.T + bias), smoothed by spreading a share of the
-probability evenly over the vocabulary (Szegedy et al. 2016, section 7). N x V logits would be the
-largest tensors of training, so they never stand in memory all at once: a chunk of rows at a time is
-multiplied out, and its gradient is computed on the way. On a CPU a chunk is a few hundred rows,
-which stay in its cache; on a GPU some thousand, and what follows the product can be compiled into
-few passes over 16-bit logits.
+Cross-entropy uses log softmax(hidden @ weight.T + bias) and label smoothing, which spreads a share
+of the probability evenly over the vocabulary (Szegedy et al. 2016, section 7). The N x V logits
+would be the largest tensor of training, so they are computed in chunks of rows, together with
+their gradient. On a CPU, a chunk has a few hundred rows and stays in the cache. On a GPU, a chunk
+has some thousand rows, and `torch.compile` fuses the operations on its 16-bit logits.
 
-R-Drop makes two passes with different dropout masks, and penalises how far they differ (Liang et
-al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2). The objective here is half
-of the paper's, so that strength 0 and equal passes give the cross-entropy:
+R-Drop makes two passes with different dropout masks, and penalises the difference of their
+distributions (Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2). The
+loss here is half of the paper's, so that strength 0 and equal passes give the cross-entropy:
 
     (CE_1 + CE_2) / 2 + strength / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1))
 
-Shapes: N real target tokens, P passes (1, or 2 of R-Drop), D model width, V vocabulary.
+Shapes: N target tokens without padding, P passes (1, or 2 for R-Drop), D model width, V vocabulary
+size.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ from nmt.packed import rounded
 from nmt.registry import Registry
 
 _Step = Callable[..., tuple[Tensor, Tensor]]
-# What runs a function faster, such as `nmt.model.transformer.Transformer.compiled`.
+# Returns a compiled version of a function: see `nmt.model.transformer.Transformer.compiled`.
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _ROWS_PER_CHUNK = 256
 _LOGITS_PER_CHUNK = 1 << 27  # On a GPU: 256 MiB in 16 bits.
-# Chunks summed in 16 bits before the sum moves to float32: more would lose small addends.
+# Chunks summed in 16 bits before the sum is added to float32. A longer sum loses small addends.
 _CHUNKS_PER_SUM = 4
 _ROWS_PER_16_BIT_CHUNK = 2048
 _LEAST_16_BIT_PART, _ROW_STEP = 128, 32
-# On a CPU: fewer rows pack the weights more often, more rows leave the cache.
+# On a CPU: with fewer rows the weights are packed more often; with more rows the cache overflows.
 _LOGITS_PER_16_BIT_PART = 1 << 22
 
 
 class LossSum(NamedTuple):
-    """A loss before division, so that sums over batches and devices stay exact."""
+    """A sum of losses, not divided yet, so that batches and processes can be added up."""
 
-    loss_sum: Tensor  # Loss summed over the tokens, in nats: a scalar in float32.
-    num_tokens: int  # Target tokens summed over, without padding.
+    loss_sum: Tensor  # Sum over the tokens, in nats. Scalar, float32.
+    num_tokens: int  # Target tokens in the sum, without padding.
 
 
 class Objective(Protocol):
-    """A loss of a model on a batch, called under autocast."""
+    """A training loss. It is called under autocast."""
 
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
-        """Return the summed loss of ``batch``, which is on the model's device."""
+        """Return the summed loss of ``batch``, whose tensors are on the model's device."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropy:
-    """Label-smoothed cross-entropy of the references."""
+    """Label-smoothed cross-entropy."""
 
     smoothing: float  # Probability spread evenly over the vocabulary.
 
@@ -83,13 +83,13 @@ class CrossEntropy:
 
 @dataclass(frozen=True, slots=True)
 class RDrop:
-    """R-Drop: cross-entropy and divergence of two passes with different dropout masks."""
+    """R-Drop: cross-entropy plus the divergence of two passes with different dropout masks."""
 
     smoothing: float  # Probability spread evenly over the vocabulary.
     strength: float  # Weight of the divergence (alpha in the paper; 5 there for translation).
 
     def __call__(self, model: Transformer, batch: Batch) -> LossSum:
-        """Return the summed objective of two passes over ``batch``."""
+        """Return the summed loss of two passes over ``batch``."""
         passes = [model(batch.source, batch.target) for _ in range(2)]
         compiler: Compiler = _as_it_is if batch.gold.device.type == "cpu" else model.compiled
         step = partial(compiler(_r_drop_step), smoothing=self.smoothing, strength=self.strength)
@@ -122,18 +122,20 @@ def cross_entropy(
     smoothing: float,
     compiler: Compiler = _as_it_is,
 ) -> Tensor:
-    """Sum the smoothed cross-entropy over tokens, a chunk at a time; no gradient in validation.
+    """Return the label-smoothed cross-entropy, summed over tokens and computed in chunks of rows.
+
+    Computes the gradient in the same pass, unless gradients are disabled.
 
     Args:
-        hidden: (N, D).
-        weight: Output projection. (V, D)
-        bias: Its bias, (V,), or None.
-        gold: Ids to predict. (N,), int64.
+        hidden: Decoder outputs. (N, D), float32 or 16-bit.
+        weight: Output projection. (V, D).
+        bias: Bias of the output projection, (V,), or None.
+        gold: Ids of the reference subwords. (N,), int64.
         smoothing: Probability spread evenly over the vocabulary.
-        compiler: May be applied to what follows the matrix product, on a GPU.
+        compiler: Compiles the operations after the matrix product; used only on a GPU.
 
     Returns:
-        A float32 scalar.
+        The loss in nats. Scalar, float32.
     """
     if torch.is_grad_enabled():
         run = _cross_entropy_step if hidden.device.type == "cpu" else compiler(_fused_step)
@@ -147,7 +149,7 @@ def cross_entropy(
 
 
 def _for_products(hidden: Tensor) -> Tensor:
-    """In the dtype of products: a last norm gives float32 under autocast."""
+    """Cast to the autocast dtype, because the final norm returns float32 under autocast."""
     kind = hidden.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return hidden.to(torch.get_autocast_dtype(kind))
@@ -155,9 +157,9 @@ def _for_products(hidden: Tensor) -> Tensor:
 
 
 def _chunk_size(weight: Tensor, num_passes: int = 1) -> int:
-    """Rows whose logits are held at once; a row has logits for each pass.
+    """Return how many rows a chunk has. A row has logits for each pass.
 
-    On a GPU the same for all batches, so that its libraries choose kernels once.
+    On a GPU, all batches use the same number, so that cuBLAS chooses its kernels only once.
     """
     if weight.device.type == "cpu":
         return _ROWS_PER_CHUNK
@@ -165,9 +167,9 @@ def _chunk_size(weight: Tensor, num_passes: int = 1) -> int:
 
 
 def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of float32 ``logits`` (n, V), and softmax sums (n, 1).
+    """Return the summed loss of float32 ``logits`` (n, V), and the softmax denominators (n, 1).
 
-    Turns the logits, in place, into the exponentials that those sums are of.
+    Overwrites the logits with the softmax numerators.
     """
     of_gold = logits.gather(1, gold.unsqueeze(1)).sum()
     of_all = logits.sum() / logits.shape[1] if smoothing else 0.0
@@ -178,9 +180,9 @@ def _loss_of(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Te
 
 
 def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Do what `_cross_entropy_step` does, in a form that a compiler turns into few passes.
+    """Compute the same as `_cross_entropy_step`, in a form that `torch.compile` can fuse.
 
-    No element is scattered: in a fixed order that would take a sort.
+    It avoids scatter, which would need a sort to be deterministic.
     """
     wide, vocab_size = logits.squeeze(1).float(), logits.shape[-1]
     rows = gold.unsqueeze(1)
@@ -194,7 +196,10 @@ def _fused_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor,
 
 
 def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the loss of ``logits`` (n, 1, V), and its gradient, float32, in place of theirs."""
+    """Return the loss of ``logits`` (n, 1, V), and its gradient (n, V) in float32.
+
+    The gradient may overwrite the logits.
+    """
     logits = logits.squeeze(1).float()
     loss, sums = _loss_of(logits, gold, smoothing)
     rows = gold.unsqueeze(1)
@@ -208,7 +213,7 @@ def _cross_entropy_step(logits: Tensor, gold: Tensor, smoothing: float) -> tuple
 def _r_drop_step(
     logits: Tensor, gold: Tensor, smoothing: float, strength: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the objective of ``logits`` (n, 2, V), and its gradient, float32."""
+    """Return the R-Drop loss of ``logits`` (n, 2, V), and its gradient in float32."""
     vocab_size = logits.shape[-1]
     log_probs = logits.float().log_softmax(-1)
     probs = log_probs.exp()
@@ -230,19 +235,19 @@ def _r_drop_step(
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """How much of the logits is worked on at a time. One product gives the gradients of a chunk."""
+    """Sizes of the chunks. One matrix product computes the gradients of a whole chunk."""
 
-    size: int  # Rows whose gradients by the logits are held, in the dtype of products.
-    part: int  # Of these, the rows whose logits are held in float32.
-    per_sum: int = 1  # Chunks whose gradient by the weights is summed in 16 bits.
-    # Rows are filled up to a multiple, if any: 16-bit kernels of a CPU are made for each size.
+    size: int  # Rows of a chunk; its logit gradients are kept in the dtype of the products.
+    part: int  # Rows of a part of a chunk; its logits are kept in float32.
+    per_sum: int = 1  # Chunks whose weight gradient is summed in 16 bits.
+    # If set, rows are padded to a multiple of it: oneDNN compiles a 16-bit kernel for each size.
     row_step: int | None = None
 
     @classmethod
     def of(cls, hidden: Tensor, weight: Tensor) -> _Chunks:
-        """Choose for ``hidden`` (N, P, D) and ``weight`` (V, D), both in the dtype of products."""
+        """Return the sizes for ``hidden`` (N, P, D) and ``weight`` (V, D), cast for products."""
         if hidden.device.type == "cpu" and hidden.dtype.itemsize == 2:
-            # Two large products of a chunk are quick; its logits in float32 would leave the cache.
+            # Large matrix products are fast, but float32 logits of a chunk overflow the cache.
             part = _LOGITS_PER_16_BIT_PART // len(weight) // _LEAST_16_BIT_PART
             part = max(part, 1) * _LEAST_16_BIT_PART
             return cls(_ROWS_PER_16_BIT_CHUNK, part, row_step=_ROW_STEP)
@@ -258,11 +263,11 @@ def _sum_chunks(
     step: _Step,
     gradients: tuple[Tensor, Tensor, Tensor | None],
 ) -> Tensor:
-    """Return the loss of ``hidden`` (N, P, D) and fill in zeroed ``gradients``, chunk by chunk."""
+    """Return the summed loss of ``hidden`` (N, P, D), and add to zeroed ``gradients`` in place."""
     of_hidden, of_weight, of_bias = gradients
     chunks, (_, passes, _) = _Chunks.of(hidden, weight), hidden.shape
-    # In 16 bits a product can be added to a sum as it is made, which costs half of what it takes to
-    # widen it and add it in float32; but such a sum soon swallows small addends.
+    # Adding a product to a 16-bit sum takes half the time of adding it in float32, but a long
+    # 16-bit sum loses small addends.
     is_wide = weight.dtype == torch.float32
     narrow_sum = of_weight if is_wide else torch.zeros_like(weight)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -278,7 +283,7 @@ def _sum_chunks(
         for begin in range(0, len(states), chunks.part):
             gold_part = wanted[begin : begin + chunks.part]
             first, last = begin * passes, (begin + len(gold_part)) * passes
-            # Filler, too, is multiplied, so that this product has few sizes.
+            # The product includes the padding, so that it has few different sizes.
             filled = rows[first : first + chunks.part * passes]
             logits = F.linear(filled, weight, bias)[: last - first]
             loss, gradient = step(logits.view(len(gold_part), passes, -1), gold_part)
@@ -301,10 +306,10 @@ def _sum_chunks(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """A loss of logits that never stand in memory all at once.
+    """A loss whose logits are computed in chunks.
 
-    ``step`` is given logits (n, P, V) of P passes and the ids to predict (n,), and returns the
-    summed loss and its gradient by the logits, in float32 or as they are. ``hidden`` is (N, P, D).
+    ``hidden`` is (N, P, D). ``step`` takes logits (n, P, V) of P passes and reference ids (n,). It
+    returns the summed loss, and the gradient of the logits in float32 or in the logits' dtype.
     """
 
     @staticmethod
@@ -314,7 +319,7 @@ class _ChunkedLoss(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        # They differ under autocast.
+        # Under autocast, `hidden` has another dtype than the parameters.
         cast, shift = weight.to(hidden.dtype), bias if bias is None else bias.to(hidden.dtype)
         total = _sum_chunks(hidden, cast, shift, gold, step, (of_hidden, of_weight, of_bias))
         of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
