@@ -1,7 +1,7 @@
-"""Processes of `nmt train` on this machine: how several are started, and how all of them end.
+"""Start and end of the processes of `nmt train` on one machine.
 
-torchrun, called from Python, starts them. SIGTERM and SIGINT become a request to stop after the
-current update.
+torchrun, called from Python, starts them. SIGTERM and SIGINT stop training after the current
+update.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ _SECONDS_TO_REPORT = 2
 
 
 class StoppedBySignal(SystemExit):
-    """The process was asked to stop. Exit code 130 (SIGINT) or 143 (SIGTERM)."""
+    """A signal stopped the process. Exit code 130 (SIGINT) or 143 (SIGTERM)."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.number = number  # The signal that came.
+        self.number = number  # Number of the signal.
 
 
 class StopSignal:
-    """Holds the request to stop while the context is open.
+    """Records SIGTERM and SIGINT while the context is open, so that training can stop cleanly.
 
-    The first SIGTERM or SIGINT lets the current update finish, then training saves and leaves.
-    Several processes may make one more: they tell each other when an update begins. A second SIGINT
-    is Python's own: it ends the process wherever that is, and the last checkpoint is whole.
+    After the first signal, training finishes the current update, saves a checkpoint and exits.
+    Several processes may make one more update, because they exchange the signal at the start of an
+    update. A second SIGINT raises KeyboardInterrupt at once; saved checkpoints stay intact.
 
-    Outside the main thread, where Python takes no signals, nothing is changed.
+    Outside the main thread Python cannot handle signals, and the context does nothing.
     """
 
     def __init__(self) -> None:
-        self.number: int | None = None  # The signal that came, or None.
+        self.number: int | None = None  # Number of the signal; None before the first.
         self._raises = False
         self._before: dict[int, Any] = {}
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal end the work inside at once, as it can be given up and done again later.
+        """Make a signal interrupt the code inside, which must be safe to repeat later.
 
         Raises:
-            StoppedBySignal: A signal came.
+            StoppedBySignal: A signal arrived, now or before.
         """
         before, self._raises = self._raises, True
         try:
@@ -71,15 +71,17 @@ class StopSignal:
             self._raises = before
 
     def gather(self, work: Callable[[], T], processes: Processes) -> list[T]:
-        """Do the part of this process at once, as above; return the parts of all, by rank.
+        """Run ``work`` in every process; return the results of all processes, by rank.
+
+        A signal interrupts ``work``, as in `at_once`.
 
         Raises:
-            StoppedBySignal: It was given up in one process, and so it is in all.
+            StoppedBySignal: A signal interrupted at least one process. All processes raise.
         """
         part = []
         with suppress(StoppedBySignal), self.at_once():
             part.append(work())
-        # Outside: who raised in the middle of this call would leave the others waiting in it.
+        # Outside `at_once`: a process that raised inside this call would leave the others waiting.
         gathered = processes.gather((self.number, part))
         for number, own in gathered:
             if not own:
@@ -92,7 +94,7 @@ class StopSignal:
         if self._raises:
             self._raises = False
             raise StoppedBySignal(self.number)
-        _answer("finishing the update, then saving; Ctrl-C ends at once, without saving.")
+        _answer("stopping after this update and saving; press Ctrl-C again to quit without saving")
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -102,54 +104,55 @@ class StopSignal:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            # None stands for a handler that was not set from Python, and cannot be put back.
+            # None is a handler that was not set from Python. It cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _answer(text: str) -> None:
-    """Write to standard error from a signal handler, where streams and locks may be in use."""
+    """Write to standard error from a signal handler, which must not use streams or locks."""
     if local_rank() == 0 and logger.isEnabledFor(logging.WARNING):
-        begin = "\n" if os.isatty(2) else ""  # a progress bar may stand there
+        begin = "\n" if os.isatty(2) else ""  # leave the line of a progress bar
         with suppress(OSError):
             os.write(2, f"{begin}nmt: {text}\n".encode())
 
 
 @contextmanager
 def report_one_failure(processes: Processes) -> Iterator[None]:
-    """Let one process report why all of them end."""
+    """Make only the first process that fails print its error; the others exit silently."""
     try:
         yield
     except Exception:
         if processes.is_first_to_fail():
             raise
-        time.sleep(_SECONDS_TO_REPORT)  # torchrun ends all once one has: let that one report first
+        # torchrun kills all processes as soon as one exits: give the failed one time to report.
+        time.sleep(_SECONDS_TO_REPORT)
         raise SystemExit(PEER_LOST) from None
 
 
 class ProcessKilledError(NmtError):
-    """A process was ended from outside, as by the system when memory runs out."""
+    """A signal killed a process, for example because the system ran out of memory."""
 
     exit_code = PEER_LOST
 
 
 def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfig) -> None:
-    """Run ``nmt`` with ``arguments`` in several processes; return when all have ended well.
+    """Run ``nmt`` with ``arguments`` in several processes; return when all have succeeded.
 
     Args:
-        arguments: Of the command line, without those that started several processes.
-        num_processes: How many; on GPUs, each takes one.
-        training: Says how many CPU threads each gets (the cores shared evenly when None), and on
-            what they compute.
+        arguments: Command line of each process, without the option `devices`.
+        num_processes: Number of processes. On GPUs, each process uses one GPU.
+        training: The ``training`` section, for `device` and `threads`. If `threads` is None, the
+            processes share the CPU cores evenly.
 
     Raises:
-        DeviceError: There are fewer GPUs.
-        ProcessKilledError: Names the process.
-        SystemExit: A process failed and has printed why; the code is its own.
-        StoppedBySignal: All were asked to stop, and have saved.
+        DeviceError: The machine has fewer GPUs than ``num_processes``.
+        ProcessKilledError: A signal killed a process.
+        SystemExit: A process failed and has printed its error. Has the exit code of that process.
+        StoppedBySignal: A signal stopped all processes, and the last update is saved.
     """
     num_gpus = torch.cuda.device_count()
     if training.device != "cpu" and num_gpus and num_gpus < num_processes:
-        problem = f"{num_processes} processes were asked for, but there are {num_gpus} GPUs."
+        problem = f"`devices` is {num_processes}, but this machine has {num_gpus} GPUs."
         raise DeviceError(problem, fix=f"Set `devices` to {num_gpus}, or training.device to cpu.")
     share = max(1, usable_cores() // num_processes)
     os.environ.setdefault("OMP_NUM_THREADS", str(training.threads or share))
@@ -163,7 +166,10 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
 
 
 def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
-    """Say which process ended the others: not one that lost a peer, nor one ended by torchrun."""
+    """Return the error of the process that failed first.
+
+    Skips processes that only lost a peer, and processes that torchrun terminated.
+    """
     secondary = (PEER_LOST, -signal.SIGTERM)
     rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode in secondary)
     if failure.exitcode - 128 in (signal.SIGINT, signal.SIGTERM):
@@ -172,5 +178,5 @@ def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
         return SystemExit(failure.exitcode)
     name = f"Process {rank} of {num_processes} (pid {failure.pid})"
     number = signal.Signals(-failure.exitcode).name
-    fix = "If memory ran out, lower batch.max_tokens. Start the same command again to resume."
-    return ProcessKilledError(f"{name} was killed by {number}; the others have ended.", fix=fix)
+    fix = "Run the same command again to resume. If memory ran out, lower batch.max_tokens."
+    return ProcessKilledError(f"{name} was killed by {number}; all processes ended.", fix=fix)

@@ -1,8 +1,9 @@
-"""What happens in training -> metrics.jsonl, log.txt, report.html, a progress bar, TensorBoard.
+"""Reporters of training: metrics.jsonl, log.txt, report.html, the progress bar, TensorBoard.
 
-Updates, validations, saves and notes are events: each reporter of a run is given all of them. To
-add one, write a `Reporter` and put it into the list that `make_reporters` makes. Warnings are
-logged; `RunLog` writes those of all packages into log.txt, too. Loads no torch.
+Updates, validations, saves and notes are events, and every reporter receives every event. To add a
+reporter, implement `Reporter` and add it to the list in `nmt.commands.train_setup.make_reporters`.
+`RunLog` also writes the warnings of all `nmt` packages into log.txt. This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from nmt.report.page import (
 
 logger = logging.getLogger(__name__)
 
-Line = Mapping[str, Any]  # Of a record, parsed.
+Line = Mapping[str, Any]  # A parsed line of one of `_RECORDS`.
 _Fact = tuple[str, str, str]  # Name, value and note.
-_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")  # Of TensorBoard.
+_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")  # Not written to TensorBoard.
 _RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
-# What the page shows of the latest start.
+# Values of the latest start that report.html shows.
 _ABOUT = ("schedule", "device", "precision", "threads", "parameters", "pairs", "dropped")
 _MAX_ROWS = 100
 _WIDE = 520, 280
-_COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Alarms", "Seconds")
+_COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Flagged", "Seconds")
 _DECIMALS = {"epoch": 0, "perplexity": 2, "bleu": 2, "chrf": 2, "alarms": 0, "seconds": 1}
 _SAMPLE_PARTS = ("Source", "Translation", "Reference")
 _SAMPLE_RANKS = ("best", "median", "worst")
@@ -54,32 +55,32 @@ _SAMPLE_RANKS = ("best", "median", "worst")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened in training, in one line."""
+    """Something that happened in training."""
 
-    step: int  # Updates so far.
-    text: str  # For people.
+    step: int  # Updates made so far.
+    text: str  # One line for the log.
     kind: str = "note"  # ``start``, ``update``, ``validation``, ``saved`` or ``note``.
-    # What `JsonLines` record of updates, validations and starts.
+    # Values of a start, an update or a validation, which `JsonLines` writes.
     values: Mapping[str, Any] = field(default_factory=dict)
-    level: int = logging.INFO  # Of the log message; a warning is shown also with ``-q``.
+    level: int = logging.INFO  # Level of the log message; ``-q`` still shows warnings.
 
 
 class Reporter(Protocol):
-    """Is given the events of a run."""
+    """Receives the events of a run."""
 
     def report(self, event: Event) -> None:
-        """Take note of an event."""
+        """Record an event."""
         ...
 
     def close(self) -> None:
-        """Finish."""
+        """Write what is pending, and release files."""
         ...
 
 
 class PatientFile:
-    """Appends to a file. While the disk is full, data wait in memory: that stops no training.
+    """Appends to a file, and keeps data in memory while the disk is full or before `open`.
 
-    So do data that come before `open`, which raises OSError if the file cannot be written.
+    A full disk must not stop training.
     """
 
     def __init__(self) -> None:
@@ -87,12 +88,16 @@ class PatientFile:
         self._waiting = b""
 
     def open(self, path: Path) -> None:
-        """Begin to append to a file."""
+        """Open the file, and write the data kept so far.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         self._file = path.open("ab", buffering=0)
         self.write(b"")
 
     def write(self, data: bytes) -> None:
-        """Write at once, if there is room."""
+        """Append without buffering; keep what the disk cannot take for the next call."""
         self._waiting += data
         with suppress(OSError):
             while self._file and self._waiting:
@@ -105,16 +110,17 @@ class PatientFile:
 
 
 class JsonLines(PatientFile):
-    """Appends one JSON object a line to a file: ``metrics.jsonl`` has updates and validations.
+    """Appends one JSON object per line to a file, such as ``metrics.jsonl``.
 
-    A number that is not finite, such as the norm of a skipped update's gradient, is null.
-    But for times, the file of a run that was stopped and resumed equals that of one that was not.
+    Numbers that are not finite, such as the gradient norm of a skipped update, become null. Apart
+    from times, a resumed run writes the same lines as an uninterrupted run.
 
     Args:
-        path: The file; made if missing.
-        resume_step: Lines of later steps are left over from a run that was cut off, and go.
-        last_validation: The same for validations, as one of ``resume_step`` may be made again.
-        kinds: Of the events that it takes.
+        path: The file; created if missing.
+        resume_step: Step at which training resumes. Lines of later steps are removed.
+        last_validation: Step of the last validation in the checkpoint. Later validations are
+            removed, because training repeats them.
+        kinds: Kinds of events to write.
     """
 
     def __init__(
@@ -128,29 +134,29 @@ class JsonLines(PatientFile):
         self._kinds = kinds
         kept, last_steps = b"", dict.fromkeys(kinds, resume_step) | {"validation": last_validation}
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
-            # The last line of a killed process may be half a line.
+            # The last line of a killed process may be incomplete.
             with suppress(ValueError, KeyError, TypeError):
                 values: dict[str, Any] = parse_json(line)
                 kept += line + b"\n" if values["step"] <= last_steps[values["kind"]] else b""
-        write_bytes(path, kept)  # a kill here must not cost the lines
+        write_bytes(path, kept)  # atomic: a kill here must not lose the lines
         super().__init__()
         self.open(path)
 
     def report(self, event: Event) -> None:
-        """Write one line at once."""
+        """Append the event, if it has one of the kinds."""
         if event.kind in self._kinds:
             line = {"kind": event.kind, "step": event.step, **event.values}
             for key, value in line.items():
                 if isinstance(value, float) and not math.isfinite(value):
-                    line[key] = None  # JSON has no form of it
+                    line[key] = None  # JSON has no NaN and no infinity
             text = json.dumps(line, ensure_ascii=False, allow_nan=False)
             self.write(f"{text}\n".encode())
 
 
 class RunLog(logging.Handler):
-    """Writes events and the warnings of all rooms, with the time, to ``log.txt`` of a run.
+    """Writes all events, and the warnings of all packages, with the time to ``log.txt``.
 
-    A context: warnings that come before `open` wait in memory.
+    A context manager. Warnings logged before `open` are kept and written later.
     """
 
     def __init__(self) -> None:
@@ -166,21 +172,21 @@ class RunLog(logging.Handler):
         self.close()
 
     def open(self, path: Path) -> Self:
-        """Begin to append to a file.
+        """Open the file, and write the warnings kept so far.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         self._file.open(path)
         return self
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name != __name__:  # those of `Console` come as events
+        if record.name != __name__:  # `Console` logs events, which `report` receives anyway
             self._write(record.getMessage())
 
     def report(self, event: Event) -> None:
-        """Write one line at once."""
+        """Append the text of the event."""
         self._write(event.text)
 
     def _write(self, text: str) -> None:
@@ -194,12 +200,14 @@ class RunLog(logging.Handler):
 
 
 class Console:
-    """A progress bar on a terminal; elsewhere, and for all but updates and saves, log messages.
+    """Shows a progress bar on a terminal, and logs events.
+
+    On a terminal, the bar replaces the log messages of updates and saves.
 
     Args:
-        start: Updates made before.
-        total: Updates in all, if known.
-        step: Asked for the updates made, about once a second.
+        start: Updates made before training resumed.
+        total: Planned updates, or None if unknown.
+        step: Returns the updates made so far; called about once a second.
     """
 
     def __init__(self, start: int, total: int | None, step: Callable[[], int]) -> None:
@@ -208,7 +216,7 @@ class Console:
         follow(self._bar, step)
 
     def report(self, event: Event) -> None:
-        """Move the bar, or log a line."""
+        """Advance the bar, or log the event."""
         values = event.values
         if event.kind == "validation" and values.get("bleu") is not None:
             self._bleu = f", BLEU {values['bleu']:.2f}"
@@ -220,18 +228,17 @@ class Console:
             self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}")
 
     def close(self) -> None:
-        """Leave the terminal clean."""
+        """Complete and close the bar."""
         self._bar.update(self._step() - self._bar.n)
         self._bar.close()
 
 
 class TensorBoard:
-    """Writes scalars and sample translations of a run under ``tensorboard/``.
+    """Writes scalars and sample translations to ``tensorboard/`` in the run folder.
 
     Args:
-        run_dir: Folder of the run.
-        resume_step: Events of later steps are left over from a run that was cut off; they will
-            not be shown.
+        run_dir: The run folder.
+        resume_step: Step at which training resumes. TensorBoard hides the events of later steps.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -239,11 +246,11 @@ class TensorBoard:
 
     def __init__(self, run_dir: Path, resume_step: int = 0) -> None:
         try:
-            # Late, as it is optional and takes a second to load.
+            # TensorBoard is optional, and its import takes a second.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
         except ImportError as error:
-            problem = "training.tensorboard is set, but tensorboard is not installed."
-            fix = "pip install 'nmt[tensorboard]', or set training.tensorboard: false."
+            problem = "training.tensorboard is true, but TensorBoard is not installed."
+            fix = "Run `pip install -e '.[tensorboard]'`, or set training.tensorboard to false."
             raise ConfigError(problem, fix=fix) from error
         purge = resume_step + 1 if resume_step else None
         self._writer: Any = SummaryWriter(run_dir / "tensorboard", purge_step=purge)
@@ -257,7 +264,7 @@ class TensorBoard:
             if isinstance(value, int | float) and name not in _NO_SCALARS:
                 self._writer.add_scalar(f"{group}/{name}", value, event.step)
         for number, sample in enumerate(event.values.get("samples", ()), 1):
-            # Texts are read as Markdown. Four spaces make them code: shown as they are.
+            # TensorBoard renders Markdown. Indented lines are code blocks, which stay verbatim.
             code = "".join(f"    {' '.join(line.splitlines())}\n" for line in sample)
             self._writer.add_text(f"sample {number}", code, event.step)
         self._writer.flush()
@@ -268,27 +275,27 @@ class TensorBoard:
 
 
 class ReporterList(list[Reporter]):
-    """Passes every event on to several reporters."""
+    """Passes every event to several reporters, in order."""
 
     def report(self, event: Event) -> None:
-        """Pass an event on."""
+        """Pass the event to each reporter."""
         for reporter in self:
             reporter.report(event)
 
     def close(self) -> None:
-        """Close all."""
+        """Close each reporter."""
         for reporter in self:
             reporter.close()
 
 
 class HtmlReport:
-    """Keeps ``report.html`` of a run up to date: at every validation and at the end.
+    """Writes ``report.html`` of a run after every validation and at the end.
 
-    It reads what `JsonLines` write, so it comes after them among the reporters.
+    It reads the files that `JsonLines` writes, so it must follow them in the list of reporters.
 
     Args:
-        run_dir: Folder of the run.
-        title: Name of the run.
+        run_dir: The run folder.
+        title: Heading of the page: the name of the run.
     """
 
     def __init__(self, run_dir: Path, title: str) -> None:
@@ -301,20 +308,21 @@ class HtmlReport:
 
     def close(self) -> None:
         """Write the page."""
-        with suppress(OSError):  # a full disk stops no training; the page before stays
+        with suppress(OSError):  # a full disk must not stop training; the old page stays
             config = _read(self._run_dir / "config.yaml")
             page = render_report(self._title, _records(self._run_dir), config)
             write_text(self._run_dir / "report.html", page)
 
 
 def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
-    """Append scores of a test set to ``evaluations.jsonl`` of a run, and show them on its page.
+    """Append the scores of a test set to ``evaluations.jsonl``, and add them to ``report.html``.
+
+    Does nothing if the folder is not a run folder or cannot be written.
 
     Args:
-        run_dir: A folder without ``metrics.jsonl`` is no run, and is left as it is; so is one that
-            cannot be written.
-        title: Name of the run.
-        line: ``test``, ``checkpoint`` and ``scores`` by metric.
+        run_dir: The run folder, which contains ``metrics.jsonl``.
+        title: Heading of the page: the name of the run.
+        line: ``test`` (name), ``checkpoint`` (name) and ``scores`` (by metric).
     """
     if (run_dir / _RECORDS[0]).is_file():
         with suppress(OSError):
@@ -325,7 +333,7 @@ def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
 
 
 def learning_curves(run_dir: Path) -> list[Chart]:
-    """Return charts of a run's loss and quality by step; none of a folder that is no run."""
+    """Return charts of loss and translation quality by step; empty if it is not a run folder."""
     updates, validations, starts, _ = _by_kind(_records(run_dir))
     return _charts(updates, validations, starts)[:2] if updates or validations else []
 
@@ -333,7 +341,7 @@ def learning_curves(run_dir: Path) -> list[Chart]:
 def _records(run_dir: Path) -> Iterator[Line]:
     for name in _RECORDS:
         for line in _read(run_dir / name).split("\n"):
-            with suppress(ValueError):  # the last line of a killed process may be half a line
+            with suppress(ValueError):  # the last line of a killed process may be incomplete
                 yield parse_json(line)
 
 
@@ -342,15 +350,15 @@ def _read(path: Path) -> str:
 
 
 def render_report(title: str, events: Iterable[Line], config_text: str = "") -> str:
-    """Return the page of a run.
+    """Return ``report.html`` of a run as text.
 
-    Long curves are thinned to about 400 points: the lowest and highest of each stretch stay.
+    Long curves are reduced to about 400 points, which keep the extremes of every interval.
 
     Args:
-        title: Name of the run.
-        events: The lines of ``metrics.jsonl``, ``starts.jsonl`` and ``evaluations.jsonl``, parsed.
-            Later ones win where steps are equal.
-        config_text: The configuration the run goes by.
+        title: Heading of the page: the name of the run.
+        events: Parsed lines of ``metrics.jsonl``, ``starts.jsonl`` and ``evaluations.jsonl``. Of
+            several lines of the same kind and step, the last one counts.
+        config_text: Contents of config.yaml.
     """
     updates, validations, starts, tests = _by_kind(events)
     last = validations[-1] if validations else {}
@@ -375,7 +383,7 @@ def render_report(title: str, events: Iterable[Line], config_text: str = "") -> 
 
 
 def _by_kind(events: Iterable[Line]) -> list[list[Line]]:
-    """Return updates, validations and starts by step, and the tests of each checkpoint."""
+    """Return updates, validations and starts, each sorted by step, and the test scores."""
     kinds = ("update", "validation", "start", "evaluation")
     found: dict[str, dict[Any, Line]] = {kind: {} for kind in kinds}
     for line in events:
@@ -386,7 +394,7 @@ def _by_kind(events: Iterable[Line]) -> list[list[Line]]:
 
 
 def _table(validations: Sequence[Line], metric: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the latest validations, newest first, with that of the best score; and a note."""
+    """Return rows for the latest validations, newest first, and the best one; and a note."""
     best = _best(validations, metric)
     latest = validations[-_MAX_ROWS:]
     shown = latest if best is None or best in latest else [best, *latest]
@@ -399,15 +407,15 @@ def _table(validations: Sequence[Line], metric: str) -> tuple[list[dict[str, Any
         for line in reversed(shown)
     ]
     all_shown = len(shown) == len(validations)
-    note = "" if all_shown else f"{len(shown)} of {len(validations):,}: the latest and the best. "
+    note = "" if all_shown else f"Shows {len(shown)} of {len(validations):,}: latest and best. "
     tokenizer = validations[-1].get("bleu_tokenizer") if validations else None
-    note += f"BLEU with tokenizer {tokenizer}. " if tokenizer else ""
-    note += "Alarms: translations that look degenerate. "
+    note += f"BLEU uses the tokenizer {tokenizer}. " if tokenizer else ""
+    note += "Flagged: translations that look degenerate. "
     return rows, note + (f"Bold: best {label_of(metric)}." if best else "")
 
 
 def _facts(updates: Sequence[Line], validations: Sequence[Line], metric: str) -> list[_Fact]:
-    """Return the state of the run in a few numbers; nothing before the first update."""
+    """Return step, time, speed and best scores of the run; empty before the first update."""
     if not (both := [*updates, *validations]):
         return []
     last = max(both, key=lambda line: line["step"])
@@ -429,7 +437,7 @@ def _facts(updates: Sequence[Line], validations: Sequence[Line], metric: str) ->
 
 
 def _about(starts: Sequence[Line], tests: Sequence[Line]) -> list[_Fact]:
-    """Return what the latest start trains, on what, where training was resumed, and test scores."""
+    """Return device, data and model of the latest start, the resumed steps, and test scores."""
     latest = starts[-1] if starts else {}
     facts = [(name.capitalize(), _shown(latest[name]), "") for name in _ABOUT if name in latest]
     if resumes := _resumes(starts):
@@ -447,7 +455,7 @@ def _resumes(starts: Sequence[Line]) -> list[int]:
 
 
 def _shown(value: Any) -> str:
-    """Return a recorded value to read; of several named numbers each with its name.
+    """Format a recorded value; a mapping becomes a list of numbers with their names.
 
     >>> _shown(1200), _shown({"too long": 3, "empty": 1}), _shown({})
     ('1,200', '3 too long, 1 empty', 'none')
@@ -458,7 +466,7 @@ def _shown(value: Any) -> str:
 
 
 def _samples(validation: Line) -> list[list[tuple[str, str]]]:
-    """Return why each sample was chosen, and its parts, with their names."""
+    """Return (name, text) pairs for each sample: its rank, source, translation and reference."""
     chosen = zip(_SAMPLE_RANKS, validation.get("sample_chrf", ()), strict=False)
     return [
         [("Chosen as", f"{rank} (chrF {chrf:.1f})"), *zip(_SAMPLE_PARTS, sample, strict=True)]
@@ -475,8 +483,8 @@ def _charts(
     def curve(lines: Sequence[Line], key: str, label: str = "", **style: bool) -> Curve:
         return Curve(label, [(line["step"], _number(line, key)) for line in lines], **style)
 
-    loss = curve(updates, "loss", "training (smoothed objective)", noisy=True)
-    objective = curve(validations, "objective", "validation (the same objective)", marked=True)
+    loss = curve(updates, "loss", "training (smoothed loss)", noisy=True)
+    objective = curve(validations, "objective", "validation (same loss)", marked=True)
     quality = [curve(validations, key, METRICS[key].label, marked=True) for key in ("bleu", "chrf")]
     speed = curve(updates, "target_tokens_per_second", noisy=True)
     norm = curve(updates, "gradient_norm", noisy=True)
@@ -490,13 +498,13 @@ def _charts(
 
 
 def _number(line: Line, key: str) -> float:
-    """Return a value; NaN where it is missing, null or as good as infinite."""
+    """Return a value; NaN if it is missing, null or beyond `LIMIT`."""
     value = line.get(key)
     return value if value is not None and abs(value) < LIMIT else math.nan
 
 
 def _best(lines: Sequence[Line], metric: str) -> Line | None:
-    """Return the line with the best score by a metric, or of the lowest perplexity."""
+    """Return the line with the best ``metric``, which may be ``perplexity``; None without any."""
     scored = [line for line in lines if not math.isnan(_number(line, metric))]
     choose = min if metric not in METRICS or METRICS[metric].lower_is_better else max
     return choose(scored, key=lambda line: _number(line, metric)) if scored else None

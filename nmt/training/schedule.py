@@ -1,6 +1,7 @@
-"""Learning rates as pure functions of the update, counted from 1, and their registry.
+"""Learning rate schedules: functions from the number of the update, from 1, to the learning rate.
 
-To add one, register it in `SCHEDULES` in a new file; ``training.schedule.shape`` chooses by name.
+To add a schedule, register it in `SCHEDULES` in a new file. The key ``training.schedule.shape``
+chooses a schedule by name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from nmt.config.training import ScheduleConfig
 from nmt.registry import Registry
 
 Schedule = Callable[[int], float]
-# (schedule section, model width, updates in all if known) -> `Schedule`.
+# (schedule section, model width, planned updates or None) -> `Schedule`.
 ScheduleConstructor = Callable[[ScheduleConfig, int, int | None], Schedule]
 
 SCHEDULES = Registry[ScheduleConstructor]("schedule")
@@ -23,20 +24,20 @@ def build_schedule(config: ScheduleConfig, *, model_dim: int, total_steps: int |
     """Return the configured schedule.
 
     Args:
-        config: The schedule section.
+        config: The ``schedule`` section.
         model_dim: Width of the model; scales ``noam``.
-        total_steps: Updates in all; ``linear``, ``cosine`` and ``wsd`` need it.
+        total_steps: Planned updates; required by ``linear``, ``cosine`` and ``wsd``.
 
     Raises:
-        ConfigError: There is none of that name.
-        ValueError: A schedule that ends has no ``total_steps``.
+        ConfigError: No schedule is registered as `shape`.
+        ValueError: The schedule needs ``total_steps``, which is None.
     """
     warmup = {"warmup_steps": config.warmup_updates(total_steps)}
     return SCHEDULES[config.shape](config.model_copy(update=warmup), model_dim, total_steps)
 
 
 def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> float:
-    """Rise for ``warmup_steps``, then fall with 1 / sqrt(step) (Vaswani et al. 2017, section 5.3).
+    """Rise linearly, then fall with 1 / sqrt(step) (Vaswani et al. 2017, section 5.3).
 
     >>> round(noam(4000, model_dim=512, warmup_steps=4000, factor=1.0), 7)
     0.0006988
@@ -46,7 +47,7 @@ def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> floa
 
 
 def inverse_sqrt(step: int, *, peak_lr: float, warmup_steps: int) -> float:
-    """Rise in a straight line to the peak, then fall with 1 / sqrt(step).
+    """Rise linearly to ``peak_lr``, then fall with 1 / sqrt(step).
 
     >>> inverse_sqrt(2_000, peak_lr=1e-3, warmup_steps=4_000)
     0.0005
@@ -58,22 +59,24 @@ def inverse_sqrt(step: int, *, peak_lr: float, warmup_steps: int) -> float:
 
 
 def constant(step: int, *, peak_lr: float, warmup_steps: int) -> float:
-    """Rise to the peak and stay there."""
+    """Rise linearly to ``peak_lr``, then stay there."""
     return peak_lr * min(step / max(warmup_steps, 1), 1.0)
 
 
 def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> ScheduleConstructor:
-    """Return what makes a schedule that rises to the peak, and falls until the budget ends.
+    """Return the constructor of a schedule that rises to the peak, then decays until the end.
 
     Args:
-        fallen: Share of the way through the fall, in [0, 1] -> share of the peak lost by then.
-        holds_peak: Whether only the last ``decay_ratio`` of the updates falls, not all the rest.
+        fallen: Maps the fraction of the decay that is over to the fraction of the peak that is
+            lost, both in [0, 1].
+        holds_peak: Decay only in the last ``decay_ratio`` of the updates, and stay at the peak
+            before. Otherwise, decay right after the warm-up.
     """
 
     def construct(config: ScheduleConfig, _model_dim: int, total_steps: int | None) -> Schedule:
         if total_steps is None:
-            raise ValueError(f"schedule {config.shape} needs a budget")
-        # A budget shorter than the warm-up still rises and falls.
+            raise ValueError(f"the schedule {config.shape} needs a number of updates")
+        # At most half of the updates are warm-up, so that a short training still decays.
         begin = warmup = min(config.warmup_steps, max(total_steps // 2, 1))
         if holds_peak:
             begin = max(warmup, total_steps - max(round(config.decay_ratio * total_steps), 1))
@@ -89,7 +92,7 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
 
 
 def _lasting(shape: Callable[..., float]) -> ScheduleConstructor:
-    """Return what makes a schedule that knows no end."""
+    """Return the constructor of a schedule that does not depend on the number of updates."""
     return lambda config, _model_dim, _total_steps: partial(
         shape, peak_lr=config.peak_lr, warmup_steps=config.warmup_steps
     )

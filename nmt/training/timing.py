@@ -1,4 +1,7 @@
-"""The setup of one process, timed and put back: budgets of minutes, sizes of batches, dry runs."""
+"""Timing and memory of updates: how many fit into `training.max_minutes`, how large batches can be.
+
+All measurements restore weights, optimizer and random generators afterwards.
+"""
 
 from __future__ import annotations
 
@@ -27,45 +30,46 @@ from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
 
-MOST_SECONDS, NUM_UPDATES = 20.0, 20  # About the most that timing updates and a validation takes.
+MOST_SECONDS, NUM_UPDATES = 20.0, 20  # Limits for timing updates and a validation.
 _FEWEST_UPDATES = 2
-# Of a budget of minutes, for timing; of that, for updates.
+# Share of `training.max_minutes` spent on timing, and share of that spent on updates.
 _SHARE_OF_BUDGET, _SHARE_OF_UPDATES = 0.1, 0.75
-_SAVED_BYTES_PER_SECOND = 250e6  # Written, hashed and synced.
-# Times a budget of minutes: what is estimated to take longer is worth a warning.
+_SAVED_BYTES_PER_SECOND = 250e6  # Speed of saving, with hashing and syncing.
+# Factor on `training.max_minutes`: a longer estimate gives a warning.
 _OVER_BUDGET = 1.1
-_PAIR_SECONDS = 60e-6  # Time for what inference needs, by training pair; measured on one core.
-_PARTS, _LINES = 6, 7  # A validation is timed by 6 batches, and by 6 times 7 lines.
-_SHARE_OF_MEMORY = 0.75  # Of the free memory: other programs and the allocator need some, too.
+# Time per training pair for the shortlist and confidence file; measured on one core.
+_PAIR_SECONDS = 60e-6
+_PARTS, _LINES = 6, 7  # A validation is timed on 6 batches and 6 times 7 lines.
+_SHARE_OF_MEMORY = 0.75  # Share of the free memory to use; the allocator needs some itself.
 _FIRST_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
-    """What one process trains with; `nmt.commands.train_setup.build` puts it together."""
+    """Everything that one process trains with. `nmt.commands.train_setup.build` creates it."""
 
     training: TrainingConfig
     data: PreparedData
-    updater: Updater  # of a model with new weights
+    updater: Updater  # its model has new weights
     loader: Loader
     validator: Validator
 
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """About how long the parts of a training take, in seconds."""
+    """Estimated times of the parts of a training, in seconds."""
 
     update: float  # The median update.
     validation: float  # A validation, with the save after it.
     saving: float  # A save between two validations.
-    end: float  # What follows the last update: validation, and what inference needs.
-    spent: float = 0.0  # On measuring all this, before the first update.
-    num_timed: int = 0  # Updates that were made for it.
+    end: float  # Work after the last update: validation, and files for inference.
+    spent: float = 0.0  # Time spent on measuring, before the first update.
+    num_timed: int = 0  # Number of timed updates.
 
     def updates_in(self, minutes: float, training: TrainingConfig) -> int:
-        """Return how many updates a budget of time holds, with all that belongs to them.
+        """Return how many updates fit into ``minutes``, with their validations and saves.
 
-        Estimates may be wrong: half of the time is for updates in any case.
+        At least half of the time goes to updates, because the other estimates may be too high.
 
         >>> training = TrainingConfig(max_minutes=10, validate_every=100)
         >>> TimePlan(1.0, 20.0, 0.0, 40.0).updates_in(10, training)
@@ -76,14 +80,14 @@ class TimePlan:
         return max(1, inside, math.floor(seconds / 2 / self.update))
 
     def beside(self, updates: int, training: TrainingConfig) -> float:
-        """Return the seconds of a training of so many updates that are not theirs."""
+        """Return the seconds that a training of ``updates`` spends outside of the updates."""
         return updates * self._between(training) + self.end
 
     def _between(self, training: TrainingConfig) -> float:
         return self.validation / training.validate_every + self.saving / training.save_every
 
     def shortage(self, updates: int | None, training: TrainingConfig) -> str:
-        """Return a warning if a budget of time, which gives ``updates``, does not hold the rest."""
+        """Return a warning if too little of `training.max_minutes` is left for updates, or ""."""
         minutes = training.max_minutes
         if minutes is None or updates != self.updates_in(minutes, training):
             return ""
@@ -93,18 +97,18 @@ class TimePlan:
             return ""
         at_end_only = updates < min(training.validate_every, training.save_every)
         rarer = "raise training.validate_every and save_every"
-        todo = "give it more time" if at_end_only else rarer
+        todo = "raise training.max_minutes" if at_end_only else rarer
         return (
-            f"validation, saving and the end of training take about {beside:,.1f} minutes of the "
-            f"{minutes:g} of training.max_minutes: {todo}, or lower data.valid.max_pairs"
+            f"validation and saving take about {beside:,.1f} of the {minutes:g} minutes of "
+            f"training.max_minutes; to spend more on updates, {todo}, or lower data.valid.max_pairs"
         )
 
 
 @contextmanager
 def left_as_it_was(updater: Updater) -> Iterator[None]:
-    """Put weights, optimizer and random generators back at the end: updates inside leave no trace.
+    """Restore weights, optimizer and random generators when the context ends.
 
-    Takes a copy of the weights and of the optimizer's state.
+    Copies the weights and the state of the optimizer, so memory must hold them twice.
     """
     optimizer, processes = updater.optimizer, updater.processes
     weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
@@ -121,10 +125,15 @@ def left_as_it_was(updater: Updater) -> Iterator[None]:
 def time_updates(
     updater: Updater, loader: Loader, *, num_updates: int = NUM_UPDATES, most_seconds: float
 ) -> tuple[float, int]:
-    """Return the median seconds of an update, and of how many; leave no trace.
+    """Return the median seconds of an update, and the number of updates timed.
 
-    Makes ``num_updates``, or fewer (2 at least) that take ``most_seconds``, at a learning rate of
-    zero.
+    Restores the weights afterwards.
+
+    Args:
+        updater: Makes the updates, at learning rate 0.
+        loader: Loads the batches.
+        num_updates: Number of updates to time.
+        most_seconds: Time limit; at least 2 updates are made.
     """
     pace, processes, seconds = updater.pace, updater.processes, list[float]()
     shown = not processes.rank
@@ -143,12 +152,12 @@ def time_updates(
             bar.update()
             if processes.share(sum(seconds) > most_seconds and len(seconds) >= _FEWEST_UPDATES):
                 break
-    warm = sorted(seconds[-(-len(seconds) // 4) :])  # the first ones find kernels and memory
+    warm = sorted(seconds[-(-len(seconds) // 4) :])  # the first quarter is warm-up
     return processes.share((warm[len(warm) // 2], len(seconds)))
 
 
 def _validation_seconds(validator: Validator, most_seconds: float) -> float:
-    """Return about how long a validation takes: from samples, which a smaller one has warmed up."""
+    """Estimate the seconds of a validation from a sample, after a smaller sample as warm-up."""
     processes, seconds = validator.updater.processes, 0.0
     num_lines = len(validator.text.sources) if validator.text else 0
     for batches, lines, count in ((1, 0, len(validator.batches)), (0, _LINES, num_lines)):
@@ -158,7 +167,7 @@ def _validation_seconds(validator: Validator, most_seconds: float) -> float:
             begin = time.perf_counter()
             sample()
             of_item = (time.perf_counter() - begin) / max(sample.size, 1)
-            # Where even the few take long, they have to do.
+            # If already the small sample is slow, there is no time for the larger one.
             if processes.share(_PARTS * sample.size * of_item > most_seconds / 2):
                 break
         seconds += of_item * count
@@ -166,9 +175,13 @@ def _validation_seconds(validator: Validator, most_seconds: float) -> float:
 
 
 def time_plan(setup: TrainingSetup, *, most_seconds: float = MOST_SECONDS) -> TimePlan:
-    """Measure updates and parts of a validation, and leave no trace; compute the rest from sizes.
+    """Time updates and parts of a validation, and compute the time of saving from file sizes.
 
-    Takes about ``most_seconds`` at most: by the clock, as other processes may hold the cores.
+    Restores the weights afterwards.
+
+    Args:
+        setup: The training to time.
+        most_seconds: Approximate limit of the wall-clock time for measuring.
     """
     begin, updater, training = time.perf_counter(), setup.updater, setup.training
     most = _SHARE_OF_UPDATES * most_seconds
@@ -178,7 +191,7 @@ def time_plan(setup: TrainingSetup, *, most_seconds: float = MOST_SECONDS) -> Ti
     tensors = [*updater.optimizer.weights().values(), *updater.optimizer.state().values()]
     saving = sum(tensor.nbytes for tensor in tensors) / _SAVED_BYTES_PER_SECOND
     if updater.pace.uses_threads:
-        saving = 0.0  # goes on beside updates
+        saving = 0.0  # a thread saves while updates continue
     validations = 1 + (training.average_last is not None)
     end = validations * validation + saving + _PAIR_SECONDS * len(setup.data.train)
     spent = updater.processes.share(time.perf_counter() - begin)
@@ -186,11 +199,11 @@ def time_plan(setup: TrainingSetup, *, most_seconds: float = MOST_SECONDS) -> Ti
 
 
 def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
-    """Set the budgets of ``progress``, and the updates in all: the least of all limits.
+    """Set ``progress.total_steps`` to the smallest limit of updates, minutes and epochs.
 
-    What a checkpoint has recorded counts, so that a resumed run ends where one that was not stopped
-    does; if the minutes were changed since, the updates are in proportion (`check_resumable` warns
-    where the schedule depends on them).
+    A resumed run uses the number of updates that its checkpoint recorded for the minutes, so that
+    it ends at the same step as an uninterrupted run. If `training.max_minutes` has changed, the
+    number changes in proportion.
     """
     training, processes = setup.training, setup.updater.processes
     minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
@@ -199,7 +212,7 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
         progress.timed = None
     elif progress.timed is None:
         most = min(_SHARE_OF_BUDGET * 60 * minutes, MOST_SECONDS)
-        text = "timing some updates and validation, to plan %g minutes; takes up to about %.0f s"
+        text = "timing updates and validation to plan the %g minutes; this takes at most %.0f s"
         logger.info(text, minutes, most)
         plan = time_plan(setup, most_seconds=most)
         progress.timed = minutes, plan.updates_in(minutes, training)
@@ -209,7 +222,7 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
     if epochs is None:
         progress.epoch_updates = None
     elif progress.epoch_updates is None or progress.epoch_updates[0] != epochs:
-        # Planning many epochs takes a while: one process does it for all.
+        # Planning many epochs is slow, so one process does it for all.
         of_epochs = setup.loader.epoch_updates() if processes.rank == 0 else iter(())
         progress.epoch_updates = epochs, processes.share(sum(islice(of_epochs, epochs)))
     limits += [budget[1] for budget in (progress.timed, progress.epoch_updates) if budget]
@@ -219,7 +232,15 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
 
 
 def largest_batches(loader: Loader, plan: Sequence[Rows]) -> list[Rows]:
-    """Return the batch with the most tokens and, if another, the one with the most scores."""
+    """Return the batch with the most tokens, and the batch with the most attention scores.
+
+    Args:
+        loader: Has the lengths of the sentence pairs.
+        plan: Row numbers of each batch.
+
+    Returns:
+        Row numbers of one or two batches.
+    """
     lengths = [loader.lengths(rows) for rows in plan]
     tokens = [int(source.sum() + target.sum()) for source, target in lengths]
     sizes = [(len(source), int(source.max()), int(target.max())) for source, target in lengths]
@@ -228,19 +249,20 @@ def largest_batches(loader: Loader, plan: Sequence[Rows]) -> list[Rows]:
 
 
 def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
-    """Return the loader with a number of tokens in place of ``auto``; else as it is.
+    """Return a loader whose batches fit into memory, if `batch.max_tokens` is ``auto``.
 
-    Measures what updates of the largest batches of two sizes take, and lays a line through them;
-    leaves no trace. Updates keep their size: what does not fit at once is accumulated. All
-    processes find the same numbers.
+    Measures the peak memory of updates with batches of two sizes, and extrapolates linearly. The
+    number of tokens per update stays the same: smaller batches are accumulated. All processes use
+    the same size. Restores the weights afterwards.
 
     Args:
-        updater: Not compiled yet: that is for batches of the size which is found here.
-        loader: Gives batches.
-        max_length: Most tokens of a side of a pair.
+        updater: Makes the updates. Its layers must not be compiled yet, because they are compiled
+            for the size found here.
+        loader: Loads the batches.
+        max_length: Maximum length of either side of a pair, in tokens.
 
     Raises:
-        DeviceError: Memory does not hold the longest pair.
+        DeviceError: The longest pair does not fit into memory.
     """
     batch, processes = loader.config, updater.processes
     if batch.max_tokens != "auto" or batch.tokens_per_update is None:
@@ -250,7 +272,7 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
     first = min(own, max(smallest, _FIRST_SIZE))
     second = min(own, 2 * first)
     if second > first:
-        # All processes measure the same batches, so that they make equally many updates together.
+        # All processes measure the same batches: an update needs all of them.
         alike = replace(loader, rank=0, num_ranks=1)
         with left_as_it_was(updater):
             low, high = (_measure_batches(updater, alike, size) for size in (first, second))
@@ -258,8 +280,10 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
         fits = min(own, tokens_that_fit(low[:2], high[:2], free=free))
     fits = min(processes.gather(fits))
     if fits < smallest:
-        pair = f"fewer than a pair with filters.max_length ({max_length}) tokens on each side"
-        fix = "Lower filters.max_length, use training.activation_checkpointing or a smaller model."
+        pair = f"but a pair can have {max_length} tokens (filters.max_length) on each side"
+        fix = (
+            "Lower filters.max_length, set training.activation_checkpointing, or use another model."
+        )
         raise DeviceError(f"Memory holds batches of about {fits:,} tokens, {pair}.", fix=fix)
     count = -(-own // fits)
     found = {"max_tokens": max(smallest, -(-own // count)), "tokens_per_update": None}
@@ -268,9 +292,9 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
 
 
 def _measure_batches(updater: Updater, loader: Loader, max_tokens: int) -> tuple[int, int, int]:
-    """Return tokens of the largest batches, bytes of their updates at the peak, and free bytes.
+    """Return (tokens, peak bytes, free bytes) for updates with the largest batches.
 
-    Bytes are those besides what training holds all the time.
+    The peak does not count memory that training uses all the time, such as the weights.
     """
     size = loader.config.model_copy(update={"max_tokens": max_tokens, "tokens_per_update": None})
     loader = replace(loader, config=size)
@@ -279,7 +303,7 @@ def _measure_batches(updater: Updater, loader: Loader, max_tokens: int) -> tuple
     def update(rows: Rows) -> object:
         return updater([loader.batch(rows)], 0.0)
 
-    update(plan[0][:1])  # what the first update makes and keeps is not to be measured
+    update(plan[0][:1])  # the first update also allocates memory that stays
     free = free_bytes(updater.device)
     if updater.device.type == "cpu":
         free //= local_size()
@@ -290,7 +314,7 @@ def _measure_batches(updater: Updater, loader: Loader, max_tokens: int) -> tuple
 
 
 def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -> int:
-    """Return how many tokens fit, from (tokens, bytes) of two sizes of batches.
+    """Extrapolate how many tokens fit into ``free`` bytes, from (tokens, bytes) of two batches.
 
     >>> tokens_that_fit((1000, 300_000), (2000, 500_000), free=900_000)
     4000

@@ -1,4 +1,4 @@
-"""Micro-batches -> one optimizer update: forward, backward, reduce, clip, step."""
+"""One optimizer update from micro-batches: forward, backward, reduce, clip, step."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from nmt.training.losses import CrossEntropy, LossSum, Objective
 from nmt.training.optimizer import FlatParameters, ModelOptimizer
 
 _MOST_SPLITS = 3
-# 32 MiB: enough for the full rate of a network, and for several in an update.
+# 32 MiB: large enough for the full speed of a network, small enough for several slices per update.
 _SLICE_SIZE = 1 << 23
 
 
 @dataclass(eq=False)
 class UpdateStats:
-    """What one update did, in all processes. Sums, not means.
+    """Statistics of one update, summed over all processes.
 
-    What the device computes is read when it is first asked for, and that waits for the device;
-    `read_together` waits once for many updates.
+    Reading `loss_sum`, `splits`, `gradient_norm` or `skipped` for the first time waits for the
+    device. `read_together` waits only once for many updates.
     """
 
-    rows: list[Rows]  # Of the store, by batch of this process; for messages.
+    rows: list[Rows]  # Rows of the store in each batch of this process, for messages.
     learning_rate: float
     source_tokens: int
     target_tokens: int
-    padded_tokens: int  # Cells of the padded rectangles.
-    # Summed training loss; how often batches were halved; norm of the gradient. (3,), float32.
+    padded_tokens: int  # Tokens including padding.
+    # Summed training loss, number of batch splits, gradient norm. (3,), float32.
     on_device: Tensor
-    stop: bool = False  # Whether any process was asked to stop when the update began.
+    stop: bool = False  # Whether any process had received a signal when the update began.
 
     @cached_property
     def _values(self) -> list[float]:
@@ -60,22 +60,22 @@ class UpdateStats:
 
     @property
     def splits(self) -> int:
-        """How often batches were halved because memory did not hold them, in all processes."""
+        """How often batches were halved because memory ran out, in all processes."""
         return int(self._values[1])
 
     @property
     def gradient_norm(self) -> float:
-        """Norm of the mean gradient, before clipping."""
+        """L2 norm of the mean gradient, before clipping."""
         return self._values[2]
 
     @property
     def skipped(self) -> bool:
-        """Whether the update was left out because loss or gradient was not finite."""
+        """Whether the update was skipped because the loss or gradient was not finite."""
         return not all(map(math.isfinite, self._values))
 
 
 def read_together(updates: Sequence[UpdateStats]) -> None:
-    """Read what the device computed in all of ``updates``: waits for it once."""
+    """Copy the statistics of all ``updates`` from the device at once, and wait for it."""
     if updates:
         rows = torch.stack([update.on_device for update in updates]).tolist()
         for update, values in zip(updates, rows, strict=True):
@@ -83,17 +83,17 @@ def read_together(updates: Sequence[UpdateStats]) -> None:
 
 
 class GradientReduction:
-    """Sums the gradient over processes: slice by slice, while backward still computes the others.
+    """Sums the gradient over processes in slices, while backward still computes other slices.
 
-    As in Li et al. (2020), "PyTorch Distributed", section 3.2: a part of the flat buffer is sent
-    when all its parameters have their gradient. Every process sends the parts in the same order.
+    As in Li et al. (2020), "PyTorch Distributed", section 3.2: a slice of the flat buffer is sent
+    when all its parameters have their gradient. Every process sends the slices in the same order.
 
     Args:
-        model: Whose gradients these are.
-        parameters: Its parameters; their gradients are summed in place, in float32.
-        processes: All of them; each has a gradient of its own.
-        in_slices: Whether to send slices during backward. Else `finish` sends all at once.
-        size: Numbers of a slice, at least.
+        model: The model.
+        parameters: Its parameters; their float32 gradients are summed in place.
+        processes: The processes that share each update.
+        in_slices: Whether to send slices during backward. Otherwise `finish` sends all at once.
+        size: Minimum number of elements in a slice.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class GradientReduction:
         size: int = _SLICE_SIZE,
     ) -> None:
         self._processes, self._slices = processes, list[Tensor]()
-        self._counts: list[int] = []  # Parameters of each slice.
-        self._missing: list[int] = []  # Those of them without their gradient.
+        self._counts: list[int] = []  # Number of parameters in each slice.
+        self._missing: list[int] = []  # Number of them that have no gradient yet.
         self._sent: list[PendingSum] = []
         self._kept: list[Tensor] = []
         self._is_on = False
-        # The layers' matrices come first, and have their gradients in about the opposite order.
+        # The matrices of the layers come first. Backward reaches them roughly in reverse order.
         stop = parameters.matrix_size if in_slices else 0
         rest, count = parameters.shared[stop:], 0
         for name, view in reversed(list(parameters.views(parameters.shared[:stop]))):
@@ -122,11 +122,11 @@ class GradientReduction:
                 self._slices.append(parameters.shared[begin:stop])
                 self._counts.append(count)
                 stop, count = begin, 0
-        self._slices.append(rest)  # embeddings, biases, norms and sums: complete at the very end
+        self._slices.append(rest)  # embeddings, biases, norms and sums: complete only at the end
 
     @contextmanager
     def during_backward(self) -> Iterator[None]:
-        """Send slices in this backward pass, the last one of the update."""
+        """Send slices during this backward pass, which must be the last one of the update."""
         self._missing, self._is_on = list(self._counts), True
         try:
             yield
@@ -144,14 +144,14 @@ class GradientReduction:
         self._sent.append(self._processes.begin_sum(self._slices[len(self._sent)]))
 
     def keep(self) -> None:
-        """Keep the slices sent so far, as the gradient is about to be computed once more."""
+        """Keep copies of the slices summed so far, because backward is about to run again."""
         for pending in self._sent:
             pending.wait()
         new = self._slices[len(self._kept) : len(self._sent)]
         self._kept += [part.clone() for part in new]
 
     def finish(self) -> None:
-        """Send what is left, and have the device wait for all of it."""
+        """Send the remaining slices, and make the device wait for all sums."""
         while len(self._sent) < len(self._slices):
             self._send()
         for pending in self._sent:
@@ -162,15 +162,15 @@ class GradientReduction:
 
 
 class Updater:
-    """Turns batches into updates of one model, and never waits for its device to make them.
+    """Makes optimizer updates from batches, without waiting for the device to finish them.
 
     Args:
         model: The model, on its device.
-        optimizer: The optimizer that owns the model's parameters.
-        precision: Arithmetic of forward and backward.
+        optimizer: The optimizer of the model's parameters.
+        precision: Data types of forward and backward.
         objective: What training minimises.
-        clip_norm: Largest norm of the gradient; 0 leaves it as it is.
-        processes: Those that share each update; each has batches of its own.
+        clip_norm: Maximum norm of the gradient; 0 disables clipping.
+        processes: The processes that share each update. Each process has different batches.
     """
 
     def __init__(
@@ -186,46 +186,46 @@ class Updater:
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.processes = processes or Processes()
         self.device = model.output_weight.device
-        self.pace = choose_device_queue(self.device)  # How far updates run ahead of the device.
-        # Keeps gradients of float16 in range.
+        self.pace = choose_device_queue(self.device)  # How many updates the device may queue.
+        # Keeps float16 gradients in range.
         self.loss_scale = LossScale(self.device) if precision.name == "float16" else None
         self._objective, self._clip_norm = objective, clip_norm
         self._cross_entropy, self._autocast = CrossEntropy(smoothing=0.0), precision.autocast()
         self._reduction: GradientReduction | None = None
         if self.processes.size > 1:
-            # Only where gradients are made in their float32 buffer, on a GPU, can a slice of it be
-            # sent while the rest is still being computed.
+            # A slice can be sent early only if backward writes into the float32 buffer, on a GPU.
             in_slices = (precision.device_type, precision.weight_dtype) == ("cuda", torch.float32)
             flat = optimizer.parameters
             self._reduction = GradientReduction(model, flat, self.processes, in_slices=in_slices)
 
     def validation_loss(self, batch: Batch) -> LossSum:
-        """Sum the cross-entropy, without smoothing, of a batch that is on the model's device."""
+        """Return the summed cross-entropy without smoothing; ``batch`` is on the model's device."""
         with self._autocast:
             return self._cross_entropy(self.model, batch)
 
     def objective_loss(self, batch: Batch) -> LossSum:
-        """Sum what training minimises for a batch that is on the model's device."""
+        """Return the summed training loss; ``batch`` is on the model's device."""
         with self._autocast:
             return self._objective(self.model, batch)
 
     def __call__(
         self, batches: Sequence[Batch], learning_rate: float, *, stops: bool = False
     ) -> UpdateStats:
-        """Make one update: the gradient is of the mean over all tokens of all processes.
+        """Make one update with the gradient of the mean loss over all tokens of all processes.
 
-        If loss or gradient are not finite it is skipped: weights and optimizer stay as they are.
+        An update with a loss or gradient that is not finite is skipped: weights and optimizer do
+        not change.
 
-        Processes wait for each other twice: before the forward passes, for what the host must know
-        (counts of tokens, requests to stop); and for what stays on the device (gradient, loss).
+        Processes exchange data twice: token counts and signals, which the host needs, before the
+        forward passes; gradient and loss, which stay on the device, after them.
 
         Args:
-            batches: The part of this process.
-            learning_rate: Size of the step.
-            stops: Whether this process was asked to stop, for `UpdateStats.stop`.
+            batches: Batches of this process.
+            learning_rate: Learning rate of this update.
+            stops: Whether this process has received a signal, for `UpdateStats.stop`.
 
         Raises:
-            DeviceError: Memory does not hold an eighth of a batch.
+            DeviceError: Memory is too small even for an eighth of a batch.
         """
         self.model.train()
         own = [(b.num_source_tokens, b.num_target_tokens, b.num_padded_tokens) for b in batches]
@@ -234,15 +234,15 @@ class Updater:
         source, target, padded, num_stopping = counts.tolist()
         parameters = self.optimizer.parameters
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor
-        # Divided here, by the tokens of all processes, and nowhere else: so accumulation, halved
-        # batches and processes all give the gradient of one large batch.
+        # The only division by the number of tokens. Therefore accumulation, halved batches and
+        # several processes all give the gradient of one large batch.
         splits = self._sum_gradients(batches, factor / target, self._reduction)
         parameters.sums[1].fill_(splits)
         if self._reduction is not None:
             self._reduction.finish()
         norm = torch.linalg.vector_norm(parameters.gradient) / factor
         numbers = torch.cat((parameters.sums, norm.unsqueeze(0)))
-        # Whether the update counts is decided on the device: to read it here would wait for it.
+        # The device itself decides whether to skip: reading the numbers here would wait for it.
         skipped = 1 - numbers.isfinite().all().float()
         clip = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0) if self._clip_norm else 1.0
         self.optimizer.step(learning_rate, clip / factor, skipped)
@@ -252,21 +252,21 @@ class Updater:
         return UpdateStats(rows, learning_rate, source, target, padded, numbers, num_stopping > 0)
 
     def counters(self) -> dict[str, float]:
-        """Return what a resumed run must know besides the optimizer. Waits for the device."""
+        """Return the state of the loss scale for a checkpoint. Waits for the device."""
         return {} if self.loss_scale is None else self.loss_scale.counters()
 
     def load_counters(self, counters: Mapping[str, float]) -> None:
-        """Take `counters` back."""
+        """Restore the output of `counters`."""
         if self.loss_scale is not None:
             self.loss_scale.load_counters(counters)
 
     def warm_up(self, batch: Batch) -> None:
-        """Use the model once in training and once in validation, and leave no trace.
+        """Run the model once for training and once for validation, without changing it.
 
-        What is made at first use, such as compiled layers, is there afterwards.
+        This compiles the layers, for example, which happens at first use.
 
         Raises:
-            DeviceError: Memory does not hold an eighth of ``batch``.
+            DeviceError: Memory is too small even for an eighth of ``batch``.
         """
         generators = random_state(self.device)
         try:
@@ -286,10 +286,10 @@ class Updater:
         scale: Tensor | float,
         reduction: GradientReduction | None = None,
     ) -> int:
-        """Sum loss and gradient; begin again with halved batches where memory is short.
+        """Add up loss and gradient; if memory runs out, start again with halved batches.
 
-        Halves draw other random numbers than the whole would have. With a ``reduction``, other
-        processes get what is complete meanwhile.
+        Halved batches draw other dropout masks than whole batches. With a ``reduction``, finished
+        slices are sent to the other processes meanwhile.
 
         Returns:
             How often batches were halved.
@@ -313,7 +313,7 @@ class Updater:
                 halves = list(chain.from_iterable(whole))
                 if splits == _MOST_SPLITS or len(halves) == len(batches):
                     raise _too_large(batches, splits) from error
-            # Outside the except clause, which holds the failed pass' tensors.
+            # Outside of the except clause, which keeps the tensors of the failed pass alive.
             if reduction is not None:
                 reduction.keep()
             self.optimizer.parameters.clear()
@@ -326,7 +326,7 @@ def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
     tokens = f"{largest.source.max_length} source and {largest.target.max_length} target tokens"
     pairs = f"{len(largest.rows)} pairs with up to {tokens}"
     return DeviceError(
-        f"Memory does not hold a batch of {pairs}, after it was halved {splits} times.",
+        f"Out of memory with a batch of {pairs}, after it was halved {splits} times.",
         fix="Lower batch.max_tokens or max_sentences and raise batch.gradient_accumulation, lower "
-        "filters.max_length, or set training.activation_checkpointing.",
+        "filters.max_length, or set training.activation_checkpointing to true.",
     )

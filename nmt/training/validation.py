@@ -1,4 +1,4 @@
-"""A model and held-out pairs -> loss and scores."""
+"""Validation during training: loss, BLEU and chrF on the validation set."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ from nmt.training.report import Event
 from nmt.training.update import Updater
 
 T = TypeVar("T")
-# What is computed of decoded text, beside the metric that names the best checkpoint.
+# Metrics that are always reported, in addition to `training.validation.metric`.
 REPORTED_METRICS = ("bleu", "chrf")
-_READABLE = 1e6  # perplexities above are shown by their magnitude
+_READABLE = 1e6  # larger perplexities are shown in scientific notation
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a validation found."""
+    """Result of a validation."""
 
-    loss: float  # Cross-entropy of the reference per token, without smoothing, in nats.
-    # Scores of the decoded translations by metric; none without a text.
+    loss: float  # Cross-entropy of the references per token, without smoothing, in nats.
+    # Scores of the translations, by metric; empty if the set has no text.
     text: Mapping[str, float] = field(default_factory=dict)
-    # What BLEU's words were found with; scores by different ones cannot be compared.
+    # Tokenizer of BLEU. Scores with different tokenizers are not comparable.
     bleu_tokenizer: str | None = None
     # (source, translation, reference) of the best, the median and the worst sentence by chrF.
     samples: tuple[tuple[str, str, str], ...] = ()
-    sample_chrf: tuple[float, ...] = ()  # The chrF of each.
-    # What training minimises, per token, without dropout: to be compared with its loss.
+    sample_chrf: tuple[float, ...] = ()  # chrF of each sample.
+    # Training loss per token, without dropout, for comparison with the loss of the updates.
     objective: float | None = None
-    # Translations that look degenerate to the guard's widest limits; None without a text.
+    # Number of translations that look degenerate; None if the set has no text.
     alarms: int | None = None
 
     @property
     def perplexity(self) -> float:
-        """exp(loss), or a very large number where that is beyond any float."""
+        """exp(loss), capped at exp(700) so that it fits a float."""
         return math.exp(min(self.loss, 700))
 
     def value(self, metric: str) -> float:
-        """Return the score by ``metric``, higher is better; by the loss if there is no text."""
+        """Return the score by ``metric``; higher is better. Without text, the negative loss."""
         if metric == "loss" or not self.text:
             return -self.loss
         return as_quality(metric, self.text[metric])
 
     def __str__(self) -> str:
-        # The perplexity of a model that has gone astray may have hundreds of digits.
+        # The perplexity of a diverged model may have hundreds of digits.
         shown = f"{self.perplexity:{'.2f' if self.perplexity < _READABLE else '.3g'}}"
         text = f"perplexity {shown}"
         for metric, value in self.text.items():
@@ -71,7 +71,7 @@ class Scores:
         return text
 
     def event(self, step: int, epoch: int, seconds: float) -> Event:
-        """Report the validation at ``step``, which took ``seconds``."""
+        """Return the event of this validation, which took ``seconds``, for the reporters."""
         values = asdict(self) | {"epoch": epoch, "perplexity": self.perplexity, "seconds": seconds}
         values |= values.pop("text") or dict.fromkeys(REPORTED_METRICS)
         text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
@@ -80,24 +80,24 @@ class Scores:
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """The text of a validation set, and how it is translated and scored."""
+    """The text of a validation set, and how to translate and score it."""
 
     sources: Sequence[str]
     references: Sequence[str]
     tokenizers: Tokenizers
-    # Without what costs time and changes no score much: see `DecodingConfig.plain`.
+    # Without slow options that hardly change the scores: see `DecodingConfig.plain`.
     decoding: DecodingConfig
-    max_length: int  # Most subwords of a source, as in training.
-    language: str  # Of the references.
-    tag: str | None = None  # Token that the sources begin with.
-    # The metric that names the best checkpoint; `REPORTED_METRICS` are computed, too.
+    max_length: int  # Maximum length of a source in subwords, as in training.
+    language: str  # Language code of the references.
+    tag: str | None = None  # Token at the beginning of each source.
+    # Metric that chooses the best checkpoint. `REPORTED_METRICS` are computed in addition.
     metric: str = "bleu"
-    # Factor and offset by which sources bound outputs: a model that has not learned to end must not
-    # be waited for.
+    # Factor and offset that limit the output length by the source length. A model that has not
+    # learned to produce EOS must not delay training.
     longest: tuple[float, int] = (2.0, 5)
 
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
-        """Return what translates the sources, and tells how many it has."""
+        """Return a translator that calls ``progress`` with the number of translated sources."""
         factor, offset = self.longest
         limits = {
             "max_length_factor": min(factor, self.decoding.max_length_factor),
@@ -124,7 +124,7 @@ class HeldOutText:
         return bleu_tokenizer(MetricOptions(target_language=self.language))
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, Any]:
-        """Return fields of `Scores`; BLEU's tokenizer is chosen as in `nmt evaluate`."""
+        """Return fields of `Scores`. The tokenizer of BLEU is the one that `nmt evaluate` uses."""
         tables = {name: scorer.statistics(hypotheses) for name, scorer in self._scorers.items()}
         of_sentences = self._scorers["chrf"].sentence_scores(tables["chrf"])
         chosen = choose_samples(of_sentences)
@@ -139,24 +139,25 @@ class HeldOutText:
 
 @dataclass(frozen=True)
 class Validator:
-    """Measures a model on its validation set; processes share the work.
+    """Computes loss and scores on the validation set; processes share the work.
 
-    Losses are computed as training does. The text of the set, if it has one, is translated and
-    scored. On a CPU the saved float32 weights translate: 16-bit kernels would be made for each of a
-    search's many sizes.
+    The loss is computed in the precision of training. On a CPU, the float32 weights translate,
+    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search.
     """
 
-    updater: Updater  # Of the model.
-    batches: Sequence[Batch]  # The part of this process: see `fixed_batches`.
-    text: HeldOutText | None  # None if the set has no text, or if it is not to be translated.
-    stop: StopSignal  # A signal gives a validation up, in all processes.
-    end_loops: bool = True  # Whether outputs that go round in circles are ended.
+    updater: Updater  # Updater of the model.
+    batches: Sequence[Batch]  # Batches of this process: see `fixed_batches`.
+    text: HeldOutText | None  # None if the set has no text or is not translated.
+    stop: StopSignal  # A signal interrupts the validation in all processes.
+    end_loops: bool = True  # Whether to end outputs that repeat themselves.
 
     def __call__(self) -> Scores:
-        """Return loss and scores of the weights to be used. Draws no random numbers.
+        """Return loss and scores of the weights that `ModelOptimizer.weights` returns.
+
+        Draws no random numbers, so that validation does not change training.
 
         Raises:
-            StoppedBySignal: It was given up, in all processes.
+            StoppedBySignal: A signal interrupted the validation, in all processes.
         """
         model, processes = self.updater.model, self.updater.processes
         was_training = model.training
@@ -175,9 +176,10 @@ class Validator:
         return Scores(loss_sum / count, objective=objective / count, **text)
 
     def sample(self, *, num_batches: int = 0, num_lines: int = 0) -> Validator:
-        """Return a validation of about so many batches and lines, to be timed.
+        """Return a smaller validator for timing, with about this many batches and lines.
 
-        Outputs end near the length of their sources: the model may be new and know no end.
+        It limits outputs to about the length of their sources, because a new model does not
+        produce EOS.
         """
         text = self.text
         if text is not None:
@@ -189,7 +191,7 @@ class Validator:
 
     @property
     def size(self) -> int:
-        """How many batches this process has, or if none, how many lines all have."""
+        """Number of batches of this process; without batches, number of lines of all processes."""
         return len(self.batches) or (len(self.text.sources) if self.text else 0)
 
     @cached_property
@@ -197,7 +199,7 @@ class Validator:
         return TorchEngine(self.updater.model, end_loops=self.end_loops)
 
     def _translate(self, text: HeldOutText) -> list[tuple[str, bool]]:
-        """Return translations of this process's lines, and whether each looks degenerate."""
+        """Return translations of the lines of this process, and whether each looks degenerate."""
         rank, size = self.updater.processes.rank, self.updater.processes.size
         own, optimizer = text.sources[rank::size], self.updater.optimizer
         lent: Any = nullcontext()
@@ -209,7 +211,7 @@ class Validator:
         return [(result.text, bool(result.alarms)) for result in results]
 
     def _sum_losses(self) -> tuple[float, float, int]:
-        """Return loss, objective and tokens of the batches of this process."""
+        """Return summed cross-entropy, summed training loss and tokens of this process."""
         tokens, device = 0, self.updater.device
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         options: dict[str, Any] = {"total": len(self.batches), "leave": False}
@@ -227,12 +229,12 @@ class Validator:
 
 
 def _spread(items: Sequence[T], number: int) -> Sequence[T]:
-    """Return about so many, evenly spread."""
+    """Return about ``number`` evenly spaced items."""
     return items[:: -(-len(items) // number) or 1] if number else []
 
 
 def choose_samples(scores: Sequence[float]) -> list[int]:
-    """Return which sentence has the best, the median and the worst score, the first of equals.
+    """Return the indices of the best, the median and the worst score; the first one of equals.
 
     >>> choose_samples([3.0, 9.0, 1.0, 9.0, 4.0]), choose_samples([2.0])
     ([1, 4, 2], [0])
@@ -242,9 +244,9 @@ def choose_samples(scores: Sequence[float]) -> list[int]:
 
 
 def fixed_batches(loader: Loader, processes: Processes) -> list[Batch]:
-    """Return this process's part of the batches of a whole store, the same in each validation."""
+    """Return the batches of this process. They cover the whole store and never change."""
     lengths, most = loader.lengths(slice(None)), loader.config.max_tokens
-    if most is not None:  # the longest pair is not dropped from validation
+    if most is not None:  # the limit must not drop the longest pair
         most = max(int(most), int(np.add(*lengths).max(initial=0)))
     pairs = loader.config.max_sentences
     plan = plan_batches(

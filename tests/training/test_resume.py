@@ -211,7 +211,7 @@ def test_a_full_disk_is_noted_and_training_goes_on_if_configured(run: Run, whole
     """FAULT 8."""
     result = run.train(on_full_disk="continue", harm=Harm(full_saves=(1, 4)))
     assert result.code == 0, result.stderr
-    assert result.stderr.count("not saved: ") == 2
+    assert result.stderr.count("checkpoint not saved") == 2
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert run.hashes()[name] == whole.hashes()[name]
     assert (run.folder / "best").read_text().strip() in {p.name for _, p in run.checkpoints()}
@@ -356,7 +356,7 @@ def test_the_mean_of_the_last_checkpoints_is_best_if_it_validates_better(
         expected = torch.stack([weights[name].double() for weights in checkpoints]).mean(dim=0)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-9)
     assert load_model(run.folder, AVERAGE).step == run.steps()[-1]
-    assert "mean of the last 3 checkpoints: perplexity " in run.log()
+    assert "average of the last 3 checkpoints: perplexity " in run.log()
     assert ("; now the best" in run.log()) == is_better
     best = run.folder / AVERAGE if is_better else run.checkpoints()[-1][1]
     assert read_best(run.folder) == load_model(run.folder).folder == best
@@ -383,12 +383,12 @@ def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> N
     mean = run.folder / AVERAGE / MODEL
     before = mean.read_bytes()
     again = run.train("--json", **(AVERAGED | {"max_steps": 10}))
-    assert run.log().count("mean of the last") == 1
+    assert run.log().count("average of the last") == 1
     best = read_best(run.folder)
     assert best is not None
     assert json.loads(again.stdout)["best"] == best.name
     run.finish(**AVERAGED)
-    assert run.log().count("mean of the last") == 2
+    assert run.log().count("average of the last") == 2
     assert mean.read_bytes() != before
     assert Manifest.read(run.folder / AVERAGE).step == 15
     shutil.rmtree(run.folder / AVERAGE)
