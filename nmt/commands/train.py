@@ -236,8 +236,8 @@ class Trainer:
             if reason not in (None, "signal"):
                 limits = ("patience",) if reason == "patience" else _LIMITS
                 given = [f"training.{key}" for key in limits if getattr(self._training, key)]
-                text = f"training had ended at step {step:,}; the same command with a larger "
-                self._report(Event(step, f"{text}{' and '.join(given)} goes on"))
+                text = f"training is complete at step {step:,}; to continue, run it with a larger "
+                self._report(Event(step, f"{text}{' and '.join(given)}"))
             while reason is None:
                 stage = progress.position.stage
                 with (
@@ -248,12 +248,12 @@ class Trainer:
                         self._update(updates)
                         reason = self._reason_to_end()
                 if progress.position.stage != stage:
-                    text = f"stage {progress.position.stage + 1} of the data begins"
+                    text = f"starting stage {progress.position.stage + 1} of data.stages"
                     self._report(Event(progress.step, text))
             self._read()
             self._writer.save_the_end(progress)
         if reason == "signal":
-            text = f"stopped at step {progress.step:,}: the same command resumes from there"
+            text = f"stopped at step {progress.step:,}; run the same command again to resume"
             self._report(Event(progress.step, text))
         return reason
 
@@ -308,15 +308,15 @@ class Trainer:
             progress.add_outcome(stats)
             if progress.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
                 raise self._diverged(
-                    f"Loss or gradient was not finite in {progress.skipped_in_a_row} updates "
+                    f"The loss or gradient was not finite in {progress.skipped_in_a_row} updates "
                     f"in a row.\n  Step {step:,}, learning rate {stats.learning_rate:.2e}; "
                     f"the last batch was {self._where(stats)}.",
                     "Lower training.schedule.peak_lr, raise its warmup_steps, or train in float32.",
                 )
             if stats.skipped or stats.splits:
-                text = "update skipped: loss or gradient not finite"
+                text = "update skipped: loss or gradient is not finite"
                 if not stats.skipped:
-                    text = f"batches halved {stats.splits} times: memory did not hold them"
+                    text = f"out of memory: batches were halved {stats.splits} times"
                 self._report(Event(step, f"{text} ({self._where(stats)})", level=logging.WARNING))
 
     def _where(self, stats: UpdateStats) -> str:
@@ -329,8 +329,8 @@ class Trainer:
         saved = self._writer.saved_step
         last = f"step {saved:,}" if saved else "none"
         if saved:
-            fix += " That takes another run_dir; training.init_from can begin it with the weights "
-            fix += "of this one."
+            fix += " Then start a new run with another run_dir; training.init_from can start it "
+            fix += "with the weights of this run."
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 
     def _report_updates(self, last: UpdateStats) -> None:
@@ -359,8 +359,8 @@ class Trainer:
         vocab_size = len(self._updater.model.output_weight)
         if step > warmup and not scores.loss <= math.log(2 * vocab_size):
             raise self._diverged(
-                f"Validation perplexity is {scores.perplexity:.3g} at step {step:,}, worse than "
-                f"twice a guess among all {vocab_size:,} subwords.",
+                f"Training diverged: validation perplexity is {scores.perplexity:.3g} at step "
+                f"{step:,}, more than twice the vocabulary size of {vocab_size:,}.",
                 "Lower training.schedule.peak_lr or raise its warmup_steps.",
             )
         self._save()
@@ -376,7 +376,7 @@ def _finish(
     """Write what inference needs, and the mean of the last checkpoints; choose the best."""
     run_dir, data, is_first = config.run_dir, setup.data, setup.updater.processes.rank == 0
     if is_first:
-        logger.info("the weights are saved; measuring confidence (validation)")
+        logger.info("weights saved; calibrating confidence scores on the validation set")
         copy_shortlist(data.folder, run_dir)
     summary = checkpoints.average_at_end(config.training, summary, setup.validator, reporter)
     if is_first:

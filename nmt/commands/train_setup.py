@@ -152,8 +152,8 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
     pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
     # The n-th merge has the score -n; other kinds of vocabulary have probabilities.
     if any(score % 1 for score in scores):
-        problem = "batch.bpe_dropout needs a BPE vocabulary; the prepared data have another kind."
-        raise ConfigError(problem, fix="Set batch.bpe_dropout to 0.")
+        problem = "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE."
+        raise ConfigError(problem, fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.")
     return SubwordDropout(pieces, scores, is_normal, rate)
 
 
@@ -206,10 +206,10 @@ def describe_start(
         "total_steps": progress.total_steps,
     }
     parts = ", ".join(f"{name} {number:,}" for name, number in sizes.items())
-    where = f"{updater.precision.name} on {updater.device}, {threads} threads"
+    where = f"{updater.precision.name} on {updater.device}, CPU threads: {threads}"
     if (size := updater.processes.size) > 1:
         where += f" in each of {size} processes"
-    text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} pairs, {where}"
+    text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} sentence pairs, {where}"
     text = f"{progress.describe()}: {text}{f', {remark}' if remark else ''}"
     return Event(progress.step, text, "start", facts)
 
@@ -221,15 +221,15 @@ def init_from(config: RunConfig, updater: Updater) -> list[str]:
         return []
     start = load_model(folder)
     updater.optimizer.load_weights(start.model.state_dict())
-    notes = [f"begins with the weights of {folder}"]
+    notes = [f"starting with the weights of {folder}"]
     was, now = ((c.source_language, c.target_language) for c in (start.config, config))
     if was != now:
-        text = f"from {was[0]} to {was[1]}, this run is from {now[0]} to {now[1]}"
-        notes.append(f"{folder} was trained {text}")
+        text = f"from {was[0]} to {was[1]}, but this run translates from {now[0]} to {now[1]}"
+        notes.append(f"{folder} was trained to translate {text}")
     size = start.tokenizers.target.vocab_size
     if "tokenizer" in config.model_fields_set and config.tokenizer.vocab_sizes[1] != size:
-        text = f"the vocabulary is that of {folder} ({size:,} entries)"
-        notes.append(f"{text}: the tokenizer section changes nothing")
+        text = f"using the vocabulary of {folder} (size {size:,})"
+        notes.append(f"{text}; the tokenizer section has no effect")
     return notes
 
 
@@ -244,13 +244,13 @@ def check_start(config: RunConfig) -> None:
         return
     was, now = (c.model.model_dump() for c in (load_folder_config(where), config))
     differing = [
-        f"model.{key}: {was[key]} there, {now[key]} here"
+        f"model.{key}: {was[key]} in that model, {now[key]} in this configuration"
         for key in now
         if key not in _REGULARISATION and was[key] != now[key]
     ]
     if differing:
-        problem = f"{where} (training.init_from) has another model:"
-        fix = f"Copy the model section of {where}/config.yaml."
+        problem = f"The model in {where} (training.init_from) has other settings:"
+        fix = f"Copy the model section of {where}/config.yaml into this configuration."
         raise ConfigError("\n  ".join([problem, *differing]), fix=fix)
 
 

@@ -80,9 +80,9 @@ def test_it_begins_with_the_weights_and_keeps_the_vocabulary(base: Path) -> None
     assert tokenizer_hash(run_dir / "tokenizer") == tokenizer_hash(base / "tokenizer")
     assert load_checkpoint(list_checkpoints(run_dir)[-1][1]).step == 1
     log = (run_dir / "log.txt").read_text()
-    assert "begins with the weights of runs/base" in log
+    assert "starting with the weights of runs/base" in log
     assert "runs/base was trained" not in log
-    assert "the vocabulary is" not in log
+    assert "using the vocabulary" not in log
 
 
 def test_a_model_of_another_shape_or_none_is_told_before_anything_is_read(base: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_model_of_another_shape_or_none_is_told_before_anything_is_read(base: 
     values["model"] = {**values["model"], "ff_dim": 64, "dropout": 0.3}
     with pytest.raises(ConfigError) as caught:
         start(values)
-    assert "model.ff_dim: 32 there, 64 here" in caught.value.problem
+    assert "model.ff_dim: 32 in that model, 64 in this configuration" in caught.value.problem
     assert "dropout" not in caught.value.problem
     assert str(base) in caught.value.problem
     shutil.rmtree(base)
@@ -105,8 +105,8 @@ def test_what_one_may_not_expect_is_told() -> None:
     values = tuned(max_steps=1) | {"source_language": "fr"}
     values["tokenizer"] = {**values["tokenizer"], "vocab_size": 70}
     log = (start(values) / "log.txt").read_text()
-    assert "runs/base was trained from de to en, this run is from fr to en" in log
-    assert "the vocabulary is that of runs/base (60 entries)" in log
+    assert "from de to en, but this run translates from fr to en" in log
+    assert "using the vocabulary of runs/base (size 60)" in log
 
 
 def test_bpe_dropout_is_refused_for_a_vocabulary_that_is_not_bpe(

@@ -96,7 +96,7 @@ def test_more_processes_than_gpus_are_refused(
 ) -> None:
     program(f"touch {tmp_path}/started", f"touch {tmp_path}/started")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(DeviceError, match=r"3 processes were asked for.* 2 GPUs.\n.*`devices` to"):
+    with pytest.raises(DeviceError, match=r"`devices` is 3.* 2 GPUs.\n.*`devices` to"):
         launch([], 3, training_of())
     assert not (tmp_path / "started").exists()
     launch([], 3, training_of(device="cpu"))
@@ -160,7 +160,7 @@ def test_the_first_signal_only_asks_and_an_interrupt_after_it_is_python_s_own(
     assert StoppedBySignal(number).code == code
     # So "except Exception" catches none: not where a compiler's failure is passed over, say.
     assert not issubclass(StoppedBySignal, Exception)
-    assert "finishing the update, then saving" in capfd.readouterr().err
+    assert "stopping after this update and saving" in capfd.readouterr().err
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
 
 

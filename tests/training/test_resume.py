@@ -83,7 +83,7 @@ def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Ru
         stopped = run.train(harm=Harm("update", updates, (signal.SIGTERM,)))
         assert stopped.code == 143
         assert run.steps()[-1] == step
-        assert f"stopped at step {step}: the same command resumes from there" in stopped.stderr
+        assert f"stopped at step {step}; run the same command again to resume" in stopped.stderr
         newest = checkpoint_dir(run.folder, step)
         for path in (newest, *newest.iterdir()):
             os.utime(path, (1, 1))

@@ -144,8 +144,8 @@ def test_a_run_that_has_ended_has_the_short_lists_of_its_data(
     before = manifest.read_bytes()
     place.unlink()
     fit(config)  # nothing is left to train
-    longer = "the same command with a larger training.max_steps goes on"
-    assert f"training had ended at step 10; {longer}" in caplog.messages
+    longer = "to continue, run it with a larger training.max_steps"
+    assert f"training is complete at step 10; {longer}" in caplog.messages
     assert place.read_bytes() == made
     place.write_bytes(b"damaged")
     fit(config)
