@@ -1,4 +1,4 @@
-"""``nmt inspect`` as a user sees it."""
+"""The command ``nmt inspect``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inspect(*arguments: object) -> Result:
 
 
 def shown(*arguments: object) -> str:
-    """What a call that succeeds prints."""
+    """Return the output of a successful call."""
     result = inspect(*arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout
@@ -41,14 +41,14 @@ def test_a_page_has_every_part_of_one_sentence(runs: dict[str, Path], tmp_path: 
     assert "&lt;img src=x onerror=a()&gt;" in text
 
 
-def test_the_name_of_the_file_says_the_format(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_the_ending_of_the_file_sets_the_format(runs: dict[str, Path], tmp_path: Path) -> None:
     for name, start in {"a.svg": "<svg ", "a.json": '{"title"', "a.htm": "<!DOCTYPE html>"}.items():
         shown(runs["plain"], "flow", "--source", SENTENCE, "-o", tmp_path / name)
         assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
 
 
-def test_a_model_without_a_sentence_says_what_one_would_add(runs: dict[str, Path]) -> None:
-    note = "nmt: for more views set --source; for a page, set --output to page.html\n"
+def test_without_a_sentence_the_command_mentions_source(runs: dict[str, Path]) -> None:
+    note = "nmt: for more views, add --source SENTENCE; for a page, add --output page.html\n"
     assert inspect(runs["plain"]).stderr.endswith(note)
     for more in (("positions",), ("--source", SENTENCE), ("--format", "json")):
         assert note not in inspect(runs["plain"], *more).stderr
@@ -66,8 +66,8 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
         (["attention"], 2, "--source"),
         (["attention", "--source", SENTENCE, "--layer", "99"], 2, "1 to 1"),
         (["score", "--source", SENTENCE, "--head", "7"], 2, "1 to "),
-        (["parameters", "--limit", "3"], 2, "--limit would change nothing in parameters"),
-        (["parameters", "-o", "p.svg", "--format", "html"], 2, ".svg is not the ending"),
+        (["parameters", "--limit", "3"], 2, "--limit has no effect in parameters"),
+        (["parameters", "-o", "p.svg", "--format", "html"], 2, "the ending .svg does not match"),
         (["atention", "--source", SENTENCE], 2, "attention"),
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),
         (["shapes", "--source", SENTENCE, "--target", ""], 2, "--target has no tokens"),
@@ -75,13 +75,15 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
         (["distributions", "--source", SENTENCE, "--checkpoint", "step-7"], 4, "has step-00000001"),
     ],
 )
-def test_what_is_not_there_is_named(
+def test_wrong_arguments_are_errors(
     runs: dict[str, Path], arguments: list[str], exit_code: int, words: str
 ) -> None:
     refused(inspect(runs["plain"], *arguments), exit_code, words)
 
 
-def test_an_export_for_ctranslate2_shows_no_inside(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_an_export_for_ctranslate2_has_only_structure(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     export = tmp_path / "export"
     copytree(runs["plain"], export)
     (export / MODEL).touch()
@@ -89,6 +91,6 @@ def test_an_export_for_ctranslate2_shows_no_inside(runs: dict[str, Path], tmp_pa
     assert "parameters" in shown(export, "parameters")
 
 
-def test_there_must_be_something_to_inspect(tmp_path: Path) -> None:
+def test_the_model_is_required(tmp_path: Path) -> None:
     refused(inspect(), 2, "MODEL is missing")
     refused(inspect(tmp_path, "parameters"), 4, "config.yaml")

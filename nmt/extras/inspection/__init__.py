@@ -1,1 +1,1 @@
-"""A model seen from inside: each part of `nmt inspect` as figures, and figures as pages."""
+"""Views of the inside of a model, and their rendering as text, HTML and SVG."""

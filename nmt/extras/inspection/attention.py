@@ -1,4 +1,4 @@
-"""Which tokens each head reads (`attention`, `heads`), and what words that links (`alignment`)."""
+"""The views `attention`, `heads` (statistics of each head) and `alignment` (word links)."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
 from nmt.text.tokenizer import Tokenizer
 
-# Source and target ids, without special ones.
+# Source and target ids, without BOS and EOS.
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
-_NEAR = 1.0  # Tokens from the diagonal that still count as on it.
-_MOSTLY = 0.5  # Share of attention that makes the role of a head.
+_NEAR = 1.0  # Largest distance from the diagonal, in tokens, that counts as diagonal.
+_MOSTLY = 0.5  # Share of attention from which a head has a main role.
 _NAMES = ("previous token", "itself", "end", "diagonal")
 _DECODED = "token read \N{RIGHTWARDS ARROW} token predicted"
-_MAX_HEADS = 64  # Of one grid.
-_MAX_WEIGHTS = 100_000  # That one kind of attention draws: a page is to stay below a few megabytes.
+_MAX_HEADS = 64  # Heads in one grid.
+_MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a few megabytes.
 
 
 @torch.inference_mode()
 def attention(subject: Subject) -> Iterator[fig.Figure]:
     """Attention.
 
-    Each row is a softmax: how much of every token in the columns one token reads. The decoder's
-    rows name its input and the token that it is about to predict from it; what stands right of the
-    diagonal of its self-attention is masked. The mean over the heads of the upper half of the
-    decoder's layers is what `nmt translate` sums to words with `attention`.
+    Each row shows how one token divides its attention among the tokens in the columns. The numbers
+    of a row are the result of a softmax and sum to 1. A row of the decoder is labelled with the
+    token that is read and the token that is predicted next. Decoder self-attention is masked: a
+    token cannot read later tokens. The last heatmap is the mean over all heads in the upper half of
+    the decoder, from which `nmt translate` computes word alignments.
     """
     recording = record(subject.model, subject.source, subject.target)
     for kind, title in KINDS.items():
@@ -58,14 +59,14 @@ def attention(subject: Subject) -> Iterator[fig.Figure]:
 
 
 def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
-    """One kind of attention: all heads small, then layer by layer as arcs and as a heatmap."""
+    """Yield one kind of attention: a grid of all heads, then each layer as arcs and heatmap."""
     num_layers, heads, note = len(weights), subject.heads, ""
     num_cells = weights[0, 0].numel()
     layers, most = subject.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
     if len(layers) * len(heads) > most:
         layers, heads = layers[-1:], heads[:most]
-        note = f"Only layer {layers[0]}, and {len(heads)} heads; set `layer` and `head` for others."
-    if not layers:  # the chosen layer exists in the taller stack only
+        note = f"Only layer {layers[0]}, {len(heads)} heads. Choose others by layer and head."
+    if not layers:  # the chosen layer exists only in the stack with more layers
         return
     names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []
     for name, layer in zip(names, layers, strict=True):
@@ -89,7 +90,7 @@ def _heatmap(subject: Subject, kind: Kind, title: str, values: fig.Matrix) -> fi
 
 
 def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:
-    """(T, S) -> rows of numbers; None under the causal mask."""
+    """Convert weights (T, S) to rows of numbers, with None under the causal mask."""
     rows = weights.tolist()
     if kind != "decoder":
         return rows
@@ -100,10 +101,10 @@ def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:
 def alignment(subject: Subject) -> Iterator[fig.Figure]:
     """Alignment.
 
-    Each target token is linked to the source token that the decoder reads most when it predicts it:
-    mean over the heads of the upper half of the layers; words as `nmt translate` prints them with
-    `alignments`. Attention was not trained to align, so a link may point beside the word
-    translated.
+    Each target token is linked to the source token that gets most of the attention when the target
+    token is predicted. The attention is the mean over all heads in the upper half of the decoder.
+    The links of words are the same as in `nmt translate`. The model was not trained to align, so
+    some links miss the right word.
     """
     start = int(subject.config.model.source_bos) + len(subject.tag_ids)
     weights = subject.model.align(subject.source, subject.target)[0]
@@ -112,7 +113,8 @@ def alignment(subject: Subject) -> Iterator[fig.Figure]:
     sides = (source, subject.source_ids[start:-1]), (target, subject.target_ids)
     pieces, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
     aligned = align_words(rows, *pieces)
-    yield fig.Text("Pharaoh format", [as_pharaoh(aligned.links)], note="source-target, from 0")
+    note = "Each pair is source-target. Words are numbered from 0."
+    yield fig.Text("Pharaoh format", [as_pharaoh(aligned.links)], note=note)
     lefts, rights = range(aligned.source_words), range(len(words[1]))
     word_links = [[float((i, j) in aligned.links) for j in rights] for i in lefts]
     piece_links = [[float(row[i] == max(row)) for row in rows] for i in range(len(pieces[0]))]
@@ -126,7 +128,7 @@ def alignment(subject: Subject) -> Iterator[fig.Figure]:
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the words that tokens make, as `nmt.inference.request.words_of` counts them."""
+    """Return the words of some tokens, as counted by `nmt.inference.request.words_of`."""
     numbered = zip(words_of(labels(tokenizer, ids)), ids, strict=True)
     groups = groupby(numbered, key=lambda each: each[0])
     return [tokenizer.decode([index for _, index in group]) for _, group in groups]
@@ -135,10 +137,11 @@ def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 def heads(subject: Subject) -> Iterator[fig.Figure]:
     """Heads.
 
-    Shares of a head's attention, means over the tokens of a test set: on the token before, on
-    itself, on the end of the source (in the decoder: on BOS), and within one token of the diagonal.
-    A head is worth what the references lose in log probability, as of `nmt score`, with its output
-    set to 0. Heads that hardly matter alone may matter together.
+    The tables show where each head looks, as shares of its attention: at the previous token, at the
+    token itself, at the end of the source (BOS in the decoder), and at tokens at most one place
+    from the diagonal. The shares are means over a test set. The last column shows how important a
+    head is: the log probability that the reference translations lose if the output of the head is
+    set to 0. Heads that matter little alone can matter together.
     """
     name, pairs = _test_pairs(subject)
     looks, losses = look_shares(subject.model, pairs), head_losses(subject.model, pairs)
@@ -148,16 +151,16 @@ def heads(subject: Subject) -> Iterator[fig.Figure]:
             layer_names(len(losses[kind])), looks[kind].tolist(), losses[kind], strict=True
         ):
             for head, (shares, loss) in enumerate(zip(*of_layer, strict=True), 1):
-                # Source and target have no places in common but their ends.
+                # Positions of source and target do not correspond, except at the ends.
                 known = [None, None, *shares[2:]] if kind == "cross" else shares
                 rows.append([f"{layer}, head {head}", *known, _role(known), loss])
-        note = f"Nats per target token; pairs of {name}: {len(pairs):,}."
-        yield fig.Table(title, ["head", *_NAMES, "mostly", "loss without it"], rows, note=note)
+        note = f"Loss in nats per target token. Sentence pairs of the set {name}: {len(pairs):,}."
+        yield fig.Table(title, ["head", *_NAMES, "main role", "loss without it"], rows, note=note)
 
 
 @torch.inference_mode()
 def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
-    """Return what the heads of each kind look at: the shares of `_NAMES`. (layers, H, 4)."""
+    """Return the shares of attention for each kind of head, as in `_NAMES`. (layers, H, 4)."""
     sums = {kind: torch.zeros(()) for kind in KINDS}
     counts: Counter[Kind] = Counter()
     for source, target in pairs:
@@ -179,9 +182,10 @@ def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
 
 
 def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]]]:
-    """Return how much the references lose without each head: of each kind, layer and head.
+    """Return the loss of the references without each head, by kind, layer and head.
 
-    In nats per target token with EOS; negative where the model is better without it.
+    The loss is in nats per target token, with EOS. It is negative if the model is better without
+    the head.
     """
     engine, (sources, targets) = TorchEngine(model), zip(*pairs, strict=True)
 
@@ -203,7 +207,7 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
 
 
 def _role(shares: Sequence[float | None]) -> str:
-    """Return what a head mostly looks at, if there is such a thing; the diagonal comes last."""
+    """Return the main role of a head, or an empty string. The diagonal is considered last."""
     *single, diagonal = [share or 0.0 for share in shares]
     if max(single) >= _MOSTLY:
         return _NAMES[single.index(max(single))]
@@ -211,11 +215,11 @@ def _role(shares: Sequence[float | None]) -> str:
 
 
 def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
-    """Return the first pairs of a test set of the model's configuration, or of its validation set.
+    """Return the name and the first pairs of a test set, or of the validation set.
 
     Raises:
         ConfigError: No test set has this name.
-        DataError: It cannot be read, or no pair is short enough.
+        DataError: The set cannot be read, or all its sentences are too long.
     """
     config, sides = subject.config, subject.tokenizers
     name = subject.choice.test or next(iter(config.data.test), "valid")
@@ -230,6 +234,6 @@ def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
     if chosen := list(islice(short, subject.choice.limit)):
         return name, chosen
     raise DataError(
-        f"{name} has no pair of at most {most} tokens.",
-        fix="Choose another one with `test`, or raise filters.max_length.",
+        f"{name} does not contain a sentence pair of at most {most} tokens.",
+        fix="Choose another test set with `test`, or raise filters.max_length.",
     )

@@ -1,4 +1,4 @@
-"""``nmt inspect``: a model or configuration, and a sentence -> pictures of its inside."""
+"""``nmt inspect``: show the inside of a model as text, HTML, SVG or JSON."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _STYLES: dict[str, Style] = {
 def inspect(options: InspectOptions) -> None:
     """Look inside a model: arithmetic, attention, decoding.
 
-    Layers and heads are numbered from 1. A page is one file that needs no network.
+    Layers and heads are numbered from 1. An HTML page is a single file that needs no network.
 
     Raises:
-        ConfigError: There is no such view, layer or head, an option changes nothing in the view,
-            or the sentence is missing or too long.
+        ConfigError: The view, layer or head does not exist, an option has no effect in the view, or
+            the sentence is missing or too long.
         CheckpointError: The model is missing, damaged or exported for CTranslate2.
     """
     _check_view(options)
@@ -49,7 +49,7 @@ def inspect(options: InspectOptions) -> None:
         subject = Subject(options.model, options)
         names = [options.view] if options.view else list(_page_views(subject))
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # for one sentence, several cost more to wake than they save
+        torch.set_num_threads(1)  # for one sentence, several threads cost more than they save
         try:
             parts = [make_part(name, subject) for name in names]
             title, facts = f"Inside {subject.config.name}", _facts(subject)
@@ -73,15 +73,15 @@ def inspect(options: InspectOptions) -> None:
     if options.open_ and output:
         webbrowser.open(output.resolve().as_uri())
     elif style == "text" and offers and not options.source:
-        logger.info("for more views set `source`; for a page, set `output` to page.html")
+        logger.info("for more views, add `source` SENTENCE; for a page, add `output` page.html")
 
 
 def make_part(name: str, subject: Subject) -> Part:
-    """Return one view of a subject.
+    """Return one view of a model.
 
     Raises:
-        ConfigError: The subject lacks what the view needs, or is too large for it.
-        CheckpointError: The subject has no weights that can be read.
+        ConfigError: The view needs more than the subject has, or the sentence is too long.
+        CheckpointError: The weights are missing or damaged.
     """
     if error := subject.missing(VIEWS[name].needs, name):
         raise error
@@ -91,13 +91,13 @@ def make_part(name: str, subject: Subject) -> Part:
 
 
 def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
-    """Return a view's figures; its docstring is for the reader, too: title and explanation."""
+    """Return a view with its figures. Its docstring is the title and the explanation."""
     title, _, explanation = cleandoc(doc or name).partition("\n\n")
     return Part(name, title.rstrip("."), " ".join(explanation.split()), list(figures))
 
 
 def _check_view(options: InspectOptions) -> None:
-    """Refuse a missing model, an unknown view, and options that change nothing in the view."""
+    """Refuse a missing model, an unknown view, and options without effect in the view."""
     if options.model is None and not options.worked_examples:
         raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
     if options.view not in (None, *VIEWS) and str(options.model) in VIEWS:
@@ -110,23 +110,23 @@ def _check_view(options: InspectOptions) -> None:
     if idle:
         names, used = (", ".join(f"`{name}`" for name in x) or "none" for x in (sorted(idle), uses))
         raise ConfigError(
-            f"{names} would change nothing in {options.view}.",
-            fix=f"Leave it out; {options.view} uses {used}.",
+            f"{names} has no effect in {options.view}.",
+            fix=f"Leave it out. The view {options.view} uses {used}.",
         )
 
 
 def _style(options: InspectOptions) -> Style:
-    """Return the format: as chosen, else by the file's ending, else text, or HTML for a browser.
+    """Return the format: the chosen format, else by the file's ending, else text.
 
     Raises:
-        ConfigError: The file's ending is that of another kind of file.
+        ConfigError: The ending of the file does not match the format.
     """
     ending = options.output.suffix.lower() if options.output else ""
     style = options.format_ or _STYLES.get(ending, "html" if options.open_ else "text")
     if ending and _STYLES.get(ending) != style:
         raise ConfigError(
-            f"`output` {options.output}: {ending} is not the ending of the format {style}.",
-            fix=f"Use one of {', '.join(_STYLES)}, and leave `format` out.",
+            f"`output` {options.output}: the ending {ending} does not match the format {style}.",
+            fix=f"Use one of the endings {', '.join(_STYLES)}, and leave out `format`.",
         )
     return style
 
@@ -139,7 +139,7 @@ def _page_views(subject: Subject) -> Iterator[str]:
 
 
 def _offers(subject: Subject, shown: list[str]) -> dict[str, str]:
-    """Return commands for the views that a page leaves out -> what they show."""
+    """Return the commands for the views that are not on the page, each with its summary."""
     offers = {}
     for name, view in VIEWS.items():
         can_be_read = view.needs == "vocabulary" and subject.has_tokenizers
@@ -151,11 +151,11 @@ def _offers(subject: Subject, shown: list[str]) -> dict[str, str]:
 
 
 def _facts(subject: Subject) -> dict[str, str]:
-    """Return what a page says at its top."""
+    """Return the facts at the top of the page."""
     config, choice = subject.config, subject.choice
     facts = {
         "Languages": f"{config.source_language} \N{RIGHTWARDS ARROW} {config.target_language}",
-        "Layers": f"numbered from 1, upward; {config.model.num_heads} heads in each, from 1",
+        "Layers": f"numbered from 1 at the bottom, with {config.model.num_heads} heads each",
     }
     if choice.source:
         facts["Source"] = choice.source

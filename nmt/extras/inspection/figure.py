@@ -1,8 +1,8 @@
-"""What `nmt inspect` shows, as values and as text: the views make figures, and renderers draw them.
+"""Figures: the views return them, and `part_text`, `as_dict` and the module `page` render them.
 
-A figure holds numbers and labels, unrounded and unescaped: `part_text`, `as_dict` and `page` round,
-escape and colour. Layers, heads and positions in labels count from 1. Figures need no torch; give
-them lists and floats (``tensor.tolist()``). As text, drawings are left out.
+A figure contains unrounded numbers and unescaped labels; the renderers round, escape and colour
+them. Layers, heads and positions in labels are numbered from 1. Figures do not use torch: pass
+lists and floats (``tensor.tolist()``). The text format leaves drawings out.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, Literal
 from nmt.metrics.result import text_table
 from nmt.report.page import short_number, visible
 
-# Of a table. Numbers are written with thousands separators or about four digits; None is empty.
+# Cell of a table. Integers get thousands separators, floats about four digits; None is empty.
 Cell = str | int | float | None
-# Rows of numbers. None is a cell that does not exist, such as a masked score.
+# Rows of numbers. None is an empty cell, such as a masked score.
 Matrix = Sequence[Sequence[float | None]]
 NodeKind = Literal["kept", "dropped", "finished", "best"]
-_WIDTH = 100  # Of paragraphs. Tables are as wide as their cells.
-_MAX_COLUMNS = 12  # Of a matrix that is written as numbers.
+_WIDTH = 100  # Width of paragraphs. Tables are as wide as their cells.
+_MAX_COLUMNS = 12  # Largest matrix that is written as numbers.
 _MARKS = {"best": "*", "finished": "+", "dropped": "x", "kept": " "}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A title, what its kind adds, and a note below."""
+    """Base of all figures: a title above, and a note below."""
 
     title: str
     note: str = field(default="", kw_only=True)
@@ -37,18 +37,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text(Figure):
-    """Lines in a fixed-width font: arithmetic written out, or an equation."""
+    """Lines in a fixed-width font, such as a calculation."""
 
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Table(Figure):
-    """Named columns and rows of text and numbers. The first column heads its row."""
+    """A table of text and numbers. The first column labels the rows."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    total: bool = False  # Whether the last row sums up the others.
+    total: bool = False  # Whether the last row is the total.
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Heatmap(Figure):
     values: Matrix
     rows: Sequence[str]
     columns: Sequence[str]
-    # Value of the palest colour; the smallest value (or minus the largest magnitude) if None.
+    # Values of the palest and the strongest colour; from the smallest and largest value if None.
     low: float | None = None
     high: float | None = None
-    across: str = ""  # What the columns are, such as ``token read``.
-    down: str = ""  # What the rows are.
+    across: str = ""  # Meaning of the columns, such as ``token read``.
+    down: str = ""  # Meaning of the rows.
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Values of the palest and of the strongest colour; around 0 if the first is negative."""
+        """Values of the palest and the strongest colour; symmetric if there are negative values."""
         values = [x for row in self.values for x in row if x is not None and isfinite(x)] or [0.0]
         low = min(values) if self.low is None else self.low
         high = max(values) if self.high is None else self.high
@@ -82,8 +82,8 @@ class Links(Figure):
 
     left: Sequence[str]
     right: Sequence[str]
-    # Label, such as ``head 2``, -> weight (0 to 1) of the line from each left to each right token:
-    # (len(left), len(right)). Each label has its colour.
+    # Label, such as ``head 2`` -> weights (0 to 1) of the lines between left and right tokens:
+    # (len(left), len(right)). Each label has its own colour.
     weights: Mapping[str, Matrix]
 
 
@@ -92,8 +92,8 @@ class Node:
     """A token of a beam tree."""
 
     label: str
-    detail: str  # Shown smaller, such as its probability and the score up to here.
-    # Index of the node before it in `Tree.nodes`; None for a root. Parents come first.
+    detail: str  # Smaller text, such as the score so far.
+    # Index of the parent in `Tree.nodes`; None for a root. Parents come first.
     parent: int | None
     # ``best`` for all nodes of the returned hypothesis; ``dropped`` for a dead end.
     kind: NodeKind = "kept"
@@ -101,13 +101,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree(Figure):
-    """A beam tree: time runs to the right, one column a decoding step."""
+    """A beam tree, with one column for each decoding step from left to right."""
 
     nodes: Sequence[Node]
 
     @property
     def paths(self) -> list[tuple[int, ...]]:
-        """Indices from the root to each node; sorted, they run through the tree depth first."""
+        """The indices from the root to each node. Sorting them gives a depth-first order."""
         paths: list[tuple[int, ...]] = []
         for index, node in enumerate(self.nodes):
             paths.append((*(() if node.parent is None else paths[node.parent]), index))
@@ -119,44 +119,44 @@ class Box:
     """A block of a stack diagram."""
 
     label: str
-    detail: str = ""  # Such as ``8 heads of 64``.
+    detail: str = ""  # Smaller text, such as ``8 heads of 64``.
     kind: Literal["embedding", "attention", "feed-forward", "norm", "add", "output"] = "output"
-    # Of an ``add``: how many boxes of the stack the residual connection goes around, below it.
+    # For an ``add`` box: number of boxes below it that the residual connection bypasses.
     residual: int = 0
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Boxes from bottom (input) to top, some of them repeated."""
+    """Boxes from bottom (input) to top. Some boxes form a layer that is repeated."""
 
     title: str
     boxes: Sequence[Box]
-    # First and last box (indices) of a layer, and the number of layers.
+    # Indices of the first and last box of a layer, and the number of layers.
     repeated: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Diagram(Figure):
-    """A stack diagram: stacks side by side, and arrows between them."""
+    """An architecture diagram: stacks side by side, with arrows between them."""
 
     stacks: Sequence[Stack]
-    # From (stack, box) to (stack, box), and what it carries, such as ``memory``.
+    # From (stack, box) to (stack, box), with a label such as ``memory``.
     arrows: Sequence[tuple[tuple[int, int], tuple[int, int], str]] = ()
 
 
 @dataclass(frozen=True)
 class Grid(Figure):
-    """Small heatmaps of shares side by side, such as layers (down) x heads (across)."""
+    """Small heatmaps in rows and columns, such as layers x heads."""
 
     rows: Sequence[str]
     columns: Sequence[str]
-    # One row of matrices for each of ``rows``, all of one shape; they are drawn without labels.
+    # For each row, a list of matrices. All have the same shape, and are drawn without labels.
     values: Sequence[Sequence[Matrix]]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A moment, with what is to be seen at it."""
+    """One step of `Steps`, with its figures."""
 
     title: str
     figures: Sequence[Figure]
@@ -164,7 +164,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Steps(Figure):
-    """Moments one after the other: buttons and arrow keys on a page, all of them when printed."""
+    """A sequence of steps. A page shows one step at a time, with buttons; print and text, all."""
 
     steps: Sequence[Step]
 
@@ -175,12 +175,12 @@ class Part:
 
     name: str  # Such as ``attention``.
     title: str
-    explanation: str  # Two to four sentences that name what one sees, in the words of the papers.
+    explanation: str  # A few sentences about what the figures show, in the words of the papers.
     figures: Sequence[Figure]
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """Return the fields of a part or figure, for `json.dumps`; a figure's class is its ``kind``.
+    """Return the fields of a part or figure, for `json.dumps`. The class is the field ``kind``.
 
     >>> as_dict(Text("Norm", ["1 + 1 = 2"]))
     {'kind': 'text', 'title': 'Norm', 'note': '', 'lines': ['1 + 1 = 2']}
@@ -200,7 +200,7 @@ def vector_text(vector: Iterable[Any], count: int = 6) -> str:
 
 
 def part_text(part: Part) -> str:
-    """Return a part as lines: title, explanation, figures."""
+    """Return a part as text: title, explanation, figures."""
     lines = [part.title, fill(visible(part.explanation), _WIDTH), ""]
     return "\n".join([*lines, *(line for figure in part.figures for line in _titled(figure))])
 
@@ -212,7 +212,7 @@ def _titled(figure: Figure) -> list[str]:
 
 
 def figure_lines(figure: Figure) -> list[str]:
-    """Return a figure as lines without title and note."""
+    """Return a figure as lines of text, without title and note."""
     match figure:
         case Text():
             return [visible(line) for line in figure.lines]
@@ -227,11 +227,11 @@ def figure_lines(figure: Figure) -> list[str]:
             inner = ([step.title, *_titled(each)] for step in figure.steps for each in step.figures)
             return [line for lines in inner for line in lines]
         case _:
-            return ["(a drawing: choose the format html or svg)"]
+            return ["(drawing; use the format html or svg to see it)"]
 
 
 def cell_text(cell: Cell) -> str:
-    """Return what a cell says.
+    """Return a cell as text.
 
     >>> cell_text(1050624), cell_text(0.88079), cell_text(None)
     ('1,050,624', '0.8808', '')
@@ -242,7 +242,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """Return which columns hold numbers only: they are aligned to the right."""
+    """Return for each column whether it contains only numbers, and is aligned to the right."""
     return [not any(isinstance(cell, str) for cell in column) for column in zip_longest(*rows)]
 
 
@@ -256,9 +256,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
 
 
 def _tree(figure: Tree) -> list[str]:
-    """Return a line for each node, below its parent and further right."""
+    """Return a line for each node, below its parent and indented."""
     lines = []
     for path in sorted(figure.paths):
         node, indent = figure.nodes[path[-1]], "  " * (len(path) - 1)
         lines.append(f"{_MARKS[node.kind]} {indent}{visible(node.label)}  {visible(node.detail)}")
-    return [*lines, "* returned, + finished, x dead end"]
+    return [*lines, "* part of the translation, + finished, x dead end"]

@@ -1,7 +1,7 @@
-"""What a model reads: pieces and vectors (`vocabulary`), batches and masks (`shift`), `positions`.
+"""The input of a model: subwords and vectors (`vocabulary`), batches (`shift`), and `positions`.
 
-Formulas of positions are worked out here in float64, apart from `nmt.model.positions`, which a
-model computes with: a figure that names a difference compares the two.
+The formulas of positions are computed here in float64, independently of `nmt.model.positions`. The
+figures that report a difference compare both computations.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
 from nmt.text.tokenizer import Tokenizer
 
 Pair = tuple[list[int], list[int]]  # Ids of source and target, without special ones.
-_SMALL_VOCABULARY = 40  # Entries of a vocabulary whose one-hot vectors are drawn whole.
+_SMALL_VOCABULARY = 40  # Largest vocabulary whose one-hot vectors are drawn.
 _NUM_NEIGHBOURS = 5
-_NUM_PAIRS = 3  # Of a batch.
+_NUM_PAIRS = 3  # Sentence pairs in the batch.
 NUM_POSITIONS = 20  # Rows of a heatmap.
-MAX_WIDTH = 512  # Columns of a heatmap, at most.
+MAX_WIDTH = 512  # Maximum number of columns of a heatmap.
 TOY_WIDTH = 4
-# Sinusoidal ``model.positions`` -> where sines and cosines stand.
+# Sinusoidal ``model.positions`` -> the order of sines and cosines.
 LAYOUTS = {
     "sinusoidal": "interleaved",
     "sinusoidal-concatenated": "concatenated",
@@ -47,9 +47,10 @@ _POSITION, _SHIFT = 2, 3
 def vocabulary(subject: Subject) -> Iterator[fig.Figure]:
     """Vocabulary.
 
-    \N{LOWER ONE EIGHTH BLOCK} is a space before a piece. Its id is the place of the 1 in a one-hot
-    vector, and that vector times the table is the table's row of that number. Neighbours have
-    similar rows: tokens that training used alike.
+    The tokenizer splits text into subwords; \N{LOWER ONE EIGHTH BLOCK} marks a space before a
+    subword. The id of a subword is the number of its row in the embedding matrix: a one-hot vector
+    multiplied by the matrix selects this row. Subwords that occur in similar contexts get similar
+    vectors, so the nearest neighbours of a subword are often related to it.
     """
     yield from _side(subject, "source")
     if subject.choice.target is not None or subject.has_weights:
@@ -60,12 +61,12 @@ def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[fig.F
     tokenizer: Tokenizer = getattr(subject.tokenizers, side)
     ids = subject.source_ids if side == "source" else [*subject.target_ids, EOS_ID]
     pieces, size = labels(tokenizer, ids), tokenizer.vocab_size
-    columns: dict[str, Sequence[fig.Cell]] = {"piece": pieces, "id": ids}
+    columns: dict[str, Sequence[fig.Cell]] = {"subword": pieces, "id": ids}
     if subject.prepared is not None:
         counts = subject.prepared.train.token_counts(side, size)
-        counts[EOS_ID] = len(subject.prepared.train)  # not stored, but read after each sentence
-        columns["times in training"] = counts[ids].tolist()
-    yield fig.Table(f"Pieces, {side}", [*columns], list(zip(*columns.values(), strict=True)))
+        counts[EOS_ID] = len(subject.prepared.train)  # not stored, but part of each sentence
+        columns["count in training data"] = counts[ids].tolist()
+    yield fig.Table(f"Subwords, {side}", [*columns], list(zip(*columns.values(), strict=True)))
     if size <= _SMALL_VOCABULARY:
         values, entries = one_hot(ids, size).tolist(), labels(tokenizer, range(size))
         yield fig.Heatmap(f"One-hot vectors, {side}", values, pieces, entries)
@@ -81,37 +82,37 @@ def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[fig.F
             near = neighbours(table, index, _NUM_NEIGHBOURS)
             names = zip(labels(tokenizer, [other for other, _ in near]), near, strict=True)
             rows.append((piece, ", ".join(f"{name} {cosine:.2f}" for name, (_, cosine) in names)))
-        yield fig.Table(f"Nearest pieces by cosine, {side}", ("piece", "neighbours"), rows)
+        yield fig.Table(f"Nearest subwords by cosine, {side}", ("subword", "neighbours"), rows)
 
 
 def one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
-    """Return a row for each id, with a 1 at its place: (len(ids), V), float32."""
+    """Return the one-hot vectors of some ids: (len(ids), V), float32."""
     return F.one_hot(torch.tensor(ids), vocab_size).float()
 
 
 def lookup_lines(table: Tensor, index: int, piece: str, scale: int | None) -> list[str]:
-    """Return how a piece's one-hot vector picks its row of a table (V, D), first numbers only.
+    """Return lines that show how a one-hot vector selects a row of the embedding matrix.
 
     Args:
-        table: Vectors of the vocabulary.
-        index: Id of the piece.
-        piece: What it is called.
-        scale: The width, where vectors are multiplied by its square root.
+        table: The embedding matrix. (V, D).
+        index: Id of the subword.
+        piece: The subword.
+        scale: The width D, if vectors are multiplied by its square root; else None.
     """
     size, dim = table.shape
     row = (one_hot([index], size) @ table)[0]
     lines = [
-        f"x = one-hot vector of {piece}: {size:,} numbers, 0 but for number {index:,}, which is 1",
-        f"x W, with the table W ({size:,} x {dim:,}), is row {index:,} of W: {vector_text(row)}",
+        f"x = one-hot vector of {piece}: {size:,} numbers; number {index:,} is 1, the rest are 0",
+        f"x W = row {index:,} of the embedding matrix W ({size:,} x {dim:,}): {vector_text(row)}",
     ]
-    scaled = [f"times sqrt({scale:,}): {vector_text(row * scale**0.5)}"] if scale else []
+    scaled = [f"x W sqrt({scale:,}) = {vector_text(row * scale**0.5)}"] if scale else []
     return [*lines, *scaled]
 
 
 def neighbours(table: Tensor, index: int, count: int) -> list[tuple[int, float]]:
-    """Return the ids whose rows of a table (V, D) have the largest cosine with one, and that.
+    """Return the nearest neighbours of a row of the embedding matrix, and their cosines.
 
-    PAD, UNK and BOS are left out: most tables never learn their rows.
+    PAD, UNK and BOS are left out, because most models never train their rows.
     """
     cosines = F.cosine_similarity(table, table[index : index + 1])
     cosines[[*range(NUM_NEVER_CHOSEN), index]] = -torch.inf
@@ -122,10 +123,12 @@ def neighbours(table: Tensor, index: int, count: int) -> list[tuple[int, float]]
 def shift(subject: Subject) -> Iterator[fig.Figure]:
     """Batch, shift and masks.
 
-    The decoder's output is its input moved by one place. Dark cells of a mask may be read: real
-    tokens, and for the decoder only those up to its own. PAD fills the rectangle; sentences lie
-    packed, so that nothing is computed for it. Those after yours are of the validation set, or your
-    first tokens where that is not there.
+    The decoder reads the target shifted by one token: from the tokens so far, it predicts the next
+    token. The coloured cells of a mask are the tokens that may be read. In the decoder, each token
+    reads only itself and the tokens before it. PAD fills up the shorter rows; the model packs the
+    sentences and computes nothing for PAD. The first pair is your sentence. The other pairs are
+    from the validation set; without prepared data, the second pair repeats the first token of
+    yours.
     """
     bos = subject.config.model.source_bos
     batch = collate_pairs(pairs_of(subject), max(subject.vocab_sizes), source_bos=bos)
@@ -149,10 +152,10 @@ def shift(subject: Subject) -> Iterator[fig.Figure]:
 
 
 def pairs_of(subject: Subject) -> list[Pair]:
-    """Return the chosen pair and the first ones of the validation set; two at least.
+    """Return the chosen pair and the first pairs of the validation set: at least two pairs.
 
     Raises:
-        ConfigError: There is neither.
+        ConfigError: Neither a pair nor prepared data is available.
     """
     pairs: list[Pair] = []
     if subject.choice.target is not None or subject.has_weights:
@@ -166,20 +169,20 @@ def pairs_of(subject: Subject) -> list[Pair]:
                 pairs.append(pair)
     if not pairs:
         raise ConfigError(
-            "shift needs a pair of sentences, and there are no prepared data to take one of.",
+            "shift needs a sentence pair, and the data is not prepared.",
             fix="Pass `source` and `target`.",
         )
-    if len(pairs) == 1:  # cut short: padding needs a second one
+    if len(pairs) == 1:  # a shorter second pair makes padding visible
         pairs.append((pairs[0][0][:1], pairs[0][1][:1]))
     return pairs[:_NUM_PAIRS]
 
 
 def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -> Batch:
-    """Return the batch that training would make of pairs, by its own `collate`.
+    """Return the batch of some pairs, made by the same `collate` as in training.
 
     Args:
-        pairs: Ids without special ones.
-        vocab_size: Entries of the larger vocabulary.
+        pairs: Ids without BOS and EOS.
+        vocab_size: Size of the larger vocabulary.
         source_bos: Whether sources begin with BOS.
     """
     with TemporaryDirectory() as folder:
@@ -191,9 +194,9 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
 
 
 def decoder_mask(target: Packed) -> Tensor:
-    """Return which inputs each decoder position attends to: real, not later. (B, T, T), bool."""
+    """Return the decoder mask: True for tokens up to the own position. (B, T, T), bool."""
     causal = torch.ones(target.max_length, target.max_length, dtype=torch.bool).tril()
-    return causal & target.mask().unsqueeze(2)  # what stands before a real token is real
+    return causal & target.mask().unsqueeze(2)  # tokens before a real token are real, too
 
 
 def _padded(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
@@ -201,16 +204,16 @@ def _padded(tokenizer: Tokenizer, ids: Sequence[int], length: int) -> list[str]:
 
 
 def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> fig.Table:
-    """Return a row of pieces for each list of ids, with PAD up to the longest."""
+    """Return a table with the subwords of each list of ids, padded to the same length."""
     longest = max(map(len, rows.values()))
     cells = [[name, *_padded(tokenizer, ids, longest)] for name, ids in rows.items()]
     return fig.Table(title, ["sentence", *map(str, range(1, longest + 1))], cells)
 
 
 def rates(dim: int, layout: str) -> Tensor:
-    """Return what a position is multiplied with in each pair of sine and cosine: (D / 2,), float64.
+    """Return the angular rate of each pair of sine and cosine: (D / 2,), float64.
 
-    10000^(-2i / D), the paper's; for ``sinusoidal-halves`` 10000^(-i / (D / 2 - 1)).
+    The paper has 10000^(-2i / D); ``sinusoidal-halves`` has 10000^(-i / (D / 2 - 1)).
     """
     half = dim // 2
     steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
@@ -218,16 +221,16 @@ def rates(dim: int, layout: str) -> Tensor:
 
 
 def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:
-    """Return the features that are sines, and those that are the cosines beside them."""
+    """Return the columns of the sines, and the columns of the corresponding cosines."""
     half = torch.arange(dim // 2)
     return (2 * half, 2 * half + 1) if layout == "sinusoidal" else (half, half + dim // 2)
 
 
 def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
-    """Return the matrix that makes PE(p + shift) of PE(p), for every p: (D, D), float64.
+    """Return the matrix M with M PE(p) = PE(p + shift) for every position p: (D, D), float64.
 
-    It turns each pair by the angle shift x rate: sin(a + b) = sin a cos b + cos a sin b, and
-    cos(a + b) = cos a cos b - sin a sin b. Source: Vaswani et al. (2017), section 3.5.
+    M rotates each pair of features by the angle shift x rate: sin(a + b) = sin a cos b + cos a sin
+    b, and cos(a + b) = cos a cos b - sin a sin b. Source: Vaswani et al. (2017), section 3.5.
     """
     angles = shift * rates(dim, layout)
     sines, cosines = pair_columns(dim, layout)
@@ -238,13 +241,13 @@ def shift_matrix(dim: int, layout: str, shift: int) -> Tensor:
 
 
 def similarity(table: Tensor) -> Tensor:
-    """Return the cosine of each two rows of a table: (P, D) -> (P, P), float64."""
+    """Return the cosine similarity of all pairs of rows: (P, D) -> (P, P), float64."""
     rows = torch.nn.functional.normalize(table.double(), dim=1)
     return rows @ rows.T
 
 
 def written_out(dim: int, layout: str, position: int) -> list[str]:
-    """Return a line for each number of a position's vector, with its formula; the middle is cut.
+    """Return the formula of each number in a position's vector; a long vector is abbreviated.
 
     >>> written_out(4, "sinusoidal", 1)[1]
     'PE(1, 1) = cos(1 / 10000^(0/4)) = cos(1 / 1) = 0.540302'
@@ -263,9 +266,9 @@ def written_out(dim: int, layout: str, position: int) -> list[str]:
 
 
 def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") -> fig.Heatmap:
-    """Return vectors of positions (P, D) as colours, a row for each position from ``first``."""
+    """Return position vectors (P, D) as a heatmap, with a row for each position from ``first``."""
     if table.shape[1] > MAX_WIDTH:
-        note = f"{note} The first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
+        note = f"{note} Shown: the first {MAX_WIDTH} of {table.shape[1]:,} features.".strip()
     values = table[:, :MAX_WIDTH].tolist()
     rows = [str(first + row) for row in range(len(values))]
     columns = [str(column) for column in range(len(values[0]))]
@@ -273,49 +276,50 @@ def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") 
 
 
 def sinusoid_figures(layout: str, dim: int) -> Iterator[fig.Figure]:
-    """Yield one position's vector of a layout in numbers, and the map to a later position."""
-    title = f"Position {_POSITION} of width {dim:,}, sines and cosines {LAYOUTS[layout]}"
+    """Yield the calculation of one position's vector, and the matrix M to a later position."""
+    title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
     yield fig.Text(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
     moved = table[:-_SHIFT] @ shift_matrix(dim, layout, _SHIFT).T
     error = (moved - table[_SHIFT:]).abs().max().item()
     note = (
-        f"M turns each pair by an angle that is the same for every position p. Of width {dim:,}, "
+        f"M rotates each pair by an angle that is the same for every position p. At width {dim:,}, "
         f"M PE(p) and PE(p + {_SHIFT}) differ by at most {error:.1e} for p below {len(moved)}."
     )
     before, after = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)[[_POSITION, _POSITION + _SHIFT]]
     rows = torch.column_stack([shift_matrix(TOY_WIDTH, layout, _SHIFT), before, after]).tolist()
     names = f"PE({_POSITION})", f"PE({_POSITION + _SHIFT}) = M PE({_POSITION})"
     head = "M", *[""] * (TOY_WIDTH - 1), *names
-    yield fig.Table(f"{_SHIFT} positions further, {LAYOUTS[layout]}", head, rows, note=note)
+    yield fig.Table(f"{_SHIFT} positions later, {LAYOUTS[layout]}", head, rows, note=note)
 
 
 def positions(subject: Subject) -> Iterator[fig.Figure]:
     """Positions.
 
-    Attention alone does not see order: a scheme of positions shows it. Sinusoids are pairs of a
-    sine and a cosine of many wavelengths: the vector some positions further is the same linear map
-    of each vector, and the similarity of two depends on their distance alone. Numbers are as in the
-    formulas, from the model's first position.
+    Attention itself ignores the order of tokens; a position encoding makes the order visible.
+    Sinusoidal encodings are pairs of a sine and a cosine, with many wavelengths. They have two
+    useful properties. The same matrix M maps every position to the position 3 tokens later, and the
+    similarity of two positions depends only on their distance. Positions are counted as in the
+    formulas, starting at the model's first position.
     """
     config, name = subject.config.model, subject.config.model.positions
     figures = [*_absolute(subject), *_relative(subject)]
-    yield from figures or [fig.Text("Positions", [f"{name} adds no vectors and turns none."])]
+    yield from figures or [fig.Text("Positions", [f"{name}: neither vectors nor rotations."])]
     layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
     yield from sinusoid_figures(layout, dim)
     for each, where in LAYOUTS.items():
         toy = sinusoids(NUM_POSITIONS, TOY_WIDTH, each)
-        yield encoding_heatmap(toy, f"Width {TOY_WIDTH}, {where}")
+        yield encoding_heatmap(toy, f"Sinusoids of width {TOY_WIDTH}, {where}")
 
 
 def _absolute(subject: Subject) -> Iterator[fig.Figure]:
-    """Yield the tables that are added to embeddings; of both sides where they differ."""
+    """Yield the vectors that are added to embeddings, for both sides if they differ."""
     config = subject.config.model
     if (make := POSITIONS[config.positions].absolute) is None:
         return
     first = config.first_position
     end = first + min(NUM_POSITIONS, config.position_limit or NUM_POSITIONS)
-    note = f"model.positions is {config.positions}; the first token stands at {first}."
+    note = f"model.positions is {config.positions}. The first token has position {first}."
     dims = {"source": config.model_dim, "target": config.decoder_dim}
     is_learned = next(make(config, config.model_dim).parameters(), None) is not None
     is_one = not is_learned and len({*dims.values()}) == 1
@@ -324,7 +328,7 @@ def _absolute(subject: Subject) -> Iterator[fig.Figure]:
         if subject.has_weights:
             module = getattr(subject.model, f"{side}_embedding").positions or module
         elif is_learned:
-            note = "Not trained yet: random."
+            note = "Not trained yet: the values are random."
         table = module.table(end)[first:end].detach()
         title = "Position vectors" if is_one else f"Position vectors, {side}"
         yield encoding_heatmap(table, title, first, note)
@@ -332,24 +336,24 @@ def _absolute(subject: Subject) -> Iterator[fig.Figure]:
 
 
 def _relative(subject: Subject) -> Iterator[fig.Figure]:
-    """Yield the angles by which self-attention turns queries and keys."""
+    """Yield the angles by which self-attention rotates queries and keys."""
     config = subject.config.model
     if (make := POSITIONS[config.positions].relative) is None:
         return
     dim = config.model_dim // config.num_heads
-    scheme = make(config, dim)  # Rotations have no parameters: it is as good as the model's.
+    scheme = make(config, dim)  # has no parameters, so it equals the model's own rotations
     unit = torch.zeros(NUM_POSITIONS, 1, dim)
-    unit[..., : dim // 2] = 1  # along the first feature of each pair: turns into (cos, sin)
+    unit[..., : dim // 2] = 1  # (1, 0) in each pair of features becomes (cos, sin)
     turned = scheme.rotate(unit, torch.arange(NUM_POSITIONS))[:, 0].detach()
     if not torch.equal(turned, unit[:, 0]):
         cos, sin = turned.chunk(2, dim=1)
-        note = "Radians, below 2 pi: by this a pair of features of a query or key is turned."
+        note = "Angle in radians by which each pair of features of a query or key is rotated."
         yield encoding_heatmap(torch.atan2(sin, cos) % math.tau, "Rotation angles", note=note)
         yield _similarity(turned, "One vector, rotated")
 
 
 def _similarity(table: Tensor, title: str, first: int = 0) -> fig.Heatmap:
-    note = "Cosine of the vectors of two positions: equal along each diagonal if distance decides."
+    note = "Cosine similarity. If only the distance matters, all values on a diagonal are equal."
     places = [str(first + row) for row in range(len(table))]
     values = similarity(table).tolist()
     return fig.Heatmap(f"{title}: similarity", values, places, places, -1.0, 1.0, note=note)

@@ -1,7 +1,8 @@
-"""The views and the options of ``nmt inspect``. Loads no torch, and none of the views.
+"""The views and the options of ``nmt inspect``. Imports neither torch nor the views.
 
-To add a view, write a function ``(Subject) -> Iterator[Figure]`` whose docstring is its title and
-explanation, and enter it in `VIEWS`. What the view needs is checked before anything is loaded.
+To add a view, write a function ``(Subject) -> Iterator[Figure]`` and register it in `VIEWS`. The
+docstring of the function is the title and the explanation on the page, so write it for readers of
+the page. The requirements of a view are checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from nmt.config.flag import Flag, Options
 
 Style = Literal["text", "html", "svg", "json"]
 
-# What a view reads: the configuration alone; a tokenizer, too, and a text; weights; weights and a
-# source sentence.
+# Requirements of a view. "vocabulary": a tokenizer and a sentence; "model": weights; "sentence":
+# weights and a sentence.
 Need = Literal["configuration", "vocabulary", "model", "sentence"]
-# Fields of the options that change what a view shows.
+# Fields of the options that have an effect in a view.
 _MODEL = ("checkpoint",)
 _PAIR = ("source", "target", "tag", *_MODEL)
 _LAYER = (*_PAIR, "layer")
@@ -29,54 +30,56 @@ _TEST_SET = ("tag", *_MODEL, "test", "limit")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An entry of `VIEWS`."""
+    """A view: how to find and describe it."""
 
-    module: str  # Module of this package whose function of the view's name makes the figures.
+    module: str  # Module of this package with the function that has the name of the view.
     needs: Need
-    summary: str  # One line for ``--help`` and the contents of the page.
-    options: tuple[str, ...] = _PAIR  # Fields of the options that change what is shown.
+    summary: str  # One line for ``--help`` and for the end of the page.
+    options: tuple[str, ...] = _PAIR  # Fields of the options that have an effect.
 
 
 VIEWS: dict[str, View] = {
-    "parameters": View("structure", "configuration", "formula and count of every part", ()),
-    "diagram": View("structure", "configuration", "the stacks: sublayers, norms, residuals", ()),
-    "shapes": View("structure", "sentence", "tensors of one pass: shape, mean, spread", _LAYER),
-    "vocabulary": View("inputs", "vocabulary", "pieces and ids, vectors, neighbours"),
-    "positions": View("inputs", "configuration", "the position encoding, distances", _MODEL),
-    "shift": View("inputs", "vocabulary", "decoder input, output and masks of a small batch"),
-    "attention": View("attention", "sentence", "who looks where: layers, heads, arcs", _HEAD),
-    "score": View("sublayers", "sentence", "the arithmetic of one query, number by number", _HEAD),
-    "flow": View("sublayers", "sentence", "the residual stream, entropy of heads, gradient norms"),
-    "alignment": View("attention", "sentence", "links between source and target"),
-    "trace": View("prediction", "sentence", "every decoding step and the beam tree", _SEARCH),
-    "distributions": View("prediction", "sentence", "target and model, per checkpoint"),
-    "heads": View("attention", "model", "what each head does on a test set", _TEST_SET),
+    "parameters": View("structure", "configuration", "parameter count of each part", ()),
+    "diagram": View("structure", "configuration", "sublayers, norms and residual connections", ()),
+    "shapes": View("structure", "sentence", "shape, mean and spread of every tensor", _LAYER),
+    "vocabulary": View("inputs", "vocabulary", "subwords, ids, vectors, nearest neighbours"),
+    "positions": View("inputs", "configuration", "position encoding and its similarities", _MODEL),
+    "shift": View("inputs", "vocabulary", "a small batch: decoder input, output and masks"),
+    "attention": View("attention", "sentence", "attention of each layer and head", _HEAD),
+    "score": View("sublayers", "sentence", "attention calculated step by step", _HEAD),
+    "flow": View("sublayers", "sentence", "residual stream, gradients, entropy of heads"),
+    "alignment": View("attention", "sentence", "word alignment of source and target"),
+    "trace": View("prediction", "sentence", "steps of the search, and beam tree", _SEARCH),
+    "distributions": View("prediction", "sentence", "predicted probabilities and the target"),
+    "heads": View("attention", "model", "role and importance of each head", _TEST_SET),
 }
-# The whole page offers these as commands: they take longer, or more checkpoints.
+# The page lists these views only as commands, because they need more time or several checkpoints.
 NOT_IN_PAGE = ("distributions", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(Options):
-    """All options of ``nmt inspect``.
+    """What to look at, and how to show it.
 
     Args:
         model: Run folder, model folder or YAML configuration.
-        view: One view; without it, all views are on one page.
-        output: File to write: .html, .svg, .json or .txt.
-        format_: Output format.
-        open_: Open the page in a browser.
-        worked_examples: Print the numbers of well-known explanations, computed by nmt; needs no
-            model.
-        source: Sentence to read.
-        target: Its translation.
-        layer: One layer, from 1.
-        head: Heads, from 1.
-        checkpoint: Checkpoints of a run folder: best, last, step-N, average, or untrained. The view
-            distributions draws each, other views the last one.
-        unmasked: In trace: also recompute without the causal mask, and compare.
-        test: Test set of the view heads.
-        limit: Number of sentence pairs that the view heads reads.
+        view: View to show, see the list below. Leave it out to get all views on one page.
+        output: File to write. Its ending sets the format: .html, .svg, .json or .txt.
+        format_: Output format. svg contains only drawings; text leaves drawings out.
+        open_: Open the result in a web browser.
+        worked_examples: Show the numbers of well-known explanations of the Transformer, computed by
+            nmt. Needs no model.
+        source: Source sentence, at most 100 subwords. Most views need one.
+        target: Translation to look at, instead of the model's own.
+        layer: Layer to show, numbered from 1 at the bottom.
+        head: Attention heads to show, numbered from 1, such as 1,3.
+        checkpoint: Checkpoints of a run folder, separated by commas: best, last, step-N, average or
+            untrained. The view `distributions` compares them; other views show the last in the
+            list.
+        unmasked: Also decode without the causal mask, and show the difference. For the view
+            `trace`.
+        test: Test set of the configuration, for the view `heads`.
+        limit: Maximum number of sentence pairs, for the view `heads`. More pairs take longer.
     """
 
     notes: ClassVar[str] = "\b\nVIEW:\n" + "\n".join(
@@ -92,12 +95,12 @@ class InspectOptions(Options):
     open_: bool = False
     worked_examples: bool = False
     source: str | None = None
-    target: Annotated[str | None, Flag(shown="the model's own")] = None
+    target: Annotated[str | None, Flag(shown="the translation by the model")] = None
     tag: Tag = None
     layer: Annotated[int | None, Flag(min=1, shown="all")] = None
-    head: Annotated[tuple[int, ...], Flag(separator=",", shown="all")] = ()
-    checkpoint: Annotated[tuple[str, ...], Flag(separator=",", shown="best")] = ()
+    head: Annotated[tuple[int, ...], Flag(separator=",", metavar="N,N", shown="all")] = ()
+    checkpoint: Annotated[tuple[str, ...], Flag(separator=",", metavar="NAMES", shown="best")] = ()
     unmasked: bool = False
-    test: Annotated[str | None, Flag(short="t", shown="the first")] = None
+    test: Annotated[str | None, Flag(short="t", metavar="NAME", shown="the first test set")] = None
     limit: Annotated[int, Flag(min=1)] = 200
     set_: Overrides = ()

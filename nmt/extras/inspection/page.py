@@ -1,8 +1,8 @@
-"""Figures as a page and as SVG: inside a page they take its colours, alone they bring their own.
+"""Render figures as an HTML page or as an SVG file.
 
-A page is complete without its script, which shows the steps of a `Steps` one at a time. Shapes
-carry classes and no colours (``templates/drawing.css.j2``), so one drawing serves light and dark
-pages and paper. Coordinates are pixels; the origin is the upper left corner.
+The page works without its script; the script only shows the steps of a `Steps` one at a time.
+Shapes have CSS classes instead of colours (``templates/drawing.css.j2``), so the same drawing works
+on light and dark pages and in print. Coordinates are pixels from the upper left corner.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import cell_text, figure_lines, numeric_columns
 from nmt.report.page import Point, render, short_number, visible
 
-_EM, _ROW = 13, 20  # Size of letters, and with some air the least height of a row.
-# Letters that are far from the usual width. \u2581 is the border of a word.
+_EM, _ROW = 13, 20  # Font size, and minimum height of a row.
+# Widths of characters that are much narrower or wider than average. \u2581 is a word border.
 _WIDTHS = dict.fromkeys(" !'(),.:;I[]fijlrt|", 5.5) | dict.fromkeys(
     "%&+<=>@MWmw~\u2192\u2581", 13.0
 )
 _WIDTHS |= dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 10.0)
-_COLORS = 8  # Of links, in turn.
+_COLORS = 8  # Colours of links, used in turn.
 _LEVELS = 24  # Shades of a heatmap.
-# Cells of a heatmap that say their number under the pointer; more would make pages heavy.
+# Largest heatmap with tooltips on its cells; more tooltips would make pages large.
 _MAX_TITLES = 150
-_MAX_NUMBERS = 80  # Cells that have their number written in them.
-_WIDE = 640  # Width in which a heatmap of many columns should fit.
+_MAX_NUMBERS = 80  # Largest heatmap with numbers written in its cells.
+_WIDE = 640  # Target width of a heatmap with many columns.
 _FAINT = 0.02  # Weight below which a link is not drawn.
-_PITCH = 50  # From a box of a stack to the next one.
+_PITCH = 50  # Distance between the boxes of a stack.
 
 
 def render_page(
     title: str, facts: Mapping[str, str], parts: Sequence[fig.Part], offers: Mapping[str, str]
 ) -> Markup:
-    """Return a page that needs nothing else.
+    """Return a self-contained HTML page.
 
     Args:
-        title: Name of the model.
+        title: Title of the page.
         facts: Name -> value, shown at the top.
-        parts: Sections in their order.
-        offers: Commands for what is not on the page -> what they show.
+        parts: The sections.
+        offers: Commands for views that are not on the page -> their summaries.
     """
     script = Markup((files("nmt.report") / "templates" / "steps.js").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -59,7 +59,7 @@ def render_page(
 
 
 def figure_html(figure: fig.Figure) -> Markup:
-    """Return a figure with its title and note: a drawing where its class has no template."""
+    """Return a figure with its title and note. Text, tables and steps are HTML; the rest is SVG."""
     kind, content = type(figure).__name__.lower(), dict[str, Any]()
     if isinstance(figure, fig.Table):
         rows = [[cell_text(cell) for cell in row] for row in figure.rows]
@@ -71,23 +71,23 @@ def figure_html(figure: fig.Figure) -> Markup:
 
 
 class Drawing:
-    """A part of an SVG document; it grows with what is drawn on it."""
+    """A part of an SVG document. Its size grows with its contents."""
 
     def __init__(self) -> None:
         self.width = self.height = 1.0
         self.body = Markup()
 
     def grow(self, right: float, bottom: float) -> None:
-        """Make room up to a point."""
+        """Extend the drawing to include a point."""
         self.width, self.height = max(self.width, right), max(self.height, bottom)
 
     def text(self, label: str, x: float, y: float, kind: str = "start", **more: Any) -> None:
-        """Write a label; room is made for one that starts at the point."""
+        """Write a label. The drawing grows only for labels that start at the point."""
         self.body += tag("text", label, x=x, y=y, class_=kind, **more)
         self.grow(x + (text_width(label) if "start" in kind else 0), y + 4)
 
     def path(self, d: str, kind: str, **more: Any) -> None:
-        """Draw a line; no room is made for it."""
+        """Draw a line without extending the drawing."""
         self.body += tag("path", class_=kind, d=d, **more)
 
     def rect(self, place: Point, size: Point, kind: str, *inside: Any, **more: Any) -> None:
@@ -103,7 +103,7 @@ class Drawing:
         self.grow(x + inner.width, y + inner.height)
 
     def as_svg(self, title: str, *, style: Markup | None = None) -> Markup:
-        """Return an element for a page, or with a style a document of its own."""
+        """Return an element for a page; with ``style``, a complete SVG document."""
         width, height = _short(self.width), _short(self.height)
         at_least = f"width:{width}px;max-width:max(100%,{_short(self.width * 0.7)}px)"
         place = {"style": at_least}
@@ -116,7 +116,7 @@ class Drawing:
 
 
 def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
-    """Return an element; of attribute names, ``_`` becomes ``-`` and a last ``_`` goes.
+    """Return an element. In attribute names, ``_`` becomes ``-``, and a final ``_`` is removed.
 
     >>> tag("text", "a < b", x=3, class_="y", text_anchor="end")
     Markup('<text x="3" class="y" text-anchor="end">a &lt; b</text>')
@@ -130,7 +130,7 @@ def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
 
 
 def text_width(text: str) -> float:
-    """Return about how wide a label is in pixels, in a broad font: none is to be cut.
+    """Return the approximate width of a label in pixels. Uses a wide font, so no label is cut off.
 
     >>> text_width("ab"), text_width("<日>"), text_width("It")
     (16.6, 39.0, 11.0)
@@ -150,19 +150,19 @@ def _box_width(box: fig.Box | fig.Node) -> float:
 
 
 def _short(value: Any) -> Any:
-    """Return a number with a decimal, if it needs one, and all else as it is."""
+    """Round a float to at most one decimal; return other values unchanged."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
 def _level_curve(start: Point, end: Point) -> str:
-    """Return the path of a line that leaves and arrives level."""
+    """Return the path of a curve that is horizontal at both ends."""
     (x1, y1), (x2, y2) = start, end
     middle = (x1 + x2) / 2
     return f"M{x1:.0f},{y1:.0f}C{middle:.0f},{y1:.0f} {middle:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
 
 
 def document(figures: Sequence[fig.Figure]) -> Markup:
-    """Return an SVG file: the drawings among the figures below one another, else all of them."""
+    """Return an SVG file with all drawings, one below the other; without drawings, all figures."""
     drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
     style = tag("style", render("drawing.css.j2", alone=True))
     whole = _below([("", each) for each in drawn])
@@ -170,7 +170,7 @@ def document(figures: Sequence[fig.Figure]) -> Markup:
 
 
 def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Drawing:
-    """Return drawings under their titles, for a file that has no page around them."""
+    """Return drawings one below the other, with their titles, for a file of their own."""
     on, y = Drawing(), 8.0
     for before, figure in figures:
         title, inner = ": ".join(filter(None, (before, figure.title))), draw(figure)
@@ -184,7 +184,7 @@ def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Drawing:
 
 @singledispatch
 def draw(figure: fig.Figure) -> Drawing:
-    """Return a figure as a drawing, without its title and note."""
+    """Return a figure as a drawing, without title and note."""
     on = Drawing()
     for row, line in enumerate(figure_lines(figure), 1):
         on.text(line, 0, row * _ROW - 5, "code", xml__space="preserve")
@@ -222,7 +222,7 @@ def _(figure: fig.Heatmap) -> Drawing:
                 on.text(shown, across + width / 2, down + height / 2 + 4, kind)
     for place in _every(num_rows, height):
         on.text(figure.rows[place], left - 6, top + (place + 0.5) * height + 4, "end")
-    for place in _every(num_columns, width * (0.75 if slope else 1)):  # slanted lines lie closer
+    for place in _every(num_columns, width * (0.75 if slope else 1)):  # slanted labels need less
         across, down = left + (place + 0.5) * width + (4 if slope else 0), top - 6
         turn = {"transform": f"rotate(-55 {_short(across)} {_short(down)})"} if slope else {}
         on.text(figure.columns[place], across, down, "first" if slope else "mid", **turn)
@@ -240,12 +240,12 @@ def _(figure: fig.Heatmap) -> Drawing:
 
 
 def _every(count: int, size: float) -> range:
-    """Return which of many labels have room: all, or every second, tenth and so on."""
+    """Return the indices of labels that fit: all, every second, every tenth and so on."""
     return range(0, count, max(1, math.ceil(_EM / size)))
 
 
 def _level(value: float | None, low: float, high: float) -> int | None:
-    """Return the shade of a value: 0 for none, negative for the other hue."""
+    """Return the shade of a value: 0 is no colour, and negative shades have the second hue."""
     if value is None or math.isnan(value):
         return None
     start = max(low, 0.0)
@@ -254,7 +254,7 @@ def _level(value: float | None, low: float, high: float) -> int | None:
 
 
 def _shades(values: fig.Matrix, on: Drawing, bounds: Point, place: Point, size: Point) -> None:
-    """Draw cells as one path for each shade; neighbours of one shade are one shape."""
+    """Draw cells with one path per shade. Neighbouring cells of the same shade are one shape."""
     paths: dict[int | None, str] = {}
     for y, row in enumerate(values):
         x = 0
@@ -331,12 +331,12 @@ def _(figure: fig.Tree) -> Drawing:
 
 
 def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
-    """Return the column and the row of each node: leaves in rows, parents amid their children."""
+    """Return the column and the row of each node. A parent is centred on its children."""
     children: list[list[int]] = [[] for _ in tree.nodes]
     for index, node in enumerate(tree.nodes):
         if node.parent is not None:
             children[node.parent].append(index)
-    # Depth first, so that the leaves of a node stand together.
+    # Depth first, so that the leaves below a node are neighbours.
     leaves = [path[-1] for path in sorted(tree.paths) if not children[path[-1]]]
     rows = [0.0] * len(tree.nodes)
     for index in reversed(range(len(rows))):  # children come after their parent
@@ -369,7 +369,7 @@ def _(figure: fig.Diagram) -> Drawing:
 
 
 def _stack(stack: fig.Stack, on: Drawing, left: float, width: float, bottom: int) -> None:
-    """Draw boxes, residual connections on their left, and the number of layers on their right."""
+    """Draw boxes, with residual connections on the left and the number of layers on the right."""
     middle, edge = left + width / 2, left + width + 8
     on.text(stack.title, middle, bottom + 64, "mid ink")
     on.grow(edge, bottom + 72)

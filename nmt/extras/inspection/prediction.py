@@ -1,8 +1,8 @@
-"""How a model decodes: the search by steps (`trace`), and probabilities (`distributions`).
+"""How a model decodes: the steps of the search (`trace`), and probabilities (`distributions`).
 
-The search runs as always; a `Stepper` around the model's notes what passes. One sentence at a time,
-greedy or beam search. Also the search of texts that leave out the causal mask: all words are
-recomputed at every step.
+A trace runs the usual search with an `ObservingStepper`, for one sentence, with greedy or beam
+search. `recompute_words` also shows decoding without the causal mask, as some explanations have it:
+all words are recomputed at every step.
 
 Shapes: K beams, T target positions, V vocabulary.
 """
@@ -33,38 +33,38 @@ from nmt.search.loop import coverage_penalty, search
 from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import Tokenizer
 
-_NUM_LIKELY = 5  # Next tokens that are shown of each beam.
-_MORE_WORDS = 5  # That a search without the causal mask may have beyond the usual one.
+_NUM_LIKELY = 5  # Next tokens shown for each beam.
+_MORE_WORDS = 5  # Extra words that decoding without the causal mask may produce.
 _UNMASKED = """\
-Some texts recompute every word at each step without the causal mask. Each position then reads the \
-word that it is to predict, which training with the mask has not prepared it for. With the mask \
-nothing changes once it is said, so keys and values can be cached."""
+Some explanations recompute every word at each step without the causal mask. Then each position \
+reads the word that it should predict, which never happens in training. With the mask, earlier \
+words never change, so their keys and values can be cached."""
 _NUM_DRAWN = 6
-_SMALL_VOCABULARY = 24  # Up to here all tokens are drawn.
+_SMALL_VOCABULARY = 24  # Largest vocabulary of which all tokens are drawn.
 _DEFAULT = ("untrained", "best")
 
 
 @dataclass
 class Moment:
-    """What passed between search and stepper in one step, with a row for each beam."""
+    """One step of the search, with an entry for each beam."""
 
     ids: list[Ids]  # Tokens so far.
-    totals: Tensor  # Log probability of all tokens; minus infinity for a place without beam. (K,).
-    log_probs: Tensor  # Of next tokens; the search has its rules change it after the step. (K, V).
-    # The most probable next tokens, and the model's probability of each, before any rule.
+    totals: Tensor  # Log probability of the tokens so far; minus infinity for an empty beam. (K,).
+    log_probs: Tensor  # Of next tokens. The search modifies them in place after the step. (K, V).
+    # The most probable next tokens with the model's probabilities, before any rule of the search.
     likely: list[tuple[list[int], list[float]]]
-    coverage: list[float]  # The part of the score that is the coverage penalty.
-    # What is finished after it, and its coverage penalty.
+    coverage: list[float]  # Coverage penalty of each beam.
+    # Hypotheses that finished in this step, and their coverage penalties.
     finished: list[tuple[Hypothesis, float]] = field(default_factory=list)
 
 
 class ObservingStepper(ModelStepper):
-    """Does what `ModelStepper` does for one sentence, and notes what passes.
+    """A `ModelStepper` that records the steps of the search for one sentence.
 
     Args:
         model: On the CPU.
-        source: What is translated.
-        options: Those of the search.
+        source: The source sentence.
+        options: Options of the search.
     """
 
     def __init__(self, model: Transformer, source: Packed, options: DecodingConfig) -> None:
@@ -75,13 +75,13 @@ class ObservingStepper(ModelStepper):
 
     @override
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
-        """Note which beams continue, and what the model finds likely after each."""
+        """Record the beams and their most probable next tokens."""
         (log_probs,), state = super().step(state, tokens)
         ids, totals, chosen = list[Ids]([()]), torch.zeros(1), tokens[0].tolist()
         if self.moments:
             before, kept = self.moments[-1], self._kept
             ids = [(*before.ids[beam], x) for beam, x in zip(kept, chosen, strict=True)]
-            totals = before.totals[kept] + before.log_probs[kept, chosen]  # in float32, as it adds
+            totals = before.totals[kept] + before.log_probs[kept, chosen]  # float32, as the search
         shares, places = log_probs.exp().topk(min(_NUM_LIKELY, log_probs.shape[1]))
         likely = list(zip(places.tolist(), shares.tolist(), strict=True))
         coverage = [0.0] * len(ids)
@@ -106,18 +106,18 @@ class ObservingStepper(ModelStepper):
 def trace_search(
     model: Transformer, source_ids: Sequence[int], options: DecodingConfig
 ) -> tuple[list[Moment], Sequence[Hypothesis]]:
-    """Search for the translation of one sentence; return its steps, and what was found, best first.
+    """Translate one sentence; return the steps of the search, and the hypotheses, best first.
 
     Args:
         model: On the CPU, in evaluation mode.
-        source_ids: Without special ids.
-        options: Of greedy or beam search.
+        source_ids: Source ids without BOS and EOS.
+        options: Options of greedy or beam search.
     """
     source, penalty = Packed.from_rows([[*source_ids, EOS_ID]]), length_penalty(options)
     stepper = ObservingStepper(model, source, options)
     (hypotheses,) = search(stepper, source, options)
     size = 1 if options.search == "greedy" else options.beam_size
-    for moment in stepper.moments:  # what ends in EOS among the best K continuations is finished
+    for moment in stepper.moments:  # an EOS among the best K continuations ends a hypothesis
         best = expand(moment.totals.unsqueeze(0), moment.log_probs.unsqueeze(0), size)
         for beam, token, total in zip(*(x[0, :size].tolist() for x in best), strict=True):
             if token == EOS_ID and total > -torch.inf:
@@ -130,10 +130,11 @@ def trace_search(
 def trace(subject: Subject) -> Iterator[fig.Figure]:
     """Trace of the search.
 
-    Greedy search takes the most probable next token; beam search keeps the best few hypotheses by
-    the sum of their log probabilities. A hypothesis is finished when EOS is among the best; one
-    that no other continues is a dead end. The best score is returned: the log probability divided
-    by the length penalty, and the coverage penalty added.
+    Greedy search takes the most probable token at each step. Beam search keeps the few hypotheses
+    with the highest log probability. A hypothesis is finished when EOS is among the best
+    continuations; it is a dead end when none of its continuations stays in the beam. The score of a
+    finished hypothesis is its log probability divided by the length penalty, plus the coverage
+    penalty. The hypothesis with the highest score is the translation.
     """
     searches: list[tuple[list[Moment], Ids, DecodingConfig]] = []
     tokenizer = subject.tokenizers.target
@@ -153,26 +154,27 @@ def trace(subject: Subject) -> Iterator[fig.Figure]:
         yield fig.Tree("Beam tree", _nodes(moments, best, tokenizer))
         yield _scores(finished, options, tokenizer)
     if len(searches) > 1:
-        kept = "The second translation is taken" if output.retried else "The first one is kept"
-        alarms = ", ".join(output.retried or output.alarms)
-        lines = [f"The first translation raised an alarm ({alarms}), so there are two searches."]
-        yield fig.Text("Guard", [*lines, f"{kept}. `nmt translate` retries as well."])
+        number = "second" if output.retried else "first"
+        flags = ", ".join(output.retried or output.alarms)
+        first = f"The first translation looked degenerate ({flags}), so there is a second search."
+        result = f"The {number} translation is used. `nmt translate` does the same."
+        yield fig.Text("Second search", [first, result])
     if subject.choice.unmasked:
         yield from _unmasked(subject, len(searches[0][0]) + _MORE_WORDS)
 
 
 def check_options(options: DecodingConfig) -> None:
-    """Refuse decoding options that a trace cannot follow: those of another search."""
+    """Refuse decoding options that choose a search other than greedy or beam search."""
     is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
     if is_other or options.search not in ("auto", "greedy", "beam"):
         raise ConfigError(
-            "trace follows greedy and beam search, and section decoding chooses another search.",
-            fix="Change it with `set`, such as decoding.sampling=false.",
+            "trace shows only greedy and beam search; section decoding chooses another search.",
+            fix="Change the section with `set`, such as `set` decoding.sampling=false.",
         )
 
 
 def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:
-    """Return what one step continued and found likely."""
+    """Return one step: the hypotheses, and their most probable next tokens."""
     rows: list[list[fig.Cell]] = []
     for ids, total, (tokens, shares) in zip(
         moment.ids, moment.totals.tolist(), moment.likely, strict=True
@@ -192,20 +194,20 @@ def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:
 def _scores(
     finished: Sequence[tuple[Hypothesis, float]], options: DecodingConfig, tokenizer: Tokenizer
 ) -> fig.Table:
-    """Return finished hypotheses with their coverage penalties, and how each score comes about."""
+    """Return the finished hypotheses, with the calculation of each score."""
     penalty, rows = length_penalty(options), list[list[fig.Cell]]()
     for each, coverage in finished:
         length = len(each.ids) + 1
         numbers = length, each.log_prob, penalty(length), coverage, each.score
         rows.append([tokenizer.decode(each.ids), *numbers])
     head = ["hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"]
-    note = "The first one is the translation. Of equal scores the one found first goes before."
+    note = "The first row is the translation. Rows with equal scores are in the order of finishing."
     return fig.Table("Finished hypotheses", head, rows, note=note)
 
 
 def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[fig.Node]:
-    """Return the beams of all steps, and the ends, as a tree below BOS."""
-    nodes, places = [fig.Node("BOS", "", None, "best")], {Ids(): 0}  # ids -> their last node
+    """Return the beams of all steps and the finished hypotheses as a tree with the root BOS."""
+    nodes, places = [fig.Node("BOS", "", None, "best")], {Ids(): 0}  # tokens so far -> last node
     ended = [hypothesis.ids for moment in moments for hypothesis, _ in moment.finished]
     alive = {ids[:length] for ids in ended for length in range(len(ids) + 1)}
     for moment in moments:
@@ -223,7 +225,7 @@ def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[f
 
 
 def _unmasked(subject: Subject, most: int) -> list[fig.Figure]:
-    """Recompute all words at every step, with and without the causal mask: a row for each step."""
+    """Return the words of every step, recomputed with and without the causal mask."""
 
     def table(title: str, note: str = "") -> fig.Table:
         steps = recompute_words(subject.model, subject.source, most)
@@ -237,18 +239,18 @@ def _unmasked(subject: Subject, most: int) -> list[fig.Figure]:
 
 @torch.inference_mode()
 def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[list[int]]:
-    """Translate by recomputing all words at every step, from those of the step before.
+    """Translate by recomputing all words at every step, from the words of the previous step.
 
-    With the causal mask no word ever changes, and the result is that of greedy search. Without it
-    (see `nmt.extras.inspection.sublayers.without_causal_mask`) earlier words read later ones.
+    With the causal mask, words never change, and the result equals that of greedy search. Without
+    the mask (see `without_causal_mask`), earlier words read later words.
 
     Args:
         model: In evaluation mode.
-        source: What the encoder reads: one sentence.
-        most: Longest output, with EOS.
+        source: One source sentence.
+        most: Maximum length of the output, with EOS.
 
     Yields:
-        The words of each step, one more than before, up to one that ends in EOS.
+        The words of each step. Every step has one more word; the last step ends in EOS.
     """
     words: list[int] = []
     while len(words) < most and EOS_ID not in words[-1:]:
@@ -262,11 +264,11 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
 def distributions(subject: Subject) -> Iterator[fig.Figure]:
     """Target and predicted distributions.
 
-    The target's own distribution has 1 for the right token, and label smoothing spreads a little of
-    that over the vocabulary. Training lowers the cross-entropy of it and the model's: the entropy
-    of the target's, which nothing can lower, and the Kullback-Leibler divergence. The log
-    probabilities are those of `nmt score`, where PAD, UNK and BOS are never chosen; the loss is
-    that of training.
+    In training, the target distribution has probability 1 for the right token; label smoothing
+    spreads a small part of it over the vocabulary. The loss is the cross-entropy between the target
+    and the prediction of the model. It is the sum of the entropy of the target, which is constant,
+    and the Kullback-Leibler (KL) divergence, which training reduces. Log probabilities are computed
+    as in `nmt score`, where PAD, UNK and BOS have probability 0.
     """
     gold, names = [*subject.target_ids, EOS_ID], subject.choice.checkpoint or _DEFAULT
     models = {name: subject.load(name) for name in names}
@@ -276,7 +278,7 @@ def distributions(subject: Subject) -> Iterator[fig.Figure]:
         fig.Step(label, [_likely(subject, place, gold[place], logits)])
         for place, label in enumerate(subject.target_labels)
     ]
-    yield fig.Steps("Target and model, word by word", steps)
+    yield fig.Steps("Target and prediction, token by token", steps)
     head = ("read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability",
             "cross-entropy", "KL divergence")  # fmt: skip
     for name, values in logits.items():
@@ -292,15 +294,15 @@ def distributions(subject: Subject) -> Iterator[fig.Figure]:
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
     lines = [
-        f"right token: 1 - {smoothing:g} + {share} = {right:.6f}",
-        f"each other token: {share} = {other:.3g}",
-        f"cross-entropy = entropy of the target {entropy:.4f} nats + KL divergence",
+        f"probability of the right token: 1 - {smoothing:g} + {share} = {right:.6f}",
+        f"probability of each other token: {share} = {other:.3g}",
+        f"cross-entropy = entropy of the target ({entropy:.4f} nats) + KL divergence",
     ]
     yield fig.Text("Label smoothing", lines)
 
 
 def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> fig.Heatmap:
-    """Return the probability of the right token and of the most probable ones of every model."""
+    """Return the probabilities of the right token and of each model's most probable tokens."""
     vocab_size = subject.tokenizers.target.vocab_size
     shares = {name: values[place].softmax(-1) for name, values in logits.items()}
     likely = [x.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist() for x in shares.values()]
@@ -312,14 +314,14 @@ def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor
         [right if token == gold else other, *(float(x[token]) for x in shares.values())]
         for token in tokens
     ]
-    note = "" if len(tokens) == vocab_size else f"{len(tokens)} of {vocab_size:,} tokens."
+    note = "" if len(tokens) == vocab_size else f"Shown: {len(tokens)} of {vocab_size:,} tokens."
     title = f"Position {place + 1}: probability"
     names = labels(subject.tokenizers.target, tokens)
     return fig.Heatmap(title, values, names, ["target", *shares], 0.0, 1.0, note=note)
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
-    """Return the probability of the right token and of each other one, and the entropy of all.
+    """Return the probability of the right token and of each other token, and the entropy.
 
     >>> smoothed_target(4, 0.0)
     (1.0, 0.0, 0.0)
@@ -331,16 +333,16 @@ def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, fl
 
 
 def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
-    """Work out the loss of every position, in nats.
+    """Compute the loss of every position, in nats.
 
     Args:
         logits: (T, V), not normalised.
-        gold: Right tokens, EOS the last. T ids.
+        gold: The T right tokens, with EOS at the end.
         smoothing: Probability that is spread evenly over the vocabulary.
 
     Returns:
-        The log probability of the right token, as `nmt score` has it; the cross-entropy of the
-        target's distribution and the model's; the part of it that training can lower. (T, 3).
+        The log probability of the right token as in `nmt score`, the cross-entropy, and the KL
+        divergence. (T, 3).
     """
     right = torch.tensor(gold)
     cross = F.cross_entropy(logits, right, label_smoothing=smoothing, reduction="none")

@@ -1,7 +1,7 @@
-"""What a model consists of: its parameters, its stacks, and the tensors of one pass.
+"""The structure of a model: its parameters, its architecture, and the tensors of one pass.
 
-Only names and sizes are read, so that a model on torch's ``meta`` device, without memory for
-weights, does as well as a trained one.
+Parameters and architecture need only names and shapes, so they also work for a model on torch's
+``meta`` device, which has no memory for weights.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nmt.model.positions import POSITIONS
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
 
-Formula = tuple[tuple[int, ...], ...]  # Products, to be added.
+Formula = tuple[tuple[int, ...], ...]  # A sum of products.
 _INDENT = "\N{NO-BREAK SPACE}" * 3
-# ``model.embeddings`` -> names of the tables with several uses.
+# ``model.embeddings`` -> labels of the matrices that are shared.
 _SHARED = {
     "separate": {},
-    "decoder-tied": {"target_vectors": "target and output table"},
-    "inputs-shared": {"source_vectors": "source and target table"},
-    "tied": {"source_vectors": "source, target and output table"},
+    "decoder-tied": {"target_vectors": "target and output embeddings"},
+    "inputs-shared": {"source_vectors": "source and target embeddings"},
+    "tied": {"source_vectors": "source, target and output embeddings"},
 }
 _NORMS = {"layer": "LayerNorm", "layer-std": "LayerNorm", "rms": "RMSNorm"}
 _ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGLU"}
@@ -39,12 +39,12 @@ _ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGL
 
 @dataclass(frozen=True)
 class PartCount:
-    """A part of a model and its parameters: the count is what the formula comes to."""
+    """A part of a model, with a formula for the number of its parameters."""
 
     name: str
     formula: Formula
-    depth: int = 0  # How many parts it is within.
-    copies: int = 1  # How many of it the model has.
+    depth: int = 0  # Level in the tree of parts, from 0.
+    copies: int = 1  # Copies of this part in the model.
 
     @property
     def count(self) -> int:
@@ -53,7 +53,7 @@ class PartCount:
 
     @property
     def arithmetic(self) -> str:
-        """The formula in numbers.
+        """The formula as text.
 
         >>> PartCount("attention", ((4, 8, 512, 64), (4, 512))).arithmetic
         '4 x 8 x 512 x 64 + 4 x 512'
@@ -64,15 +64,16 @@ class PartCount:
 def parameters(subject: Subject) -> Iterator[fig.Figure]:
     """Parameters.
 
-    What training adjusts, counted: a matrix has as many parameters as its product of sizes, and
-    biases and norms add a vector each. A formula under a layer is of one copy. Tables that several
-    places share count once.
+    Parameters are the numbers that training adjusts. A weight matrix has rows times columns
+    parameters; each bias and each norm adds a vector. The formula and the count are for one copy of
+    a part; multiply them by the number of copies. An embedding matrix that several parts share
+    counts once.
     """
     yield parameter_table(subject.structure, "Parameters")
 
 
 def parameter_table(model: Transformer, title: str, more: str = "") -> fig.Table:
-    """Return formula, count, copies and share of each part of a model, with a note on top of it."""
+    """Return a table with the formula, count, copies and share of each part of a model."""
     parts = count_parts(model)
     total = parts[-1].count
     rows = [
@@ -80,19 +81,19 @@ def parameter_table(model: Transformer, title: str, more: str = "") -> fig.Table
          f"{part.count * part.copies / total:.1%}")
         for part in parts
     ]  # fmt: skip
-    head = "part", "formula", "parameters", "copies", "share of all"
+    head = "part", "formula", "parameters", "copies", "share of total"
     return fig.Table(title, head, rows, total=True, note=f"{4 * total:,} bytes in float32.{more}")
 
 
 def count_parts(model: Transformer) -> list[PartCount]:
-    """Return every part with its parameters, a part before what it consists of; the sum is last.
+    """Return all parts, each before its own parts; the last entry is the total.
 
-    The counts at depth 0, but for the last, add up to the last: ``sum(p.numel())`` of the model.
+    The total is the sum of the counts at depth 0, and equals ``sum(p.numel())`` of the model.
     """
     names = _SHARED[model.config.embeddings]
     parts: list[PartCount] = []
     for name, parameter in model.named_parameters(recurse=False):
-        label = names.get(name, name.replace("vectors", "table").replace("_", " "))
+        label = names.get(name, name.replace("vectors", "embeddings").replace("_", " "))
         parts.append(PartCount(label, (tuple(parameter.shape),)))
     for name, module in model.named_children():
         label = name.replace("embedding", "positions").replace("_", " ")
@@ -105,7 +106,7 @@ def count_parts(model: Transformer) -> list[PartCount]:
 
 
 def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
-    """Return a stack of equal layers, its layer, and the sub-layers and norms of that."""
+    """Return the entries for a stack, for one of its layers, and for the sublayers and norms."""
     num_layers, modules = len(layers), Counter[tuple[str, Formula]]()
     for child_name, child in layers[0].named_children():
         label = "norm" if isinstance(child, Residual) else child_name.replace("_", "-")
@@ -121,7 +122,7 @@ def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
 
 
 def _formula(module: nn.Module) -> Formula:
-    """Return the parameters of a module as a sum of products; empty where it has none."""
+    """Return the number of parameters of a module as a sum of products; empty if it has none."""
     if isinstance(module, FeedForward):
         width, dim = module.outer.in_features, module.outer.out_features
         gates = module.inner.out_features // width
@@ -129,13 +130,13 @@ def _formula(module: nn.Module) -> Formula:
         has_bias = "inner.bias" in module.state_dict()
         return ((gates + 1, dim, width), *(biases if has_bias else ()))
     if not isinstance(module, SelfAttention | CrossAttention):
-        # One product for parameters of one shape: how many there are, times their sizes.
+        # One product for all parameters with the same shape: their number times their sizes.
         shapes = Counter(tuple(parameter.shape) for parameter in module.parameters())
         return tuple((number, *shape) if number > 1 else shape for shape, number in shapes.items())
     heads, groups, size = module.num_heads, module.num_kv_heads, module.head_dim
     dim, has_bias = module.output.out_features, "output.bias" in module.state_dict()
     memory = module.key_value.in_features if isinstance(module, CrossAttention) else dim
-    if (heads, dim) == (groups, memory):  # queries, keys, values and output are of one size
+    if (heads, dim) == (groups, memory):  # queries, keys, values and output have the same size
         products: Formula = (4, heads, dim, size), (4, dim)
     else:
         matrices = (2, heads, dim, size), (2, groups, memory, size)
@@ -149,36 +150,36 @@ def _formula(module: nn.Module) -> Formula:
 def diagram(subject: Subject) -> Iterator[fig.Figure]:
     """Architecture.
 
-    The encoder turns the source into its memory; the decoder reads the target so far, and in every
-    layer the memory. An add box sums what a sub-layer gives with what went into it: the residual
-    connection. The top layer of each stack has the highest number.
+    The encoder turns the source into one vector per token, called the memory. The decoder reads the
+    target so far and, in every layer, the memory. An "add" box is a residual connection: it adds
+    the input of a sublayer to its output. Layers are numbered from the bottom.
     """
     yield stack_diagram(subject.config.model, subject.vocab_sizes)
 
 
 def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> fig.Diagram:
-    """Return encoder and decoder side by side, with the memory and shared tables as arrows.
+    """Return encoder and decoder side by side, with arrows for the memory and shared embeddings.
 
     Args:
         config: The model section.
-        vocab_sizes: Entries of the source and of the target vocabulary.
+        vocab_sizes: Sizes of the source and the target vocabulary.
     """
     encoder = _stack(config, vocab_sizes[0], is_decoder=False)
     decoder = _stack(config, vocab_sizes[1], is_decoder=True)
     cross = next(i for i, box in enumerate(decoder.boxes) if box.label == "cross-attention")
     arrows = [((0, len(encoder.boxes) - 1), (1, cross), "memory: keys and values")]
     if config.shares_inputs:
-        arrows.append(((0, 0), (1, 0), "one table"))
+        arrows.append(((0, 0), (1, 0), "shared weights"))
     if config.ties_output:
-        arrows.append(((1, 0), (1, len(decoder.boxes) - 2), "one table"))
+        arrows.append(((1, 0), (1, len(decoder.boxes) - 2), "shared weights"))
     is_pre = config.norm_position == "pre"
-    where = "before each sub-layer and after the last" if is_pre else "after each residual sum"
-    note = f"Read upwards. Norms stand {where} ({config.norm_position}-norm)."
+    where = "before each sublayer and after the last" if is_pre else "after each addition"
+    note = f"Read from bottom to top. Norms come {where} ({config.norm_position}-norm)."
     return fig.Diagram("Stacks", (encoder, decoder), arrows, note=note)
 
 
 def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> fig.Stack:
-    """Return the boxes of one side, from the embedding up."""
+    """Return the boxes of one side, from bottom to top."""
     dim, ff_dim, number = config.model_dim, config.ff_dim, config.encoder_layers
     if is_decoder:
         dim, ff_dim, number = config.decoder_dim, config.decoder_ff, config.decoder_layers
@@ -208,16 +209,16 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> fig.Sta
     if is_decoder:
         bias = " + bias" if config.output_bias else ""
         boxes.append(fig.Box("output projection", f"{dim:,} to {vocab_size:,}{bias}"))
-        boxes.append(fig.Box("softmax", "a probability for each entry"))
+        boxes.append(fig.Box("softmax", "a probability for each subword"))
     return fig.Stack("decoder" if is_decoder else "encoder", boxes, (first, last, number))
 
 
 def shapes(subject: Subject) -> Iterator[fig.Figure]:
     """Tensors.
 
-    What the modules gave out in one pass, in the order in which they finished. The tokens of the
-    source and of the target are read without padding: their number is the first size. Spread is the
-    standard deviation of all numbers of a tensor.
+    The table lists the output of every module in one pass, in the order in which the modules
+    finish. Sentences are not padded, so the first size of a tensor is the number of tokens. Spread
+    is the standard deviation over all numbers of a tensor.
     """
     rows = trace_tensors(subject.model, subject.source, subject.target, subject.choice.layer)
     yield fig.Table("Tensors of one pass", ("tensor", "shape", "dtype", "mean", "spread"), rows)
@@ -226,16 +227,16 @@ def shapes(subject: Subject) -> Iterator[fig.Figure]:
 def trace_tensors(
     model: Transformer, source: Packed, target: Packed, layer: int | None = None
 ) -> list[list[fig.Cell]]:
-    """Run a model once, and return what each of its modules gave out, then the logits.
+    """Run a model once, and return a row for the output of each module and for the logits.
 
     Args:
         model: In evaluation mode.
         source: Source ids.
         target: BOS and target ids.
-        layer: Look only into this layer of each stack, from 1; into all if None.
+        layer: Include only this layer of each stack, from 1; all layers if None.
 
     Returns:
-        Name, shape and dtype of each tensor, and its mean and standard deviation; None for ids.
+        Rows of name, shape, dtype, mean and standard deviation. The last two are None for ids.
     """
     rows: list[list[fig.Cell]] = []
 
@@ -256,7 +257,7 @@ def trace_tensors(
 
 
 def _label(path: str, layer: int | None) -> str:
-    """Return what a module's output is called; empty for those that are not shown."""
+    """Return the label of a module's output; empty if the module is not shown."""
     stack, _, rest = path.partition(".")
     if not rest:
         return path.replace("_", " ") or "decoder output"

@@ -1,6 +1,6 @@
-"""What is inspected: a model or configuration, and what the options choose of it.
+"""The model or configuration to inspect, with the sentence and the checkpoint that were chosen.
 
-Everything is loaded when it is first read: `parameters` of a configuration needs no weights.
+Every attribute is loaded when it is first used, so views that need no weights do not load any.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer
 
 # Source ids and options -> hypotheses, best first.
 Search = Callable[[list[int], DecodingConfig], Sequence[Hypothesis]]
-MAX_TOKENS = 100  # Of a sentence; a longer one is refused: its page would be many megabytes.
+MAX_TOKENS = 100  # Longest sentence; the page of a longer one would have many megabytes.
 _SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
 
 
 class Subject:
-    """A run folder, model folder or configuration, and what is chosen of it.
+    """A run folder, model folder or configuration, with the options of the command.
 
     Attributes raise:
-        ConfigError: A configuration has no such thing, or the options name what the model has not.
-        CheckpointError: The folder has no such thing, or it is damaged.
+        ConfigError: A configuration cannot provide the attribute, or an option is wrong.
+        CheckpointError: A file is missing in the folder, or damaged.
     """
 
     def __init__(self, place: Path, choice: InspectOptions | None = None) -> None:
@@ -58,7 +58,7 @@ class Subject:
 
     @cached_property
     def has_weights(self) -> bool:
-        """Whether `model` can be loaded: a run or model folder that is not for CTranslate2."""
+        """Whether `model` can be loaded: only from a run or model folder, not from an export."""
         return self.is_folder and not is_ctranslate2(self.place)
 
     @cached_property
@@ -66,7 +66,7 @@ class Subject:
         """The whole configuration; the model section is ``config.model``."""
         if not self.is_folder:
             return load_config(self.place, self.choice.set_)
-        saved = load_folder_config(self.place)  # says what is wrong with a folder
+        saved = load_folder_config(self.place)  # reports the problems of a folder
         return load_config(self.place / CONFIG, self.choice.set_) if self.choice.set_ else saved
 
     @property
@@ -75,18 +75,18 @@ class Subject:
 
     @property
     def has_tokenizers(self) -> bool:
-        """Whether the subject has a vocabulary: a configuration has it with prepared data."""
+        """Whether `tokenizers` can be loaded. A configuration needs prepared data for that."""
         return self.is_folder or self._tokenizer_folder.is_dir()
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """Of a configuration, those of its prepared data."""
+        """The tokenizers of the folder, or of the configuration's prepared data."""
         with readable():
             return load_tokenizers(self._tokenizer_folder)
 
     @cached_property
     def prepared(self) -> PreparedData | None:
-        """The data it is trained on; None where they are gone or were made anew."""
+        """The training data; None if it was deleted, or prepared again with another vocabulary."""
         if not (self.config.prepared_dir / MANIFEST).is_file():
             return None
         data = PreparedData.open(self.config.prepared_dir)
@@ -95,13 +95,13 @@ class Subject:
 
     @cached_property
     def vocab_sizes(self) -> tuple[int, int]:
-        """Of source and target: of the tokenizers, else as the configuration says."""
+        """Vocabulary sizes of source and target: from the tokenizers or the configuration."""
         of_config = self.config.tokenizer.vocab_sizes
         return self.tokenizers.vocab_sizes if self.has_tokenizers else of_config
 
     @cached_property
     def structure(self) -> Transformer:
-        """A model with names and shapes: of a configuration, without values (meta device)."""
+        """The model; for a configuration, without values (on torch's meta device)."""
         if self.has_weights:
             return self.model
         with torch.device("meta"):
@@ -109,7 +109,7 @@ class Subject:
 
     @cached_property
     def model(self) -> Transformer:
-        """The model of the last chosen checkpoint: CPU, float32, evaluation mode."""
+        """The model of the last checkpoint in the list: CPU, float32, evaluation mode."""
         return self.load(self.choice.checkpoint[-1] if self.choice.checkpoint else "best")
 
     def load(self, checkpoint: str) -> Transformer:
@@ -122,7 +122,7 @@ class Subject:
 
     @cached_property
     def source_ids(self) -> list[int]:
-        """Of the source sentence, as the encoder reads it: with tag and EOS, BOS if it is given."""
+        """The source sentence as the encoder reads it: with tag and EOS, and BOS if configured."""
         ids = self._encode(self.choice.source or "", self.tokenizers.source, "source")
         return [BOS_ID] * self.config.model.source_bos + [*self.tag_ids, *ids, EOS_ID]
 
@@ -134,7 +134,7 @@ class Subject:
 
     @cached_property
     def target_ids(self) -> list[int]:
-        """Of the target, without BOS and EOS; the model's own translation if none is chosen."""
+        """The target without BOS and EOS: the given target, or the translation by the model."""
         if self.choice.target is not None:
             return self._encode(self.choice.target, self.tokenizers.target, "target")
         engine = TorchEngine(self.model)
@@ -142,7 +142,7 @@ class Subject:
         return list(found.hypotheses[0].ids)
 
     def translate(self, search: Search) -> Output:
-        """Search as `nmt translate` does: with the guard, which may have it search again."""
+        """Search as `nmt translate` does, including the second search for suspect output."""
         start, options = int(self.config.model.source_bos), self.config.decoding
         ids = self.source_ids[start:-1]
         segment = Segment(0, ids[len(self.tag_ids) :], self.tag_ids)
@@ -156,7 +156,7 @@ class Subject:
 
     @property
     def source_labels(self) -> list[str]:
-        """A label for each of ``source_ids``: its piece, with the word border visible."""
+        """A label for each of ``source_ids``: its subword, with visible word borders."""
         return labels(self.tokenizers.source, self.source_ids)
 
     @property
@@ -180,7 +180,7 @@ class Subject:
         return Packed.from_rows([[BOS_ID, *self.target_ids]])
 
     def layers(self, num_layers: int) -> list[int]:
-        """Return the chosen layers of a stack, from 1: one, or all, or none."""
+        """Return the chosen layers of a stack, from 1. Empty if the stack is lower."""
         layer = self.choice.layer
         return [n for n in range(1, num_layers + 1) if layer in (None, n)]
 
@@ -193,7 +193,7 @@ class Subject:
         """Check that the model has the chosen layer, heads and tag.
 
         Raises:
-            ConfigError: It does not have them.
+            ConfigError: The model does not have them.
         """
         model = self.config.model
         num_layers = max(model.encoder_layers, model.decoder_layers)
@@ -201,34 +201,34 @@ class Subject:
         chosen += [("head", head, model.num_heads) for head in self.choice.head]
         for name, number, count in chosen:
             if not 1 <= number <= count:
-                fix = f"Set `{name}` to 1 to {count}, or leave it out."
+                fix = f"Set `{name}` to a number from 1 to {count}, or leave it out."
                 raise ConfigError(f"There is no {name} {number}.", fix=fix)
         _ = self.tag_ids
 
     def missing(self, need: Need, name: str) -> NmtError | None:
-        """Return why a view cannot be made, before anything is loaded; None if it can."""
+        """Return the error if a requirement of a view is missing, without loading anything."""
         if need in ("model", "sentence") and not self.has_weights:
             kind = "exported for CTranslate2" if self.is_folder else "a configuration"
             return (CheckpointError if self.is_folder else ConfigError)(
-                f"{name} needs a trained model with weights of torch, and {self.place} is {kind}.",
-                fix="Pass a run; parameters, diagram, positions, vocabulary and shift work here.",
+                f"{name} needs a trained model with torch weights, but {self.place} is {kind}.",
+                fix="Pass a run; parameters, diagram, positions, vocabulary and shift also work.",
             )
         if need == "vocabulary" and not self.has_tokenizers:
             return ConfigError(
-                f"{name} needs a vocabulary, and the data of {self.place} are not prepared.",
+                f"{name} needs a vocabulary, but the data of {self.place} is not prepared.",
                 fix=f"Run `nmt prepare {self.place}` first, or pass a trained model.",
             )
         if need in ("sentence", "vocabulary") and not (self.choice.source or "").strip():
             return ConfigError(
-                f"{name} needs a sentence, and `source` has no text.",
-                fix='Pass one with `source`, such as "Guten Morgen!"',
+                f"{name} needs a source sentence.",
+                fix='Pass a sentence, such as `source` "Guten Morgen!"',
             )
         return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
         ids, most = tokenizer.encode(text), min(MAX_TOKENS, self.config.filters.max_length)
         if not 0 < len(ids) <= most:
-            count = f"{len(ids):,} tokens; figures are drawn of at most {most}"
+            count = f"{len(ids):,} tokens; at most {most} can be shown"
             raise ConfigError(
                 f"`{option}` has {count if ids else 'no tokens'}.",
                 fix=f"Pass a {'shorter' if ids else 'longer'} sentence.",
@@ -237,10 +237,10 @@ class Subject:
 
 
 def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return what to write for each id: its piece, or PAD, BOS, EOS."""
+    """Return a label for each id: its subword, or PAD, BOS or EOS."""
     return [_SPECIAL.get(index) or tokenizer.piece(index) for index in ids]
 
 
 def moved(read: Sequence[str], predicted: Sequence[str]) -> list[str]:
-    """Return a label for each decoder position from the token it reads and the one it predicts."""
+    """Return a label for each decoder position: the token read, and the token predicted."""
     return [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in zip(read, predicted, strict=True)]

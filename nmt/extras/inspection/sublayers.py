@@ -1,12 +1,10 @@
-"""What sublayers do in one pass: recorded, written out (`score`), and summed up (`flow`).
+"""The sublayers in one pass: recorded, calculated step by step (`score`), and summarised (`flow`).
 
-Hooks see the input and the output of each sublayer. Queries, keys and weights, which stay
-inside, are recomputed from that with the sublayer's own projections, in the form of the
-paper: softmax(Q K^T / sqrt(E)) V. Nothing in the model is changed, and
-without hooks it has no cost.
+Hooks record the input and the output of each sublayer. Queries, keys and weights are internal to a
+sublayer; they are recomputed from its input with its own projections, in the form of the paper:
+softmax(Q K^T / sqrt(E)) V. The model is not changed.
 
-Shapes: T tokens that a sublayer reads for, S tokens whose keys it reads, H heads, E head width, D
-model width.
+Shapes: T tokens with queries, S tokens with keys, H heads, E head width, D model width.
 """
 
 from __future__ import annotations
@@ -29,14 +27,14 @@ from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
 from nmt.text import EOS_ID
 
-# Attention of the encoder, of the decoder to itself, and of the decoder to the source.
+# Encoder self-attention, decoder self-attention and cross-attention.
 Kind = Literal["encoder", "decoder", "cross"]
 Side = Literal["encoder", "decoder"]
 Attention = SelfAttention | CrossAttention
 KINDS: dict[Kind, str] = {
     "encoder": "Encoder self-attention",
     "decoder": "Decoder self-attention",
-    "cross": "Attention of the decoder to the source",
+    "cross": "Cross-attention (decoder to source)",
 }
 _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
 _TIMES, _ROOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}"
@@ -45,20 +43,20 @@ _HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
 
 
 class Heads(NamedTuple):
-    """What the heads of one attention sublayer work out, step by step."""
+    """The intermediate results of all heads in one attention sublayer."""
 
     query: Tensor  # After norm and rotation, if the model has them. (H, T, E).
-    key: Tensor  # The same; those of a group are repeated for each of its queries. (H, S, E).
+    key: Tensor  # As ``query``; grouped keys are repeated for each query head. (H, S, E).
     value: Tensor  # (H, S, E).
-    products: Tensor  # Of each query and each key. (H, T, S).
-    # Divided by sqrt(E), with the bias of a position scheme; minus infinity under the mask.
+    products: Tensor  # Dot products of queries and keys. (H, T, S).
+    # Products divided by sqrt(E), plus a position bias; minus infinity under the mask. (H, T, S).
     scores: Tensor
     weights: Tensor  # Softmax of the scores: each row sums to 1. (H, T, S).
-    mixed: Tensor  # Sum of the values times their weights. (H, T, E).
+    mixed: Tensor  # Sum of the values, multiplied by their weights. (H, T, E).
 
     @property
     def concatenated(self) -> Tensor:
-        """All heads side by side: (T, H * E)."""
+        """The outputs of all heads, concatenated: (T, H * E)."""
         return self.mixed.transpose(0, 1).flatten(1)
 
 
@@ -71,12 +69,12 @@ class Sublayer:
     name: str  # ``self_attention``, ``cross_attention`` or ``feed_forward``.
     module: nn.Module
     residual: Residual
-    # What it reads: the residual stream, after the norm in a pre-norm model. (T, D).
+    # Input: the residual stream, in a pre-norm model after the norm. (T, D).
     inputs: Tensor
-    memory: Tensor | None  # What its keys come from, where that is the encoder's output. (S, D').
-    added: Tensor  # What it adds to the residual stream. (T, D).
-    before: Tensor  # The residual stream. (T, D).
-    after: Tensor  # The residual stream above it, after the norm in a post-norm model. (T, D).
+    memory: Tensor | None  # In cross-attention, the output of the encoder. (S, D').
+    added: Tensor  # Output, which is added to the residual stream. (T, D).
+    before: Tensor  # The residual stream below. (T, D).
+    after: Tensor  # The residual stream above, in a post-norm model after the norm. (T, D).
 
     @property
     def kind(self) -> Kind | None:
@@ -85,7 +83,7 @@ class Sublayer:
         return kinds.get(self.name)
 
     def heads(self) -> Heads:
-        """Work out again what its heads do."""
+        """Recompute the intermediate results of its heads."""
         module = self.module
         assert isinstance(module, SelfAttention | CrossAttention)
         width, bias, vectors = module.head_dim, None, None
@@ -107,7 +105,7 @@ class Sublayer:
         key, value = (x.repeat_interleave(share, 1).transpose(0, 1) for x in (key, value))
         query = query.transpose(0, 1)
         products = query @ key.mT
-        # Shaw et al. (2018): keys and values that depend on the distance, too.
+        # Shaw et al. (2018): additional keys and values that depend on the distance.
         if vectors is not None:
             products = products + torch.einsum("hte,tse->hts", query, vectors[0])
         scores = products * width**-0.5
@@ -124,29 +122,29 @@ class Sublayer:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A pass over one sentence pair."""
+    """A recorded pass over one sentence pair."""
 
-    sublayers: tuple[Sublayer, ...]  # From below: those of the encoder, then those of the decoder.
+    sublayers: tuple[Sublayer, ...]  # Encoder, then decoder; each from bottom to top.
     hidden: Tensor  # The decoder's output. (T, D).
 
     def attention(self, kind: Kind) -> tuple[Sublayer, ...]:
-        """Sublayers of one kind of attention, the lowest first."""
+        """Return the sublayers with one kind of attention, from bottom to top."""
         return tuple(each for each in self.sublayers if each.kind == kind)
 
     def weights(self, kind: Kind) -> Tensor:
-        """What the heads of one kind read, the lowest layer first: (layers, H, T, S)."""
+        """Return the weights of one kind of attention, from bottom to top: (layers, H, T, S)."""
         return torch.stack([each.heads().weights for each in self.attention(kind)])
 
 
 def record(model: Transformer, source: Packed, target: Packed) -> Recording:
-    """Record one pass over a sentence pair: teacher forcing, as in training, but no dropout.
+    """Record one pass over a sentence pair, with teacher forcing and without dropout.
 
-    Gradients can be taken of it unless the caller turned them off.
+    Gradients are available unless the caller has disabled them.
 
     Args:
         model: In any mode.
-        source: What the encoder reads: one sentence.
-        target: What the decoder reads: BOS and the target.
+        source: Input of the encoder: one sentence.
+        target: Input of the decoder: BOS and the target.
     """
     sublayers, seen = list[Sublayer](), dict[str, tuple[Any, Any, Any]]()
 
@@ -175,7 +173,7 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
 
 @contextmanager
 def without_causal_mask(model: Transformer) -> Iterator[None]:
-    """Let the decoder's tokens read those after them, too, in passes that are made inside."""
+    """Inside this context, decoder tokens also read the tokens after them."""
 
     def see_all(_: nn.Module, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**options, "causal": False}
@@ -189,7 +187,7 @@ def without_causal_mask(model: Transformer) -> Iterator[None]:
 
 @contextmanager
 def without_head(attention: Attention, head: int) -> Iterator[None]:
-    """Set what a head (numbered from 1) gives to 0, in passes that are made inside."""
+    """Inside this context, the output of a head (numbered from 1) is 0."""
     columns = torch.arange((head - 1) * attention.head_dim, head * attention.head_dim)
 
     def silence(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
@@ -203,10 +201,11 @@ def without_head(attention: Attention, head: int) -> Iterator[None]:
 def score(subject: Subject) -> Iterator[fig.Figure]:
     """The arithmetic of attention.
 
-    The product of a token's query q and every key k, divided by the square root of the head's
-    width, is the score; softmax makes weights of scores; a head's output is the sum of the values v
-    times their weights. All heads' outputs, side by side, times W^O are added to the residual
-    stream. Of a long vector the first numbers are written.
+    The score of a query q and a key k is their dot product, divided by the square root of the head
+    width. Softmax turns the scores of a query into weights that sum to 1. The output of a head is
+    the sum of the values v, multiplied by these weights. The outputs of all heads are concatenated,
+    multiplied by the matrix W^O, and added to the residual stream. For long vectors, only the first
+    numbers are shown.
     """
     layers = record(subject.model, subject.source, subject.target).attention("encoder")
     layer = max(subject.layers(len(layers)), default=len(layers))
@@ -221,12 +220,12 @@ def score(subject: Subject) -> Iterator[fig.Figure]:
     steps = [
         fig.Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)
     ]
-    yield fig.Steps(f"Encoder {name}: all heads, W^O, add and norm", steps)
+    yield fig.Steps(f"Encoder {name}: all heads, W^O, addition and norm", steps)
     yield _matrices(sublayer, heads)
 
 
 def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[fig.Figure]:
-    """Return the work of one query: a row for each key, and their sum."""
+    """Return the calculation for one query: a row for each key, and the sum."""
     query, keys, values = heads.query[head, place], heads.key[head], heads.value[head]
     products, scores, weights = (
         x[head, place].tolist() for x in (heads.products, heads.scores, heads.weights)
@@ -248,19 +247,19 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[f
         f"{dot} of {labels[0]} = {terms}{more} = {first}",
         f"{first} / {_ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
     ]
-    return [fig.Text(f"{title}, written out", lines), fig.Table(title, head_row, rows, total=True)]
+    return [fig.Text(f"{title}, first key", lines), fig.Table(title, head_row, rows, total=True)]
 
 
 def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
-    """Return what becomes of one token: heads side by side, W^O, add and norm."""
+    """Return the stages of one token: heads, W^O, addition and norm."""
     total = sublayer.before + sublayer.added
     stages = {f"head {number}": mixed for number, mixed in enumerate(heads.mixed, 1)} | {
-        "all heads side by side": heads.concatenated,
-        "times W^O": sublayer.added,
+        "all heads, concatenated": heads.concatenated,
+        "multiplied by W^O": sublayer.added,
         "residual stream": sublayer.before,
-        "their sum": total,
+        "sum of the last two": total,
     }
-    note = "The norm stands before the sublayer (pre-norm): q, k and v read it."
+    note = "The norm comes before the sublayer (pre-norm): q, k and v are computed from its output."
     if not torch.equal(sublayer.after, total):
         stages["norm of the sum"], note = sublayer.after, ""
     rows = [
@@ -268,11 +267,11 @@ def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
         for name, rows in stages.items()
     ]
     head = "", "width", "length", "numbers"
-    return fig.Table("All heads, W^O, add and norm", head, rows, note=note)
+    return fig.Table("All heads, W^O, addition and norm", head, rows, note=note)
 
 
 def _matrices(sublayer: Sublayer, heads: Heads) -> fig.Table:
-    """Return the same for all tokens at once, with shapes."""
+    """Return the same calculation for all tokens at once, as matrices with shapes."""
     (tokens, dim), (count, _, width) = sublayer.inputs.shape, heads.query.shape
     module = sublayer.module
     assert isinstance(module, SelfAttention)
@@ -284,35 +283,36 @@ def _matrices(sublayer: Sublayer, heads: Heads) -> fig.Table:
         return f"{copies} of {size(columns)}" if copies else f"{tokens} {_TIMES} {columns}"
 
     rows = [
-        ["X", "what the sublayer reads", size(dim)],
+        ["X", "input of the sublayer", size(dim)],
         ["Q", f"X W^Q{bias}{suffix}", size(width, count)],
         ["K", f"X W^K{bias}{suffix}", size(width, groups)],
         ["V", f"X W^V{bias}", size(width, groups)],
         ["scores", f"Q K^T / {_ROOT}{width}", size(tokens, count)],
-        ["A", "softmax(scores), by rows", size(tokens, count)],
+        ["A", "softmax(scores), row by row", size(tokens, count)],
         ["Z", "A V", size(width, count)],
-        ["concat", "Z of all heads side by side", size(count * width)],
+        ["concat", "Z of all heads, concatenated", size(count * width)],
         ["output", f"concat W^O{bias}", size(dim)],
     ]
     difference: Tensor = (module.output(heads.concatenated) - sublayer.added).abs().max()
-    note = f"Largest difference to the output of the model's own attention: {difference:.1e}."
+    note = f"Largest difference from the output of the model's attention: {difference:.1e}."
     if groups < count:
-        note += f" {count // groups} queries share each key and value."
-    return fig.Table("The same as matrices", ["matrix", "is", "shape"], rows, note=note)
+        note += f" Each key and value is shared by {count // groups} queries."
+    return fig.Table("The same with matrices", ["matrix", "formula", "shape"], rows, note=note)
 
 
 def flow(subject: Subject) -> Iterator[fig.Figure]:
     """Flow.
 
-    Each sublayer reads the residual stream and adds to it; norms are means over the tokens.
-    Gradients are those of the cross-entropy of the target, per token: by the stream above a
-    sublayer, and by its own weights. The entropy of a head's weights is 0 if it reads one token,
-    and the logarithm of the length if it reads all alike.
+    Each sublayer reads the residual stream and adds its output to it. The tables show the norms of
+    these vectors, averaged over the tokens, and two gradients of the cross-entropy per token: with
+    respect to the stream above a sublayer, and with respect to its weights. The heatmaps show the
+    entropy of each head and the distance to the tokens that it reads. The entropy is 0 if a head
+    reads a single token, and the logarithm of the length if it reads all tokens equally.
     """
     recording = record(subject.model, subject.source, subject.target)
     gold = torch.tensor([*subject.target_ids, EOS_ID])
     loss = F.cross_entropy(subject.model.logits(recording.hidden), gold)
-    # The topmost stream of a post-norm model is the output itself. Gradients are left nowhere.
+    # In a post-norm model, the topmost stream is the output. No gradients stay in the model.
     places = [x for each in recording.sublayers for x in (each.after, *each.module.parameters())]
     gradients = iter(torch.autograd.grad(loss, places))
     for side in get_args(Side):
@@ -325,14 +325,14 @@ def flow(subject: Subject) -> Iterator[fig.Figure]:
             squares = sum(float(next(gradients).square().sum()) for _ in each.module.parameters())
             name = f"{layers[each.layer - 1]}, {each.name.replace('_', '-')}"
             rows.append([name, before, added, after, added / before, stream, squares**0.5])
-        note = "From the lowest sublayer to the top."
+        note = "Rows are in order from the lowest to the highest sublayer."
         yield fig.Table(f"{side.capitalize()}: norms", _HEAD, rows, note=note)
     for kind, title in KINDS.items():
         weights = recording.weights(kind).detach()
         names = layer_names(len(weights)), [f"head {n}" for n in range(1, weights.shape[1] + 1)]
-        note = "Tokens between the one that reads and those it reads."
+        note = "Mean distance to the tokens that are read, in tokens."
         if kind == "cross":
-            note += " The target is laid along the source, first on first and last on last."
+            note += " Target positions are scaled to the length of the source."
         values = entropy(weights).tolist(), distance(weights).tolist()
         yield fig.Heatmap(f"{title}: entropy", values[0], *names, 0.0, note="In nats.")
         yield fig.Heatmap(f"{title}: distance", values[1], *names, 0.0, note=note)
@@ -344,12 +344,12 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def distance(weights: Tensor) -> Tensor:
-    """Return how far from itself a token reads: the mean of each head. (..., T, S) -> (...)."""
+    """Return the mean distance between a token and the tokens it reads. (..., T, S) -> (...)."""
     return (weights * off_diagonal(*weights.shape[-2:])).sum(-1).mean(-1)
 
 
 def layer_names(num_layers: int) -> list[str]:
-    """Return what to call the layers of a stack, from 1.
+    """Return labels for the layers of a stack, from 1.
 
     >>> layer_names(1), layer_names(3)
     (['layer 1'], ['layer 1', 'layer 2', 'layer 3 (top)'])
@@ -359,10 +359,9 @@ def layer_names(num_layers: int) -> list[str]:
 
 
 def off_diagonal(rows: int, columns: int) -> Tensor:
-    """Return how far each column is from where a row stands: (T, S), in columns.
+    """Return the distance of each column from the diagonal: (T, S), in columns.
 
-    Between sentences of other lengths a token stands where it would if both were as long: the
-    first at the first and the last at the last.
+    If the sentences have different lengths, the diagonal connects their first and last tokens.
     """
     places = torch.arange(rows) * ((columns - 1) / max(rows - 1, 1))
     return (torch.arange(columns) - places.unsqueeze(1)).abs()

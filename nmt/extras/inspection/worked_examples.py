@@ -1,4 +1,4 @@
-"""The numbers of the field's best-known explanations, from the functions that run a model."""
+"""Numbers from well-known explanations of the Transformer, computed by the code of the models."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from nmt.model.attention import mean_weights
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 
-_VOCAB_SIZE, _WIDTH, _HEAD_DIM = 37_000, 512, 64  # Of the base model of Vaswani et al. (2017).
+_VOCAB_SIZE, _WIDTH, _HEAD_DIM = 37_000, 512, 64  # Base model of Vaswani et al. (2017).
 _NUM_SAMPLES = 20_000
 
 
 def worked_examples() -> Iterator[fig.Figure]:
     """Worked examples.
 
-    Numbers that explanations of the Transformer print, by the functions of models here.
+    Many explanations of the Transformer contain these numbers. Here they are computed with the same
+    code that runs your models, so you can check each step.
     """
-    # Two keys of equal numbers, so that the products with a query of ones are 112 and 96.
+    # Keys with equal numbers, so that the products with a query of ones are 112 and 96.
     query, keys = torch.ones(1, 1, 1, _HEAD_DIM), torch.tensor([112.0, 96.0]) / _HEAD_DIM
     keys = keys.view(1, 2, 1, 1).expand(1, 2, 1, _HEAD_DIM)
     products = (query * keys).sum(-1).flatten()
@@ -42,8 +43,8 @@ def worked_examples() -> Iterator[fig.Figure]:
         ("q . k", _HEAD_DIM, products.var().item()),
         (f"q . k / sqrt({_HEAD_DIM})", 1, (products * _HEAD_DIM**-0.5).var().item()),
     ]
-    head = "", "expected", f"of {_NUM_SAMPLES:,} random pairs"
-    note = "Variances of independent terms add up. Undivided, softmax would saturate."
+    head = "", "expected", f"measured on {_NUM_SAMPLES:,} random pairs"
+    note = "Variances of independent terms add up. Without the division, softmax would saturate."
     title = f"Variance of q . k, a sum of {_HEAD_DIM} products of variance 1"
     yield fig.Table(title, head, variances, note=note)
 
@@ -57,9 +58,9 @@ def worked_examples() -> Iterator[fig.Figure]:
         model = build_model(ModelConfig(), _VOCAB_SIZE, _VOCAB_SIZE)
     total = sum(parameter.numel() for parameter in model.parameters())
     note = (
-        f" With an output bias: {total + _VOCAB_SIZE:,}. A well-known text prints 4 x 8 x 512 x 64 "
-        f"= 1,050,624 for attention; the product is {4 * 8 * 512 * 64:,}, and its biases are the "
-        "rest."
+        f" With an output bias there are {total + _VOCAB_SIZE:,} parameters. A well-known text "
+        f"says 4 x 8 x 512 x 64 = 1,050,624 for attention. The product is {4 * 8 * 512 * 64:,}; "
+        "the biases are the rest."
     )
-    title = f"Parameters of the base model, {_VOCAB_SIZE:,} words, tied"
+    title = f"Parameters of the base model with {_VOCAB_SIZE:,} subwords and tied embeddings"
     yield parameter_table(model, title, note)

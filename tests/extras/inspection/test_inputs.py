@@ -1,4 +1,4 @@
-"""Pieces, batches, positions and worked examples against tokenizer, `collate` and papers."""
+"""Subwords, batches, positions and worked examples against tokenizer, `collate` and papers."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def find(subject: Subject, what: str, title: str) -> Any:
     return next(each for each in make_part(what, subject).figures if each.title == title)
 
 
-def test_pieces_are_the_tokenizers_with_their_counts_in_training(hello: dict[str, Path]) -> None:
+def test_subwords_have_their_counts_in_the_training_data(hello: dict[str, Path]) -> None:
     subject = configured(hello, source="je suis merci", target="i am a student")
     source, target = subject.tokenizers
-    found = find(subject, "vocabulary", "Pieces, source")
-    assert found.head == ["piece", "id", "times in training"]
+    found = find(subject, "vocabulary", "Subwords, source")
+    assert found.head == ["subword", "id", "count in training data"]
     ids = [*source.encode("je suis merci"), 3]
     # "merci" and "je suis étudiant": each word once, and two ends.
     assert found.rows == [(*each, n) for each, n in zip(
@@ -82,7 +82,9 @@ def test_pieces_are_the_tokenizers_with_their_counts_in_training(hello: dict[str
     assert [found.columns[index] for index in ids] == ["▁i", "▁am", "▁a", "▁student", "EOS"]
 
 
-def test_a_one_hot_vector_times_the_table_is_what_the_model_reads(hello: dict[str, Path]) -> None:
+def test_a_one_hot_vector_times_the_matrix_is_the_input_of_the_model(
+    hello: dict[str, Path],
+) -> None:
     subject = Subject(hello["run"], InspectOptions(source="merci"))
     found = find(subject, "vocabulary", "From one-hot to vector, source")
     assert isinstance(found, Text)
@@ -92,11 +94,11 @@ def test_a_one_hot_vector_times_the_table_is_what_the_model_reads(hello: dict[st
     shown = found.lines[-1].split("[")[1].rstrip("]").split()
     assert [float(x) for x in shown] == pytest.approx(read.tolist(), abs=5e-4)
     assert found.lines[0] == (
-        f"x = one-hot vector of ▁merci: 8 numbers, 0 but for number {index}, which is 1"
+        f"x = one-hot vector of ▁merci: 8 numbers; number {index} is 1, the rest are 0"
     )
 
 
-def test_neighbours_have_the_largest_cosines_and_are_no_special_tokens() -> None:
+def test_neighbours_have_the_largest_cosines_without_special_tokens() -> None:
     # Angles from row 3: 90, 45, 180 and 0 degrees; before it PAD, UNK and BOS with cosines of 1.
     table = torch.tensor([[2.0, 0.0]] * 4 + [[0.0, 1.0], [3.0, 3.0], [-1.0, 0.0], [5.0, 0.0]])
     found = neighbours(table, 3, 3)
@@ -117,7 +119,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_with_a_large_vocabulary_names_neighbours(large: Path) -> None:
     subject = Subject(large, InspectOptions(source="Hund Hund", target="Katze"))
     assert subject.prepared is None
-    table = find(subject, "vocabulary", "Nearest pieces by cosine, source")
+    table = find(subject, "vocabulary", "Nearest subwords by cosine, source")
     assert len(table.rows) == len({*subject.source_ids})
     assert all(row[1].count(", ") >= 4 for row in table.rows)
 
@@ -197,7 +199,7 @@ def test_the_worked_examples_are_the_published_numbers() -> None:
     for (_, expected, measured), value in zip(variances.rows, (64, 1), strict=True):
         assert expected == value
         assert measured == pytest.approx(value, rel=0.05)
-    parameters = figures["Parameters of the base model, 37,000 words, tied"]
+    parameters = figures["Parameters of the base model with 37,000 subwords and tied embeddings"]
     assert isinstance(parameters, Table)
     assert parameters.rows[-1][2] == 63_082_496
     assert "63,119,496" in parameters.note
@@ -314,4 +316,4 @@ def test_learned_positions_are_the_models_own_and_random_before_training(
         weight = getattr(subject.model, f"{side}_embedding").positions.weight
         assert found.values == weight[1:].tolist()
         assert found.rows == [str(position) for position in range(1, 9)]
-        assert "first token stands at 1" in found.note
+        assert "first token has position 1" in found.note

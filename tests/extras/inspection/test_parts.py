@@ -119,7 +119,7 @@ def test_rows_name_the_token_read_and_the_token_predicted(folders: dict[str, Pat
         assert [x is None for x in row] == [place >= number for place in range(len(row))]
 
 
-def test_chosen_heads_and_layer_alone_are_drawn(folders: dict[str, Path]) -> None:
+def test_only_the_chosen_layer_and_heads_are_drawn(folders: dict[str, Path]) -> None:
     part = part_of(folders["post"], "attention", target=TARGET, layer=1, head=(2, 4))
     for grid, steps in zip(figures_of(part, Grid), figures_of(part, Steps), strict=True):
         assert (grid.rows, grid.columns) == (["layer 1"], ["head 2", "head 4"])
@@ -131,13 +131,13 @@ def test_chosen_heads_and_layer_alone_are_drawn(folders: dict[str, Path]) -> Non
         part_of(folders["post"], "attention", target=TARGET, head=(5,))
 
 
-def test_of_too_many_heads_the_first_of_the_top_layer_are_drawn(
+def test_too_many_heads_are_reduced_to_the_first_of_the_top_layer(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.extras.inspection.attention._MAX_HEADS", 3)
     grid = figures_of(part_of(folders["post"], "attention", target=TARGET), Grid)[0]
     assert (grid.rows, grid.columns) == (["layer 2 (top)"], ["head 1", "head 2", "head 3"])
-    assert grid.note.startswith("Only layer 2, and 3 heads")
+    assert grid.note.startswith("Only layer 2, 3 heads")
 
 
 def test_the_losses_of_a_target_are_those_of_score_and_of_training(
@@ -205,7 +205,11 @@ def test_the_arithmetic_of_a_query_by_hand(folders: dict[str, Path]) -> None:
         assert isinstance(last, Table)
         named = {row[0]: row for row in last.rows}
         assert numbers(named["head 2"][-1]) == pytest.approx(mixed[:6].tolist(), abs=2e-3)
-        total_row = named["residual stream"][-1], named["times W^O"][-1], named["their sum"][-1]
+        total_row = (
+            named["residual stream"][-1],
+            named["multiplied by W^O"][-1],
+            named["sum of the last two"][-1],
+        )
         before, added, both = map(numbers, total_row)
         assert [a + b for a, b in zip(before, added, strict=True)] == pytest.approx(both, abs=2e-3)
 
@@ -215,7 +219,7 @@ def numbers(cell: object) -> list[float]:
 
 
 def test_gradients_are_those_of_a_backward_pass(folders: dict[str, Path]) -> None:
-    """By the weights of each sublayer, of the mean cross-entropy; and none is left behind."""
+    """For the weights of each sublayer. The pass leaves no gradients in the model."""
     subject = Subject(folders["rotary-grouped"], InspectOptions(source=SOURCE, target=TARGET))
     encoder, decoder = figures_of(make_part("flow", subject), Table)
     model = subject.model
@@ -240,7 +244,7 @@ def test_entropy_and_distance_of_known_weights() -> None:
 
 
 def test_heads_are_measured_by_leaving_them_out() -> None:
-    """A head whose rows of W^O are 0 is worth nothing; shares are of all tokens of all pairs."""
+    """A head whose rows of W^O are 0 has no loss. Shares are means over all tokens."""
     model = small_model()
     pairs = [([7, 8, 9], [20, 21]), ([10, 11, 12, 13, 14], [22, 23, 24])]
     with torch.no_grad():
@@ -256,7 +260,7 @@ def test_heads_are_measured_by_leaving_them_out() -> None:
     assert all(bool(((shares >= 0) & (shares <= 1)).all()) for shares in looks.values())
 
 
-def test_the_trace_says_what_translate_says_and_when_the_guard_searched_again(
+def test_the_trace_ends_in_the_translation_and_reports_a_second_search(
     folders: dict[str, Path],
 ) -> None:
     translator = Translator.load(folders["post"], engine="torch")
@@ -268,7 +272,7 @@ def test_the_trace_says_what_translate_says_and_when_the_guard_searched_again(
         taken = searches[-1 if result.retried else 0]
         assert taken.rows[0][0] == subject.tokenizers.target.decode(subject.target_ids)
         assert result.text == str(taken.rows[0][0]).strip()
-        notes = [text for text in figures_of(part, Text) if text.title == "Guard"]
+        notes = [text for text in figures_of(part, Text) if text.title == "Second search"]
         assert len(notes) == len(searches) - 1
         retried += bool(result.retried)
     assert retried
@@ -290,7 +294,7 @@ def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> 
         assert node.kind != "kept" or place in parents
 
 
-def test_a_layer_that_only_the_decoder_has_is_drawn_of_the_decoder(
+def test_a_layer_above_the_encoder_is_drawn_for_the_decoder(
     folders: dict[str, Path],
 ) -> None:
     grids = figures_of(part_of(folders["post"], "attention", target=TARGET, layer=3), Grid)
@@ -321,12 +325,12 @@ CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
 @pytest.mark.parametrize(
     "name", [name for name, what in VIEWS.items() if what.needs in ("model", "sentence")]
 )
-def test_a_configuration_says_that_it_has_no_weights(name: str) -> None:
+def test_a_configuration_without_weights_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="needs a trained model"):
         make_part(name, Subject(CONFIG, InspectOptions(source="merci")))
 
 
-def test_the_tag_is_read_too_and_those_there_are_are_named(tmp_path: Path) -> None:
+def test_the_tag_is_part_of_the_source_and_an_unknown_tag_is_an_error(tmp_path: Path) -> None:
     config = TokenizerConfig(vocab_size=330, user_defined_symbols=("<2de>", "<2en>", "<bt>"))
     train_sentencepiece(iter(sentences(300)), tmp_path / "joint.model", config, threads=1)
     tagged, line = load_tokenizers(tmp_path), "der Hund"

@@ -93,7 +93,7 @@ def test_arrows_join_the_boxes_whose_table_is_one_parameter(embeddings: str) -> 
         (1, 0): model.target_table,
         (1, len(found.stacks[1].boxes) - 2): model.output_weight,
     }
-    arrows = {(start, end) for start, end, what in found.arrows if what == "one table"}
+    arrows = {(start, end) for start, end, what in found.arrows if what == "shared weights"}
     assert all(tables[start] is tables[end] for start, end in arrows)
     uses = len(tables) - len({id(table) for table in tables.values()})
     assert len(arrows) == uses
@@ -167,7 +167,7 @@ def by_name(model: Transformer) -> dict[str, PartCount]:
 def test_the_base_model_with_37_000_words_has_the_published_numbers() -> None:
     parts = by_name(meta_model(37_000))
     assert {name: part.count for name, part in parts.items()} == {
-        "source, target and output table": 18_944_000,
+        "source, target and output embeddings": 18_944_000,
         "encoder": 18_914_304,
         "encoder layer": 3_152_384,
         "self-attention": 1_050_624,
@@ -208,10 +208,10 @@ def test_tables_are_counted_once_and_named_by_their_uses(embeddings: str) -> Non
     parts = count_parts(small_model(embeddings=embeddings))
     tables = [part for part in parts if not part.depth][:-3]
     assert [part.name for part in tables] == {
-        "separate": ["source table", "target table", "output table"],
-        "decoder-tied": ["source table", "target and output table"],
-        "inputs-shared": ["source and target table", "output table"],
-        "tied": ["source, target and output table"],
+        "separate": ["source embeddings", "target embeddings", "output embeddings"],
+        "decoder-tied": ["source embeddings", "target and output embeddings"],
+        "inputs-shared": ["source and target embeddings", "output embeddings"],
+        "tied": ["source, target and output embeddings"],
     }[embeddings]
     assert {part.arithmetic for part in tables} == {"50 x 32"}
 
