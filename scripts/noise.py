@@ -95,7 +95,7 @@ def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[i
     with tempfile.TemporaryDirectory() as folder:
         finder = RepeatFinder(Path(folder))
         finder.add(pair_hashes(pairs, sketches=True))
-        repeats = finder.findings(filters.actions, FilterConfig().limits)
+        repeats = finder.findings(filters.actions, FilterConfig())
         for row, findings in repeats.between(0, len(pairs)).items():
             for finding in findings:
                 rows[finding.reason].add(row)

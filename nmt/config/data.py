@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    field_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from nmt.config.section import Binds, FilePath, Many, Pair, Section
 from nmt.errors import did_you_mean
@@ -208,37 +217,70 @@ def _off(value: object) -> object:
 Action = Annotated[Literal["drop", "report", "off"], BeforeValidator(_off)]
 
 
-class FilterLimits(Section):
-    """From where on pairs have a reason to be dropped.
+class Rule(Section):
+    """What happens to the pairs that a filter finds.
 
     Args:
-        copy_of_source: ``copy_of_source``: share of the target's words that the source has too,
-            from 5 words on.
-        near_duplicate: ``near_duplicate``: share of common words of two pairs (Jaccard index), from
-            16 words on.
-        script: ``script``: share of a side's letters that are of another script.
-        language: ``language``: how many times as likely another language must be.
-        url: ``url``: share of a side's characters that are addresses.
-        punctuation: ``punctuation``: share of a side's characters that are punctuation or symbols.
-        repetition: ``repetition``: share of a side's words that repeat what stands directly before
-            them.
-        boilerplate: ``boilerplate``: different sources of one target.
-        lexical: ``lexical``: least score of the words, in standard deviations from the mean.
-        scores: ``scores``: least number in the file of a corpus; there is no usual one.
-        dual_cross_entropy: ``dual_cross_entropy``: least score of two models, from 0 to 1.
+        action: ``drop`` the pair, ``report`` it and keep it, or turn the filter ``off``.
+        limit: The filter finds pairs beyond this number; every filter has its own default.
     """
 
-    copy_of_source: float = Field(default=0.8, ge=0, le=1)
-    near_duplicate: float = Field(default=0.87, ge=0.5, le=1)
-    script: float = Field(default=0.5, ge=0, le=1)
-    language: float = Field(default=5.0, ge=1)
-    url: float = Field(default=0.4, ge=0, le=1)
-    punctuation: float = Field(default=0.5, ge=0, le=1)
-    repetition: float = Field(default=0.15, ge=0, le=1)
-    boilerplate: int = Field(default=10, ge=2)
-    lexical: float = Field(default=-3.5, le=0)
-    scores: float | None = None
-    dual_cross_entropy: float = Field(default=0.01, ge=0, le=1)
+    action: Action = "report"
+    limit: int | float | None = Field(default=None, json_schema_extra={"allowed": "a number"})
+
+    @property
+    def bound(self) -> float:
+        """The limit; minus infinity without one."""
+        return -inf if self.limit is None else self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """Marks a filter with a limit, and checks it: ``Annotated[Rule, _Limit(0.5, 0, 1)]``.
+
+    An action alone is a rule with the default limit: ``script: drop``.
+    """
+
+    default: float | None
+    low: float = -inf
+    high: float = inf
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Fill in the default limit before the checks of a rule, and check the limit after them."""
+        filled = core_schema.no_info_before_validator_function(self._fill_in, handler(source))
+        return core_schema.no_info_after_validator_function(self._check, filled)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe both forms."""
+        limit = "X" if self.default is None else f"{self.default:g}"
+        rule = f"{{action: report, limit: {limit}}}"
+        bounds = f" with a limit {self._bounds}" if self.default is not None else ""
+        return handler(schema) | {"allowed": f"drop, report, off, or {rule}{bounds}"}
+
+    @property
+    def _bounds(self) -> str:
+        if self.low > -inf and self.high < inf:
+            return f"from {self.low:g} to {self.high:g}"
+        return f"of at least {self.low:g}" if self.low > -inf else f"of at most {self.high:g}"
+
+    def _fill_in(self, value: object) -> object:
+        if isinstance(value, Rule):
+            value = value.model_dump(exclude_unset=True)
+        given = dict(value) if isinstance(value, Mapping) else {"action": value}
+        return given if given.get("limit") is not None else {**given, "limit": self.default}
+
+    def _check(self, rule: Rule) -> Rule:
+        if rule.limit is not None and not self.low <= rule.limit <= self.high:
+            bounds = self._bounds.removeprefix("of ")
+            raise ValueError(f"limit is {rule.limit}; it must be {bounds}")
+        return rule
+
+
+_REPORT: Any = "report"  # Of a `Rule`, which is validated.
 
 
 class FilterConfig(Section):
@@ -253,31 +295,35 @@ class FilterConfig(Section):
         max_length_ratio: Longest allowed ratio of the two sides' subwords (3 are added to both:
             short pairs vary).
         max_characters: Longer lines are dropped before they are cut into subwords.
-        deduplicate: Drop exact repetitions of a pair within the training data: ``duplicate: drop``.
         length: A side has more subwords than ``max_length`` or fewer than ``min_length``.
         ratio: The sides differ too much in length (``max_length_ratio``).
-        copy_of_source: The target is the source, or has nearly all its words from it.
+        copy_of_source: The target repeats the source. Limit: share of the target's words that the
+            source also has, from 5 words on.
         duplicate: The pair repeats an earlier one of the training data.
         normalized_duplicate: The pair repeats an earlier one but for case, punctuation and spaces.
-        near_duplicate: The pair is long, and repeats an earlier one but for a few words.
-        script: A side is in another script than its language is.
+        near_duplicate: A long pair repeats an earlier one but for a few words. Limit: share of
+            common words of the two pairs (Jaccard index), from 16 words on.
+        script: A side is in another script than its language. Limit: share of a side's letters in
+            another script.
         language: A side is in another language, says py3langid (``pip install 'nmt[clean]'``).
+            Limit: how many times as likely another language must be.
         swapped: Source and target are swapped.
         mojibake: Text was decoded as what it was not, says ftfy (``pip install 'nmt[clean]'``).
         control: Control characters, zero-width characters and others that are invisible.
         markup: Tags and entities of HTML, XML, wikis or subtitles.
         numbers: A number of one side is another one on the other side, or is missing there.
-        url: Mostly addresses of pages or of mail.
-        punctuation: Mostly punctuation or symbols.
-        repetition: The same words again and again.
-        boilerplate: One target stands beside many different sources.
+        url: Mostly web or mail addresses. Limit: their share of a side's characters.
+        punctuation: Mostly punctuation or symbols. Limit: their share of a side's characters.
+        repetition: The same words again and again. Limit: share of a side's words that repeat the
+            words directly before them.
+        boilerplate: Many different sources have the same target. Limit: number of these sources.
         lexical: The words do not translate each other, by a lexicon learned from 200 lines or more.
+            Limit: lowest score, in standard deviations from the mean.
         misaligned: The pair is in a block of lines that are shifted or unrelated; slow, as
             ``lexical`` is.
-        scores: A low number in the ``scores`` file of the corpus.
+        scores: A low number in the ``scores`` file of the corpus. Limit: lowest number; no default.
         dual_cross_entropy: Two models find the pair unlikely, or disagree (``score_with`` of ``nmt
-            prepare``).
-        limits: From where on pairs have a reason to be dropped.
+            prepare``). Limit: lowest score of the two models, from 0 to 1.
         extra: Further filters of training pairs by their registered names, each with its
             parameters.
         on_bad_utf8: Stop at invalid UTF-8, or drop the pair and count it.
@@ -287,31 +333,34 @@ class FilterConfig(Section):
     min_length: int = Field(default=1, ge=1)
     max_length_ratio: float = Field(default=4.0, ge=1.0)
     max_characters: int = Field(default=10_000, ge=1)
-    deduplicate: bool = False
     length: Literal["drop"] = "drop"
     ratio: Action = "drop"
-    copy_of_source: Action = "report"
+    copy_of_source: Annotated[Rule, _Limit(0.8, 0, 1)] = _REPORT
     duplicate: Action = "report"
     normalized_duplicate: Action = "report"
-    near_duplicate: Action = "report"
-    script: Action = "report"
-    language: Action = "report"
+    near_duplicate: Annotated[Rule, _Limit(0.87, 0.5, 1)] = _REPORT
+    script: Annotated[Rule, _Limit(0.5, 0, 1)] = _REPORT
+    language: Annotated[Rule, _Limit(5.0, 1)] = _REPORT
     swapped: Action = "report"
     mojibake: Action = "report"
     control: Action = "report"
     markup: Action = "report"
     numbers: Action = "report"
-    url: Action = "report"
-    punctuation: Action = "report"
-    repetition: Action = "report"
-    boilerplate: Action = "report"
-    lexical: Action = "report"
+    url: Annotated[Rule, _Limit(0.4, 0, 1)] = _REPORT
+    punctuation: Annotated[Rule, _Limit(0.5, 0, 1)] = _REPORT
+    repetition: Annotated[Rule, _Limit(0.15, 0, 1)] = _REPORT
+    boilerplate: Annotated[Rule, _Limit(10, 2)] = _REPORT
+    lexical: Annotated[Rule, _Limit(-3.5, high=0)] = _REPORT
     misaligned: Action = "report"
-    scores: Action = "report"
-    dual_cross_entropy: Action = "report"
-    limits: FilterLimits = FilterLimits()
+    scores: Annotated[Rule, _Limit(None)] = _REPORT
+    dual_cross_entropy: Annotated[Rule, _Limit(0.01, 0, 1)] = _REPORT
     extra: dict[str, dict[str, bool | int | float | str]] = Field(default={})
     on_bad_utf8: Literal["error", "skip"] = "error"
+
+    def rule(self, reason: str) -> Rule:
+        """Return the action, and the limit if it has one, of a reason."""
+        found = getattr(self, reason)
+        return found if isinstance(found, Rule) else Rule(action=found)
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=256_000)]

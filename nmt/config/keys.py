@@ -65,14 +65,15 @@ def _walk(
             if isinstance(field.get(part), dict) and "$ref" in field[part]:
                 value, inner = field[part], (*outer, ANY)
         below = sections.get(value.get("$ref", "").rpartition("/")[2])
-        default, is_given = field.get("default"), below or name in section.get("required", ())
+        is_section = below is not None and "allowed" not in field
+        default, is_given = field.get("default"), is_section or name in section.get("required", ())
         summary = (below or {}).get("description", "").partition("\n\nArgs:")[0]
         yield Key(
             outer,
-            allowed="a section" if below and inner == outer else describe_schema(field),
+            allowed="a section" if is_section and inner == outer else describe_schema(field),
             default="" if is_given else default if type(default) is str else json.dumps(default),
             description=meanings.get(name, " ".join(summary.split())),
-            is_section=below is not None,
+            is_section=is_section,
         )
         if below:
             if inner != outer:
@@ -114,6 +115,8 @@ def describe_keys(start: str = "") -> str:
     if start and find_key(path) is None:
         fix = "Name a section, such as model or training.schedule, or a key."
         raise ConfigError(unknown_key(path), fix=fix)
+    if (above := find_key(path[:-1])) and not above.is_section:  # which says what its parts are
+        path = path[:-1]
     shown = [key for key in all_keys() if _num_shared(key.path, path) == len(path)]
     blocks = [] if start else ["# Configuration", "Made by `nmt config keys`; do not edit."]
     seen: dict[str, str] = {}

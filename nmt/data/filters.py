@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import Action, CorpusConfig, FilterConfig, FilterLimits
+from nmt.config.data import Action, CorpusConfig, FilterConfig, Rule
 from nmt.data.lexicon import Lexicon
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
@@ -34,7 +34,7 @@ ALWAYS: Mapping[str, Action] = MappingProxyType({
 # Reasons that ``filters`` gives an action: names of its keys.
 REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()
-    if "off" in get_args(field.annotation)
+    if field.annotation is Rule or "off" in get_args(field.annotation)
 )  # fmt: skip
 _SHORT_PAIR_ALLOWANCE = 3
 _HOME = "nmt.extras.cleaning.filters"
@@ -86,7 +86,7 @@ FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
 
 
 # What makes the filters of reasons that texts alone give, in the order in which they are called.
-REASON_FILTERS: Registry[Callable[[FilterLimits, str, str], Filter]] = Registry(
+REASON_FILTERS: Registry[Callable[[FilterConfig, str, str], Filter]] = Registry(
     "filter",
     {
         name: f"{_HOME}:{name}"
@@ -191,9 +191,7 @@ def _overrides(each: Filter, method: str) -> bool:
 
 def filter_actions(config: FilterConfig) -> dict[str, Action]:
     """Return the action of every reason that is not off."""
-    actions: dict[str, Action] = {**ALWAYS, **{name: getattr(config, name) for name in REASONS}}
-    if config.deduplicate:
-        actions["duplicate"] = "drop"
+    actions = {**ALWAYS, **{name: config.rule(name).action for name in REASONS}}
     return {name: action for name, action in actions.items() if action != "off"}
 
 
@@ -214,7 +212,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
     for name in REASON_FILTERS.names():
         if name in actions:
             try:
-                filters.append(REASON_FILTERS[name](config.limits, source, target))
+                filters.append(REASON_FILTERS[name](config, source, target))
             except ConfigError as error:
                 if actions[name] == "drop":
                     problem = f"filters.{name} is drop. {error.problem}"

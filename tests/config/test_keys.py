@@ -18,6 +18,7 @@ from nmt.config.keys import (
 )
 from nmt.errors import ConfigError
 
+LIMITS = "filters.script (limits stand in their filters, as in script: {action: drop, limit: 0.5})"
 ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text(encoding="utf-8"))
 
 
@@ -55,6 +56,8 @@ def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | Non
     ("training.objective", "training.loss"),
     ("training.r_drop", "training.r_drop_weight"),
     ("preset", "recipe"),
+    ("filters.deduplicate", "filters.duplicate"),
+    ("filters.limits", LIMITS),
     ("data.train.0.augment", "data.train.0.noise"),
     ("batch.accumulate", "batch.gradient_accumulation"),
     ("batch.noise", "batch.length_noise"),

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, NoiseConfig, TokenizerConfig
+from nmt.config.data import (
+    BatchConfig,
+    CorpusConfig,
+    DataConfig,
+    FilterConfig,
+    NoiseConfig,
+    TokenizerConfig,
+)
 from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig, check_languages
@@ -65,6 +72,8 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback takes.* to 261"),
     (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),
     (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "source and target"),
+    (FilterConfig, {"script": {"limit": 3}}, "limit is 3; it must be from 0 to 1"),
+    (FilterConfig, {"lexical": {"limit": 0.1}}, "it must be at most 0"),
     (TokenizerConfig, {"pad_vocab_by": SIZES}, "pad_vocab_by .* needs joint false"),
     (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "vocab_size 400: at most 100"),
 ])  # fmt: skip
@@ -127,6 +136,15 @@ def test_biases_are_in_all_places_in_none_or_in_those_that_are_named() -> None:
 
     assert (places(True), places(False), places([])) == ([True] * 3, [False] * 3, [False] * 3)
     assert places(["norm", "feed-forward"]) == [False, True, True]
+
+
+def test_a_filter_is_an_action_or_an_action_and_a_limit() -> None:
+    given = {"script": "drop", "url": {"limit": 0.1}, "scores": {"action": "off", "limit": 2}}
+    filters = FilterConfig.model_validate(given)
+    rules = [filters.rule(name) for name in ("script", "url", "scores", "lexical", "ratio")]
+    assert [each.action for each in rules] == ["drop", "report", "off", "report", "drop"]
+    assert [each.limit for each in rules] == [0.5, 0.1, 2, -3.5, None]
+    assert FilterConfig.model_validate(filters.model_dump()) == filters
 
 
 @pytest.mark.parametrize("preset", MODEL_PRESETS)

@@ -100,9 +100,8 @@ class CorpusDiagnosis(filters.Diagnosis):
 
     def end(self, num_lines: Mapping[str, int]) -> None:
         """Start comparing all pairs, in the background if possible, and read files of scores."""
-        limits = self.material.filters.limits
-        find = self._repeat_finder.findings
-        self._repeats = self.material.workers.submit(find, self._actions, limits)
+        find, rules = self._repeat_finder.findings, self.material.filters
+        self._repeats = self.material.workers.submit(find, self._actions, rules)
         self._scores["scores"] = {
             name: read_scores(corpus.scores, num, is_part=corpus.max_pairs == num)
             for name, corpus in self.material.corpora.items()
@@ -136,8 +135,8 @@ class CorpusDiagnosis(filters.Diagnosis):
         findings = {int(places[row - first]): each for row, each in repeated.items()}
 
         def add(reason: str, where: Sequence[int], scores: npt.NDArray[np.float32]) -> None:
-            limit = getattr(self.material.filters.limits, reason)
-            if reason in self._actions and limit is not None:
+            limit = self.material.filters.rule(reason).bound
+            if reason in self._actions:
                 for row in np.flatnonzero(scores < limit).tolist():
                     finding = filters.Finding(reason, float(scores[row]), limit)
                     findings.setdefault(int(where[row]), []).append(finding)
@@ -194,11 +193,11 @@ class CorpusDiagnosis(filters.Diagnosis):
         return {"values": dict(values.most_common()), "sides": sides}
 
     def _warnings(self) -> Iterator[str]:
-        if self.material.filters.limits.scores is None:
+        if self.material.filters.scores.limit is None:
             for name, scores in self._scores["scores"].items():
                 low, usual = np.nanquantile(scores[:], (0.01, 0.5))
                 yield (
-                    f"{name}: its scores are not used yet: set filters.limits.scores; "
+                    f"{name}: its scores are not used yet: set filters.scores.limit; "
                     f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
                 )
 

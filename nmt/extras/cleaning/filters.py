@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 
-from nmt.config.data import FilterLimits
+from nmt.config.data import FilterConfig
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
 from nmt.text import languages
@@ -89,8 +89,8 @@ def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> 
 
 
 def _maker_of_share(reason: str, share: Share) -> Maker:
-    def make(limits: FilterLimits, *_: str) -> Filter:
-        return TextFilter(partial(_share, (reason, getattr(limits, reason)), (share, share)))
+    def make(config: FilterConfig, *_: str) -> Filter:
+        return TextFilter(partial(_share, (reason, config.rule(reason).bound), (share, share)))
 
     return make
 
@@ -160,16 +160,16 @@ def _need(library: str, reason: str) -> None:
         )
 
 
-def copy_of_source(limits: FilterLimits, *_: str) -> Filter:
+def copy_of_source(config: FilterConfig, *_: str) -> Filter:
     """Find targets that equal the source, or that take nearly all of their words from it.
 
-    >>> find = copy_of_source(FilterLimits()).text_problem
+    >>> find = copy_of_source(FilterConfig()).text_problem
     >>> find("Bonjour, Marie", "bonjour Marie").value
     1.0
     >>> find("1984", "1984") is None  # a number is not translated
     True
     """
-    return TextFilter(partial(_copy, limits.copy_of_source))
+    return TextFilter(partial(_copy, config.copy_of_source.bound))
 
 
 def _copy(max_share: float, source: str, target: str) -> Finding | None:
@@ -281,14 +281,14 @@ def _are_related(one: str, other: str) -> bool:
     return max(values) <= 2 * _HALF_DAY and abs(values[0] - values[1]) == _HALF_DAY
 
 
-def script(limits: FilterLimits, source: str, target: str) -> Filter:
+def script(config: FilterConfig, source: str, target: str) -> Filter:
     """Find pairs with many letters of a script that the language does not use."""
     scripts = map(languages.script_of, (source, target))
     shares = [partial(languages.foreign_share, script=each) for each in scripts]
-    return TextFilter(partial(_share, ("script", limits.script), shares))
+    return TextFilter(partial(_share, ("script", config.script.bound), shares))
 
 
-def swapped(_: FilterLimits, source: str, target: str) -> Filter:
+def swapped(_: FilterConfig, source: str, target: str) -> Filter:
     """Find pairs whose source is in the target language and whose target is in the source one."""
     left, right = languages.script_of(source), languages.script_of(target)
     if left and right and left != right:
@@ -323,7 +323,7 @@ def _swapped_words(codes: tuple[str, str], source: str, target: str) -> Finding 
     return Finding("swapped", "both sides") if is_swapped else None
 
 
-def language(limits: FilterLimits, source: str, target: str) -> Filter:
+def language(config: FilterConfig, source: str, target: str) -> Filter:
     """Find pairs with a side that is in another language than configured.
 
     Raises:
@@ -331,7 +331,7 @@ def language(limits: FilterLimits, source: str, target: str) -> Filter:
     """
     _need("py3langid", "language")
     of_source, of_target = (
-        partial(_language, code=code, min_odds=limits.language) for code in (source, target)
+        partial(_language, code=code, min_odds=config.language.bound) for code in (source, target)
     )
     unknown = [code for code in (source, target) if not languages.is_identifiable(code)]
     note = f"filters.language does not check {' and '.join(unknown)}: py3langid lacks it"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import Action, FilterLimits
+from nmt.config.data import Action, FilterConfig
 from nmt.data.filters import Finding
 from nmt.extras.cleaning.scores import Column
 
@@ -131,7 +131,7 @@ class RepeatFinder:
                 file.write(rows[:, column].tobytes())
         self.count += len(rows)
 
-    def findings(self, actions: Mapping[str, Action], limits: FilterLimits) -> Repeats:
+    def findings(self, actions: Mapping[str, Action], filters: FilterConfig) -> Repeats:
         """Return the repetitions, for the reasons that have an action.
 
         Any process with access to the folder can call this.
@@ -145,12 +145,12 @@ class RepeatFinder:
         if "near_duplicate" in found:
             for column in range(_NUM_KEYS, ROW_WORDS):
                 for rows, leaders in self._later(column):
-                    near = self._near(rows, leaders, limits.near_duplicate)
+                    near = self._near(rows, leaders, filters.near_duplicate.bound)
                     found["near_duplicate"].raise_to(*near)
         if "boilerplate" in found:
-            for rows, counts in self._boilerplate(limits.boilerplate):
+            for rows, counts in self._boilerplate(filters.boilerplate.bound):
                 found["boilerplate"].raise_to(rows, counts)
-        return Repeats(found, limits)
+        return Repeats(found, filters)
 
     def _blocks(self, column: int) -> Iterator[Hashes]:
         with self._path(column).open("rb") as file:
@@ -206,7 +206,7 @@ class RepeatFinder:
                 start += len(block)
         return found[places]
 
-    def _boilerplate(self, least: int) -> Iterator[tuple[Rows, Rows]]:
+    def _boilerplate(self, least: float) -> Iterator[tuple[Rows, Rows]]:
         """Yield the rows whose target has many different sources, and the number of sources."""
         for places, (targets, sources) in self._parts(_TARGET, _SOURCE):
             groups, kinds = (np.unique(x, return_inverse=True)[1] for x in (targets, sources))
@@ -220,7 +220,7 @@ class Repeats:
     """The repetitions that `RepeatFinder` has found, by reason."""
 
     found: Mapping[str, Column]
-    limits: FilterLimits
+    filters: FilterConfig
 
     def between(self, start: int, end: int) -> dict[int, list[Finding]]:
         """Return the findings of the rows from ``start`` to ``end`` (exclusive), by row.
@@ -230,11 +230,11 @@ class Repeats:
         findings: dict[int, list[Finding]] = {}
         is_known = np.zeros(max(end - start, 0), np.bool_)
         for name, column in self.found.items():
-            limit, values = getattr(self.limits, name, ""), column[start:end]
+            limit, values = self.filters.rule(name).limit, column[start:end]
             if name != "boilerplate":
                 values[is_known[: len(values)]] = 0
                 is_known[: len(values)] |= values > 0
             for row in np.flatnonzero(values).tolist():
-                value = float(values[row]) if limit != "" else ""
-                findings.setdefault(start + row, []).append(Finding(name, value, limit))
+                seen = () if limit is None else (float(values[row]), limit)
+                findings.setdefault(start + row, []).append(Finding(name, *seen))
         return findings

@@ -16,7 +16,7 @@ RTL = "\u0642\u0631\u0623\u062a \u0643\u062a\u0627\u0628\u064b\u0627 \u0639\u064
 
 
 def reasons(source: str, target: str, languages: str = "de en") -> set[str]:
-    filters = training_filters(FilterConfig(language="off"), *languages.split())
+    filters = training_filters(FilterConfig.model_validate({"language": "off"}), *languages.split())
     filters = pickle.loads(pickle.dumps(filters))  # they travel to other processes
     return {each.reason for each in filters.text_findings(source, target)}
 

@@ -98,10 +98,10 @@ def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> No
     values = [1.0] * 120
     values[7], values[90], values[91] = 0.1, 0.2, math.nan
     (warning,) = made({}, values).warnings[-1:]
-    assert warning.startswith("numbers: its scores are not used yet: set filters.limits.scores")
-    limited: dict[str, Any] = {"limits": {"scores": 0.2}}
+    assert warning.startswith("numbers: its scores are not used yet: set filters.scores.limit")
+    limited: dict[str, Any] = {"scores": {"limit": 0.2}}
     assert made(limited, values).findings["numbers"]["scores"] == 1
-    dropping = limited | {"scores": "drop"}
+    dropping = {"scores": {"action": "drop", "limit": 0.2}}
     report = made(dropping, values)
     assert report.counts["numbers"] == {"read": 120, "kept": 119, "scores": 1}
     assert (*corpus(8)[0][7:], *corpus(8)[1][7:]) not in decoded(tmp_path / "prepared")
@@ -118,7 +118,7 @@ def test_duplicates_go_on_request(tmp_path: Path) -> None:
     source, target = corpus(60)
     write_pairs(tmp_path, source + source, target + target)
     counted = prepare(config_for(tmp_path))
-    dropped = prepare(config_for(tmp_path, filters={"deduplicate": True}))
+    dropped = prepare(config_for(tmp_path, filters={"duplicate": "drop"}))
     assert counted.counts["numbers"]["kept"] == 120
     assert counted.findings["numbers"]["duplicate"] == 60
     assert dropped.counts["numbers"] == {"read": 120, "kept": 60, "duplicate": 60}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.config.data import Action, FilterLimits
+from nmt.config.data import Action, FilterConfig
 from nmt.extras.cleaning.repeats import RepeatFinder, normalized, pair_hashes
 
 ALL: dict[str, Action] = dict.fromkeys(
@@ -24,7 +24,8 @@ def reasons(folder: Path, pairs: list[tuple[str, str]], held_at_once: int, cut: 
     finder = RepeatFinder(folder, held_at_once=held_at_once)
     for block in (pairs[:cut], pairs[cut:]):
         finder.add(pair_hashes(block, sketches=True))
-    repeats = finder.findings(ALL, FilterLimits(**limits))  # type: ignore[arg-type]
+    rules = {name: {"limit": limit} for name, limit in limits.items()}
+    repeats = finder.findings(ALL, FilterConfig.model_validate(rules))
     found = repeats.between(0, len(pairs))
     return {row: {each.reason for each in findings} for row, findings in found.items()}
 

@@ -83,7 +83,7 @@ def test_models_that_do_not_fit_are_refused(runs: list[Path], tmp_path: Path) ->
 def test_pairs_are_scored_on_demand_and_the_manifest_says_by_what(
     runs: list[Path], tmp_path: Path
 ) -> None:
-    config = config_for(tmp_path, filters={"limits": {"dual_cross_entropy": 1.0}})
+    config = config_for(tmp_path, filters={"dual_cross_entropy": {"limit": 1.0}})
     assert prepare(config).reasons["dual_cross_entropy"]["count"] == 0
     report = prepare(config, score_with=runs)
     assert report.reasons["dual_cross_entropy"]["count"] == 120
