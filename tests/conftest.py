@@ -84,6 +84,26 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run folders of models that were never trained; ``other`` has another vocabulary."""
+    from nmt.text.tokenizer import load_tokenizers
+    from tests.inference import models
+
+    place = tmp_path_factory.mktemp("runs")
+    words = [models.train_tokenizer(place / f"tokenizer-{seed}", seed) for seed in (0, 1)]
+    made = {"plain": "plain", "modern": "modern", "learned": "learned", "other": "plain"}
+    found: dict[str, Path] = {}
+    for name, shape in made.items():
+        folder = words[name == "other"]
+        tokenizers = load_tokenizers(folder)
+        model = models.small_model(tokenizers, shape)
+        if shape == "learned":
+            models.speak_whole_words(model, tokenizers)
+        found[name] = models.save_run(place / name, model, folder, models.run_config())
+    return found
+
+
+@pytest.fixture(scope="session")
 def browser() -> str:
     """A Chromium on the path, or named by CHROMIUM."""
     names = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nmt.checkpoint import files
 from nmt.checkpoint.files import (
     Checkpoint,
     checkpoint_dir,
@@ -37,6 +38,7 @@ from nmt.checkpoint.files import (
 from nmt.errors import CheckpointError
 from nmt.files.json_file import FORMAT_VERSION, Manifest
 from tests.checkpoint.faults import contents, fail_writes, flip_bit
+from tests.training.small import full_disk
 
 FLAT = torch.arange(12.0)
 # Views of one buffer, and a transposed tensor.
@@ -285,6 +287,19 @@ def test_a_failing_write_leaves_no_trace(
         return
     assert os.strerror(number) in caught.value.problem
     assert ("Free disk space" in caught.value.fix) == (number != errno.EIO)
+    assert_only_the_first_is_left(tmp_path, before)
+
+
+def test_what_safetensors_says_of_a_full_disk_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULT 8, for real: files may not grow beyond a few bytes, as under a quota."""
+    save(tmp_path, 10)
+    before = contents(tmp_path)
+    monkeypatch.setattr(files, "_FULL", (errno.EFBIG,))
+    with full_disk(100), pytest.raises(CheckpointError, match="was not written: .*too large") as at:
+        save(tmp_path, 20)
+    assert "Free disk space" in at.value.fix
     assert_only_the_first_is_left(tmp_path, before)
 
 

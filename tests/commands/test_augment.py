@@ -15,19 +15,14 @@ from nmt.data.corpus import Block
 from nmt.errors import ConfigError
 from nmt.inference.request import Result
 from nmt.inference.translator import Translator
-from nmt.text.tokenizer import load_tokenizers
 from tests.inference.conftest import sentences
-from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 LINES = [*sentences(9, seed=4, longest=6), "", "tab\there"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("augment")
-    tokenizer = train_tokenizer(folder / "tokenizer")
-    model = small_model(load_tokenizers(tokenizer))
-    return save_run(folder / "run", model, tokenizer, run_config())
+@pytest.fixture
+def run(runs: dict[str, Path]) -> Path:
+    return runs["plain"]
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from nmt.cli.app import app
 from nmt.model.transformer import build_model
 from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
 from tests.checkpoint.faults import flip_bit
-from tests.extras.exchange.exported import run_config, train_tokenizers
+from tests.extras.exchange.exported import run_config
 from tests.inference.conftest import sentences
+from tests.inference.models import train_tokenizer
 
 STEPS = (10, 20, 30, 40)
 # Of step 15 the score is known, but the checkpoint is gone.
@@ -30,7 +31,7 @@ HISTORY = [[10, 8.0], [15, 99.0], [20, 9.0], [30, 5.0], [40, 7.0]]
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with four checkpoints of a model that was never trained."""
     folder = tmp_path_factory.mktemp("average")
-    tokenizer, config = train_tokenizers(folder / "tokenizer"), run_config({"num_heads": 2})
+    tokenizer, config = train_tokenizer(folder / "tokenizer"), run_config({"num_heads": 2})
     sizes = load_tokenizers(tokenizer).vocab_sizes
     write_run_files(folder / "run", config, tokenizer)
     record = identity(config, data_hash="d", vocab_hash=tokenizer_hash(tokenizer))

@@ -15,18 +15,15 @@ import nmt
 from nmt.commands import translate as command
 from nmt.commands.options import TranslateOptions
 from nmt.commands.translate import translate
-from nmt.text.tokenizer import load_tokenizers
-from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 ROOT = Path(nmt.__file__).parent
 LINE = b"der Hund schlaeft\n"
 
 
-def test_one_line_passes_few_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_passes_few_modules(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From when it is read to when its translation is written; the guard searches again."""
-    tokenizer = train_tokenizer(tmp_path / "tokenizer")
-    model = small_model(load_tokenizers(tokenizer))
-    run_dir = save_run(tmp_path / "run", model, tokenizer, run_config())
     passed: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -51,7 +48,9 @@ def test_one_line_passes_few_modules(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(command, "open_input", lambda _: nullcontext(Lines()))
     output = tmp_path / "out.en"
-    translate(TranslateOptions(model=run_dir, output=output, stream=True, device="cpu", threads=1))
+    translate(
+        TranslateOptions(model=runs["plain"], output=output, stream=True, device="cpu", threads=1)
+    )
     assert len(output.read_bytes().splitlines()) == 2
     assert "inference/translator.py" in passed
     assert len(passed) <= 14, sorted(passed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from tests.commands.preparing import corpus, write_pairs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,10 +29,6 @@ SHORTER = {
     "{preset: tiny}": "{preset: tiny, model_dim: 32, ff_dim: 64, num_heads: 2}",
     "max_minutes: 30": "max_steps: 6",
 }
-WORDS = {
-    "Hund": "dog", "Katze": "cat", "Haus": "house", "Baum": "tree", "Kind": "child",
-    "läuft": "walks", "schläft": "sleeps", "singt": "sings", "steht": "stands", "ruft": "calls",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,20 +52,9 @@ def commands() -> list[str]:
     return [part.strip() for line in lines for part in line.split("|") if "nmt " in part]
 
 
-def write_corpus(folder: Path) -> None:
-    generator = random.Random(1)
-    for name, count in {"train": 200, "valid": 8, "test": 8}.items():
-        pairs = [generator.choices(list(WORDS), k=generator.randint(2, 7)) for _ in range(count)]
-        for language, lines in {
-            "de": [" ".join(pair) for pair in pairs],
-            "en": [" ".join(WORDS[word] for word in pair) for pair in pairs],
-        }.items():
-            path = folder / f"{name}.{language}"
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
-
-
 def test_the_tour_works_as_it_is_written(tmp_path: Path) -> None:
-    write_corpus(tmp_path)
+    for name, count in {"train": 200, "valid": 8, "test": 8}.items():
+        write_pairs(tmp_path, *corpus(count), name)
     folder = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     for block in blocks():

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nmt.config.data import CorpusConfig
-from nmt.data.checks import CorpusCheck, Overlap, other_language, swapped_sets
+from nmt.data.checks import CorpusCheck, Overlap, other_language
 from nmt.data.pairs import SentencePair
 from nmt.files.lines import read_lines
 
@@ -67,22 +66,6 @@ def test_text_of_another_language_is_named(multi30k: Pairs, shared_data: Path) -
     assert other_language(moroccan, "en", ["ary"]) == "ary"
     assert other_language(["a"] * 50, "de", ["en"]) is None  # a letter of five languages
     assert other_language(english, "xx", ["de"]) is None  # nobody knows what xx looks like
-
-
-def test_swapped_sets_are_named_by_their_keys(tmp_path: Path, multi30k: Pairs) -> None:
-    sides = {"de": 0, "en": 1}
-    for code, side in sides.items():
-        text = "".join(f"{pair[side]}\n" for pair in multi30k[:50])
-        (tmp_path / f"x.{code}").write_text(text, encoding="utf-8")
-    there, missing = (
-        CorpusConfig(source=tmp_path / f"{name}.de", target=tmp_path / f"{name}.en")
-        for name in ("x", "y")
-    )
-    sets = {"data.valid": there, "data.test.gone": missing, "a": CorpusConfig(huggingface="x/y")}
-
-    assert list(swapped_sets(sets, "de", "en")) == []
-    (warning,) = swapped_sets(sets, "en", "de")
-    assert warning.startswith("data.valid: the source looks like de")
 
 
 def test_unrelated_and_identical_sides_are_noticed(multi30k: Pairs) -> None:

@@ -71,15 +71,6 @@ def drawn(loader: Loader, start: Position, number: int) -> list[Any]:
     return found
 
 
-def test_another_seed_draws_other_subwords_of_the_same_pairs(tmp_path: Path) -> None:
-    (first, *_), (second, *_) = (
-        drawn(loader_of(tmp_path / str(seed), seed), Position(), 1)[0][0] for seed in (1, 2)
-    )
-    assert first[2] == second[2]  # the rows: the order of the data has a seed of its own
-    assert first[0] != second[0]
-    assert first[1] != second[1]
-
-
 @pytest.mark.parametrize(("num_workers", "start"), [(1, (0, 0)), (2, (0, 4))])
 def test_worker_processes_draw_the_bits_of_one_thread_in_order(
     loader: Loader, num_workers: int, start: tuple[int, int]

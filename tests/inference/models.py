@@ -66,21 +66,24 @@ def run_config(max_length: int = 32, **decoding: Any) -> RunConfig:
     })  # fmt: skip
 
 
-def train_tokenizer(folder: Path, seed: int = 0) -> Path:
-    """Learn a vocabulary from random sentences of a few words."""
+def train_tokenizer(folder: Path, seed: int = 0, *, joint: bool = True) -> Path:
+    """Learn a vocabulary, or two, from random sentences of a few words."""
     folder.mkdir(parents=True)
-    config = TokenizerConfig(vocab_size=320)
-    train_sentencepiece(iter(sentences(300, seed)), folder / "joint.model", config, threads=1)
+    for name, size in (("joint", 320),) if joint else (("source", 320), ("target", 310)):
+        path, config = folder / f"{name}.model", TokenizerConfig(vocab_size=size)
+        train_sentencepiece(iter(sentences(300, seed)), path, config, threads=1)
     return folder
 
 
-def save_run(folder: Path, model: Transformer, tokenizer: Path, config: RunConfig) -> Path:
+def save_run(
+    folder: Path, model: Transformer, tokenizer: Path, config: RunConfig, step: int = 1
+) -> Path:
     """Write a run folder with one checkpoint."""
     config = config.model_copy(update={"model": model.config})
     write_run_files(folder, config, tokenizer)
     state = {"identity": identity(config, data_hash="d", vocab_hash=tokenizer_hash(tokenizer))}
     moments = {"m": torch.zeros(1)}
-    save_checkpoint(folder, 1, model=model.state_dict(), optimizer=moments, state=state)
+    save_checkpoint(folder, step, model=model.state_dict(), optimizer=moments, state=state)
     return folder
 
 

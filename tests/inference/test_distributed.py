@@ -16,36 +16,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
 from nmt.checkpoint.files import checkpoint_dir
-from nmt.cli.app import app
 from nmt.errors import DataError
 from nmt.inference.distributed import ahead, part_of
-from nmt.text.tokenizer import Tokenizer, Tokenizers
+from tests.cli.commands import FLAGS, call
 from tests.inference.conftest import sentences
-from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 LINES = [line.encode() for line in sentences(9, seed=4, longest=8)]
-FLAGS = ("--device", "cpu", "--threads", "1")
 PATIENCE_SECONDS = 120
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with a model that was never trained."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(folder / "tokenizer")
-    joint = Tokenizer.load(tokenizer / "joint.model")
-    model = small_model(Tokenizers(joint, joint))
-    run = save_run(folder / "run", model, tokenizer, run_config())
-    alone(run, text=b"Hund\n")  # converts the model for CTranslate2
-    return run
-
-
-def alone(run: Path, *arguments: object, text: bytes = b"") -> Result:
-    flags = [str(argument) for argument in (run, *FLAGS, *arguments)]
-    return CliRunner().invoke(app, ["translate", *flags], input=text)
+@pytest.fixture
+def run_dir(runs: dict[str, Path]) -> Path:
+    call("translate", runs["plain"], text="Hund\n")  # converts the model for CTranslate2
+    return runs["plain"]
 
 
 def together(
@@ -90,7 +75,7 @@ def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     lines = [b"\xef\xbb\xbf", odd, *good, bad, b"", b" ", long.encode(), odd, *good, bad, good[0]]
     text = b"\n".join(lines)
     flags = ("--input-format", "json", "--format", "json", "--n-best", 2)
-    expected = alone(run, *flags, text=text)
+    expected = call("translate", run, *flags, text=text)
     assert expected.exit_code == 3
     found = together(run, *flags, text=text)
     assert found.returncode != 0

@@ -22,9 +22,7 @@ from nmt.inference.engine import (
 from nmt.inference.torch_engine import load_torch
 from nmt.inference.translator import Translator
 from nmt.registry import Registry
-from nmt.text.tokenizer import load_tokenizers
 from tests.inference.conftest import sentences
-from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 
 def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> LoadedModel:
@@ -34,15 +32,9 @@ def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> Loa
 LINES = sentences(12, seed=8)
 
 
-def write_run(folder: Path, shape: str) -> Path:
-    tokenizer = train_tokenizer(folder / "tokenizer")
-    model = small_model(load_tokenizers(tokenizer), shape)
-    return save_run(folder / "run", model, tokenizer, run_config())
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("loading"), "plain")
+@pytest.fixture
+def run_dir(runs: dict[str, Path]) -> Path:
+    return runs["plain"]
 
 
 def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[str, str]:
@@ -52,14 +44,14 @@ def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[st
 
 
 def test_only_positions_without_end_take_any_line(
-    run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    runs: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a model of its own, or of one beside it."""
+    run_dir, learned = runs["plain"], runs["learned"]
     long = " ".join(LINES * 2)
     (result,) = Translator.load(run_dir, device="cpu", split=False).translate([long])
     assert result.text
     assert not caplog.messages  # it was not cut
-    learned = write_run(tmp_path, "learned")
     for folder, others in ((learned, ()), (run_dir, (learned,))):
         with pytest.raises(ConfigError, match=r"it has 40 positions.*\n.* 32 tokens"):
             Translator.load(folder, device="cpu", split=False, ensemble=Ensemble(others))

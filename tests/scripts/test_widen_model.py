@@ -15,31 +15,19 @@ from nmt.errors import ConfigError
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.options import ExportOptions
 from nmt.inference.translator import Translator
-from nmt.model.transformer import Transformer, build_model
+from nmt.model.transformer import Transformer
 from nmt.packed import Packed
-from tests.extras.exchange.exported import (
-    needs_ctranslate2,
-    run_config,
-    train_tokenizers,
-    write_run,
-)
+from tests.extras.exchange.exported import needs_ctranslate2, run_config, write_run
 from tests.inference.conftest import sentences
+from tests.inference.models import train_tokenizer
+from tests.model.small import random_parameters, small_model
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "widen_model.py"))
-SIZE = 40
 
 
-def small_model(changes: dict[str, Any]) -> Transformer:
-    """A model with no parameter at the value that training starts from."""
-    config = ModelConfig.model_validate({
-        "preset": "tiny", "encoder_layers": 2, "decoder_layers": 1, "model_dim": 16, "ff_dim": 24,
-        "num_heads": 2, **changes,
-    })  # fmt: skip
-    torch.manual_seed(4)
-    model = build_model(config, SIZE, SIZE).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+def model_of(**changes: Any) -> Transformer:
+    model = small_model(**{"preset": "tiny", **changes})
+    random_parameters(model)
     return model
 
 
@@ -67,7 +55,7 @@ def logits(model: Transformer) -> torch.Tensor:
     ids=str,
 )  # fmt: skip
 def test_the_logits_are_those_of_the_small_model(changes: dict[str, Any]) -> None:
-    small = small_model(changes)
+    small = model_of(**changes)
     wide = SCRIPT["widen"](small)
     torch.testing.assert_close(logits(wide), logits(small), rtol=0, atol=1e-4)
 
@@ -76,13 +64,13 @@ def test_tiny_becomes_the_published_base_and_a_layer_after_the_norm_is_refused()
     found = SCRIPT["doubled_config"](ModelConfig(preset="tiny"), 1024)
     assert found == ModelConfig(norm_position="pre", positions="learned", max_positions=1024)
     with pytest.raises(ConfigError, match="post-norm"):
-        SCRIPT["widen"](small_model({"norm_position": "post"}))
+        SCRIPT["widen"](model_of(norm_position="post"))
 
 
 @needs_ctranslate2
 def test_the_folder_translates_and_is_exported(tmp_path: Path) -> None:
     config = run_config({})
-    write_run(tmp_path / "run", train_tokenizers(tmp_path / "tokenizer"), config)
+    write_run(tmp_path / "run", train_tokenizer(tmp_path / "tokenizer"), config)
     SCRIPT["write_widened"](tmp_path / "run", tmp_path / "wide")
     export(ExportOptions(model=tmp_path / "wide", output=tmp_path / "exported", to="ctranslate2"))
     assert load_model(tmp_path / "wide").config.model.model_dim == 2 * config.model.model_dim

@@ -134,13 +134,6 @@ def test_mistakes_are_told_before_anything_starts(
     assert result.stderr.count(words) == 1
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.registry.find_spec", lambda _: None)
-    result = CliRunner().invoke(app, ["train", DEMO, "--dry-run"])
-    assert result.exit_code == 2
-    assert "nmt/extras/planning" in result.stderr
-
-
 T = TypeVar("T")
 
 

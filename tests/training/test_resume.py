@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,15 +31,10 @@ from nmt.checkpoint.files import (
 from nmt.checkpoint.model_folder import load_model
 from nmt.files.atomic import run_lock
 from nmt.files.json_file import Manifest
+from tests.checkpoint.faults import flip_bit
 from tests.conftest import MISSING
 from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
-
-
-def flip_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 16
-    path.write_bytes(content)
 
 
 def test_a_run_that_ended_and_is_given_more_updates_equals_one_that_had_them_at_once(
@@ -90,9 +84,6 @@ def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Ru
     assert [line["step"] for line in run.lines("validation")] == [10]
     run.finish("--exact", "--strict-resume")
     assert_equal(run, whole)
-
-
-# `nmt` of what follows the first argument, with layers that take for ever to be compiled.
 
 
 @pytest.mark.parametrize("count", [1, 3])

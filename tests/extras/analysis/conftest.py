@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from nmt.cli.app import app
+from tests.commands.test_evaluate import invoke, write
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 LINES = [f"sentence {WORDS[n % 10]} of {WORDS[n // 10]} in this set" for n in range(60)]
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
-
-
 def found(*arguments: object) -> dict[str, Any]:
     return json.loads(invoke(*arguments, "--json").stdout)
-
-
-def write(path: Path, lines: Iterable[str]) -> Path:
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-    return path
 
 
 @pytest.fixture

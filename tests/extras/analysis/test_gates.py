@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nmt.errors import ConfigError
 from nmt.extras.analysis.gates import check_gates, parse_gates
 from nmt.metrics.metric import Score
-from tests.extras.analysis.conftest import LINES, flags, found, invoke, write
+from tests.commands.test_evaluate import invoke, write
+from tests.extras.analysis.conftest import LINES, flags, found
 
 
 def score(metric: str, value: float) -> Score:

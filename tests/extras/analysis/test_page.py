@@ -22,7 +22,7 @@ from nmt.metrics.metric import Confidence, Score
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.report.page import Chart, Curve
 from tests.browser import REQUESTS, WIDER, ask
-from tests.extras.analysis.conftest import write
+from tests.commands.test_evaluate import write
 
 WORDS = st.text("ab <&\u05d0\u202e", max_size=20)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.extras.analysis.conftest import LINES, flags, found, invoke, write
+from tests.commands.test_evaluate import invoke, write
+from tests.extras.analysis.conftest import LINES, flags, found
 
 
 def test_every_output_says_where_p_values_come_from(files: dict[str, Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,33 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from nmt.checkpoint.files import save_checkpoint
 from nmt.checkpoint.model_folder import SHORTLIST
-from nmt.checkpoint.run import write_run_files
-from nmt.config.data import TokenizerConfig
 from nmt.config.run import RunConfig
 from nmt.model.transformer import Transformer, build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
-from tests.inference.conftest import sentences
-from tests.inference.models import shortlist_bytes
+from nmt.text.tokenizer import load_tokenizers
+from tests.inference.models import save_run, shortlist_bytes
 
 needs_ctranslate2 = pytest.mark.skipif(
     find_spec("ctranslate2") is None, reason="CTranslate2, an optional extra, is not installed"
 )
 STEP = 30
-
-
-def train_tokenizers(
-    folder: Path, *, joint: bool = True, lines: Sequence[str] | None = None, size: int = 320
-) -> Path:
-    """A ``tokenizer`` folder, learned from some lines, or from a few words."""
-    folder.mkdir(parents=True)
-    texts = lines or sentences(300)
-    for name, own in (("joint", size),) if joint else (("source", size), ("target", size - 10)):
-        config = TokenizerConfig(vocab_size=own)
-        train_sentencepiece(iter(texts), folder / f"{name}.model", config, threads=1)
-    return folder
 
 
 def run_config(model: dict[str, Any], **sections: Any) -> RunConfig:
@@ -55,13 +38,13 @@ def run_config(model: dict[str, Any], **sections: Any) -> RunConfig:
     })  # fmt: skip
 
 
-def random_model(config: RunConfig, sizes: tuple[int, int], seed: int = 1) -> Transformer:
+def random_model(config: RunConfig, sizes: tuple[int, int]) -> Transformer:
     """A model with strong opinions; every parameter differs from what it starts training with.
 
     Padding, unknown and BOS are improbable, as in a trained one; about half of its outputs end
     before they have to.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     model = build_model(config.model, *sizes).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -75,15 +58,10 @@ def random_model(config: RunConfig, sizes: tuple[int, int], seed: int = 1) -> Tr
     return model
 
 
-def write_run(run_dir: Path, tokenizer: Path, config: RunConfig, seed: int = 1) -> Transformer:
+def write_run(run_dir: Path, tokenizer: Path, config: RunConfig) -> Transformer:
     """Write a run folder with one validated checkpoint; return its model."""
-    tokenizers = load_tokenizers(tokenizer)
-    sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-    model = random_model(config, sizes, seed)
-    write_run_files(run_dir, config, tokenizer)
-    weights = model.state_dict()
-    state = {"identity": {"data_hash": "d"}}
-    save_checkpoint(run_dir, STEP, model=weights, optimizer={"m": torch.zeros(9)}, state=state)
+    model = random_model(config, load_tokenizers(tokenizer).vocab_sizes)
+    save_run(run_dir, model, tokenizer, config, STEP)
     event = {"kind": "validation", "step": STEP, "epoch": 1, "seconds": 2.0}
     event |= {"loss": 1.5, "perplexity": 4.48, "bleu": 12.345}
     (run_dir / "metrics.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")

@@ -42,8 +42,7 @@ from nmt.inference.engine import (
     ShortlistParts,
     choose_engine,
 )
-from nmt.inference.guard import GuardLimits, fallback_search
-from nmt.inference.request import Alarm
+from nmt.inference.guard import GuardLimits
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Constraints
@@ -55,11 +54,11 @@ from tests.extras.exchange.exported import (
     needs_ctranslate2,
     random_model,
     run_config,
-    train_tokenizers,
     write_run,
     write_shortlist,
 )
 from tests.inference.conftest import sentences
+from tests.inference.models import train_tokenizer
 
 pytestmark = needs_ctranslate2
 LINES = sentences(20, seed=8)
@@ -106,7 +105,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
-    return load_tokenizers(train_tokenizers(tmp_path_factory.mktemp("exchange") / "tokenizer"))
+    return load_tokenizers(train_tokenizer(tmp_path_factory.mktemp("exchange") / "tokenizer"))
 
 
 def bundle_of(tokenizers: Tokenizers, **model: Any) -> ModelBundle:
@@ -162,7 +161,7 @@ def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(tmp_path:
 
     And two vocabularies are kept apart.
     """
-    two = load_tokenizers(train_tokenizers(tmp_path / "tokenizer", joint=False))
+    two = load_tokenizers(train_tokenizer(tmp_path / "tokenizer", joint=False))
     bundle = bundle_of(two, embeddings="separate")
     assert len(bundle.model.source_vectors) != len(bundle.model.target_table)
     with torch.no_grad():
@@ -248,7 +247,7 @@ def load(folder: Path, **options: Any) -> Translator:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ctranslate2")
-    write_run(folder / "run", train_tokenizers(folder / "tokenizer"), run_config({}))
+    write_run(folder / "run", train_tokenizer(folder / "tokenizer"), run_config({}))
     write_shortlist(folder / "run")
     return folder / "run"
 
@@ -326,7 +325,7 @@ def test_outputs_end_where_a_learned_table_ends(tmp_path: Path, shortest: float)
             "min_length_factor": shortest,
         },
     )  # fmt: skip
-    model = write_run(tmp_path / "run", train_tokenizers(tmp_path / "tokenizer"), config)
+    model = write_run(tmp_path / "run", train_tokenizer(tmp_path / "tokenizer"), config)
     ids = [[7, 8, 9], [10] * 11, [11, 300, 4, 5]]
     found = load(tmp_path / "run", engine="ctranslate2").engine.search(ids, config.decoding)
 
@@ -359,13 +358,6 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "export.json").write_text('{"quantization": "int8", "num_positions": null}')
     with pytest.raises(CheckpointError, match="cannot be loaded by CTranslate2"):
         CTranslate2Engine(tmp_path)
-
-
-def test_it_has_all_that_a_retry_of_the_guard_may_ask_for() -> None:
-    """Of what our own search defines as it does."""
-    alarms: list[Alarm] = ["loop", "repetition", "short", "long", "compression"]
-    changes = fallback_search(alarms, DecodingConfig(beam_size=1), GuardLimits())
-    assert not not_followed(DecodingConfig(**changes))
 
 
 def needs_of(*, longest: int | None = 40, **changes: Any) -> Needs:

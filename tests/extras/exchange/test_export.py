@@ -11,13 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from nmt.checkpoint.files import (
-    MODEL,
-    checkpoint_dir,
-    checkpoint_name,
-    save_checkpoint,
-    write_best,
-)
+from nmt.checkpoint.files import MODEL, checkpoint_dir, checkpoint_name, save_checkpoint, write_best
 from nmt.checkpoint.model_folder import SHORTLIST, is_ctranslate2, load_model, write_average
 from nmt.cli.app import app
 from nmt.data.prepared import PreparedManifest
@@ -33,11 +27,11 @@ from tests.extras.exchange.exported import (
     STEP,
     needs_ctranslate2,
     run_config,
-    train_tokenizers,
     write_run,
     write_shortlist,
 )
 from tests.inference.conftest import sentences
+from tests.inference.models import train_tokenizer
 from tests.terminal import terminal
 
 BOTH = pytest.mark.parametrize(
@@ -49,7 +43,7 @@ FLAGS = ("--device", "cpu", "--threads", "1", "--no-guard")
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_tokenizers(tmp_path_factory.mktemp("export") / "tokenizer")
+    return train_tokenizer(tmp_path_factory.mktemp("export") / "tokenizer")
 
 
 @pytest.fixture

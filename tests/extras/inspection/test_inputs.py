@@ -36,7 +36,7 @@ from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 from nmt.packed import Packed
 from nmt.text.tokenizer import load_tokenizers
-from tests.inference.models import run_config, save_run, train_tokenizer
+from tests.inference.models import save_run
 from tests.model.small import small_model
 
 HELLO = Path(__file__).parents[3] / "configs" / "hello.yaml"
@@ -107,13 +107,10 @@ def test_neighbours_have_the_largest_cosines_without_special_tokens() -> None:
     assert [index for index, _ in neighbours(table, 3, 50)] == [7, 5, 4, 6]
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def large(runs: dict[str, Path]) -> Path:
     """A run folder whose vocabulary is too large to be drawn, without its data."""
-    place, config = tmp_path_factory.mktemp("large"), run_config()
-    tokenizer = train_tokenizer(place / "tokenizer")
-    model = build_model(config.model, *load_tokenizers(tokenizer).vocab_sizes)
-    return save_run(place / "run", model, tokenizer, config)
+    return runs["plain"]
 
 
 def test_a_model_with_a_large_vocabulary_names_neighbours(large: Path) -> None:
