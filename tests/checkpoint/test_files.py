@@ -297,7 +297,7 @@ def test_what_safetensors_says_of_a_full_disk_is_told(
     save(tmp_path, 10)
     before = contents(tmp_path)
     monkeypatch.setattr(files, "_FULL", (errno.EFBIG,))
-    with full_disk(100), pytest.raises(CheckpointError, match="was not written: .*too large") as at:
+    with full_disk(100), pytest.raises(CheckpointError, match=r"not written: .*too large") as at:
         save(tmp_path, 20)
     assert "Free disk space" in at.value.fix
     assert_only_the_first_is_left(tmp_path, before)

@@ -93,7 +93,7 @@ def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_pa
     found = together(run_dir, "-i", source, "-o", output)
     assert found.returncode != 0
     problem, fix = messages(found.stderr.decode())[::-1]
-    assert "cut off" in problem + fix
+    assert "damaged or truncated" in problem + fix
     assert [path.name for path in tmp_path.iterdir()] == ["in.de.gz"]
 
 
