@@ -32,18 +32,19 @@ from nmt.version import __version__
 TAGLINE = "Train, evaluate and serve machine translation models."
 EPILOG = """\b
 Exit codes:
-  0         done
-  1         unexpected: a bug, or a problem that `nmt doctor` found
-  2         usage or configuration
-  3         bad input data
-  4         bad model or checkpoint
+  0         success
+  1         internal error, or `nmt doctor` found a problem
+  2         wrong option or configuration
+  3         missing, damaged or misaligned data
+  4         missing or damaged model or checkpoint
   5         training diverged
-  6         a quality gate was not met: --fail-under, --fail-if-worse
-  75        another process of this training was lost; the same command resumes
-  130, 143  stopped by SIGINT, SIGTERM; training saves first
-  141       the reader of standard output went away
+  6         a quality gate failed: --fail-under or --fail-if-worse
+  75        another process of this training failed; run the same command to resume
+  130, 143  stopped by SIGINT or SIGTERM; training saves a checkpoint first
+  141       broken pipe: the reader of standard output has exited
 """
 BROKEN_PIPE = 141  # What a shell reports for a program stopped by SIGPIPE.
+_GENERAL = ("set_", "json", "quiet", "verbose", "help")  # The last options of every help.
 _STDERR = 2  # The descriptor of standard error.
 
 # What Typer raises for a command line; it exports only this subclass.
@@ -82,6 +83,13 @@ class _Commands(TyperGroup):
             group.callback(cls=_Commands, help=PARENTS[name], no_args_is_help=True)(lambda: None)
             return typer.main.get_command(group)
         return make_command(name, COMMANDS[name], _Command) if name in COMMANDS else None
+
+    @override
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
+        with formatter.section("General"):
+            formatter.write_dl(list(filter(None, records)))
 
     @override
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -180,33 +188,43 @@ class _Command(TyperCommand):
         return ConfigError(f"{path} needs {parameter_name(parameter)}.", fix=fix)
 
     @override
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [each for each in self.params if each.param_type_name == "argument"]
+        names = [parameter_name(each) + "..." * (each.nargs < 0) for each in arguments]
+        shown = zip(names, arguments, strict=True)
+        return ["[OPTIONS]", *(name if each.required else f"[{name}]" for name, each in shown)]
+
+    @override
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        general = []
         for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                is_argument = parameter.param_type_name == "argument"
-                panel = getattr(parameter, "rich_help_panel", None)
-                title = "Arguments" if is_argument else panel or "General"
-                names, text = record
-                if is_argument:  # without its type
-                    names = parameter.metavar or parameter.name.upper()
-                text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
-                text = re.sub(r"\[default: \(([^()]*)\)", r"[default: \1", text)  # a description
-                sections.setdefault(title, []).append((names, text))
-        for title, rows in sections.items():
+            names, text = parameter.get_help_record(ctx) or ("", "")
+            text = text.replace(f"({OF_THE_MODEL})", _model_default(parameter.name))
+            text = re.sub(r"\[default: \(([^()]*)\)", r"[default: \1", text)  # a description
+            text = re.sub(r"(  \[|; )[-\d.<=]*x[<>]=?[-\d.]+\]$", r"\1]", text)  # a range
+            row = names, text.removesuffix("  []").replace("; ]", "]")
+            if parameter.param_type_name == "argument":
+                sections["Arguments"].append((parameter_name(parameter), row[1]))
+            elif parameter.name in _GENERAL:
+                general.append(row)
+            else:
+                title = getattr(parameter, "rich_help_panel", None) or "Options"
+                sections.setdefault(title, []).append(row)
+        for title, rows in {**sections, "General": general}.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
 
 def _model_default(name: str) -> str:
-    """Describe the default of a flag that a model's configuration has."""
+    """Describe the default of a flag that is a key of the model's configuration."""
     decoding = load_attribute("nmt.config.model:DecodingConfig").model_fields
     if name not in decoding:
         return OF_THE_MODEL
     default = decoding[name].default
     shown = ("no", "yes")[default] if isinstance(default, bool) else default
-    return f"{OF_THE_MODEL} ({shown} unless it was trained with another)"
+    return f"{OF_THE_MODEL}, usually {shown}"
 
 
 app = typer.Typer(
@@ -261,4 +279,4 @@ def main() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", newline="\n")
-    app()
+    app(prog_name="nmt")

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -56,11 +56,11 @@ _METAVARS = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Verbosity:
-    """What every command accepts.
+    """Options that every command accepts.
 
     Args:
-        quiet: Print results, warnings and errors only.
-        verbose: Print details, and the traceback of errors; -vv: log messages of libraries, too.
+        quiet: Print only results, warnings and errors.
+        verbose: Print details and tracebacks; -vv also prints log messages of libraries.
     """
 
     quiet: Annotated[bool, Flag(short="q")] = False
@@ -153,14 +153,14 @@ def parameter_name(parameter: Any) -> str:
 
 def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
     flag, kind, default = field.flag, field.kind, field.default
-    is_required = default is MISSING
+    is_required, shown = default is MISSING, spelled(flag.shown, spellings)
     settings: dict[str, Any] = {
         "help": spelled(flag.help, spellings),
-        "metavar": flag.metavar or (field.spelling if flag.argument else _METAVARS.get(kind)),
+        "metavar": flag.metavar or (field.spelling if flag.argument else _metavar(kind)),
         "min": flag.min,
         "max": flag.max,
         "rich_help_panel": field.title,
-        "show_default": flag.shown or (not is_required and default is not None),
+        "show_default": shown or (not is_required and default is not None),
     }
     parser = flag.parser or (file_name if kind is Path else None)
     names = [] if flag.argument else _names(field)
@@ -173,8 +173,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
             default = flag.separator.join(map(str, default)) if default else None
         else:
             kind, default = list[item], default if is_required else list(default)  # type: ignore[valid-type]
-            settings["metavar"] = settings["metavar"] or _METAVARS.get(item)
-            settings["show_default"] = flag.shown or bool(default)
+            settings["show_default"] = shown or bool(default)
     if field.name == "verbose":
         settings |= {"count": True, "show_default": False}
     if parser:
@@ -187,6 +186,13 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=option
     )
+
+
+def _metavar(kind: Any) -> str | None:
+    """Return the word for a value in the help: N, FILE, [chrf|bleu], or N,N for a list."""
+    if get_origin(kind) is Literal:
+        return f"[{'|'.join(get_args(kind))}]"
+    return _METAVARS.get(get_args(kind)[0] if get_origin(kind) is tuple else kind)
 
 
 def _names(field: Field) -> list[str]:

@@ -25,7 +25,7 @@ _BY_POSITION = {
     **dict.fromkeys(("init", "average", "export", "import", "translate", "pull"), ("--output",)),
     **dict.fromkeys(("score", "inspect"), ("--source", "--target")),
     "train": ("--run-dir",),
-    "augment": ("--with", "--output"),
+    "augment": ("--model", "--output"),
 }
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
 _CHECKPOINT = re.compile(r".*\.(pt|pth|ckpt)")

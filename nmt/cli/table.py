@@ -1,22 +1,22 @@
-"""Every command: its options, its function, and the words of its help.
+"""Every command: its options, its function, and the text of its help.
 
-The one place that names extras. Examples and descriptions stand here, because they spell flags.
+Only this module names extras. Examples and descriptions are here because they contain flags.
 """
 
 from __future__ import annotations
 
 from nmt.cli.builder import Entry
 
-# By the words behind ``nmt``.
+# Words after ``nmt`` -> the command.
 COMMANDS = {
     "init": Entry(
         "nmt.extras.planning.options:InitOptions",
         "nmt.extras.planning.init:init",
-        """Split two aligned files, and write a configuration for them.
+        """Split two aligned files and write a configuration for them.
 
-        The values of the configuration depend on the size of the text. Draws up to 1,000 pairs each
-        for validation and testing, keeps their sentences out of the training text, and prints the
-        next command.""",
+        Holds out up to 1,000 sentence pairs for validation and 1,000 for testing, and removes their
+        sentences from the training text. Hyperparameters are chosen for the size of the corpus.
+        Prints the next command.""",
         """
 nmt init corpus.de corpus.en
 nmt init corpus.de corpus.en --valid dev.de dev.en --test test.de test.en
@@ -25,14 +25,15 @@ nmt init deutsch.txt.gz english.txt.gz --languages de-en -o experiments/de-en"""
     "prepare": Entry(
         "nmt.commands.options:PrepareOptions",
         "nmt.commands.prepare:prepare",
-        """Filter and tokenize corpora into a folder; print a report.
+        """Filter and tokenize the training data; print a report.
 
-        Nothing is done where the configuration and the corpora have not changed. After an
-        interruption, the same command continues.""",
+        `nmt train` prepares the data too, so this step is optional. If the configuration and the
+        corpora have not changed, the data are not prepared again. To continue after an
+        interruption, run the same command.""",
         """
 nmt prepare configs/demo.yaml
 nmt prepare configs/demo.yaml --set tokenizer.vocab_size=2000 --report-only
-nmt prepare configs/demo.yaml --report-only --report report
+nmt prepare configs/demo.yaml --report-only --report-dir report
 nmt prepare configs/demo.yaml --workers 8
 nmt prepare configs/demo.yaml --verify
 zcat pairs.tsv.gz | nmt prepare configs/demo.yaml --set data.train='[{tsv: -}]'
@@ -41,24 +42,27 @@ nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786""",
     "augment": Entry(
         "nmt.commands.options:AugmentOptions",
         "nmt.commands.augment:augment",
-        """Make pairs for training by translating text of one language.
+        """Translate monolingual text into additional training data (back-translation).
 
-        By default the text becomes the target (back-translation). What the guard still finds wrong
-        after its second search is dropped and counted. The same command resumes by shards.""",
+        The text becomes the target side of the new corpus; with --forward, the source side.
+        Degenerate translations (loops, odd length) are searched for again. If the second search
+        fails too, the line is dropped and counted. To continue after an interruption, run the same
+        command.""",
         """
-nmt augment news.en --with runs/en-de -o news-bt
-nmt augment news.en.gz --with runs/en-de -o news-bt --sample --seed 2
-nmt augment news.de --with runs/teacher -o news-ft --forward""",
+nmt augment news.en --model runs/en-de -o news-bt
+nmt augment news.en.gz --model runs/en-de -o news-bt --sample --seed 2
+nmt augment news.de --model runs/teacher -o news-ft --forward""",
     ),
     "average": Entry(
         "nmt.commands.options:AverageOptions",
         "nmt.commands.average:average",
-        """Average the weights of checkpoints of a run into one model.
+        """Average the weights of several checkpoints of a run into one model.
 
-        The mean of late checkpoints often translates better than each of them, at the same speed.
-        Only checkpoints that the run has kept can be averaged: set training.keep_last (or
-        keep_best) before training. FOLDER works wherever a run folder does: `nmt translate FOLDER`,
-        `nmt evaluate FOLDER`. Its average.json lists the averaged checkpoints. Prints FOLDER.""",
+        The average of late checkpoints often translates better than each single checkpoint, at the
+        same speed. Only checkpoints that the run has kept can be averaged: set training.keep_last
+        (or keep_best) before training. You can use FOLDER like a run folder: `nmt translate
+        FOLDER`, `nmt evaluate FOLDER`. FOLDER/average.json lists the averaged checkpoints. Prints
+        FOLDER.""",
         """
 nmt average runs/base -o models/base
 nmt average runs/base --best 5 -o models/base-best5
@@ -68,10 +72,10 @@ nmt translate "$(nmt average runs/base --last 5 -q -o models/base)" < in.de > ou
     "export": Entry(
         "nmt.extras.exchange.options:ExportOptions",
         "nmt.extras.exchange.export:export",
-        """Write a model as a folder that is complete in itself.
+        """Export a model to a self-contained folder.
 
-        FOLDER holds weights, configuration, tokenizer, a manifest with the hash of every file, and
-        a model card (README.md). It works wherever a run folder does: `nmt translate FOLDER`, `nmt
+        FOLDER contains weights, configuration, tokenizer, a manifest with the hash of every file,
+        and a model card (README.md). You can use it like a run folder: `nmt translate FOLDER`, `nmt
         evaluate FOLDER`. Prints FOLDER.""",
         """
 nmt export runs/base --to safetensors -o models/base
@@ -81,11 +85,11 @@ nmt translate models/base-int8 < in.de > out.en""",
     "import": Entry(
         "nmt.extras.exchange.options:ImportOptions",
         "nmt.extras.exchange.import_model:import_model",
-        """Make a model folder of a model that another system trained.
+        """Import a pretrained Marian or OPUS-MT model.
 
-        FOLDER works wherever a run folder does: translate, evaluate, score, export, fine-tune
-        (training.init_from). Models of Marian are searched as Marian searches them; `nmt export
-        FOLDER --to ctranslate2` makes a folder that is faster on CPUs. Prints FOLDER.""",
+        You can use FOLDER like a run folder: translate, evaluate, score, export, or fine-tune
+        (training.init_from). Decoding follows Marian's rules. For faster translation on CPUs, run
+        `nmt export FOLDER --to ctranslate2`. Prints FOLDER.""",
         """
 nmt import opus-mt-en-de -o models/en-de
 nmt import marian/model.npz --languages en-de -o models/en-de
@@ -95,10 +99,10 @@ nmt train my.yaml --set training.init_from=models/en-de""",
     "translate": Entry(
         "nmt.commands.options:TranslateOptions",
         "nmt.commands.translate:translate",
-        """Translate lines: N in, N out, in order, blank lines kept.
+        """Translate text: N lines in, N lines out, in order, blank lines included.
 
-        Reads standard input and writes standard output unless files are named. A line of more than
-        50,000 characters is translated up to there, with a warning.""",
+        Reads standard input and writes standard output unless you pass files. Lines are cut after
+        50,000 characters, with a warning.""",
         """
 nmt translate runs/demo in.de > out.en
 echo "Guten Morgen!" | nmt translate runs/demo --beam-size 1
@@ -109,11 +113,12 @@ torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.de -o out.en""",
     "train": Entry(
         "nmt.commands.options:TrainOptions",
         "nmt.commands.train:train",
-        """Train a model. Prepares the data if needed; resumes from the last checkpoint.
+        """Train a model: prepare the data if needed, resume from the last checkpoint.
 
-        The first Ctrl-C (SIGINT) or SIGTERM lets the current update finish, saves, and exits with
-        130 or 143; the same command resumes. A second Ctrl-C ends at once. A run that has ended
-        goes on with a larger budget, such as `--set training.max_minutes=60`.""",
+        On Ctrl-C (SIGINT) or SIGTERM, training finishes the current update, saves a checkpoint, and
+        exits with code 130 or 143. To resume, run the same command. A second Ctrl-C stops at once.
+        To continue a completed run, raise its budget, for example `--set
+        training.max_minutes=60`.""",
         """
 nmt train configs/demo.yaml
 nmt train configs/demo.yaml --set training.max_minutes=10 --run-dir runs/longer
@@ -124,12 +129,12 @@ torchrun --nproc-per-node 4 -m nmt train configs/base.yaml""",
     "score": Entry(
         "nmt.commands.options:ScoreOptions",
         "nmt.commands.score:score",
-        """Score given translations: log probability per token.
+        """Score existing translations: log probability per token.
 
-        Writes one line for each pair, in order: the score that the search would show for that
-        translation, 0 at best. Blank to blank is 0; a blank translation of a line is the
-        probability of ending at once; a translation of a blank line, and a pair too long for the
-        model, is -inf (JSON: null).""",
+        Writes one score per sentence pair, in order. The score is the one that beam search would
+        give to the translation; 0 is the maximum. Two blank lines score 0. A blank translation
+        scores the probability of an immediate end of sentence. A blank source, or a pair too long
+        for the model, scores -inf (JSON: null).""",
         """
 nmt score runs/demo --source test.en --target test.de > scores
 paste in.en out.de | nmt score runs/demo --format json
@@ -138,10 +143,10 @@ nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum
     "evaluate": Entry(
         "nmt.commands.options:EvaluateOptions",
         "nmt.commands.evaluate:evaluate",
-        """Score models or files with BLEU, chrF, chrF++ or TER.
+        """Score models or translations with BLEU, chrF, chrF++ or TER.
 
-        Exit code 6 means that a score is below --fail-under, or significantly worse than the
-        baseline's with --fail-if-worse.""",
+        Without --test, a model is scored on all test sets of its configuration. Exit code 6 means
+        that a quality gate failed: --fail-under or --fail-if-worse.""",
         """
 nmt evaluate runs/demo
 nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
@@ -154,10 +159,11 @@ nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en"
     "serve": Entry(
         "nmt.extras.serving.options:ServeOptions",
         "nmt.extras.serving.options:serve",
-        """Serve models over HTTP: a JSON API, LibreTranslate's API, and a page.
+        """Serve models over HTTP: JSON API, LibreTranslate API, web page.
 
-        Requests of all clients share batches. On SIGTERM, /health/ready answers 503, running
-        requests are answered, and the exit code is 0. Needs `pip install -e '.[serve]'`.""",
+        Batching never changes a translation: each client gets the same result as if it were alone.
+        On SIGTERM, /health/ready returns 503, pending requests are finished, and the exit code is
+        0. Requires `pip install -e '.[serve]'`.""",
         """
 nmt serve runs/demo
 nmt serve best=runs/base --host 0.0.0.0 --api-keys keys.txt --allow-host translate.example.org
@@ -166,10 +172,10 @@ curl localhost:8080/v1/translate -H 'Content-Type: application/json' -d '{"texts
     "push": Entry(
         "nmt.extras.exchange.options:PushOptions",
         "nmt.extras.exchange.hub:push",
-        """Upload a model folder to a hub of Hugging Face.
+        """Upload a model folder to the Hugging Face Hub.
 
-        Files are compared with their manifest beforehand. Set HF_TOKEN to your access token, and
-        HF_ENDPOINT to use another hub. Prints the address of the commit.""",
+        The files are checked against their manifest first. Set HF_TOKEN to your access token. Set
+        HF_ENDPOINT to use another server. Prints the URL of the commit.""",
         """
 nmt export runs/mine --to safetensors -o models/mine
 nmt evaluate models/mine -t wmt14 -l en-de --json > scores.json
@@ -178,10 +184,10 @@ nmt push models/mine hub:my-org/mine --license cc-by-4.0 --scores scores.json --
     "pull": Entry(
         "nmt.extras.exchange.options:PullOptions",
         "nmt.extras.exchange.hub:pull",
-        """Download a model folder from a hub of Hugging Face.
+        """Download a model folder from the Hugging Face Hub.
 
-        Every file is compared with the manifest; only files that cannot hold code are read. Prints
-        the name with the commit, by which the same model can be had again.""",
+        Every file is checked against the manifest. Only file types that cannot contain code are
+        read. Prints the name with the commit, to download exactly the same model later.""",
         """
 nmt pull hub:my-org/mine -o models/mine
 nmt pull hub:my-org/mine@3f2a1c9 -o models/mine""",
@@ -189,42 +195,45 @@ nmt pull hub:my-org/mine@3f2a1c9 -o models/mine""",
     "config schema": Entry(
         "nmt.commands.options:SchemaOptions",
         "nmt.commands.config:schema",
-        "Print the JSON schema of a configuration, for editors.",
+        "Print the JSON schema of configuration files, for editors.",
         "nmt config schema > nmt.schema.json",
     ),
     "config keys": Entry(
         "nmt.commands.options:KeysOptions",
         "nmt.commands.config:keys",
-        "Print keys with defaults, bounds and meaning, as Markdown.",
-        "nmt config keys model",
+        "Describe configuration keys: default, allowed values, meaning.",
+        """
+nmt config keys training
+nmt config keys model.dropout
+nmt config keys > KEYS.md""",
     ),
     "config show": Entry(
         "nmt.commands.options:ShowOptions",
         "nmt.commands.config:show",
-        "Print the resolved configuration, defaults and presets included.",
+        "Print a configuration with all defaults and presets filled in.",
         "nmt config show configs/demo.yaml --set model.preset=modern",
     ),
     "config check": Entry(
         "nmt.commands.options:CheckOptions",
         "nmt.commands.config:check",
-        "Check YAML configuration files; report all problems of all files.",
+        "Check configuration files; report all problems with line numbers.",
         "nmt config check configs/*.yaml",
     ),
     "doctor": Entry(
         "nmt.extras.planning.options:DoctorOptions",
         "nmt.extras.planning.doctor:doctor",
-        """Check the installation and the machine.
+        """Check the installation and the hardware.
 
-        Trains and translates for a few seconds, too. A line that reports a problem is followed by
-        its fix; then the exit code is 1.""",
+        Also trains and translates for a few seconds. Each problem is printed with its fix. If there
+        is a problem, the exit code is 1.""",
         "nmt doctor",
     ),
     "inspect": Entry(
         "nmt.extras.inspection.options:InspectOptions",
         "nmt.extras.inspection.command:inspect",
-        """Look inside a model: arithmetic, attention, decoding.
+        """Look inside a model: attention, decoding, every number.
 
-        Layers and heads are numbered from 1. A page is one file that needs no network.""",
+        Layers and heads are numbered from 1. HTML pages are self-contained and work offline.""",
         """
 nmt inspect runs/demo --source "Anna sold a red lamp." -o page.html --open
 nmt inspect runs/demo attention --source "Anna sold a red lamp." --layer 2 --head 1,3
@@ -233,7 +242,7 @@ nmt inspect configs/base.yaml parameters
 nmt inspect --worked-examples""",
     ),
 }
-# Headings of ``nmt --help``, and what stands below them.
+# Headings of ``nmt --help`` -> their commands.
 GROUPS = {
     "Data": ("init", "prepare", "augment"),
     "Train": ("train", "average"),
@@ -242,9 +251,9 @@ GROUPS = {
     "Models": ("import", "export", "pull", "push"),
     "Setup": ("config", "doctor"),
 }
-# Commands that have commands, and their help.
-PARENTS = {"config": "Show, check and document configurations."}
-# What others call commands, with hyphens -> ours, perhaps with all that is to be typed.
+# Commands with subcommands -> their help.
+PARENTS = {"config": "Print, check and explain configurations."}
+# Commands of other tools, with hyphens -> the command to type here.
 FOREIGN_COMMANDS = {
     **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
     "test": "evaluate",

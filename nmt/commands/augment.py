@@ -67,11 +67,11 @@ def augment(options: AugmentOptions) -> AugmentReport:
     begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
     forward = options.forward
     decoding = given(options, "seed", "beam_size") | ({"sampling": True} if options.sample else {})
-    changes = decoding_changes(options.with_, options.set_, decoding) | {"n_best": 1}
+    changes = decoding_changes(options.model, options.set_, decoding) | {"n_best": 1}
     names = ("checkpoint", "threads", "engine", "guard", "tag")
     changes |= {name: getattr(options, name) for name in names}
-    translator = Translator.load(options.with_, **changes)
-    files = find_model(options.with_, options.checkpoint)
+    translator = Translator.load(options.model, **changes)
+    files = find_model(options.model, options.checkpoint)
     warn_of_language(str(text), _lines(text), files.config)
     settings = {
         "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,

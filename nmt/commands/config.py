@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
 from nmt.commands.result import TextResult
 from nmt.config import loader
-from nmt.config.keys import describe_keys
+from nmt.config.keys import describe_keys, described_sections
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.checks import swapped_sets
@@ -55,8 +56,30 @@ def schema(_: SchemaOptions) -> TextResult:
 
 
 def keys(options: KeysOptions) -> TextResult:
-    """Return keys with defaults, bounds and meaning, as Markdown."""
-    return TextResult(describe_keys(options.section))
+    """Return keys with default, allowed values and meaning."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    form = options.format or ("text" if is_terminal else "markdown")
+    return TextResult((describe_keys if form == "markdown" else _explain_keys)(options.section))
+
+
+def _explain_keys(start: str = "") -> str:
+    """Return keys as text for a terminal: default, then meaning and allowed values, wrapped."""
+    from rich.console import Console  # noqa: PLC0415 - slow to load
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        for name, about, keys in described_sections(start):
+            console.print(Text(name, "bold"))
+            console.print(Text(f"{about}\n".replace("``", "`")))
+            for key in keys:
+                default = f"default: {key.default}" if key.default else "required"
+                line = Text.assemble("  ", (key.path[-1], "bold cyan"), f"  [{default}]")
+                meaning = f"{key.description} Allowed: {key.allowed}.".replace("``", "`")
+                console.print(line, Padding(Text(meaning), (0, 0, 0, 6), expand=False))
+            console.print()
+    return capture.get()
 
 
 def show(options: ShowOptions) -> TextResult:

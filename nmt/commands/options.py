@@ -1,6 +1,6 @@
-"""Options of the commands: first those that several share, then each command's. Loads no torch.
+"""Options of the commands, shared groups first. Loads no torch.
 
-A class with a ``title`` is a section of the help.
+The ``title`` of a class is a heading in the help.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Format = Literal["text", "json"]  # how lines are read or written
 
 
 def file_or_standard(text: str) -> Path | None:
-    """Read the name of a file; ``-``, which is standard input or output, gives None."""
+    """Read a file name; ``-``, standard input or output, becomes None."""
     return None if text == "-" else file_name(text)
 
 
 def format_name(text: str) -> str:
-    """Read the name of a format of lines; ``jsonl`` is ``json``.
+    """Read the name of a line format; ``jsonl`` means ``json``.
 
     Raises:
-        ValueError: There is no such format.
+        ValueError: The format does not exist.
     """
     if text not in (*get_args(Format), "jsonl"):
         raise ValueError(f"{text!r} is not one of {', '.join(get_args(Format))}")
@@ -41,36 +41,38 @@ def format_name(text: str) -> str:
 
 
 def _override(text: str) -> str:
-    """Refuse a key and its value as two words before the value counts as one argument too many."""
+    """Check that an override is one word; otherwise its value would be read as an argument."""
     if "=" not in text:
         key, _, value = text.partition(":")
         typed = f"`set` {key or 'KEY'}={value.strip() or 'VALUE'}"
-        fix = f"Put an equals sign and no space between, as in {typed}."
-        raise ConfigError(f"`set` {text}: write KEY=VALUE, as one argument.", fix=fix)
+        fix = f"Join key and value with an equals sign, without spaces: {typed}"
+        raise ConfigError(f"`set` {text}: expected KEY=VALUE.", fix=fix)
     return text
 
 
 def _model_folder(text: str) -> Path:
-    """Read the name of a folder that holds a model.
+    """Read the name of a model folder.
 
     Raises:
-        CheckpointError: It may not be read.
+        CheckpointError: The user has no permission to read the folder.
     """
     folder = file_name(text)
     is_seen = os.access(folder, os.F_OK) and folder.is_dir()
     if is_seen and not os.access(folder, os.R_OK | os.X_OK):
-        fix = "Let the model be read by you, or copy the folder again."
-        raise CheckpointError(f"{folder} cannot be read: you have no permission.", fix=fix)
+        fix = "Make the folder readable (chmod -R u+rX), or copy it."
+        raise CheckpointError(f"You have no permission to read {folder}.", fix=fix)
     return folder
 
 
-_MODEL = "Run folder or exported model folder."
-_OVERRIDE = "Change one key, as in batch.max_tokens=2048. Repeatable."
-_CHECKPOINT = "Checkpoint of a run folder: best, last, step-N or average."
-_OUTPUT = "File to write; .gz, .bz2 and .xz are compressed."
-_FOLDER = "Model folder to write; it must be missing or empty."
-_TAG = "Tag of each source: a target language (de for <2de>) or a domain."
-_PENALTY = "Exponent of the length normalisation; higher favours longer translations."
+_MODEL = "Run folder, or folder of an exported, averaged or imported model."
+_OVERRIDE = "Override a configuration key (`nmt config keys` lists all keys). Repeatable."
+_CHECKPOINT = "Checkpoint of a run folder: best, last, average or step-N."
+_OUTPUT = "Output file; .gz, .bz2 and .xz are compressed."
+_FOLDER = "Output model folder; it must not exist or be empty."
+_TAG = "Tag to put in front of every source line, for models trained with tags."
+_BEAM = "Beam size; 1 is greedy search. Larger is slower."
+_BATCH = "Maximum source tokens per batch, padding included."
+_PENALTY = "Length penalty (exponent); higher favours longer translations."
 
 ConfigFile = Annotated[Path, Flag("YAML configuration file.", argument=True)]
 Model = Annotated[Path, Flag(_MODEL, argument=True, parser=_model_folder)]
@@ -79,24 +81,24 @@ Checkpoint = Annotated[str, Flag(_CHECKPOINT, metavar="NAME")]
 OutputFile = Annotated[File, Flag(_OUTPUT, "o", parser=file_or_standard, shown="standard output")]
 OutputFolder = Annotated[Path, Flag(_FOLDER, "o", "FOLDER")]
 Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
-Threads = Annotated[Count, Flag("CPU threads.", min=1, shown="all cores")]
-BeamSize = Annotated[Count, Flag("Beam size; 1 is greedy search.", "b", min=1, shown=OF_THE_MODEL)]
-BatchTokens = Annotated[Count, Flag("Source tokens of a batch.", min=1, shown=OF_THE_MODEL)]
-SampleSeed = Annotated[Count, Flag("With `sample`: random seed.", min=0, shown=OF_THE_MODEL)]
+Threads = Annotated[Count, Flag("Number of CPU threads.", min=1, shown="all cores")]
+BeamSize = Annotated[Count, Flag(_BEAM, "b", min=1, shown=OF_THE_MODEL)]
+BatchTokens = Annotated[Count, Flag(_BATCH, min=1, shown=OF_THE_MODEL)]
+SampleSeed = Annotated[Count, Flag("Random seed of `sample`.", min=0, shown=OF_THE_MODEL)]
 LengthPenalty = Annotated[float | None, Flag(_PENALTY, min=0, shown=OF_THE_MODEL)]
 Json = Annotated[bool, Flag("Print the result as one JSON object.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Options):
-    """Which models, and where they compute.
+    """Which models to load, and on which device.
 
     Args:
-        device: Device to compute on; cuda is the first GPU, cuda:1 the second.
-        with_: Another model with the same languages and vocabulary; the predictions of all models
-            are averaged (ensemble). Repeatable.
-        weights: Weights of MODEL and of each `with`, as in 2,1,1.
-        ensemble_mean: Average probabilities (arithmetic) or log probabilities (geometric).
+        device: Device; auto uses a GPU if there is one, cuda:1 is the second GPU.
+        with_: Additional model for an ensemble, with the same languages and vocabulary. Repeatable.
+        weights: Ensemble weights of MODEL and of each `with`, separated by commas.
+        ensemble_mean: Ensembles average probabilities (arithmetic) or log probabilities
+            (geometric).
     """
 
     title: ClassVar[str] = "Model"
@@ -106,7 +108,7 @@ class ModelOptions(Options):
     threads: Threads = None
     with_: Annotated[Files, Flag(metavar="MODEL2")] = ()
     weights: Annotated[
-        tuple[float, ...] | None, Flag(separator=",", metavar="2,1,1", shown="equal")
+        tuple[float, ...] | None, Flag(separator=",", metavar="X,X", shown="equal weights")
     ] = None
     ensemble_mean: Annotated[
         Literal["arithmetic", "geometric"] | None, Flag(shown="arithmetic")
@@ -115,19 +117,19 @@ class ModelOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.with_ and self.ensemble_mean is not None:
-            fix = "Add `with` MODEL2, or leave it out."
+            fix = "Add `with` MODEL2, or remove `ensemble_mean`."
             raise ConfigError("`ensemble_mean` needs `with`.", fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ModelOptions):
-    """Which models, where they compute, and what computes translations with them.
+    """Which models to load, on which device, and with which engine.
 
     Args:
-        engine: auto, torch or ctranslate2. auto is CTranslate2 on a CPU if it is installed and has
-            all that is asked for, otherwise torch; `verbose` says which and why.
-        dtype: Type of the weights: auto (float32; on a GPU 16 bits), float32, int8 (CTranslate2;
-            fastest on CPUs), bfloat16 (hardware that computes in it), float16 (GPUs).
+        engine: Inference engine: auto, torch or ctranslate2. auto uses CTranslate2 on CPUs if it is
+            installed and supports all options, otherwise torch. `verbose` prints the choice.
+        dtype: Type of the weights: auto, float32, bfloat16, float16 (GPU only) or int8 (CTranslate2
+            only, fastest on CPUs). auto is float32 on CPUs and 16 bits on GPUs.
     """
 
     title: ClassVar[str] = "Model"
@@ -138,14 +140,14 @@ class EngineOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(Options):
-    """How translations are searched for.
+    """How to search for translations.
 
     Args:
-        shortlist: Score only the target tokens that the source words were translated to in the
-            training data. Faster; a few translations differ.
-        no_guard: Do not retry translations that look degenerate (loops, odd length).
-        no_split: Translate lines whole that are longer than those of training, instead of in
-            segments; not with learned positions.
+        shortlist: Restrict each sentence to likely target tokens, learned from the training data.
+            Faster; a few translations change.
+        no_guard: Do not search again when a translation is degenerate (loops, odd length).
+        no_split: Translate long lines whole. By default, lines longer than the training sentences
+            are split into segments. Not possible with learned positions.
     """
 
     title: ClassVar[str] = "Search"
@@ -159,7 +161,7 @@ class SearchOptions(Options):
     set_: Overrides = ()
 
     def decoding(self) -> dict[str, Any]:
-        """Return the decoding options that were given."""
+        """Return the decoding options that the user has set."""
         return given(self, "beam_size", "length_penalty", "shortlist", "batch_tokens")
 
 
@@ -168,9 +170,9 @@ class MbrOptions(Options):
     """Minimum Bayes risk decoding.
 
     Args:
-        mbr: Minimum Bayes risk decoding with this utility.
-        mbr_candidates: With `mbr`: candidates per sentence.
-        mbr_from: With `mbr`: take candidates from samples or from a beam.
+        mbr: Choose the candidate most similar to all others by this metric. Better quality, slower.
+        mbr_candidates: Candidates per sentence for `mbr`; more is slower.
+        mbr_from: Source of the candidates for `mbr`: random samples or beam search.
     """
 
     title: ClassVar[str] = "Minimum Bayes risk decoding"
@@ -181,38 +183,42 @@ class MbrOptions(Options):
 
 
 def given(options: Any, *names: str) -> dict[str, Any]:
-    """Return those of these options that were given: that are not None."""
+    """Return the options that the user has set, that is, that are not None."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationOptions(Options):
-    """How to prepare, whatever the configuration; training prepares with the defaults.
+    """How to prepare any configuration; `nmt train` uses the defaults.
 
     Args:
-        report_only: Print the report; write only `report`.
-        report: Folder for report.json, report.html and lists of pairs.
+        report_only: Print the report without writing prepared data.
+        report_dir: Output folder for report.json, report.html and lists of rejected pairs.
         force: Prepare again even if nothing has changed.
-        workers: Processes; the output is the same.
-        scheduler: Work through Dask: its address, or local to start it.
-        score_with: Score pairs by two models, one a direction.
+        workers: Number of worker processes. The output does not depend on it.
+        scheduler: Distribute the work with Dask: address of the scheduler, or local to start one.
+        score_with: Two models, one per direction, for the filter dual_cross_entropy.
     """
 
+    title: ClassVar[str] = "Preparation"
+
     report_only: bool = False
-    report: Annotated[File, Flag(metavar="DIR")] = None
+    report_dir: Annotated[File, Flag(metavar="FOLDER")] = None
     force: bool = False
-    workers: Annotated[Count, Flag(min=1, shown="this process")] = None
+    workers: Annotated[Count, Flag(min=1, shown="1, in this process")] = None
     scheduler: Annotated[Text, Flag(metavar="local|ADDRESS")] = None
     score_with: Annotated[Files, Flag(separator=",", metavar="RUN,RUN")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(PreparationOptions):
-    """Which experiment to prepare, and how.
+    """Which configuration to prepare, and how.
 
     Args:
-        verify: Only compare the prepared folder with its manifest.
+        verify: Check an existing prepared folder against its manifest; write nothing.
     """
+
+    title: ClassVar[str] = "Preparation"
 
     config: ConfigFile
     verify: bool = False
@@ -223,21 +229,24 @@ class PrepareOptions(PreparationOptions):
         super().__post_init__()
         others = changed(self, *PreparationOptions.__dataclass_fields__)
         if self.verify and others:
-            problem = f"`verify` only reads the folder, so `{others[0]}` has no effect."
-            raise ConfigError(problem, fix=f"Leave `{others[0]}` out.")
+            problem = f"`verify` cannot be combined with `{others[0]}`: it writes nothing."
+            raise ConfigError(problem, fix=f"Remove `{others[0]}`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
-    """What to train, and how to go on.
+    """What to train, and how to resume.
 
     Args:
-        run_dir: Run folder, instead of the configuration's.
-        strict_resume: Fail if the newest checkpoint is damaged.
-        exact: Refuse to resume where the result may not be bit-exact.
-        devices: Processes, each with one GPU or some CPU cores.
-        dry_run: Estimate memory, FLOPs and time; do not train.
+        run_dir: Run folder, in place of run_dir of the configuration.
+        strict_resume: Fail if the newest checkpoint is damaged. By default, an older checkpoint is
+            used.
+        exact: Refuse to resume if the weights might differ from those of an uninterrupted run.
+        devices: Number of processes; each uses one GPU, or an equal share of the CPU cores.
+        dry_run: Estimate memory, FLOPs and time without training.
     """
+
+    title: ClassVar[str] = "Training"
 
     config: ConfigFile
     set_: Overrides = ()
@@ -250,7 +259,7 @@ class TrainOptions(Options):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Changes of the configuration, that of the run folder among them."""
+        """Overrides of configuration keys, including the run folder."""
         if self.run_dir is None:
             return self.set_
         # A YAML string in single quotes takes any path as text.
@@ -263,28 +272,28 @@ class AverageOptions(Options):
     """Which checkpoints of a run to average.
 
     Args:
-        run: Run folder that `nmt train` wrote.
-        last: Average the N newest checkpoints, or all.
-        best: Average the N checkpoints with the best validation score instead.
-        step: Average the checkpoint of step S. Repeatable.
+        run: Run folder created by `nmt train`.
+        last: Average the N newest checkpoints, or all if there are fewer.
+        best: Average the N checkpoints with the best validation scores.
+        step: Average the checkpoint of step N. Repeat it for each checkpoint.
     """
 
     run: Annotated[Path, Flag(argument=True)]
     output: OutputFolder
     last: Annotated[Count, Flag(min=1, shown="10")] = None
     best: Annotated[Count, Flag(min=1)] = None
-    step: Annotated[tuple[int, ...], Flag(min=1, metavar="S")] = ()
+    step: Annotated[tuple[int, ...], Flag(min=1)] = ()
     json: Json = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         names = changed(self, "last", "best", "step")
         if len(names) > 1:
-            problem = f"`{'` and `'.join(names)}` choose checkpoints in different ways."
-            raise ConfigError(problem, fix="Give one of them.")
+            problem = f"`{'` and `'.join(names)}` cannot be combined."
+            raise ConfigError(problem, fix="Pass only one.")
         if twice := sorted({step for step in self.step if self.step.count(step) > 1}):
-            fix = "Name every checkpoint once: all have the same weight in the mean."
-            problem = f"`step` {', '.join(map(str, twice))} is given more than once."
+            fix = "Pass each checkpoint once; all checkpoints have the same weight."
+            problem = f"`step` {', '.join(map(str, twice))} is repeated."
             raise ConfigError(problem, fix=fix)
 
 
@@ -293,18 +302,18 @@ class AugmentOptions(Options):
     """Which text to translate, and how.
 
     Args:
-        text: Lines of one language; may be compressed.
-        with_: Model that translates them.
-        output: Folder to make.
-        forward: The text is the source of the new corpus, not the target.
-        sample: Draw from the model's distribution; do not search.
-        shard_lines: Lines between two points to resume from.
-        engine: What computes; auto is CTranslate2 on a CPU if it can do what is asked.
-        guard: Search a second time for lines that look degenerate.
+        text: Monolingual text, one sentence per line; may be compressed.
+        model: Model that translates the text.
+        output: Output folder.
+        forward: Use the text as the source side of the new corpus (forward translation).
+        sample: Sample translations instead of searching; often better for training.
+        shard_lines: Lines per shard; an interrupted run resumes at the last complete shard.
+        engine: Inference engine; auto uses CTranslate2 on CPUs if it supports all options.
+        guard: Search again when a translation is degenerate.
     """
 
     text: Annotated[Path, Flag(argument=True)]
-    with_: Annotated[Path, Flag(metavar="MODEL")]
+    model: Annotated[Path, Flag(metavar="MODEL")]
     output: Annotated[Path, Flag(short="o", metavar="FOLDER")]
     forward: bool = False
     tag: Tag = None
@@ -326,23 +335,22 @@ _FORMAT = Flag(metavar="[text|json]", parser=format_name)
 
 @dataclass(frozen=True, kw_only=True)
 class LineOptions(Options):
-    """How lines are read and written.
+    """How to read and write lines.
 
     Args:
         input: Text to translate, one sentence per line; may be compressed.
-        format: Output plain text, or one JSON object per line.
-        input_format: Input plain text, or JSON objects such as {"source": ..., "prefix": ...,
-            "required": [...], "forbidden": [...], "tag": ...}. A required phrase may get an ending
-            (Tokyos). Other fields pass through to JSON output, except those that have the name of a
-            field of the output.
-        n_best: Translations per line; several are written as `number ||| text ||| score`, with
-            one row for a blank line.
-        alignments: Add word alignments in Pharaoh format (`0-0 1-2`), by attention.
-        attention: In JSON output: add the attention of each target word to each source word.
-        token_scores: In JSON output: add every token with its natural-log probability.
-        min_confidence: Mark lines whose confidence, the expected chrF from 0 to 100, is below X: in
-            text by ` ||| low confidence` behind them, in JSON by `low_confidence`: true.
-        stream: Translate every line before reading the next one.
+        format: Output format: plain text, or one JSON object per line.
+        input_format: Input format: plain text, or one JSON object per line with the fields source,
+            prefix, required, forbidden, tag. Only source is mandatory. Other fields are copied to
+            JSON output.
+        n_best: Translations per line. If N > 1, text output is one `number ||| text ||| score` per
+            translation.
+        alignments: Add word alignments (from attention) in Pharaoh format, such as `0-0 1-2`.
+        attention: Add the attention weights between target and source words; JSON output only.
+        token_scores: Add the log probability of every token; JSON output only.
+        min_confidence: Mark translations with a confidence (expected chrF, 0 to 100) below X: ` |||
+            low confidence` in text, low_confidence in JSON.
+        stream: Translate each line before reading the next one, for interactive use.
     """
 
     title: ClassVar[str] = "Input and output"
@@ -361,19 +369,19 @@ class LineOptions(Options):
 
     @property
     def outputs(self) -> frozenset[str]:
-        """Return what is asked for besides texts and scores."""
+        """Return the requested outputs other than texts and scores."""
         return frozenset(name for name in _OUTPUTS if getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(Options):
-    """How translations are sampled.
+    """How to sample translations.
 
     Args:
-        sample: Draw `n_best` translations from the model's distribution; do not search.
-        temperature: With `sample`: softmax temperature; below 1 sharpens the distribution.
-        top_p: With `sample`: nucleus sampling, from the fewest tokens of this probability together.
-        top_k: With `sample`: sample from the K most probable tokens; 0 for all.
+        sample: Sample `n_best` translations from the model instead of searching.
+        temperature: Softmax temperature of `sample`; below 1, probable tokens become more probable.
+        top_p: Nucleus for `sample`: the smallest set of tokens with total probability P.
+        top_k: Number of most probable tokens that `sample` can choose from; 0 means all.
     """
 
     title: ClassVar[str] = "Sampling"
@@ -387,10 +395,10 @@ class SamplingOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, EngineOptions):
-    """Which lines to translate, with which model, and how they are written.
+    """What to translate, with which model, and how to write it.
 
     Args:
-        file: Text to translate, instead of `input`.
+        file: Text to translate; the same as `input`.
     """
 
     model: Model
@@ -399,54 +407,57 @@ class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.file is not None and self.input is not None:
-            problem = f"Both {self.file} and `input` {self.input} are to be translated."
-            raise ConfigError(problem, fix="Name one of them.")
+            problem = f"{self.file} and `input` {self.input} cannot be combined."
+            raise ConfigError(problem, fix="Pass only one.")
         if self.min_confidence is not None and not 0 <= self.min_confidence <= 100:
-            fix = "Give an expected chrF, from 0 to 100."
+            fix = "Use a chrF score from 0 to 100."
             raise ConfigError(f"`min_confidence` is {self.min_confidence:g}.", fix=fix)
         self.check_output(self.n_best or 1)
 
     def check_output(self, n_best: int) -> None:
-        """Refuse what text has no place for beside so many translations of a line.
+        """Check that the output format can show the requested outputs.
 
         Raises:
-            ConfigError: So it is.
+            ConfigError: Plain text cannot show them.
         """
         several, problem = n_best > 1, ""
         if self.format == "json":
             return
         if self.min_confidence is not None and (self.alignments or several):
-            problem = "`min_confidence` beside alignments or several translations"
+            problem = "`min_confidence` together with alignments or several translations"
         elif names := [f"`{name}`" for name in _OUTPUTS[1:] if getattr(self, name)]:
             problem = " and ".join(names)
         elif self.alignments and several:
             problem = f"the alignments of {n_best} translations"
         if problem:
-            fix = "Add `format` json, or leave that out."
-            raise ConfigError(f"Text output has no place for {problem}.", fix=fix)
+            fix = "Add `format` json, or remove these options."
+            raise ConfigError(f"Plain text output cannot show {problem}.", fix=fix)
 
     @property
     def source(self) -> Path | None:
-        """Return the lines to translate; None is standard input."""
+        """Return the file to translate; None is standard input."""
         return self.input or self.file
 
     @property
     def search(self) -> dict[str, Any]:
-        """Return the decoding options that were given."""
+        """Return the decoding options that the user has set."""
         names = ("temperature", "top_p", "top_k", "seed", "n_best")
         return self.decoding() | given(self, *names) | ({"sampling": True} if self.sample else {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(ModelOptions):
-    """Which pairs to score, and how scores are written.
+    """Which sentence pairs to score, and how to write the scores.
 
     Args:
-        source: Source lines. Without files, standard input has source<TAB>target.
-        target: Translations, line by line.
-        sum: Write log probabilities without length normalisation.
-        format: A number a line, or a JSON object with all tokens.
+        source: Source text. Without `source` and `target`, reads source<TAB>target lines from
+            standard input.
+        target: Translations to score, aligned line by line.
+        sum: Sum of log probabilities, without length normalisation.
+        format: Output format: one number per line, or one JSON object per line with all tokens.
     """
+
+    title: ClassVar[str] = "Scoring"
 
     model: Model
     source: File = None
@@ -463,30 +474,31 @@ class ScoreOptions(ModelOptions):
         super().__post_init__()
         if (self.source is None) != (self.target is None):
             missing = "source" if self.source is None else "target"
-            fix = "Give `source` and `target`, or neither and source<TAB>target on standard input."
+            fix = "Pass both `source` and `target`, or write source<TAB>target to standard input."
             raise ConfigError(f"`{missing}` is missing.", fix=fix)
         if self.source and is_standard(self.source) and is_standard(self.target):
-            raise ConfigError("Standard input can be read once only.", fix="Name files instead.")
+            fix = "Pass a file for `source` or `target`."
+            raise ConfigError("Standard input can be read only once.", fix=fix)
 
 
-_METRIC = f"{', '.join(METRICS)}, or several with commas. Repeatable."
-_BS = "bs; ar where a loss fails, as it raises fewer false alarms"
-_NUM_RESAMPLES = f"{DEFAULT_RESAMPLES}; ar {DEFAULT_TRIALS}"
+_METRIC = f"Metrics, separated by commas: {', '.join(METRICS)}. Repeatable."
+_BS = "bs; ar with `fail_if_worse`"
+_NUM_RESAMPLES = f"{DEFAULT_RESAMPLES} for bs, {DEFAULT_TRIALS} for ar"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestOptions(Options):
-    """What is scored, and against what.
+    """What to score, and against which references.
 
     Args:
-        models: Run or model folders; or translations, and their reference as the last one.
-        hypothesis: Translations; - is standard input. Repeatable.
-        source: Source lines, which the model translates.
-        reference: References. Repeatable: several for each sentence.
-        test: Test set of the model's configuration, or one of sacrebleu's. Repeatable.
-        languages: Languages, as in en-de, for BLEU's tokenizer.
-        limit: Score the first N sentences only.
-        list_: List what `test` accepts, and do nothing else.
+        models: Run or model folders. Alternatively files: translations, then their reference.
+        hypothesis: Translations to score; - is standard input. Repeatable.
+        source: Source text for the model to translate.
+        reference: Reference translations. Repeatable, for several references per sentence.
+        test: Test set: a name in the model's configuration or in sacreBLEU. Repeatable.
+        languages: Language pair, for example en-de. It selects the tokenizer of BLEU.
+        limit: Score only the first N sentences.
+        list_: Print the names that `test` accepts, then exit.
     """
 
     title: ClassVar[str] = "Test set and systems"
@@ -495,7 +507,7 @@ class TestOptions(Options):
     hypothesis: Files = ()
     source: File = None
     reference: Files = ()
-    test: Annotated[Texts, Flag(short="t", metavar="NAME", shown="all of the configuration's")] = ()
+    test: Annotated[Texts, Flag(short="t", metavar="NAME", shown="all in the configuration")] = ()
     tag: Tag = None
     languages: Annotated[Text, Flag(short="l", metavar="PAIR")] = None
     limit: Annotated[Count, Flag(min=1)] = None
@@ -504,36 +516,36 @@ class TestOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricOptions(Options):
-    """How it is scored.
+    """How to score.
 
     Args:
-        tokenize: BLEU's tokenizer: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200, none.
+        tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200 or none.
         lowercase: Ignore case.
-        external: Also score with a program of yours (COMET, ...): it reads JSON lines with source,
-            hypothesis and references, and writes one number a line; higher is better.
+        external: External scoring program, such as COMET. It reads JSON lines with source,
+            hypothesis and references, and writes one number per line; higher is better.
     """
 
     title: ClassVar[str] = "Scores"
 
     metric: Annotated[Texts, Flag(_METRIC, metavar="NAME")] = ("bleu", "chrf")
-    tokenize: Annotated[Text, Flag(metavar="NAME", shown="by target language, else 13a")] = None
+    tokenize: Annotated[Text, Flag(metavar="NAME", shown="by language, usually 13a")] = None
     lowercase: bool = False
     external: Annotated[Text, Flag(metavar="COMMAND")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions(Options):
-    """What the scores are compared with, and when the command fails.
+    """Which baseline to compare with, and when to fail.
 
     Args:
-        baseline: Compare, with p-values, with translations, a model, or an earlier `report`.
-        significance: Paired test: bootstrap resampling, or approximate randomisation.
-        alpha: p-values below are significant.
-        fail_if_worse: Exit with code 6 if a `metric` or `external` is significantly worse.
-        fail_under: Exit with code 6 if a score is lower. Repeatable.
-        resamples: Resampled test sets, or exchanges of `significance` ar; 0: no intervals or
-            p-values.
-        seed: Seed of the resamples.
+        baseline: System to compare with (p-values): translations, a model, or a report.json.
+        significance: Paired significance test: bootstrap resampling (bs) or approximate
+            randomization (ar).
+        alpha: Significance level, from 0 to 1.
+        fail_if_worse: Exit with code 6 if any score is significantly worse than the baseline's.
+        fail_under: Minimum scores; exit with code 6 if a score is lower. Repeatable.
+        resamples: Number of resamples for confidence intervals and p-values; 0 turns both off.
+        seed: Random seed of the resampling.
     """
 
     title: ClassVar[str] = "Comparison and gates"
@@ -552,11 +564,12 @@ class AnalysisOptions(Options):
     """Where a system is weak.
 
     Args:
-        slices: Score by length, case, rare words, overlap with training, numbers, names and alarms.
-        slice_: Score parts by a label for each sentence. Repeatable.
-        robustness: Translate again with typos, other case, spaces or lines: shows what is lost.
-        contrastive: Source, right and wrong translation, category, with tabs: how often right is
-            likelier.
+        slices: Score subsets: by length, case, rare words, numbers, names, warnings, and overlap
+            with the training data.
+        slice_: Score subsets by your own labels, one label per line of FILE. Repeatable.
+        robustness: Translate again with typos, changed case or spaces, and report the loss.
+        contrastive: Contrastive test: lines of source, correct and wrong translation and category,
+            separated by tabs. Reports how often the model prefers the correct translation.
     """
 
     title: ClassVar[str] = "Analysis"
@@ -569,13 +582,13 @@ class AnalysisOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(Options):
-    """What is written.
+    """What to write.
 
     Args:
-        report: Also write the result, by the ending of FILE: .json (a later `baseline`), .md (a
-            comment for a pull request), .xml (JUnit, for a CI), .html (a page). Repeatable.
-        sentence_level: Print a line of JSON for each sentence instead.
-        save_hypotheses: Write the model's translations here.
+        report: Report file; its extension sets the format: .json (usable as `baseline`), .md (for a
+            pull request), .xml (JUnit, for CI) or .html. Repeatable.
+        sentence_level: Print one JSON object per sentence in place of the summary.
+        save_hypotheses: Output file for the translations of the model.
     """
 
     title: ClassVar[str] = "Output"
@@ -591,17 +604,17 @@ class EvaluateOptions(
     TestOptions, MetricOptions, GateOptions, AnalysisOptions, OutputOptions,
     SearchOptions, MbrOptions, EngineOptions,
 ):  # fmt: skip
-    """What to score, against what, how, and when to fail."""
+    """All options of `nmt evaluate`."""
 
     @property
     def baseline_model(self) -> Path | None:
-        """The baseline if it is a model."""
+        """The baseline, if it is a model folder."""
         return self.baseline if self.baseline and self.baseline.is_dir() else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaOptions(Options):
-    """The schema has none."""
+    """No options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -609,10 +622,14 @@ class KeysOptions(Options):
     """Which keys to describe.
 
     Args:
-        section: Section, such as model, or one key; all if left out.
+        section: Section, such as training.schedule, or key. Leave it out to print all keys.
+        format: Output format: wrapped text, or Markdown tables.
     """
 
     section: Annotated[str, Flag(argument=True)] = ""
+    format: Annotated[
+        Literal["text", "markdown"] | None, Flag(shown="text in a terminal, else markdown")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def prepare_data(
         raise ConfigError(f"{problem} by this configuration.", fix=fix)
     if fresh and not (has_pipe and piped):  # what comes by a pipe may be new
         atomic.remove_leftovers(folder.parent, folder.name)
-        return fresh.written_to(options.report, lists=folder)
+        return fresh.written_to(options.report_dir, lists=folder)
     _check(config)
 
     if options.report_only:
@@ -123,7 +123,7 @@ def prepare_data(
                 reading = Reading(recipe.spooled(piped, scratch), scratch, workers)
                 report = _read_corpora(reading, options.score_with)
             report = replace(report, folder=str(folder), written=False)
-            return report.written_to(options.report, lists=scratch)
+            return report.written_to(options.report_dir, lists=scratch)
 
     fix = "Set prepared_dir to a folder you can write to, with room on its disk."
     with atomic.write_errors(folder, DataError, fix=fix):
@@ -138,7 +138,7 @@ def prepare_data(
                         folder, recipe, scored_with, readable.input
                     )
                     if fresh is not None:
-                        return fresh.written_to(options.report, lists=folder)
+                        return fresh.written_to(options.report_dir, lists=folder)
                 _check_ours(folder, is_anew=is_anew)
                 with (
                     open_workers(options.workers, options.scheduler) as workers,
@@ -157,7 +157,7 @@ def prepare_data(
                     )
                     check(manifest)
                     manifest.write(new)
-    return report.written_to(options.report, lists=folder)
+    return report.written_to(options.report_dir, lists=folder)
 
 
 def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport:

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-# Shown as the default of a flag whose value stands in the model's configuration.
-OF_THE_MODEL = "the model's"
+# Shown as the default of a flag that is a key of the model's configuration.
+OF_THE_MODEL = "from the model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,39 +102,48 @@ def describe_schema(field: Mapping[str, Any]) -> str:
     return ", ".join([_KINDS.get(kind, "a value"), *bounds])
 
 
-def describe_keys(start: str = "") -> str:
-    """Keys as Markdown: one table for each section, top level first.
+def described_sections(start: str = "") -> Iterator[tuple[str, str, list[Key]]]:
+    """Yield the name, the meaning and the keys of each section, top level first.
 
     Args:
         start: A section, such as ``training``, or a key; all keys when empty.
 
     Raises:
-        ConfigError: There is no such key.
+        ConfigError: The key does not exist.
     """
     path = tuple(start.split(".")) if start else ()
     if start and find_key(path) is None:
-        fix = "Name a section, such as model or training.schedule, or a key."
-        raise ConfigError(unknown_key(path), fix=fix)
-    if (above := find_key(path[:-1])) and not above.is_section:  # which says what its parts are
+        fix = "Use a section, such as model or training.schedule, or a key."
+        raise ConfigError(f"{unknown_key(path)}.", fix=fix)
+    if (above := find_key(path[:-1])) and not above.is_section:  # it describes its parts
         path = path[:-1]
     shown = [key for key in all_keys() if _num_shared(key.path, path) == len(path)]
-    blocks = [] if start else ["# Configuration", "Made by `nmt config keys`; do not edit."]
-    seen: dict[str, str] = {}
     sections = [(key.path, key.description) for key in all_keys() if key.is_section]
     for section, about in [((), ""), *sections]:
+        keys = [key for key in shown if key.path[:-1] == section and not key.is_section]
+        if keys:
+            yield ".".join(section) or "Top level", " ".join(about.split()), keys
+
+
+def describe_keys(start: str = "") -> str:
+    """Keys as Markdown, one table per section.
+
+    Args:
+        start: As of `described_sections`.
+    """
+    blocks = [] if start else ["# Configuration", "Made by `nmt config keys`; do not edit."]
+    seen: dict[str, str] = {}
+    for name, about, keys in described_sections(start):
         rows = [
-            f"| `{key.path[-1]}` | {f'`{key.default}`' if key.default else 'must be given'} "
+            f"| `{key.path[-1]}` | {f'`{key.default}`' if key.default else 'required'} "
             f"| {key.allowed} | {key.description} |"
-            for key in shown
-            if key.path[:-1] == section and not key.is_section
+            for key in keys
         ]
-        if rows:
-            name = ".".join(section) or "Top level"
-            table = "\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows])
-            # Corpora are described once, although three keys hold them.
-            first = seen.setdefault(table, name)
-            below = table if first == name else f"The keys are those of `{first}`."
-            blocks += [f"## {name}", about, below]
+        table = "\n".join(["| key | default | allowed | meaning |", "|---|---|---|---|", *rows])
+        # Corpora are described once, although three keys hold them.
+        first = seen.setdefault(table, name)
+        below = table if first == name else f"The same keys as `{first}`."
+        blocks += [f"## {name}", about, below]
     return "\n\n".join(filter(None, blocks)).replace("``", "`") + "\n"
 
 

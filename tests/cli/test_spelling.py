@@ -51,8 +51,8 @@ MISTAKES = {
     # What stands without a flag, or is missing.
     "translate M good day, all.": "nmt translate takes text from a file or from standard input.",
     "train in.de in.en": "nmt train takes a configuration.",
-    "train c.yaml --set training.max_steps:3": "--set training.max_steps:3: write KEY=VALUE, as "
-    "one argument.",
+    "train c.yaml --set training.max_steps:3": "--set training.max_steps:3: expected "
+        "KEY=VALUE.",
     "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 words.",
     "export M -o x": "nmt export needs --to.",
     "export M --zzz onnx --to x": "No such option: --zzz.",
@@ -61,7 +61,7 @@ MISTAKES = {
     "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
     "inspect M attention --source a -o a.png":
     "--output a.png: .png is not the ending of the format text.",
-    "translate M in.de -i in.de": "Both in.de and --input in.de are to be translated.",
+    "translate M in.de -i in.de": "in.de and --input in.de cannot be combined.",
     "evaluate in.de in.de in.en": "Which of in.de, in.de, in.en is the reference is not clear.",
     "evaluate c.yaml": "c.yaml is no model; the run folder of this configuration is runs/mine.",
     # Values of other tools.
@@ -160,8 +160,10 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
      "evaluate --hypothesis in.de --reference in.en --metric bleu,chrf"),
     ("train", "train CONFIG (YAML configuration file; nmt train --help)"),
     ("init in.de -q", "init in.de -q TARGET (Its translations, line by line; nmt init --help)"),
-    ("augment", "augment TEXT --with MODEL --output FOLDER (Lines of one language; may be "
-     "compressed; nmt augment --help)"),
+    ("augment in.en --with M -o x", "augment in.en --model M -o x"),
+    ("prepare c.yaml --report x", "prepare c.yaml --report-dir x"),
+    ("augment", "augment TEXT --model MODEL --output FOLDER (Monolingual text, one sentence per line; "
+     "may be compressed; nmt augment --help)"),
     ("translte M 'a b'", "translate M 'a b'"),
     ("translate M in.de --remove-bpe", "translate M in.de"),
     ("prepare c.yaml --overwrite", "prepare c.yaml --force"),

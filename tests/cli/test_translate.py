@@ -278,7 +278,7 @@ def test_json_has_tokens_and_attention_when_asked_for(run_dir: Path) -> None:
 def test_text_output_has_no_place_for_tokens_and_attention(tmp_path: Path) -> None:
     """Said before a model is looked for."""
     folder = tmp_path / "none"
-    refused(translate(folder, "--token-scores"), 2, "for --token-scores.", "--format json")
+    refused(translate(folder, "--token-scores"), 2, "cannot show --token-scores.", "--format json")
     refused(translate(folder, "--token-scores", "--attention"), 2, "--attention and --token-scores")
 
 
@@ -351,7 +351,7 @@ def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (["--alignments", "--set=decoding.n_best=3"], "no place for the alignments of 3 translations"),
+    (["--alignments", "--set=decoding.n_best=3"], "cannot show the alignments of 3 translations"),
     (["--set=training.seed=3", "--set=decoding.beam_size=2", "--set=name=x"],
      "--set training.seed=3, name=x would change nothing"),
     (["--mbr-candidates", 8], "--mbr-candidates needs --mbr"),
@@ -470,7 +470,7 @@ def test_bad_flags_are_refused(
     refused(translate(run_dir, "-i", tmp_path / "none.de"), 3, "none.de")
     refused(translate(run_dir, "-o", run_dir / "config.yaml" / "below"), 2, "config.yaml")
     monkeypatch.setattr(os, "access", lambda _, mode: mode == os.F_OK)
-    refused(translate(tmp_path), 4, f"{tmp_path} cannot be read", "fix:")
+    refused(translate(tmp_path), 4, f"no permission to read {tmp_path}", "fix:")
 
 
 def test_samples_are_drawn_by_their_seed(run_dir: Path) -> None:

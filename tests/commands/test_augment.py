@@ -35,7 +35,7 @@ def text(tmp_path: Path) -> Path:
 def chosen(text: Path, run: Path, folder: str, **options: Any) -> AugmentOptions:
     usual = {"guard": False, "threads": 1, "beam_size": 1, "shard_lines": 4}
     options = {"engine": "torch", **usual, **options}
-    return AugmentOptions(text=text, with_=run, output=Path(folder), **options)
+    return AugmentOptions(text=text, model=run, output=Path(folder), **options)
 
 
 def augmented(text: Path, run: Path, folder: str, **options: Any) -> list[str]:

@@ -116,9 +116,9 @@ def test_the_folder_goes_to_standard_output_and_translates(original: Path, tmp_p
 @pytest.mark.parametrize(
     ("code", "flags", "message"),
     [
-        (2, "--last 2 --best 2", "--last and --best choose checkpoints in different ways"),
-        (2, "--last 2 --step 10", "--last and --step choose"),
-        (2, "--step 10 --step 10", "--step 10 is given more than once"),
+        (2, "--last 2 --best 2", "--last and --best cannot be combined"),
+        (2, "--last 2 --step 10", "--last and --step cannot be combined"),
+        (2, "--step 10 --step 10", "--step 10 is repeated"),
         (2, "--step best", "--step"),
         (4, "--step 10 --step 15 --step 99", "no checkpoint of step 15, 99"),
     ],

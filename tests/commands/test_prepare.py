@@ -121,7 +121,7 @@ def test_test_sets_in_the_cache_of_sacrebleu_are_looked_for(tmp_path: Path) -> N
         "    sacrebleu.utils.get_source_file(name, 'de-en')  # is where it looks: no download\n"
         "data = config_for(here).data.model_dump(mode='json')\n"
         "data['test'] = {'news': {'sacrebleu': 'wmt13'}, 'far': {'sacrebleu': 'wmt15'}}\n"
-        "prepare(config_for(here, data=data), report_only=True, report=here / 'report')\n"
+        "prepare(config_for(here, data=data), report_only=True, report_dir=here / 'report')\n"
     )
     places = {"SACREBLEU": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
     with in_python(code, tmp_path, env={**os.environ, **places}) as run:
@@ -165,7 +165,7 @@ def test_report_only_writes_nothing_and_tells_what_was_compared(tmp_path: Path) 
     assert report.counts["numbers"]["kept"] == 120
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").touch()
-    refused(config, "file", report_only=True, report=tmp_path / "file")
+    refused(config, "file", report_only=True, report_dir=tmp_path / "file")
 
 
 def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_of
     for lexical in ("report", "off"):
         filters = {"misaligned": "off", "lexical": lexical}
         config = config_for(tmp_path, tokenizer=SIZES, filters=filters)
-        off = prepare(config, report_only=report_only, report=tmp_path / lexical)
+        off = prepare(config, report_only=report_only, report_dir=tmp_path / lexical)
         assert off.shifts == off.unrelated == []
         assert ("lexicon" in off.stages) == ("lexical" in off.reasons) == (lexical == "report")
         assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
@@ -132,7 +132,7 @@ def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Pat
         source[line] = "Je ne sais pas pourquoi il est parti si tôt ce matin."
     target[50] = "Non so perché se ne sia andato così presto stamattina."
     write_pairs(tmp_path, source, target)
-    report = prepare(config_for(tmp_path), report_only=True, report=tmp_path / "report")
+    report = prepare(config_for(tmp_path), report_only=True, report_dir=tmp_path / "report")
     sides = report.reasons["language"]["sides"]
     assert sides["de"]["fr"]["count"] == 3
     assert [each["line"] for each in sides["de"]["fr"]["first"]] == [8, 31, 32]
@@ -148,10 +148,10 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
     config = config_for(tmp_path, filters={"markup": "drop", "duplicate": "drop", "numbers": "off"})
     folders = [tmp_path / name for name in ("first", "again", "made", "kept")]
     for folder in folders[:2]:
-        prepare(config, report_only=True, report=folder)
+        prepare(config, report_only=True, report_dir=folder)
         assert not (tmp_path / "prepared").exists()
     for folder in folders[2:]:
-        prepare(config, report=folder)
+        prepare(config, report_dir=folder)
     lists = {"dropped.tsv.gz", "lexical.tsv.gz", "reported.tsv.gz"}
     names = {*lists, "report.html", "report.json"}
     assert all({path.name for path in folder.iterdir()} == names for folder in folders)
