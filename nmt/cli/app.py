@@ -1,8 +1,8 @@
-"""The root of the command line: makes commands of functions, logs, turns errors into exit codes.
+"""The root command ``nmt``: lists the commands, formats help, turns errors into exit codes.
 
-Results go to standard output, messages to standard error beside progress bars. What the levels
-show: ``-q`` warnings only; by default notes, too; ``-v`` also what is for debugging nmt; ``-vv``
-whatever any library logs.
+Results go to standard output; messages and progress bars go to standard error. Log levels: ``-q``
+shows warnings, the default adds notes, ``-v`` adds debug messages of nmt, and ``-vv`` adds log
+messages of all libraries.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Exit codes:
   130, 143  stopped by SIGINT or SIGTERM; training saves a checkpoint first
   141       broken pipe: the reader of standard output has exited
 """
-BROKEN_PIPE = 141  # What a shell reports for a program stopped by SIGPIPE.
+BROKEN_PIPE = 141  # Exit code in shells of a program stopped by SIGPIPE.
 _GENERAL = ("set_", "json", "quiet", "verbose", "help")  # The last options of every help.
 _STDERR = 2  # The descriptor of standard error.
 
-# What Typer raises for a command line; it exports only this subclass.
+# Base class of the errors that Typer raises; Typer exports only this subclass.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
@@ -57,15 +57,15 @@ class _Stderr(io.FileIO):
     @override
     def write(self, data: Any, /) -> int:
         try:
-            return super().write(data) or len(data)  # nothing written: full, and not waited for
+            return super().write(data) or len(data)  # None if a non-blocking stream is full
         except OSError:
             return len(data)
 
 
 class _Commands(TyperGroup):
-    """The root command, or a group in it; one place knows how failures end the process.
+    """The root command or a group of commands; maps failures to exit codes.
 
-    The commands of the table are made when they are named.
+    Commands are built when the user types them.
     """
 
     @override
@@ -109,23 +109,28 @@ class _Commands(TyperGroup):
         try:
             return super().parse_args(ctx, list(args))
         except _USAGE_ERROR as error:
-            if not args:  # the help is asked for
+            if not args:  # show the help
                 raise
-            report(ConfigError(error.format_message(), fix="Put flags behind the command."))
+            report(
+                ConfigError(
+                    error.format_message(),
+                    fix=f"Put options after the command: {ctx.command_path} COMMAND [OPTIONS]",
+                )
+            )
             raise typer.Exit(ConfigError.exit_code) from None
 
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, names = args[0], self.list_commands(ctx)
-        if name in names or ctx.resilient_parsing:  # of the shell, which completes it
+        if name in names or ctx.resilient_parsing:  # shell completion
             return super().resolve_command(ctx, args)
         ours = FOREIGN_COMMANDS.get(name.replace("_", "-")) if ctx.parent is None else None
         near, path = ours or nearest_word(name, names), ctx.command_path
-        fix = f"`{path} --help` lists the commands."
+        fix = f"Run `{path} --help` for a list of commands."
         if near:
             rest = args[1:] if near in names or near.startswith("config ") else []
             fix = f"Type: {' '.join([path, near, *map(shlex.quote, rest)])}"
-        raise ConfigError(f"{path} has no command {name}.", fix=fix)
+        raise ConfigError(f"{path}: unknown command {name}.", fix=fix)
 
     @override
     def invoke(self, ctx: Any) -> Any:
@@ -133,13 +138,13 @@ class _Commands(TyperGroup):
             try:
                 return super().invoke(ctx)
             finally:
-                if sys.stdout is not None:  # closed by whoever started the process
-                    sys.stdout.flush()  # here, so that a closed pipe is noticed in time to tell
+                if sys.stdout is not None:  # closed by the parent process
+                    sys.stdout.flush()  # raises here if the pipe is closed
         except NmtError as error:
             report(error)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            # The interpreter flushes once more at exit, which must not fail again.
+            # The interpreter flushes again at exit, which must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
@@ -149,17 +154,17 @@ class _Commands(TyperGroup):
 
 
 def _path(ctx: Any) -> str:
-    """Return the words before a command of this group, behind ``nmt``."""
+    """Return the words between ``nmt`` and a command of this group, with a space."""
     return "" if ctx.parent is None else f"{ctx.info_name} "
 
 
 class _Command(TyperCommand):
-    """A command that knows how others spell its flags, and whose help lists options by group."""
+    """A command that recognizes flags of other tools; its help lists options by group."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         use_spellings({option_name(each.name): parameter_name(each) for each in self.params})
-        check_line = load_attribute("nmt.cli.mistakes:check_line")  # which reads all keys
+        check_line = load_attribute("nmt.cli.mistakes:check_line")  # slow import: reads all keys
         check_line(ctx.command_path, self.params, args)
         try:
             return super().parse_args(ctx, list(args))
@@ -167,11 +172,13 @@ class _Command(TyperCommand):
             raise self._explained(error, ctx, args) from None
 
     def _explained(self, error: Any, ctx: Any, args: list[str]) -> ConfigError:
-        """Return what Typer says about a command line, with the command to type if it is short."""
+        """Convert an error of Typer; if an argument is missing, add the complete command."""
         parameter, path = getattr(error, "param", None), ctx.command_path
         if parameter is None or error.message:  # nothing is missing
             problem = error.format_message().replace("Value error, ", "").rstrip(".")
-            return ConfigError(f"{problem}.", fix=f"`{path} --help` lists what it takes.")
+            return ConfigError(
+                f"{problem}.", fix=f"Run `{path} --help` for its arguments and options."
+            )
         required = [each for each in self.params if each.required]
         given = {word.partition("=")[0] for word in args}
         missing = [
@@ -184,7 +191,7 @@ class _Command(TyperCommand):
         table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None
         if table and missing == ["TARGET"]:
             corpus = f"data: {{train: [{{{table[2]}: {table[1]}}}]}}"
-            fix = f"Write a configuration for a table, as in the README: {corpus}."
+            fix = f"For a file with two columns, write a configuration, as in the README: {corpus}"
         return ConfigError(f"{path} needs {parameter_name(parameter)}.", fix=fix)
 
     @override
@@ -252,15 +259,15 @@ def root(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Set up what all commands need."""
-    configure_logging()  # options of the command may change the level
+    """Set up logging."""
+    configure_logging()  # a command may change the level
     ctx.call_on_close(remove_logging)
 
 
 def _open_stderr() -> TextIO:
-    """Return a standard error that never fails: a lost message must not cost data or a status."""
-    if sys.stderr is None:  # closed by whoever started the process
-        # No file may get its descriptor, which libraries write to.
+    """Return a standard error whose writes never fail, so that a command completes without it."""
+    if sys.stderr is None:  # closed by the parent process
+        # Libraries write to this descriptor, so no other file may use it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
     raw = _Stderr(_STDERR, "w", closefd=False)
     return io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=True)
@@ -268,12 +275,12 @@ def _open_stderr() -> TextIO:
 
 def main() -> None:
     """Run the command line."""
-    # At its end, the interpreter would look through all objects of torch for garbage: half a second
-    # of CPU after the last line, and several seconds where others compute.
+    # Skip the garbage collection at exit, which takes half a second of CPU for torch's objects, and
+    # several seconds on a busy machine.
     atexit.register(gc.freeze)
-    if sys.stderr is sys.__stderr__:  # nobody has put another one there
+    if sys.stderr is sys.__stderr__:  # not replaced by a test
         sys.stderr = _open_stderr()
-    # A C locale would make them ASCII; text here is UTF-8, and lines end in LF, on every machine.
+    # Use UTF-8 and LF on every machine, even in the C locale.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")

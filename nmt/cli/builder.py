@@ -1,7 +1,8 @@
-"""A class of options and a function, both named as text -> a command.
+"""Builds a command from the names of an options class and a function.
 
-The options are imported when their command is named, the function when the command runs: neither
-``nmt --help`` nor a mistake in a command line loads torch, and a missing extra is one command less.
+The options are imported when the user types the command, the function when the command runs.
+Therefore ``nmt --help`` and usage errors do not load torch, and a missing extra disables only its
+own commands.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Entry:
     """One command of the table."""
 
     options: str  # ``module:class`` of its options.
-    function: str  # ``module:function`` that takes them; returns None or a `Result`.
-    text: str  # One sentence, a blank line, and what else ``--help`` says.
+    function: str  # ``module:function`` that takes the options and returns None or a `Result`.
+    text: str  # Help: one sentence, a blank line, details.
     examples: str
 
 
@@ -44,7 +45,7 @@ class Field:
 
     @property
     def spelling(self) -> str:
-        """How the field is typed: ``--beam-size``, or ``MODEL``."""
+        """Name on the command line: ``--beam-size``, or ``MODEL``."""
         name = option_name(self.name)
         if self.flag.argument:
             return self.flag.metavar or name.upper()
@@ -68,7 +69,7 @@ class _Verbosity:
 
 
 def fields_of(options: type) -> list[Field]:
-    """Return the fields that are flags: first those of each base class, in their order."""
+    """Return the fields that are flags, base classes first."""
     hints = get_type_hints(options, include_extras=True)
     defaults = {field.name: field.default for field in fields(options)}
     found = {}
@@ -91,17 +92,17 @@ def _bases_first(owner: type) -> Iterator[type]:
 
 
 def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
-    """Call a command's function with its options, and print what it returns."""
+    """Call the function of a command with its options, and print the result."""
     configure_logging(quiet=values.pop("quiet"), verbosity=values.pop("verbose"))
     values = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()
-        if value is not None  # the default of a field may be something else
+        if value is not None  # keeps the default of the field
     }
     result = load_attribute(entry.function)(options(**values))
     if result is None:
         return
-    if is_first():  # the other processes of torchrun have the same result
+    if is_first():  # under torchrun, only the first process prints
         as_json = values.get("json")
         if text := dumps(result.as_dict(), ensure_ascii=False) if as_json else result.as_text():
             typer.echo(text)
@@ -113,12 +114,12 @@ def make_command(name: str, entry: Entry, kind: type) -> Any:
     """Return the command of an entry.
 
     Args:
-        name: How it is typed, without ``nmt``.
-        entry: Of the table.
+        name: Command without ``nmt``, for example ``config show``.
+        entry: Its entry in the table.
         kind: Class of the command.
 
     Raises:
-        ConfigError: It belongs to an extra that is missing.
+        ConfigError: The command belongs to an extra that is not installed.
     """
     options = load_attribute(entry.options)
     known = fields_of(options) + fields_of(_Verbosity)
@@ -145,7 +146,7 @@ def make_command(name: str, entry: Entry, kind: type) -> Any:
 
 
 def parameter_name(parameter: Any) -> str:
-    """Return what a parameter is called: an argument by what it stands for."""
+    """Return the name of a parameter: the metavar of an argument, the long flag of an option."""
     if parameter.param_type_name == "argument":
         return parameter.metavar or parameter.name.upper()
     return max(parameter.opts, key=len)
@@ -205,11 +206,11 @@ def _split(separator: str, read: Callable[[str], Any], text: str) -> tuple[Any, 
     try:
         return tuple(read(word.strip()) for word in text.split(separator) if word.strip())
     except ValueError:
-        raise ValueError(f"{text} is not a list with {separator!r} between its values") from None
+        raise ValueError(f"{text} is not a list of values separated by {separator!r}") from None
 
 
 def _sentence(parser: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Keep the sentence of a ValueError, which Typer replaces by the value."""
+    """Keep the message of a ValueError, which Typer would discard."""
 
     def read(text: Any) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""Log records and errors -> standard error, with the flags of the running command.
+"""Writes log records and errors to standard error, with the flags of the running command.
 
-Text elsewhere names an option by its field in backticks, because it may also be an argument of a
-Python function; here `beam_size` becomes --beam-size.
+Messages in other modules contain an option as its field in backticks, because it may also be an
+argument of a Python function. Here `beam_size` becomes --beam-size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROOT = logging.getLogger()
 
 
 def spelled(text: str, spellings: Mapping[str, str]) -> str:
-    """Replace names of fields in backticks by what is typed for them.
+    """Replace field names in backticks with their flags.
 
     >>> spelled("`n_best` is 6; see `nmt train`, `else`", {"n_best": "--n-best"})
     '--n-best is 6; see `nmt train`, `else`'
@@ -34,7 +34,7 @@ def spelled(text: str, spellings: Mapping[str, str]) -> str:
 class _Handler(logging.Handler):
     """Writes to standard error, above progress bars: ``nmt: note``, ``nmt: warning: note``."""
 
-    spellings: Mapping[str, str] = {}  # What is typed for each field of the running command.
+    spellings: Mapping[str, str] = {}  # Field -> flag of the running command.
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -46,7 +46,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-            if tqdm := sys.modules.get("tqdm"):  # without it there is no bar to tear
+            if tqdm := sys.modules.get("tqdm"):  # if it is loaded, a progress bar may be visible
                 tqdm.tqdm.write(line, file=sys.stderr)
             else:
                 print(line, file=sys.stderr)  # noqa: T201
@@ -58,14 +58,14 @@ _HANDLER = _Handler()
 
 
 def report(error: NmtError) -> None:
-    """Print an error; with its traceback where ``--verbose`` is given."""
+    """Print an error, with its traceback if ``--verbose`` is set."""
     if _NMT.isEnabledFor(logging.DEBUG):
         traceback.print_exc()
     typer.echo(f"error: {spelled(str(error), _HANDLER.spellings)}", err=True)
 
 
 def use_spellings(spellings: Mapping[str, str]) -> None:
-    """Set what messages call the fields of the command that runs."""
+    """Set the flags that replace field names in messages."""
     _HANDLER.spellings = spellings
 
 
@@ -73,21 +73,20 @@ def configure_logging(*, quiet: bool = False, verbosity: int = 0) -> None:
     """Write log messages to standard error.
 
     Args:
-        quiet: Warnings only.
-        verbosity: 0 for notes and warnings; 1 for all messages of nmt; 2 for those of all
-            libraries.
+        quiet: Show only warnings and errors.
+        verbosity: 0 shows notes and warnings, 1 all messages of nmt, 2 messages of all libraries.
     """
     _unhook()
     if verbosity > 1:
         _ROOT.addHandler(_HANDLER)
         _ROOT.setLevel(logging.DEBUG)
-    else:  # as the root has no handler, libraries report as they do without us
+    else:  # without a handler at the root, libraries log as usual
         _NMT.addHandler(_HANDLER)
     _NMT.setLevel(logging.DEBUG if verbosity else logging.WARNING if quiet else logging.INFO)
 
 
 def remove_logging() -> None:
-    """Undo `configure_logging`, so that commands can be called in one process after another."""
+    """Undo `configure_logging`, so that one process can run several commands."""
     use_spellings({})
     _unhook()
 

@@ -1,8 +1,8 @@
-"""Command lines that cannot be meant -> the command to type.
+"""Detects common mistakes in a command line and suggests the correct command.
 
-Flags of other tools, words too many, texts in place of a configuration, a sentence in place of a
-file, and checkpoints of other tools. `Spelling` looks up what other tools call our flags: that
-stands beside the configuration's keys, in ``nmt/config/aliases.yaml``.
+Mistakes: flags of other tools, too many arguments, text files in place of a configuration, a
+sentence in place of a file, and checkpoints of other tools. `Spelling` looks up flags of other
+tools in ``nmt/config/aliases.yaml``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nmt.cli.builder import parameter_name
 from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
 from nmt.errors import ConfigError
 
-# What words behind the arguments of a command most probably are.
+# Flags that users most likely meant with extra arguments.
 _BY_POSITION = {
     **dict.fromkeys(("init", "average", "export", "import", "translate", "pull"), ("--output",)),
     **dict.fromkeys(("score", "inspect"), ("--source", "--target")),
@@ -29,25 +29,25 @@ _BY_POSITION = {
 }
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
 _CHECKPOINT = re.compile(r".*\.(pt|pth|ckpt)")
-# What may follow a flag that is a switch here: ``--gpu 0``.
+# Values that other tools accept after a switch: ``--gpu 0``.
 _SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
-# Of sacrebleu, which takes several in a row.
+# sacreBLEU accepts several metrics in a row.
 _METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
 _LANGUAGE = re.compile("(?!out)[a-z]{2,3}")
-_REMARK = ": "  # Behind it: why a value of the foreign flag is none of ours.
+_REMARK = ": "  # Separates our flag from a remark on the difference.
 SIDES = ("SOURCE", "TARGET")
 
 
 def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> None:
-    """Refuse a command line that Typer would answer badly.
+    """Refuse a command line for which Typer's error message would not help.
 
     Args:
-        path: The command as it is typed, for example ``nmt translate``.
+        path: The full command, for example ``nmt translate``.
         parameters: Its parameters.
-        args: The words behind it.
+        args: The words after the command.
 
     Raises:
-        ConfigError: Says what is wrong, and the command to type.
+        ConfigError: The line contains a known mistake; the fix is the correct command.
     """
     spelling = Spelling(path, parameters)
     line = spelling.read(args)
@@ -57,22 +57,22 @@ def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> Non
         named = [
             f"{name} (here: {ours.removeprefix(_REMARK)})" for name, ours in line.found.items()
         ]
-        problem = f"{path} has no {', '.join(named)}."
+        problem = f"{path}: unknown option {', '.join(named)}."
         raise ConfigError(problem, fix=f"Type: {spelling.command(line)}")
     if any(flag == "--set" and "=" not in value for flag, value in pairwise(line.flags)):
-        return  # a word that seems too many is its value
+        return  # the extra word is its value
     free = [flag for flag in _BY_POSITION.get(spelling.name, ()) if flag not in given]
     num_arguments = len(spelling.arguments)
     extra = line.plain[num_arguments:]
     if extra and len(extra) <= len(free) and None not in given and not spelling.has_many:
         line.plain = line.plain[:num_arguments]
         line.flags += [word for pair in zip(free, extra, strict=False) for word in pair]
-        problem = f"{path} takes no {', '.join(extra)} without a flag."
+        problem = f"{path}: too many arguments: {', '.join(extra)}."
         raise ConfigError(problem, fix=f"Type: {spelling.command(line)}")
 
 
 def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -> None:
-    """Refuse texts in place of a configuration, a sentence, and checkpoints of other tools."""
+    """Refuse text files as a configuration, sentences, and checkpoints of other tools."""
     texts = [line.arguments.get(side) for side in SIDES] if spelling.trains else []
     if spelling.trains and len(line.plain) > 1 and all(map(os.path.isfile, line.plain)):
         texts += [] if line.plain[0].endswith((".yaml", ".yml")) else line.plain[:2]
@@ -80,38 +80,38 @@ def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -
         texts = [f"{prefix}.{code}" for code in [*line.codes, *SIDES][:2]]
     if any(texts):
         files = [text or side for text, side in zip(texts[-2:], SIDES, strict=True)]
-        fix = f"Type: nmt init {shlex.join(files)} (writes one for these two files)"
-        raise ConfigError(f"{spelling.path} takes a configuration.", fix=fix)
+        fix = f"Type: nmt init {shlex.join(files)} (writes a configuration for two text files)"
+        raise ConfigError(f"{spelling.path} needs a configuration, not text files.", fix=fix)
     models = [*line.arguments.values(), *line.plain][:2] if "MODEL" in spelling.arguments else []
     if model := next(filter(_CHECKPOINT.fullmatch, models), None):
-        origin = "a run folder of `nmt train`, or a model that `nmt import` converted"
+        origin = "a run folder of `nmt train` or a model folder of `nmt import`"
         fix = f"Type: {spelling.path} RUN FILE, where RUN is {origin}."
         raise ConfigError(f"{model} is a checkpoint of another tool.", fix=fix)
     words = line.plain[1:] if spelling.name == "translate" and not has_unknown else []
     if len(words) > 1 and not any(os.path.lexists(x) or _FILE.fullmatch(x) for x in words):
         line.plain = line.plain[:1]
-        problem = f"{spelling.path} takes text from a file or from standard input."
+        problem = f"{spelling.path} reads text from a file or from standard input."
         fix = f"Type: echo {shlex.quote(' '.join(words))} | {spelling.command(line)}"
         raise ConfigError(problem, fix=fix)
 
 
 @dataclass
 class Line:
-    """A command line in our words."""
+    """A command line with the flags of nmt."""
 
     plain: list[str] = field(default_factory=list)  # Words without a flag.
     flags: list[str] = field(default_factory=list)  # Flags and their values.
-    found: dict[str, str] = field(default_factory=dict)  # Flag of others -> ours.
-    # Values of flags of others that are arguments here.
+    found: dict[str, str] = field(default_factory=dict)  # Flag of another tool -> ours.
+    # Values of foreign flags that are arguments here.
     arguments: dict[str, str] = field(default_factory=dict)
-    codes: list[str] = field(default_factory=list)  # Languages, where we have files.
+    codes: list[str] = field(default_factory=list)  # Languages that stand where we expect files.
 
 
 class Spelling:
-    """The flags and arguments of one command, and what others call them.
+    """The flags and arguments of one command, and their names in other tools.
 
     Args:
-        path: The command as it is typed, for example ``nmt translate``.
+        path: The full command, for example ``nmt translate``.
         parameters: Its parameters.
     """
 
@@ -127,7 +127,7 @@ class Spelling:
         self.trains = self.name in ("train", "prepare")
 
     def read(self, args: Sequence[str]) -> Line:
-        """Return a command line with our words for those of other tools."""
+        """Parse a command line; replace flags of other tools with ours."""
         line, rest = Line(), deque(args)
         is_named = any(
             word[:1] != "-"
@@ -141,7 +141,7 @@ class Spelling:
                 count = max(self._num_values[name] - bool(equals), 0)
                 values = [rest.popleft() for _ in range(min(count, len(rest)))]
                 if count > 1 and (len(values) < count or any(x[:1] == "-" for x in values)):
-                    raise ConfigError(f"{name} needs {count} words.", fix="Write all of them.")
+                    raise ConfigError(f"{name} needs {count} values.", fix=f"Pass {count} values.")
                 line.flags += [word, *values]
             elif _METRIC.fullmatch(word) and line.flags[-2:-1] in (["--metric"], ["-m"]):
                 line.flags[-1] += f",{word}"
@@ -160,20 +160,22 @@ class Spelling:
         return line
 
     def _replace(self, line: Line, rest: deque[str], foreign: tuple[str, str, str]) -> None:
-        """Put what is to be typed for a flag of others into ``line``, or in front of ``rest``."""
+        """Add the replacement of a foreign flag to ``line``, or to the front of ``rest``."""
         name, ours, value = foreign
         target, _, remark = ours.partition(_REMARK)
         flag, _, fixed = target.partition(" ")
         line.found[name] = ours
         if flag in ("--input", "--output", *SIDES) and _LANGUAGE.fullmatch(value):
-            is_known = flag not in SIDES  # to the model
-            line.found[name] = "the model knows its languages" if is_known else "--languages"
+            is_known = flag not in SIDES  # from the model
+            line.found[name] = (
+                "not needed: the model contains its languages" if is_known else "--languages"
+            )
             line.codes += [] if is_known else [value]
         elif target.isupper():
             if target in line.arguments:
                 values = f"{line.arguments[target]} and {value}"
-                fix = "Join their keys in one file; --set KEY=VALUE changes single keys."
-                raise ConfigError(f"{self.path} takes one {target}, not {values}.", fix=fix)
+                fix = "Merge the files, or override single keys with --set KEY=VALUE."
+                raise ConfigError(f"{self.path} accepts only one {target}: {values}.", fix=fix)
             line.arguments[target] = value or target
         elif ours in self._num_values:
             takes_value = self._num_values[ours] > 0
@@ -190,16 +192,16 @@ class Spelling:
         plain = list(line.plain)
         for name in sorted(line.arguments, key=self.arguments.index):
             place = self.arguments.index(name)
-            plain += self.arguments[len(plain) : place]  # which are missing
+            plain += self.arguments[len(plain) : place]  # placeholders of missing arguments
             plain.insert(place, line.arguments[name])
         return f"{self.path} {shlex.join([*plain, *line.flags])}".rstrip()
 
     def _ours(self, name: str, is_named: bool) -> str | None:
-        """Return what this command has for a flag of others: a flag or an argument, perhaps."""
+        """Return the flag or argument of this command for a flag of another tool, or None."""
         word = name.lstrip("-").lower().replace("-", "_")
         for ours in self._candidates(word) if word else ():
             target = re.split("[ :]", ours)[0]
-            if ours.startswith("--set "):  # a trained model has no other key to change
+            if ours.startswith("--set "):  # other keys of a trained model are fixed
                 fits = "CONFIG" in self.arguments or ours.startswith("--set decoding.")
                 fits = fits and "--set" in self._num_values
             elif target == "--hypothesis" and word in ("i", "input"):
@@ -218,7 +220,7 @@ class Spelling:
         listed = aliases().get(word, ())
         yield f"--{word.replace('_', '-')}"
         yield from filter(is_of_command_line, listed)
-        if len(word) > 1:  # one letter is of formulas
+        if len(word) > 1:  # single letters are symbols in formulas
             named = [".".join(key.path) for key in all_keys() if key.path[-1] == word]
             keys = [key for key in (*listed, *named) if not is_of_command_line(key)]
             plain = [key for key in keys if re.fullmatch(r"[a-z_0-9.]+", key)]  # without a remark
@@ -227,10 +229,10 @@ class Spelling:
             yield from (f"{key} in the configuration" for key in keys)
 
     def _is_value(self, ours: str, following: str) -> bool:
-        """Whether the word after a foreign flag is its value."""
+        """Return whether the word after a foreign flag is its value."""
         flag, _, fixed = ours.partition(_REMARK)[0].partition(" ")
         is_whole = "=" in fixed or _is_switch(fixed) if flag == "--set" else bool(fixed)
-        is_whole = is_whole and "{" not in ours  # a field of JSON has a value
+        is_whole = is_whole and "{" not in ours  # a JSON field has a value
         if is_whole or not self._num_values.get(flag, True):
             return _SWITCH_VALUE.fullmatch(following) is not None
         return following == "-" or not following.startswith("-")

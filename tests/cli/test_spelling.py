@@ -33,27 +33,31 @@ TRY = "try training.schedule.warmup_ratio 0.06, a share of the run"
 # What is typed -> the first line of the answer, without `error: ` or `warning: `.
 MISTAKES = {
     # Flags of other tools.
-    "translate M -s in.de -t out": "nmt translate has no -s (here: --input), -t (here: --output).",
-    "translate M in.de -s de": "nmt translate has no -s (here: the model knows its languages).",
-    "translate M --no-cuda": "nmt translate has no --no-cuda (here: --device cpu).",
-    "translate M --lr 1": f"nmt translate has no --lr (here: {KEYS} in the configuration).",
-    "translate M --batch-size 4": "nmt translate has no --batch-size (here: --batch-tokens: "
+    "translate M -s in.de -t out": "nmt translate: unknown option -s (here: --input), -t "
+    "(here: --output).",
+    "translate M in.de -s de": "nmt translate: unknown option -s (here: not needed: the "
+    "model contains its languages).",
+    "translate M --no-cuda": "nmt translate: unknown option --no-cuda (here: --device cpu).",
+    "translate M --lr 1": f"nmt translate: unknown option --lr (here: {KEYS} in the "
+    "configuration).",
+    "translate M --batch-size 4": "nmt translate: unknown option --batch-size (here: "
+    "--batch-tokens: "
     "tokens, not sentences; auto without it).",
     "train cc.yaml": "cc.yaml: No such file or directory. Did you mean c.yaml?",
-    "train -c c.yaml --config d.yaml": "nmt train takes one CONFIG, not c.yaml and d.yaml.",
+    "train -c c.yaml --config d.yaml": "nmt train accepts only one CONFIG: c.yaml and d.yaml.",
     "train c.yaml --set optimizer=adam": "--set optimizer=adam: unknown key optimizer; did you "
     "mean training.optimizer.kind=adamw?",
     "train c.yaml --set training.optimizer=adam": "--set training.optimizer=adam: "
     "training.optimizer is 'adam'; it must be a section; did you mean "
     "training.optimizer.kind=adamw?",
-    "train c.yaml --layers 3": "nmt train has no --layers (here: model.encoder_layers and "
+    "train c.yaml --layers 3": "nmt train: unknown option --layers (here: model.encoder_layers and "
     "model.decoder_layers in the configuration).",
     # What stands without a flag, or is missing.
-    "translate M good day, all.": "nmt translate takes text from a file or from standard input.",
-    "train in.de in.en": "nmt train takes a configuration.",
+    "translate M good day, all.": "nmt translate reads text from a file or from standard input.",
+    "train in.de in.en": "nmt train needs a configuration, not text files.",
     "train c.yaml --set training.max_steps:3": "--set training.max_steps:3: expected "
         "KEY=VALUE.",
-    "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 words.",
+    "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 values.",
     "export M -o x": "nmt export needs --to.",
     "export M --zzz onnx --to x": "No such option: --zzz.",
     "-v train c.yaml": "No such option: -v",
@@ -162,7 +166,8 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
     ("init in.de -q", "init in.de -q TARGET (Its translations, line by line; nmt init --help)"),
     ("augment in.en --with M -o x", "augment in.en --model M -o x"),
     ("prepare c.yaml --report x", "prepare c.yaml --report-dir x"),
-    ("augment", "augment TEXT --model MODEL --output FOLDER (Monolingual text, one sentence per line; "
+    ("augment", "augment TEXT --model MODEL --output FOLDER (Monolingual text, one "
+    "sentence per line; "
      "may be compressed; nmt augment --help)"),
     ("translte M 'a b'", "translate M 'a b'"),
     ("translate M in.de --remove-bpe", "translate M in.de"),
@@ -194,7 +199,7 @@ def test_constraints_are_answered_with_the_format_that_has_them(typed: str, righ
     "train --trainpref in -s de -t en", "prepare in.de in.en", "prepare -s in.de -t in.en",
 ])  # fmt: skip
 def test_texts_in_place_of_a_configuration_are_answered_with_init(typed: str) -> None:
-    fix = "  fix: Type: nmt init in.de in.en (writes one for these two files)"
+    fix = "  fix: Type: nmt init in.de in.en (writes a configuration for two text files)"
     assert nmt(typed).stderr.splitlines()[-1] == fix
 
 
@@ -221,7 +226,7 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
      "describes each key."),
     ("translate M in.de --temperature -1 --top-p 2 --device cpu",
      "Correct them; `nmt config keys decoding` describes each key."),
-    ("config decode", "`nmt config --help` lists the commands."),
+    ("config decode", "Run `nmt config --help` for a list of commands."),
     ("translate M 'ein Hund'", f"{PATH} A sentence? echo 'ein Hund' | nmt translate M"),
     ("translate M Hund!", f"{PATH} A sentence? echo 'Hund!' | nmt translate M"),
     ("translate M gone/Hund", PATH),
@@ -229,7 +234,7 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("evaluate in.en in.en --fail-if-worse", "Add --baseline FILE."),
     ("evaluate in.en in.en --fail-if-worse --baseline in.en --resamples 0",
      "Leave --resamples 0 out."),
-    ("info", "`nmt --help` lists the commands."),
+    ("info", "Run `nmt --help` for a list of commands."),
     ("evaluate -t test", "Pass a run folder, as in `nmt evaluate RUN --test test`, or "
      "--hypothesis FILE."),
     ("train in.gz", "Make a configuration of two files of text: `nmt init SOURCE TARGET`."),
@@ -240,8 +245,8 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("translate N", f"Name the run folder that `nmt train` wrote; there is M; {RELATIVE}."),
     ("translate runs/N", "Name the run folder that `nmt train` wrote; no run is there yet: "
      f"`nmt train CONFIG`; {RELATIVE}."),
-    ("init in.csv", "Write a configuration for a table, as in the README: data: {train: [{csv: "
-     "in.csv}]}."),
+    ("init in.csv", "For a file with two columns, write a configuration, as in the README: "
+     "data: {train: [{csv: in.csv}]}"),
     ("inspect attention M --source a", "Type: nmt inspect M attention"),
     ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or choose "
      "another folder with --output."),
