@@ -115,7 +115,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     [
         (["-b", "7"], "--beam-size is 7 but --with is not.\n  fix: See `nmt x`, `no_field`.\n"),
         (["-b", "0"], "Invalid value for '--beam-size' / '-b': Input should be greater"),
-        (["--weights", "1,x"], "1,x is not a list with ',' between its values."),
+        (["--weights", "1,x"], "1,x is not a list of values separated by ','."),
         ([""], "the name is empty"),
     ],
 )

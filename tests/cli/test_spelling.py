@@ -64,7 +64,7 @@ MISTAKES = {
     "train .": ".: Is a directory.",
     "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
     "inspect M attention --source a -o a.png":
-    "--output a.png: .png is not the ending of the format text.",
+    "--output a.png: the ending .png does not match the format text.",
     "translate M in.de -i in.de": "in.de and --input in.de cannot be combined.",
     "evaluate in.de in.de in.en": "Which of in.de, in.de, in.en is the reference is not clear.",
     "evaluate c.yaml": "c.yaml is no model; the run folder of this configuration is runs/mine.",
