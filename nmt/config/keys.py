@@ -185,12 +185,13 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
-    """What papers and other toolkits call our keys and flags -> ours, from ``aliases.yaml``."""
-    text = Path(__file__).with_name("aliases.yaml").read_text(encoding="utf-8")
+    """Names in papers and other toolkits, and former names of our keys -> our keys and flags."""
     found: dict[str, list[str]] = {}
-    for ours, others in yaml.safe_load(text).items():
-        for name in others.split():
-            found.setdefault(name, []).append(ours)
+    for file in ("aliases.yaml", "renamed.yaml"):
+        text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+        for ours, others in yaml.safe_load(text).items():
+            for name in others.split():
+                found.setdefault(name, []).append(ours)
     return found
 
 

@@ -18,8 +18,14 @@ from nmt.config.keys import (
 )
 from nmt.errors import ConfigError
 
-LIMITS = "filters.script (limits stand in their filters, as in script: {action: drop, limit: 0.5})"
-ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text(encoding="utf-8"))
+LIMITS = (
+    "filters.script (each limit is a part of its filter, as in script: {action: drop, limit: 0.5})"
+)
+ALIASES = [
+    entry
+    for file in ("aliases.yaml", "renamed.yaml")
+    for entry in yaml.safe_load(Path(keys.__file__).with_name(file).read_text("utf-8")).items()
+]
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [
@@ -70,13 +76,13 @@ def test_the_old_name_of_a_key_is_answered_with_the_new_name(old: str, new: str)
 
 def test_every_alias_names_keys_that_exist_and_is_none_of_them() -> None:
     own, sections = {key.path[-1] for key in all_keys()}, {key.path[0] for key in all_keys()}
-    of_keys = {ours: others for ours, others in ALIASES.items() if not is_of_command_line(ours)}
-    names = Counter(name for others in of_keys.values() for name in others.split())
+    of_keys = [(ours, others) for ours, others in ALIASES if not is_of_command_line(ours)]
+    names = Counter(name for _, others in of_keys for name in others.split())
     assert not own & set(names)
     assert set(names.values()) == {1}
     for name in names:
         assert re.fullmatch(r"[a-z0-9_]+", name)
-    for answer in of_keys:
+    for answer, _ in of_keys:
         for key in re.split(" and | or ", answer.partition(" (")[0]):
             path = key.split(".")
             assert find_key(path) if path[0] in sections else key in own, key
