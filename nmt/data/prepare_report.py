@@ -1,4 +1,4 @@
-"""What `nmt prepare` reports: what was read, what was dropped and why, and what came out."""
+"""The report of `nmt prepare`: pairs read, kept and dropped, with the reasons; and statistics."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from nmt.text.tokenizer import Tokenizer, tokenizer_hash
 REPORT = "report.json"
 _TEXT_WIDTH = 40
 _NUM_LENGTHS = 400
-# Lists of the pairs with a finding: corpus, line, reason, value, limit.
+# Files that list the pairs with a finding, with the columns `_COLUMNS`.
 DROPPED, REPORTED = "dropped.tsv.gz", "reported.tsv.gz"
-# Keys of a corpus's counts that are not reasons.
+# Keys of the counts of a corpus that are not reasons.
 READ, KEPT = "read", "kept"
 _COLUMNS = "corpus", "line", "reason", "value", "limit"
 _EXAMPLE = "corpus", "line", "source", "target", "value"
@@ -41,7 +41,7 @@ _NUM_EXAMPLES = 5
 
 
 def printable(value: float | str) -> str:
-    """Return a number or a text with its invisible characters as escapes."""
+    """Format a number, or a text with escapes for invisible characters."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
@@ -49,26 +49,26 @@ def printable(value: float | str) -> str:
 
 @contextmanager
 def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
-    """Open a new compressed TSV file; the same rows give the same bytes."""
-    # Without a file name and a time in it.
+    """Open a new gzipped TSV file and write its header. The same rows give the same bytes."""
+    # No file name and no time in the gzip header.
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
         file.write("\t".join(columns).encode() + b"\n")
         yield file
 
 
 def _draw(each: Found) -> tuple[int, str, int]:
-    """Order in which examples are taken: spread over the corpora, and always the same."""
+    """Sort key for examples: pseudo-random over the corpora, but always the same."""
     return zlib.crc32(f"{each.corpus}:{each.line}".encode()), each.corpus, each.line
 
 
 class Findings(ExitStack):
-    """Counts of each corpus, examples of each reason, and both lists, written as they come.
+    """Collects counts and examples of findings, and writes the lists of dropped and reported pairs.
 
     Args:
-        folder: Where to write the lists.
+        folder: Folder for the lists.
         training: Filters of the training pairs.
         corpora: Names of the training corpora.
-        held_out: Name of the set that is prepared beside them; all its findings drop.
+        held_out: Name of the validation set. All of its findings drop the pair.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Findings(ExitStack):
         self._dropped, self._reported = (
             self.enter_context(open_table(folder / name, *_COLUMNS)) for name in (DROPPED, REPORTED)
         )
-        # By reason: pairs of each corpus, and examples.
+        # By reason: the number of pairs of each corpus, and examples.
         self._reasons = defaultdict[str, Counter[str]](Counter)
         self._examples = defaultdict[str, list[Found]](list)
-        # Pairs read, kept, and dropped under their first reason that drops.
+        # Pairs read, pairs kept, and dropped pairs by the first reason that drops them.
         self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, held_out)}
 
     def take(self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]) -> list[Found]:
-        """Count and list what a function found in a block; return the findings."""
+        """Add the findings and the counts of a block, and return the findings."""
         rows, counts = values
         self.counts[corpus].update(counts)
-        found = [Found(*row) for row in rows]  # of a file they are lists
+        found = [Found(*row) for row in rows]  # rows that were read from a file are lists
         is_training = corpus in self._corpora
         for each in found:
             is_dropped = not is_training or self._training.drops(each.reason)
@@ -103,16 +103,15 @@ class Findings(ExitStack):
         return found
 
     def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
-        """Check that some pair of some corpora is left.
+        """Check that at least one pair of the corpora is kept.
 
         Raises:
-            DataError: No pair is; says why.
+            DataError: All pairs were dropped. The message lists the reasons.
         """
         reasons = sum((self.counts[name] for name in corpora), Counter[str]())
         if not reasons[KEPT]:
             counts = (f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
-            dropped = ", ".join(counts) or "nothing"
-            problem = f"No {kind} pair is left after the filters. Dropped: {dropped}."
+            problem = f"The filters dropped all {kind} pairs: {', '.join(counts) or 'no pairs'}."
             raise DataError(problem, fix="Check the files, or relax the filters section.")
 
     def report(self) -> dict[str, Any]:
@@ -144,25 +143,25 @@ class Findings(ExitStack):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideReport:
-    """The training text of one language, in subwords."""
+    """Statistics of one side of the training data. Lengths are in subwords per sentence."""
 
     language: str
     vocab_size: int
-    tokens: int  # in all
-    mean_length: float  # of a sentence
+    tokens: int  # total number of subwords
+    mean_length: float
     median_length: int
-    p99_length: int  # 99 of 100 sentences are no longer
+    p99_length: int  # 99th percentile
     max_length: int
-    fallback_rate: float  # share of the subwords that are single bytes, or unknown
-    num_used: int = 0  # entries of the vocabulary that occur
-    num_for_most: int = 0  # entries that make up 99% of the subwords
-    lengths: Sequence[int] = ()  # sentences of 0, 1, 2, ... subwords; 1 of 1,000 is longer
+    fallback_rate: float  # share of the subwords that are single bytes or unknown
+    num_used: int = 0  # subwords of the vocabulary that occur in the text
+    num_for_most: int = 0  # most frequent subwords that cover 99% of the text
+    lengths: Sequence[int] = ()  # number of sentences by length, up to the 99.9th percentile
 
 
 def report_side(
     store: ParallelStore, side: Literal["source", "target"], language: str, tokenizer: Tokenizer
 ) -> SideReport:
-    """Return the figures of one side of a store that is not empty."""
+    """Compute the statistics of one side of a store. The store must not be empty."""
     lengths = np.bincount(store.source_lengths if side == "source" else store.target_lengths)
     uses = store.token_counts(side, tokenizer.vocab_size)
     is_fallback = np.array([*map(tokenizer.is_fallback, range(tokenizer.vocab_size))])
@@ -184,50 +183,51 @@ def report_side(
 
 
 def sample_lengths(store: ParallelStore) -> list[list[int]]:
-    """Return the subwords of source and target of a few pairs, spread over a store."""
+    """Return the lengths of source and target, in subwords, of 400 evenly spaced pairs."""
     rows = np.unique(np.linspace(0, len(store) - 1, _NUM_LENGTHS).astype(np.int64))
     return np.stack((store.source_lengths[rows], store.target_lengths[rows]), axis=1).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareReport:
-    """What was read, what was dropped and why, and what came out."""
+    """The report of `nmt prepare`, as written to ``report.json``."""
 
     folder: str  # the prepared folder
-    up_to_date: bool  # whether it was there already: the figures are those of when it was made
-    written: bool = True  # not if only a report was asked for
-    # Per corpus: pairs read, kept, and dropped for each reason.
+    up_to_date: bool  # whether the folder was already prepared; then the report is the old one
+    written: bool = True  # False with ``report_only``
+    # By corpus: pairs ``read``, pairs ``kept``, and dropped pairs by reason.
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # Per training corpus: pairs that look odd but were not dropped for it.
+    # By training corpus: reported (but kept) pairs by reason.
     findings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # Per reason that is not off: ``count`` of the training pairs that have it, ``action``, and
-    # ``examples`` (corpus, line, source, target, value).
+    # By reason that is not off: ``count`` of training pairs, ``action``, and ``examples`` (corpus,
+    # line, source, target, value).
     reasons: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Ranges of a corpus (source ``start`` to ``end``) whose targets stand ``offset`` lines on.
+    # Ranges of source lines (``corpus``, ``start``, ``end``) whose translations are ``offset``
+    # lines below; above if negative.
     shifts: Sequence[Mapping[str, Any]] = ()
-    # Ranges of a corpus (``start`` to ``end``) whose sides do not translate each other.
+    # Ranges of lines (``corpus``, ``start``, ``end``) that are not translations.
     unrelated: Sequence[Mapping[str, Any]] = ()
-    # Held-out sentences (``set``, ``line``) that training has (``corpus``, ``train_line``), and
-    # whether ``exact`` or ``near`` (``kind``).
+    # Held-out sentences (``set``, ``line``) in training lines (``corpus``, ``train_line``);
+    # ``kind`` is ``exact`` or ``near``.
     leakage: Sequence[Mapping[str, Any]] = ()
-    # Per held-out set: its pairs, and how many sources, targets and whole pairs the training has
-    # too; ``near_sources_in_train``: with one or two words changed, or joined to others.
+    # By held-out set: its number of pairs, and how many sources, targets and pairs are also in the
+    # training data. ``near_sources_in_train``: with one or two words changed, or inside a line.
     overlap: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    unchecked: Sequence[str] = ()  # held-out sets that might have to be downloaded
-    lengths: Sequence[Sequence[int]] = ()  # subwords of source and target of a few kept pairs
-    sides: Sequence[SideReport] = ()  # source and target of the training data
+    unchecked: Sequence[str] = ()  # held-out sets that are not downloaded, so not compared
+    lengths: Sequence[Sequence[int]] = ()  # source and target length of some kept pairs
+    sides: Sequence[SideReport] = ()  # statistics of source and target of the training data
     joint: bool = True  # whether both sides share one vocabulary
-    notes: Sequence[str] = ()  # what a diagnosis has found, to read
-    warnings: Sequence[str] = ()  # what a person should look at
+    notes: Sequence[str] = ()  # further lines of the text report
+    warnings: Sequence[str] = ()
     seconds: float = 0.0
-    stages: Mapping[str, float] = field(default_factory=dict)  # seconds of each
+    stages: Mapping[str, float] = field(default_factory=dict)  # seconds of each stage
 
     @classmethod
     def read(cls, folder: Path) -> PrepareReport:
-        """Read what was reported when ``folder`` was made.
+        """Read the report of a prepared folder.
 
         Raises:
-            DataError: It is missing or damaged.
+            DataError: The report is missing or damaged.
         """
         path = folder / REPORT
         try:
@@ -237,107 +237,106 @@ class PrepareReport:
         return replace(report, folder=str(folder), up_to_date=True)
 
     def write(self, folder: Path) -> None:
-        """Write ``report.json``."""
+        """Write ``report.json`` into ``folder``."""
         text = json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
         write_bytes(folder / REPORT, text.encode())
 
     def written_to(self, folder: Path | None, *, lists: Path) -> PrepareReport:
-        """Write all files of the report into a folder, if there is one; return the report.
+        """Write all files of the report into a folder, and return the report.
 
         Args:
-            folder: Where to write.
-            lists: Folder that holds the lists of pairs.
+            folder: Output folder; None writes no files.
+            lists: Folder that contains the lists of dropped and reported pairs.
 
         Raises:
-            DataError: They cannot be written.
+            DataError: A file cannot be written.
         """
         if folder is not None:
-            fix = "Name a folder you can write to, with room on its disk."
-            with write_errors(folder, DataError, fix=fix):
+            with write_errors(folder, DataError):
                 folder.mkdir(parents=True, exist_ok=True)
                 self.write(folder)
                 for path in lists.glob("*.tsv.gz"):
                     write_bytes(folder / path.name, path.read_bytes())
-                with suppress(ConfigError):  # the extra that draws the page is missing
+                with suppress(ConfigError):  # nmt/extras/cleaning, which renders it, is missing
                     write_bytes(folder / "report.html", PAGES["prepare"](self).encode())
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Return the report as JSON data."""
         return asdict(self) | {"seconds": round(self.seconds, 3)}
 
     def as_text(self) -> str:
-        """Return a report to read."""
+        """Return the report as text."""
         if self.up_to_date:
             return f"{self.folder} is up to date: configuration and corpora have not changed."
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         for name, counts in self.counts.items():
-            yield f"{name}: {counts[READ]:,} pairs read, {counts[KEPT]:,} kept"
+            yield f"{name}: {counts[READ]:,} sentence pairs read, {counts[KEPT]:,} kept"
             reasons = {what: n for what, n in counts.items() if what not in (READ, KEPT)}
             for word, numbers in (("dropped", reasons), ("reported", self.findings.get(name, {}))):
                 for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
-                    yield f"  {word} {number:,}: {what}"
-                    yield from self._examples(name, what) if word == "reported" else ()
+                    yield f"  {word} {number:,} pair{'s' * (number > 1)}: {what}"
+                    yield from self._examples(name, what)
         if any(self.findings.values()):
-            yield "reported pairs are kept; set filters.REASON to drop them"
-        yield f"{'subwords':10}{'mean':>8}{'median':>8}{'99%':>6}{'longest':>9}   bytes or unknown"
+            yield "reported pairs are kept; to drop them, set filters.REASON to drop"
+        yield f"{'subwords per sentence':23}mean  median   p99  longest   unknown or byte"
         for side in self.sides:
             yield (
-                f"  {side.language:8}{side.mean_length:8.1f}{side.median_length:8}"
-                f"{side.p99_length:6}{side.max_length:9}   {side.fallback_rate:.2%}"
+                f"  {side.language:17}{side.mean_length:8.1f}{side.median_length:8}"
+                f"{side.p99_length:6}{side.max_length:9}{side.fallback_rate:18.2%}"
             )
         source, target = (f"{side.vocab_size:,}" for side in self.sides)
-        both = f"vocabularies: {source} and {target} entries"
-        yield f"vocabulary: {source} entries, joint" if self.joint else both
+        both = f"vocabularies: {source} source and {target} target subwords"
+        yield f"vocabulary: {source} subwords, shared by both languages" if self.joint else both
         yield from self.notes
         yield from (f"overlap: {text}" for text in self._overlap())
         yield from (f"warning: {text}" for text in self.warnings)
         rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
-        what = self.folder if self.written else "report only, nothing written"
-        yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs a second"
+        what = f"wrote {self.folder}" if self.written else "report only, no data written"
+        yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs per second"
 
     def _examples(self, corpus: str, reason: str) -> Iterator[str]:
-        """Say what a reason means, and show the first pair of a corpus that is an example of it."""
+        """Yield the meaning of a reason, and an example from a corpus."""
         if about := meanings_of(FilterConfig.__doc__).get(reason):
             yield f"    {about.replace('``', '').partition('. ')[0].rstrip('.')}"
         examples = self.reasons.get(reason, {}).get("examples", ())
-        own = (each for each in examples if each["corpus"] == corpus)
+        own = (x for x in examples if x["corpus"] == corpus and x["source"] + x["target"])
         if each := min(own, key=itemgetter("line"), default=None):
             texts = (printable(each[side]) for side in ("source", "target"))
             cut = (f"{x[:_TEXT_WIDTH]}…" if len(x) > _TEXT_WIDTH else x for x in texts)
-            yield f"    line {each['line']:,}: {' | '.join(cut)}"
+            yield f"    for example line {each['line']:,}: {' | '.join(cut)}"
 
     def _overlap(self) -> Iterator[str]:
-        """Name the sets without overlap too: silence could mean that nobody looked."""
+        """Yield a line for every held-out set, also if it has no overlap with the training data."""
         clean = []
         for name, found in self.overlap.items():
             near, sources = found["near_sources_in_train"], found["sources_in_train"]
             if sources or near:
+                same = f"{found['pairs_in_train']:,} with the same translation"
                 yield (
-                    f"{sources:,} of {found['pairs']:,} source sentences of {name} are in the "
-                    f"training data, {found['pairs_in_train']:,} with the same translation, and "
-                    f"{near:,} nearly"
+                    f"{name}: the training data contains {sources:,} of {found['pairs']:,} source "
+                    f"sentences ({same}), and {near:,} more with small changes"
                 )
             else:
                 clean.append(f"{name} ({found['pairs']:,} pairs)")
         if clean:
-            yield f"no source sentence of {', '.join(clean)} is in the training data"
+            yield f"the training data contains no source sentence of {', '.join(clean)}"
         if names := ", ".join(self.unchecked):
-            yield f"not compared with {names}, which might have to be downloaded"
+            yield f"not checked, because they are not downloaded: {names}"
 
 
 def current_report(
     folder: Path, recipe: Recipe, scored_with: tuple[str, ...] = (), piped: Path | None = None
 ) -> PrepareReport | None:
-    """Return the report of a prepared folder if it is whole and would be made again as it is.
+    """Return the report of a prepared folder if it is complete and up to date, else None.
 
     Args:
         folder: The prepared folder.
-        recipe: What would be made.
-        scored_with: Models that would score the pairs; a folder with scores is as good as without.
-        piped: A copy of standard input; without it, that is taken to be what it was.
+        recipe: The configuration to compare the folder with.
+        scored_with: Models that must have scored the pairs; if empty, scores do not matter.
+        piped: A copy of standard input; None assumes that standard input is unchanged.
     """
     try:
         manifest = PreparedData.open(folder).manifest
@@ -345,7 +344,7 @@ def current_report(
             (not scored_with or tuple(manifest.scored_with) == scored_with)
             and manifest.config_hash == recipe.hash(manifest.vocab_hash)
             and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
-            # A folder of Hugging Face files may have more or fewer.
+            # Files may have been added to a Hugging Face folder, or removed.
             and set(manifest.sources) == {str(path) for path in recipe.files}
             and are_unchanged(manifest.sources, piped)
         )

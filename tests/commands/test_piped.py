@@ -88,7 +88,7 @@ def test_training_asks_for_the_command_that_reads_standard_input(tmp_path: Path)
     early = CliRunner().invoke(app, ["train", *arguments], input=TEXT)
     refused(early, 2, "standard input", "nmt prepare CONFIG < FILE")
     result = CliRunner().invoke(app, ["prepare", *arguments], input=TEXT)
-    assert "standard input: 120 pairs read" in result.stdout + result.stderr
+    assert "standard input: 120 sentence pairs read" in result.stdout + result.stderr
 
 
 def test_nothing_in_it_is_told(tmp_path: Path) -> None:

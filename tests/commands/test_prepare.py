@@ -146,9 +146,9 @@ def test_what_is_dropped_or_overlaps_is_counted_and_listed(tmp_path: Path) -> No
     near = {"near_sources_in_train": 0}
     assert {**report.overlap["valid"], **near} == {**found, **near}
     text = report.as_text()
-    assert text.startswith("numbers: 120 pairs read, 118 kept\n  dropped 1: blank\n")
-    assert "overlap: 4 of 5 source sentences of valid are in the training data" in text
-    assert "vocabulary: 60 entries, joint" in text
+    assert text.startswith("numbers: 120 sentence pairs read, 118 kept\n  dropped 1 pair: blank\n")
+    assert "overlap: valid: the training data contains 4 of 5 source sentences (4 with" in text
+    assert "vocabulary: 60 subwords, shared by both languages" in text
     assert report.as_dict() == json.loads((tmp_path / "prepared" / "report.json").read_text())
 
 
@@ -159,8 +159,8 @@ def test_report_only_writes_nothing_and_tells_what_was_compared(tmp_path: Path) 
     config = config_for(tmp_path, data=data, prepared_dir=str(tmp_path / "new" / "prepared"))
     report = prepare(config, report_only=True)
     lines = report.as_text().splitlines()
-    assert "overlap: no source sentence of far (2 pairs) is in the training data" in lines
-    assert "overlap: not compared with wmt, which might have to be downloaded" in lines
+    assert "overlap: the training data contains no source sentence of far (2 pairs)" in lines
+    assert "overlap: not checked, because they are not downloaded: wmt" in lines
     assert report.as_dict()["unchecked"] == ["wmt"]
     assert report.counts["numbers"]["kept"] == 120
     assert not (tmp_path / "new").exists()
@@ -271,10 +271,10 @@ def test_each_side_has_a_vocabulary_of_its_own_size(tmp_path: Path, kind: str) -
 def test_filters_that_leave_nothing_are_named(tmp_path: Path) -> None:
     """FAULTS 36."""
     short = config_for(tmp_path, filters={"max_length": 1})
-    refused(short, r"No training pair is left .* length 120")
+    refused(short, r"dropped all training pairs: .*length 120")
     config = config_for(tmp_path)
     write_pairs(tmp_path, ["", ""], ["one", ""], "valid")
-    refused(config, r"No validation pair is left.* blank 2")
+    refused(config, r"dropped all validation pairs: .*blank 2")
 
 
 def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_path: Path) -> None:
