@@ -245,7 +245,7 @@ def test_no_input_is_overwritten(run_dir: Path, tmp_path: Path) -> None:
     source.write_text("Hund\n")
     link.symlink_to(source)
     for path in (source, link):
-        refused(translate(run_dir, "-i", source, "-o", path), 2, f"{path} is both input and", "fix")
+        refused(translate(run_dir, "-i", source, "-o", path), 2, f"{path} is also an input", "fix")
     assert source.read_text() == "Hund\n"
 
 
