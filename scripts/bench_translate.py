@@ -105,7 +105,7 @@ def converse(
 def our_commands(model: Path) -> Commands:
     """Return those of our engine, in all dtypes that this processor is made for.
 
-    Where there are short lists, with them and without.
+    Where there are shortlists, with them and without.
     """
     has_bf16 = subprocess.run([sys.executable, "-c", HAS_BF16], check=False).returncode == 0
     commands: dict[str, Sequence[str]] = {}
@@ -121,7 +121,7 @@ def our_commands(model: Path) -> Commands:
             continue
         commands[f"nmt {dtype}"] = command
         if (model / SHORTLIST).is_file():
-            commands[f"nmt {dtype}, short list"] = (*command, "--shortlist")
+            commands[f"nmt {dtype}, shortlist"] = (*command, "--shortlist")
     return commands
 
 

@@ -4,7 +4,7 @@ With large batches (throughput) every engine may work on as many at once as ther
 batches of one as they come (a stream) threads help only if they share the steps of one search, so
 there each engine is tried with one thread and with all.
 
-Short lists (``--shortlist``) are ours; CTranslate2 is also tried with a vocabulary map made of the
+Shortlists (``--shortlist``) are ours; CTranslate2 is also tried with a vocabulary map made of the
 same candidates, as a family of its own. It scores for each sentence what any of its batch may need.
 """
 
@@ -85,7 +85,7 @@ def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
             continue
         runs = {dtype: _as_is}
         if (model / SHORTLIST).is_file():
-            runs[f"{dtype}, short list"] = _with_short_list
+            runs[f"{dtype}, shortlist"] = _with_shortlist
         for kind, change in runs.items():
             yield Contender("nmt", kind, threads, False, change(_all_at_once(engine, threads)))
             for count in sorted({1, threads}):
@@ -96,7 +96,7 @@ def _as_is(run: Run) -> Run:
     return run
 
 
-def _with_short_list(run: Run) -> Run:
+def _with_shortlist(run: Run) -> Run:
     return lambda batches, options: run(batches, options.model_copy(update={"shortlist": True}))
 
 
@@ -110,7 +110,7 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
         export(ExportOptions(model=model, output=folder, to="ctranslate2", quantization=kind))
         changes = {"CTranslate2": _as_is}
         if (folder / VOCABULARY_MAP).is_file():
-            changes["CTranslate2 with the list"] = _with_short_list
+            changes["CTranslate2 with the list"] = _with_shortlist
         for family, change in changes.items():
             engine = CTranslate2Engine(folder, device="cpu", threads=threads)
             run = change(_all_at_once(engine, threads))

@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # what is found without loading weights needs no torch
 
 CONFIG, TOKENIZER, CARD = "config.yaml", "tokenizer", "README.md"
 SHORTLIST, CONFIDENCE = "shortlist.safetensors", "confidence.json"
-# Files that a finished run has. Short lists depend on its data alone; confidence is fitted to the
+# Files that a finished run has. Shortlists depend on its data alone; confidence is fitted to the
 # translations of its best checkpoint.
 EXTRAS = (SHORTLIST, CONFIDENCE)
 # In a model folder that is a mean: the ``steps`` of its checkpoints and, if known, ``score``.
@@ -387,7 +387,7 @@ def write_model_folder(
             Manifest.of(temporary, names, step).write(temporary)
     except (OSError, SafetensorError) as error:
         problem = f"{folder} was not written: {getattr(error, 'strerror', None) or error}."
-        fix = "Choose an empty place that can be written, with room on its disk."
+        fix = "Choose an empty place that can be written, with free space on its disk."
         raise CheckpointError(problem, fix=fix) from error
 
 

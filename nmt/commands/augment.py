@@ -78,7 +78,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
     }  # fmt: skip
-    fix = "Name a folder that you can write to, with room on its disk."
+    fix = "Name a folder that you can write to, with free space on its disk."
     with write_errors(output, DataError, fix=fix):
         _check_ours(output, settings)
         output.mkdir(parents=True, exist_ok=True)

@@ -125,7 +125,7 @@ def prepare_data(
             report = replace(report, folder=str(folder), written=False)
             return report.written_to(options.report_dir, lists=scratch)
 
-    fix = "Set prepared_dir to a folder you can write to, with room on its disk."
+    fix = "Set prepared_dir to a folder you can write to, with free space on its disk."
     with atomic.write_errors(folder, DataError, fix=fix):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(f".{folder.name}.lock")
@@ -202,7 +202,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             decide = pair_filters.held_out_filters(recipe.filters)
             _write(reading, VALID, (decide, findings), encoded, Diagnosis(material))
         train = ParallelStore.open(folder / TRAIN)
-        with reading.stage("shortlist"), progress_bar("making short lists", leave=False):
+        with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
             sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
             write_shortlist(folder / SHORTLIST, train, sizes, lexicon)
         said, reported = diagnosis.report(), findings.report()

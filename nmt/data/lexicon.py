@@ -194,7 +194,7 @@ def learn_lexicon(
     for _ in range(iterations):
         if lexicon.before is not None and lexicon.before.path is not None:
             lexicon.before.path.unlink()
-        lexicon = replace(lexicon, before=None)  # makes room
+        lexicon = replace(lexicon, before=None)  # frees memory
         cells = np.zeros(min(_CELLS, vocab_sizes[0] * vocab_sizes[1]), np.float32)
         totals = np.zeros(vocab_sizes[0]), np.zeros(vocab_sizes[1])
         for links in workers.map(lexicon.links, batches(lines, pairs)):

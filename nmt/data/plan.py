@@ -173,7 +173,7 @@ def length_order(
     Draws ``n`` float32 and ``n`` float64 from ``random``, in this order. Equal to
     ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``
     as long as 64 bits hold the lengths and enough of the chance: two pairs of the same lengths may
-    change places where the bits of chance that have room are the same.
+    change places where the bits of chance that fit are the same.
 
     Args:
         source: Tokens of each source. (n,)

@@ -272,7 +272,7 @@ class Reservoir:
             self._characters = sum(len(source) + len(target) for source, target in self._pairs)
 
     def drain(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs and forget them, so that whoever copies them needs no room for two."""
+        """Yield the pairs and forget them, so that a copy of them needs no additional memory."""
         self._pairs.reverse()
         while self._pairs:
             yield self._pairs.pop()

@@ -3,7 +3,7 @@
 A step of one sentence or a few is some hundred kernels, and launching them from Python takes
 several times as long as they run. A CUDA graph launches all of them at once. It works on tensors
 that stay in their places and never change their sizes, so there is one for each of a few sizes; a
-step is done in the next larger one, with room to spare that is masked out. Keys and values of one
+step is done in the next larger one, with spare space that is masked out. Keys and values of one
 batch stay there from step to step, until sentences leave; of large ones also while beams are
 reordered.
 
@@ -35,7 +35,7 @@ _MOST_GRAPHS = 64
 _MOST_BYTES = 1 << 30  # of copies of what steps read, all together; or this share of what is free:
 _SHARE = 0.25
 _LEAST_POSITIONS = 16
-_MANY_SENTENCES = 64  # of more, sizes are nearer to each other: room to spare takes time
+_MANY_SENTENCES = 64  # of more, sizes are nearer to each other: spare space takes time
 _USES_BEFORE = 8  # steps of a size before it is recorded, which takes as long as some
 
 
@@ -175,7 +175,7 @@ class GraphedDecodeToken:
         self._share = int(_SHARE * free_bytes(device)) if device.type == "cuda" else 0
 
     def with_room(self, state: DecoderState) -> DecoderState:
-        """Return a state with room for one more position; in a recorded step where that pays."""
+        """Return a state with space for one more position; in a recorded step where that pays."""
         sizes = _Sizes.of(state.source_mask, state.self_kv, state.length + 1)
         has_room = _num_bytes(sizes, state.self_kv) <= self._most_bytes
         if self._works and has_room and sizes.sentences * sizes.beams <= _MOST_ROWS:
@@ -218,7 +218,7 @@ class GraphedDecodeToken:
                 self._steps.clear()
                 self._uses.clear()
                 lack = ("out of memory", "ALLOC_FAILED")
-                if not any(text in str(error) for text in lack):  # of room, which may come back
+                if not any(text in str(error) for text in lack):  # of memory, which may come back
                     self._works = False
                     warnings.warn(f"decoding steps are not recorded: {error}", stacklevel=2)
                 return None
@@ -233,7 +233,7 @@ class GraphedDecodeToken:
 
 
 def _num_bytes(sizes: _Sizes, self_kv: Tensor) -> int:
-    """Room that a step of these sizes takes for what it reads."""
+    """Memory that a step of these sizes takes for what it reads."""
     layers, _, _, groups, _, width = self_kv.shape
     cells = sizes.sentences * (sizes.source + sizes.beams * sizes.target)
     return 2 * layers * cells * groups * width * self_kv.element_size()

@@ -130,7 +130,7 @@ class Needs:
     longest: int | None = None  # Tokens of the longest source; None if there is no limit.
 
 
-class BatchRoom(NamedTuple):
+class BatchCapacity(NamedTuple):
     """How much an engine searches at once, and how much a caller gathers for that."""
 
     tokens: int = 2048  # Source tokens, padded, where ``decoding.batch_tokens`` is ``auto``.
@@ -218,9 +218,9 @@ class Engine(ABC):
         return []
 
     @property
-    def room(self) -> BatchRoom:
+    def capacity(self) -> BatchCapacity:
         """How much `search` can be given at once, by all workers together."""
-        return BatchRoom()
+        return BatchCapacity()
 
     @property
     def num_workers(self) -> int:
@@ -250,11 +250,11 @@ class Engine(ABC):
             options: Of the search.
             vocab_size: Entries of the target vocabulary.
         """
-        room, width = self.room, options.num_hypotheses
-        most = room.probabilities // self.num_workers // (width * vocab_size)
-        max_rows = max(1, min(most, room.hypotheses // width))
+        capacity, width = self.capacity, options.num_hypotheses
+        most = capacity.probabilities // self.num_workers // (width * vocab_size)
+        max_rows = max(1, min(most, capacity.hypotheses // width))
         wanted = options.batch_tokens
-        return batch_by_length(lengths, room.tokens if wanted == "auto" else wanted, max_rows)
+        return batch_by_length(lengths, capacity.tokens if wanted == "auto" else wanted, max_rows)
 
 
 def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> list[list[int]]:
@@ -278,7 +278,7 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
 
 
 class ShortlistParts(NamedTuple):
-    """The short lists of a model. F common tokens, V source tokens, C candidates of each."""
+    """The shortlists of a model. F common tokens, V source tokens, C candidates of each."""
 
     # Target ids that every sentence may need, the most frequent first. (F,).
     common: npt.NDArray[np.integer[Any]]
@@ -288,7 +288,7 @@ class ShortlistParts(NamedTuple):
 
 
 def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts | None:
-    """Return the short lists of a run or model folder; None if it has none.
+    """Return the shortlists of a run or model folder; None if it has none.
 
     Args:
         folder: Where the file is looked for.
@@ -320,7 +320,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
 
 
 def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts:
-    """Return the short lists of a folder, which ``decoding.shortlist`` asks for.
+    """Return the shortlists of a folder, which ``decoding.shortlist`` asks for.
 
     Raises:
         ConfigError: It has none.
@@ -336,7 +336,7 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
 
 
 def copy_shortlist(prepared_dir: Path, run_dir: Path) -> None:
-    """Copy the short lists that `prepare` made into a run, which is then complete without its data.
+    """Copy the shortlists that `prepare` made into a run, which is then complete without its data.
 
     Raises:
         CheckpointError: The folder cannot be written.

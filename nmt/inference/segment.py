@@ -101,10 +101,10 @@ def segment(
         try:
             name = request.tag or tag
             tag_ids = () if name is None else (tokenizers.source.tag_id(name),)
-            room = None if max_length is None else max_length - len(tag_ids)
+            longest = None if max_length is None else max_length - len(tag_ids)
             parts = [ids or []]
-            if room is not None and (ids is None or len(ids) > room):
-                parts = _encode_parts(text, tokenizers.source, room)
+            if longest is not None and (ids is None or len(ids) > longest):
+                parts = _encode_parts(text, tokenizers.source, longest)
             longest = max_length or len(parts[0]) + len(tag_ids)
             first = _constraints(request, tokenizers.target, decoding, longest)
         except (ConfigError, DataError) as error:  # the former: there is no such tag
@@ -115,7 +115,7 @@ def segment(
             logger.warning(
                 "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
                 *(f"{x:,}" for x in (row + first_line, len(text), len(parts))),
-                room,
+                longest,
             )
         others = Constraints(forbidden=first.forbidden) if first.forbidden else NONE
         # A text of characters that normalisation drops is blank, too.

@@ -121,7 +121,7 @@ class Shortlist:
 
     @classmethod
     def load(cls, folder: Path, vocab_sizes: tuple[int, int], device: torch.device) -> Self:
-        """Return the short lists of a folder, on a device.
+        """Return the shortlists of a folder, on a device.
 
         Raises:
             ConfigError: It has none.

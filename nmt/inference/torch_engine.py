@@ -16,7 +16,7 @@ from nmt.device.precision import fastest_dtype
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.cuda_graphs import GraphedDecodeToken
 from nmt.inference.engine import (
-    BatchRoom,
+    BatchCapacity,
     Engine,
     EngineOptions,
     Ensemble,
@@ -35,7 +35,7 @@ from nmt.text.tokenizer import tokenizer_hash
 
 _PLAIN = DecodingConfig()
 _MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
-_GPU_ROOM = BatchRoom(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
+_GPU_CAPACITY = BatchCapacity(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
 _MOST_TOKENS = 1 << 16
 _SHARE = 0.25  # of a GPU's free memory, for batches
 _BYTES_OF_PROBABILITY = 24  # with what is computed of it
@@ -82,17 +82,17 @@ class TorchEngine(Engine):
         self.max_positions = self._stepper().max_positions
 
     @cached_property
-    def room(self) -> BatchRoom:
+    def capacity(self) -> BatchCapacity:
         """On a GPU, what the memory held that was free at first.
 
         While the model trains it is fixed, so that a resumed run finds the same.
         """
         if self._device.type == "cpu":
-            return super().room
+            return super().capacity
         if not self._is_final:
-            return _GPU_ROOM
+            return _GPU_CAPACITY
         free = int(_SHARE * free_bytes(self._device))
-        return gpu_room(free, [model.config for model in self._models], self._bytes_of_value)
+        return gpu_capacity(free, [model.config for model in self._models], self._bytes_of_value)
 
     @property
     @override
@@ -198,7 +198,7 @@ class TorchEngine(Engine):
         return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
 
 
-def gpu_room(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchRoom:
+def gpu_capacity(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchCapacity:
     """Return how much a GPU searches at once: its hypotheses are no more than steps record.
 
     Args:
@@ -206,13 +206,13 @@ def gpu_room(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> 
         configs: Of the models.
         bytes_of_value: In caches.
 
-    >>> gpu_room(2 << 30, [ModelConfig()], 2)
-    BatchRoom(tokens=15887, probabilities=89478485, hypotheses=4096)
+    >>> gpu_capacity(2 << 30, [ModelConfig()], 2)
+    BatchCapacity(tokens=15887, probabilities=89478485, hypotheses=4096)
     """
     # Of a source token, and of outputs as long as it is of five hypotheses.
     widths = sum(2 * config.decoder_layers * config.decoder_dim for config in configs)
     tokens = min(_MOST_TOKENS, free // (widths * bytes_of_value * (1 + 2 * 5)))
-    return _GPU_ROOM._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
+    return _GPU_CAPACITY._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
 
 
 def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
@@ -221,7 +221,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     Args:
         folder: Of the first model.
         options: What joins it, and where to compute.
-        needs: Whether short lists are loaded.
+        needs: Whether shortlists are loaded.
 
     Raises:
         CheckpointError: A part is missing or damaged, or the models do not go together.

@@ -2,7 +2,7 @@
 
 Shapes: B sentences, K beams of each, R = B * K rows, L layers, G key/value heads (their true
 number, which grouped queries share), E head width, S source positions, t target positions so far, C
-positions that there is room for, V vocabulary.
+positions that fit, V vocabulary.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StepInputs(NamedTuple):
     table: Tensor | None  # From `nmt.model.positions.Embedding.position_table`.
     source_mask: Tensor  # See `DecoderState`, as the next two.
     cross_kv: Tensor  # Keys and values of the source.
-    # Those of the target so far, with room for these tokens, which are filled in. (L, 2, R, G, t +
+    # Those of the target so far, with space for these tokens, which are filled in. (L, 2, R, G, t +
     # 1, E).
     self_kv: Tensor
 
@@ -78,7 +78,7 @@ class DecoderState:
 
     cross_kv: Tensor  # Keys and values of the encoded source, of each layer. (L, 2, B, G, S, E)
     source_mask: Tensor  # 0, and minus infinity where the source is padding. (B, G, 1, S)
-    # Keys and values of the target so far, of each layer, and room for more: the first t of C
+    # Keys and values of the target so far, of each layer, and space for more: the first t of C
     # positions are filled. (L, 2, R, G, C, E).
     self_kv: Tensor
     num_beams: int  # Beams K of each sentence.
@@ -99,12 +99,12 @@ class DecoderState:
 
     @property
     def _filled(self) -> Tensor:
-        """The caches, without the room if that is much, as in those of recorded steps."""
+        """The caches, without the spare space if that is much, as in those of recorded steps."""
         is_roomy = self.self_kv.shape[4] - self.length > GROWTH
         return self.self_kv.narrow(4, 0, self.length) if is_roomy else self.self_kv
 
     def with_room(self) -> DecoderState:
-        """Return a state whose caches have room for one more position."""
+        """Return a state whose caches have space for one more position."""
         if self.length < self.self_kv.shape[4]:
             return self
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))

@@ -38,7 +38,7 @@ class DecodeToken(Protocol):
     """Does what `Transformer.decode_token` does, faster."""
 
     def with_room(self, state: DecoderState) -> DecoderState:
-        """Return a state with room for one more position, where its caches are read best."""
+        """Return a state with space for one more position, where its caches are read best."""
         ...
 
     def __call__(self, inputs: StepInputs, /) -> Tensor:

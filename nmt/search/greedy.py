@@ -341,7 +341,7 @@ def draw(
         least = probs.amax(-1, keepdim=True).clamp(max=config.epsilon_cutoff)
         probs = probs * (probs >= least)
     # The "exponential race": of clocks with rates p the first rings with probability p. Nothing is
-    # summed over the vocabulary, so short lists and other batches draw the same token.
+    # summed over the vocabulary, so shortlists and other batches draw the same token.
     places = (probs / exponential(keys.unsqueeze(-1), names)).argmax(-1, keepdim=True)
     return ids.expand_as(probs).gather(-1, places).squeeze(-1)
 

@@ -392,6 +392,6 @@ def test_somebody_who_watches_sees_every_stage(
     shown = [frame.split(":")[0].strip() for frame in re.split(r"[\r\n]+", frames.text)]
     stages = [
         "reading numbers", "learning subwords", "encoding numbers", "encoding valid",
-        "writing numbers", "writing valid", "making short lists",
+        "writing numbers", "writing valid", "making shortlists",
     ]  # fmt: skip
     assert [name for name, _ in groupby(shown) if name in stages] == stages

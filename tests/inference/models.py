@@ -100,6 +100,6 @@ def loaded(
 
 
 def shortlist_bytes(common: Any, candidates: Any) -> bytes:
-    """The content of a file of short lists, of arrays or tensors."""
+    """The content of a file of shortlists, of arrays or tensors."""
     parts = {"common": common, "candidates": candidates}
     return save({name: np.asarray(part, order="C") for name, part in parts.items()})

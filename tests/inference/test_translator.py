@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.inference.engine import BatchRoom, Engine, EngineLacksError, Needs
+from nmt.inference.engine import BatchCapacity, Engine, EngineLacksError, Needs
 from nmt.inference.mbr import Mbr
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import LONGEST_LINE
@@ -68,7 +68,7 @@ def test_batches_keep_to_both_of_their_limits(
     monkeypatch.setattr(TorchEngine, "num_workers", 1)  # each worker holds a batch
     lengths = [len(ids) for ids in tokenizers.source.encode_batch(sentences(60))]
     for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
-        monkeypatch.setattr(TorchEngine, "room", BatchRoom(probabilities=21 * size))
+        monkeypatch.setattr(TorchEngine, "capacity", BatchCapacity(probabilities=21 * size))
         options = OPTIONS.model_copy(update={"beam_size": beam_size, "batch_tokens": 100})
         batches = TorchEngine(model).batches(lengths, options, size)
         assert sorted(row for rows in batches for row in rows) == list(range(60))

@@ -69,7 +69,7 @@ def write_run(run_dir: Path, tokenizer: Path, config: RunConfig) -> Transformer:
 
 
 def write_shortlist(folder: Path) -> None:
-    """Give a run short lists: every token may become itself and the next two."""
+    """Give a run shortlists: every token may become itself and the next two."""
     sizes = load_tokenizers(folder / "tokenizer").vocab_sizes
     rows = torch.arange(sizes[0]).unsqueeze(1) + torch.arange(3)
     common = torch.tensor([4, 5, 6, 7])

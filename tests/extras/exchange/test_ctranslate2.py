@@ -197,7 +197,7 @@ def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path:
         allowed = {0, 1, 2, 3, 5} | {token for token in source if token % 2}
         for hypothesis in engine.search([source], options)[0]:
             assert set(hypothesis.ids) <= allowed
-    # Whole vocabularies are scored again after a search with short lists.
+    # Whole vocabularies are scored again after a search with shortlists.
     assert engine.token_log_probs([[7]], [[8]]) == engine.token_log_probs([[7]], [[8]])
     lines = (tmp_path / VOCABULARY_MAP).read_text("utf-8").split("\n")
     assert lines[0].startswith("\t<pad> <unk> <s> </s> ")
