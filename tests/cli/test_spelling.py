@@ -29,7 +29,7 @@ KEYS = "training.schedule.peak_lr"
 PATH = "Check the path; relative paths start at the working directory."
 RELATIVE = "relative paths start at the working directory"
 
-TRY = "try training.schedule.warmup_ratio 0.06, a share of the run"
+TRY = "set training.schedule.warmup_ratio to 0.06, a share of the training"
 # What is typed -> the first line of the answer, without `error: ` or `warning: `.
 MISTAKES = {
     # Flags of other tools.
@@ -90,15 +90,15 @@ MISTAKES = {
     "config check gone.yaml": "gone.yaml: data.train.0.source: gone.de does not exist. "
     "Did you mean in.de?",
     # Recipes that cannot work, and beginnings.
-    "config check c.yaml": "c.yaml: training ends inside warm-up, after 2 of 4,000 updates of "
-    f"warm-up: the learning rate never falls; {TRY}",
+    "config check c.yaml": "c.yaml: training ends during warm-up, after 2 of 4,000 warm-up "
+    f"updates: the learning rate never falls; {TRY}",
     "config check c.yaml --set training.max_steps=99 --set training.schedule.shape=linear":
-    f"c.yaml: half of the 99 updates or more are warm-up (4,000 asked for); {TRY}",
+    f"c.yaml: warm-up (4,000 updates) takes over half of 99 updates; {TRY}",
     "config check c.yaml --set training.schedule.warmup_ratio=400": "c.yaml:6 with --set "
     "training.schedule.warmup_ratio=400: training.schedule: warmup_ratio is a share of the run, "
     "below 1: for 400 updates set warmup_steps and omit warmup_ratio",
     "init in.de in.de": "SOURCE and TARGET are the same file, in.de.",
-    "init in.de c.yaml": "The names of in.de and c.yaml do not end in the codes of two languages.",
+    "init in.de c.yaml": "The names of in.de and c.yaml do not end in two language codes.",
     "init in.de in.en": "Too few pairs with text on both sides: 1.",
 }  # fmt: skip
 
@@ -163,7 +163,8 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
     ("evaluate -i in.de --ref in.en -m bleu chrf",
      "evaluate --hypothesis in.de --reference in.en --metric bleu,chrf"),
     ("train", "train CONFIG (YAML configuration file; nmt train --help)"),
-    ("init in.de -q", "init in.de -q TARGET (Its translations, line by line; nmt init --help)"),
+    ("init in.de -q", "init in.de -q TARGET (Translations of the source, line by line; "
+     "nmt init --help)"),
     ("augment in.en --with M -o x", "augment in.en --model M -o x"),
     ("prepare c.yaml --report x", "prepare c.yaml --report-dir x"),
     ("augment", "augment TEXT --model MODEL --output FOLDER (Monolingual text, one "

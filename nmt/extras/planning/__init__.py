@@ -1,1 +1,1 @@
-"""What to know and to have before a training: a start, the plan, a dry run, the doctor."""
+"""Everything before a training: `nmt init`, advice, the dry run, and `nmt doctor`."""

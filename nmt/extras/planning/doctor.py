@@ -1,4 +1,4 @@
-"""What the machine and the installation have, and whether training and translating work there."""
+"""``nmt doctor``: check the installation and the machine, then train and translate a toy model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from nmt.inference.translator import Translator
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
-# Extras -> a library of each, and what for.
+# Extras -> a library of each, and its purpose.
 _EXTRAS = {
-    "ctranslate2": ("ctranslate2", "translates faster on CPUs"),
-    "tensorboard": ("tensorboard", "training.tensorboard"),
-    "clean": ("py3langid", "finds text in other languages and broken encodings"),
-    "serve": ("fastapi", "nmt serve"),
-    "cluster": ("distributed", "prepares data on several machines"),
+    "ctranslate2": ("ctranslate2", "for faster translation on CPUs"),
+    "tensorboard": ("tensorboard", "for training.tensorboard"),
+    "clean": ("py3langid", "to find other languages and broken encodings in text"),
+    "serve": ("fastapi", "for `nmt serve`"),
+    "cluster": ("distributed", "to prepare data on several machines"),
 }
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
-    "There is a GPU driver, but torch sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or "
-    "install torch again (this one may be built for CPUs)."
+    "A GPU driver is installed, but torch does not find a GPU. Check nvidia-smi and "
+    "CUDA_VISIBLE_DEVICES, or install torch with CUDA (this torch may be built for CPUs)."
 )
-_REPORT = "Run it again with `verbose`, and report what it prints."
+_REPORT = "Run the command again with `verbose`, and report its output as a bug."
 _NMT = logging.getLogger("nmt")
 _PAIRS = (("merci", "thanks"), ("je suis étudiant", "i am a student"))
 _CONFIG = """
@@ -75,8 +75,8 @@ class Finding:
 
     name: str
     found: str
-    fix: str = ""  # What to type or change; empty where nothing is wrong.
-    mark: str = "ok"  # ``--`` where something could be better.
+    fix: str = ""  # Command or advice; empty if there is no problem.
+    mark: str = "ok"  # ``--`` for a remark that is not a problem.
 
     def __str__(self) -> str:
         text = f"{'!!' if self.fix else self.mark}  {self.name:14}{self.found}"
@@ -85,19 +85,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What was found."""
+    """All findings."""
 
     findings: tuple[Finding, ...]
 
     @property
     def failure(self) -> NmtError | None:
-        """None if nothing is wrong."""
+        """The error that ends the command; None without problems."""
         count = sum(bool(finding.fix) for finding in self.findings)
-        problem = f"{count} problem{'s' * (count > 1)}."
-        return NmtError(problem, fix="Each line with !! has its fix.") if count else None
+        problem = f"{count} problem{'s' * (count > 1)} found."
+        return NmtError(problem, fix="See the fix below each line with !!.") if count else None
 
     def as_text(self) -> str:
-        """Return one line for each finding, and its fix under it."""
+        """Return one line for each finding, with its fix below."""
         return "\n".join(map(str, self.findings))
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class DoctorReport:
 
 
 def doctor(options: DoctorOptions | None = None) -> DoctorReport:
-    """Look at the installation and the machine, then train and translate for some seconds."""
+    """Check the installation and the machine, then train and translate for a few seconds."""
     del options
     return DoctorReport(tuple(_findings()))
 
@@ -121,34 +121,34 @@ def _findings() -> Iterator[Finding]:
     hidden = not is_cuda and any(path.exists() for path in _GPU_DRIVERS)
     yield Finding("device", name, _USE_GPU if hidden else "")
     instructions = torch.backends.cpu.get_cpu_capability()
-    slow = "Use another machine: without AVX2 or later it takes several times as long."
+    slow = "Use another machine: without AVX2, training takes several times as long."
     is_slow = platform.machine() == "x86_64" and instructions in ("DEFAULT", "NO AVX")
     yield Finding("instructions", instructions, slow if is_slow else "")
     threads, cores = torch.get_num_threads(), usable_cores()
     few = "unset OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") and threads < cores else ""
-    yield Finding("threads", f"{threads} for {cores} cores", few)
+    yield Finding("threads", f"{threads} threads for {cores} cores", few)
     if (load := machine_load()) is not None:
         is_busy = load > (os.cpu_count() or 1) / 2
-        others = ": other processes use them, and training will be slower" if is_busy else ""
-        found = f"{load:.1f} processes for {os.cpu_count()} cores in the last minute{others}"
+        others = ". Other processes are running, so training will be slower" if is_busy else ""
+        found = f"{load:.1f} active processes on {os.cpu_count()} cores in the last minute{others}"
         yield Finding("load", found, mark="--" if is_busy else "ok")
     for extra, (library, what) in _EXTRAS.items():
         try:
             yield Finding(extra, f"{library} {version(library)}")
         except PackageNotFoundError:
-            text = f"not installed; {what}: pip install 'nmt[{extra}]'"
+            text = f"not installed; {what}, run: pip install -e '.[{extra}]'"
             yield Finding(extra, text, mark="--")
     free = shutil.disk_usage(".").free
-    full = "Free some: a training keeps several checkpoints." if free < _LEAST_DISK_BYTES else ""
+    full = "Delete files: training keeps several checkpoints." if free < _LEAST_DISK_BYTES else ""
     yield Finding("disk", f"{free / 2**30:,.1f} GiB free in {Path.cwd()}", full)
-    _NMT.info("training and translating two sentences, for some seconds")
+    _NMT.info("training and translating two sentences, for a few seconds")
     yield _self_test()
 
 
 def _self_test() -> Finding:
-    """Train a toy model on two sentences, and have it translate them."""
+    """Train a toy model on two sentence pairs, then translate both sentences."""
     begin, level = time.perf_counter(), _NMT.level
-    _NMT.setLevel(logging.ERROR)  # advice about toys
+    _NMT.setLevel(logging.ERROR)  # hides advice about such a small corpus
     try:
         with tempfile.TemporaryDirectory(prefix="nmt-doctor-") as folder:
             for side, language in enumerate(("fr", "en")):
@@ -158,13 +158,13 @@ def _self_test() -> Finding:
             fit(load_config(Path(folder) / "config.yaml"))
             translator = Translator.load(Path(folder) / "run")
             found = [each.text for each in translator.translate([pair[0] for pair in _PAIRS])]
-    except Exception as error:  # whatever is wrong is the finding
+    except Exception as error:  # every error is a finding
         _NMT.setLevel(level)
         _NMT.debug("the self-test failed", exc_info=True)
         return Finding("self-test", f"{type(error).__name__}: {error}", _REPORT)
     finally:
         _NMT.setLevel(level)
     if found != [pair[1] for pair in _PAIRS]:
-        return Finding("self-test", f"translated {found}", _REPORT)
+        return Finding("self-test", f"wrong translations: {found}", _REPORT)
     seconds = f"{time.perf_counter() - begin:.1f} s with {translator.engine.name}"
     return Finding("self-test", f"trained and translated two sentences in {seconds}")

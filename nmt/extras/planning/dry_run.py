@@ -1,4 +1,4 @@
-"""A setup of training -> what training would take: parameters, FLOPs, memory, time."""
+"""The dry run of ``nmt train``: estimates the parameters, FLOPs, memory and time of a training."""
 
 from __future__ import annotations
 
@@ -37,40 +37,41 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunReport:
-    """What training would take: bytes, FLOPs, seconds.
+    """The cost of a training in bytes, FLOPs and seconds.
 
-    Where only patience ends training, what depends on its length is None.
+    If only training.patience ends training, its length is unknown; values that depend on it are
+    None.
     """
 
     name: str
     device: str
-    devices: int  # Processes that train together; what follows is of each of them.
+    devices: int  # Number of processes. The values below are for each process.
     precision: str
     compiled: bool
     threads: int
-    parameters: dict[str, int]  # By part, and ``total``; a tied table is counted once.
-    # Of forward and backward: by target token, update and training; ``passes``: how often an
-    # update reads its batches.
+    parameters: dict[str, int]  # By part, and ``total``. Tied embeddings are counted once.
+    # FLOPs of forward and backward, per target token, update and training. ``passes``: passes over
+    # a batch in one update.
     flops: dict[str, Any]
-    # Held at the peak: `resident_bytes`, which are exact, and ``activations``, measured: what an
-    # update on the ``largest_batches`` (pairs, longest source and target with EOS) takes on top,
-    # which were halved ``splits`` times to fit.
+    # Peak memory: the exact `resident_bytes`, and the measured ``activations`` of an update on the
+    # ``largest_batches`` (pairs, longest source, longest target, with EOS). ``splits``: number of
+    # times that these batches were halved to fit into memory.
     memory_bytes: dict[str, Any]
-    # The first one as it will be read. Tokens with EOS; ``padding_waste`` is a share.
+    # The first epoch. Tokens include EOS; ``padding_waste`` is a share.
     epoch: dict[str, Any]
-    # Updates in all, the key that says so as ``limit``, and whether there is patience besides.
+    # Number of updates, the key that limits it (``limit``), and whether patience is set, too.
     budget: dict[str, Any]
-    # Of the median update of a probe, and of as many as an epoch and training have.
+    # Seconds of the median update in a probe, and the estimates for an epoch and for the training.
     seconds: dict[str, Any]
-    remark: str  # Outcome of the compilation of layers; empty where none was tried.
-    warnings: tuple[str, ...] = ()  # What looks wrong about the training.
+    remark: str  # Outcome of compiling the layers; empty if compilation is off.
+    warnings: tuple[str, ...] = ()  # Likely problems of the training.
 
     def as_dict(self) -> dict[str, Any]:
-        """Return raw numbers for JSON."""
+        """Return unrounded numbers for JSON."""
         return asdict(self)
 
     def as_text(self) -> str:
-        """Return a table to read."""
+        """Return the report as a table."""
         of = f"{self.device}, {self.precision}, {self.threads} threads"
         each = f", each of {self.devices} processes" if self.devices > 1 else ""
         remark = f", {self.remark}" if self.remark else ""
@@ -89,79 +90,79 @@ class DryRunReport:
         budget, seconds, memory = self.budget, self.seconds, _binary(self.memory_bytes["total"])
         if budget["updates"] is None:
             epoch = _duration(seconds["epoch"])
-            return f"{epoch} an epoch, until training.patience ends it; {memory}"
+            return f"{epoch} per epoch, until training.patience ends training; {memory}"
         minutes = _duration(seconds["training"] + seconds["validation_and_saving"])
         updates, epochs = f"{budget['updates']:,} updates", f"{budget['epochs']:,.2f} epochs"
-        return f"{updates}, {epochs}, by {budget['limit']}: {minutes} and {memory} in all"
+        return f"{updates}, {epochs} (limit: {budget['limit']}), {minutes}, {memory}"
 
     def _rows(self) -> Iterator[tuple[str, ...] | str]:
-        """Yield titles, and rows below them: label, value, notes."""
+        """Yield titles and the rows below them. A row has a label, a value and notes."""
         flops, memory, epoch = self.flops, self.memory_bytes, self.epoch
         budget, seconds = self.budget, self.seconds
         yield "parameters"
         yield from ((part, f"{number:,}") for part, number in self.parameters.items())
         yield "FLOPs of training (forward and backward)"
         passes = f"{flops['passes']} passes (training.r_drop_weight)" if flops["passes"] > 1 else ""
-        shares = f"of which attention's scores {flops['attention_share']:.0%}"
-        yield "by target token", _decimal(flops["per_target_token"]), shares, passes
-        yield "by update", _decimal(flops["update"]), "average"
+        shares = f"{flops['attention_share']:.0%} of them in attention scores"
+        yield "per target token", _decimal(flops["per_target_token"]), shares, passes
+        yield "per update", _decimal(flops["update"]), "average"
         yield "whole training", _decimal(flops["training"])
         yield "memory"
         for key in ("weights", "master_weights", "gradients", "optimizer"):
-            moments = "moments, and averaged weights if any" if key == "optimizer" else ""
+            moments = "moments and averaged weights" if key == "optimizer" else ""
             yield key.replace("_", " "), _binary(memory[key]), "exact", moments
         shapes = " and ".join("{} x ({} + {})".format(*x) for x in memory["largest_batches"])
-        peak = f"measured: peak of an update on the largest batches, {shapes} tokens"
-        halved = f"HALVED {memory['splits']} times to fit" if memory["splits"] else ""
+        peak = f"measured on the largest batches: {shapes} tokens"
+        halved = f"HALVED {memory['splits']} times to fit into memory" if memory["splits"] else ""
         yield "activations and temporaries", _binary(memory["activations"]), peak, halved
         total = _binary(memory["total"])
-        yield "total", total, "besides Python, torch and the data's page cache"
+        yield "total", total, "without Python, torch and the page cache of the data"
         yield "epoch 0 (tokens with EOS, without padding)"
         for key in ("pairs", "batches", "updates", "source_tokens", "target_tokens"):
             yield key.replace("_", " "), f"{epoch[key]:,}"
         for key in ("tokens_per_batch", "tokens_per_update"):
             yield key.replace("_", " "), f"{epoch[key]:,.0f}", "average, both sides"
-        yield "padding waste", f"{epoch['padding_waste']:.1%}", "share of the batches' rectangles"
+        yield "padding waste", f"{epoch['padding_waste']:.1%}", "share of padded batches"
         yield "budget"
         if budget["updates"] is None:
             yield "updates", "unknown", "only training.patience ends training"
         else:
-            earlier = "training.patience may end it earlier" if budget["has_patience"] else ""
+            earlier = "training.patience can end it earlier" if budget["has_patience"] else ""
             yield "updates", f"{budget['updates']:,}", budget["limit"], earlier
             yield "epochs", f"{budget['epochs']:,.2f}"
         yield "time"
-        probe = f"measured: median of a probe of {seconds['probe_updates']} updates"
+        probe = f"measured: median of {seconds['probe_updates']} updates"
         alone = "without communication between processes" if self.devices > 1 else ""
         yield "update", _duration(seconds["update"]), probe, alone
         yield "epoch", _duration(seconds["epoch"])
         yield "all updates", _duration(seconds["training"])
         beside, updates = seconds["validation_and_saving"], seconds["training"]
         share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
-        yield "validation, saving, end", _duration(beside), share or "", "estimated from parts"
+        yield "validation, saving, end", _duration(beside), share or "", "estimated"
         yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"
         speed = _decimal(flops["per_second"])
-        yield "FLOPs per second", speed, "of the model, without padding"
+        yield "FLOPs per second", speed, "for real tokens, without padding"
 
 
 def dry_run(options: TrainOptions) -> DryRunReport:
-    """Compute and measure what training would take, from its first update.
+    """Compute and measure the cost of a training from its first update.
 
-    Prepares the data if need be, for it needs their lengths. Then makes a few updates of a model
-    that is thrown away. Neither locks nor writes the run folder. For several devices, one process
-    is measured on its part of the data.
+    Prepares the data if necessary, because the estimate needs the lengths of the sentences. Then
+    trains a temporary model for a few updates. Neither locks nor writes the run folder. For several
+    devices, one process is measured on its part of the data.
 
     Raises:
-        NmtError: Data, configuration or device do not allow it; see the message.
+        NmtError: The data, configuration or device is not usable; see the message.
     """
     return estimate(load_config(options.config, options.overrides), options.devices)
 
 
 def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
-    """Do that for a configuration."""
+    """Estimate the cost of a training; see `dry_run`."""
     prepare_process(config.training.threads)
     prepared = prepare_data(config, check=data_check(config))
     if not prepared.up_to_date:
-        why = f"Prepared the data first, which stay in {config.prepared_dir}: a dry run needs them."
+        why = f"Prepared the data in {config.prepared_dir}, because a dry run needs it."
         logger.info("%s\n%s", why, prepared.as_text())
     device = choose_device(config.training.device)
     with deterministic(device, wanted=config.training.deterministic):
@@ -171,10 +172,10 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
 
 
 def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) -> DryRunReport:
-    """Measure updates of a model that is not to be used afterwards, and compute the rest."""
+    """Measure updates, and compute all other values. The model is not usable afterwards."""
     plan, training = setup.loader.plan(0), setup.training
     logger.info(
-        "Measuring memory on the largest batches; then time, in up to about %g s.", MOST_SECONDS
+        "measuring memory on the largest batches, then time (at most about %g s)", MOST_SECONDS
     )
     memory, timed = _memory(setup, plan), time_plan(setup, most_seconds=MOST_SECONDS)
     rows, sides = np.concatenate(plan), setup.loader.lengths(slice(None))
@@ -240,15 +241,16 @@ def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) 
 
 
 def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
-    """Return the bytes of the buffers that stay between updates, by what they hold.
+    """Return the bytes of the buffers that stay in memory between updates.
 
-    ``weights`` are in the dtype that forward and backward read, ``master_weights`` their float32
-    copy where that is smaller. ``optimizer`` holds moments, and averages of the weights if any.
+    ``weights`` have the dtype of the forward and backward pass. ``master_weights`` are their
+    float32 copy, if that dtype is smaller. ``optimizer`` contains the moments, and averaged weights
+    if configured.
     """
     parameters = list(model.parameters())
     weights = _storages(parameters)
     master = _storages([optimizer.parameters.weights])
-    # Weights that are computed on demand are at another address each time.
+    # Weights that are computed on demand have a new address each time.
     both = optimizer.weights(), optimizer.weights()
     used, again = (_storages(tensors.values()) for tensors in both)
     temporary = used.keys() - again.keys()
@@ -263,18 +265,18 @@ def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Address and bytes of each storage: views of one buffer count once."""
+    """Return the address and the bytes of each storage. Views of one buffer count once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
-    """Look at the buffers, and measure what the largest batches take on top of them."""
+    """Return the bytes of the buffers, and the additional peak memory of the largest batches."""
     updater, loader = setup.updater, setup.loader
     shapes, splits, peaks, largest = [], [], [], largest_batches(loader, plan)
     total = 1 + len(largest)
     with progress_bar("measuring memory", unit="batches", total=total, leave=False) as bar:
-        # What the first update makes and keeps is not to be measured.
+        # The first update allocates buffers that stay; they are not part of the measurement.
         updater([loader.batch(plan[0][:1])], 0.0)
         for rows in largest:
             bar.update()
@@ -292,7 +294,7 @@ def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
 
 
 def _decimal(number: float | None) -> str:
-    """Write a number with three digits and a decimal prefix."""
+    """Format a number with three digits and a decimal prefix."""
     if number is None:
         return "unknown"
     for prefix in ("", "k", "M", "G", "T", "P", "E"):

@@ -1,4 +1,7 @@
-"""Two aligned files -> training, validation and test sets, and a configuration for their size."""
+"""``nmt init``: split two aligned files into training, validation and test sets.
+
+Also writes a configuration with values for the size of the corpus.
+"""
 
 from __future__ import annotations
 
@@ -30,33 +33,32 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")
 _HELD_OUT = ("valid", "test")
 _MOST_HELD_OUT = 1000
-_HELD_OUT_SHARE = 20  # Of so many pairs, at most one is for validation and one for testing.
+_HELD_OUT_SHARE = 20  # At most 1 in 20 pairs is for validation, and 1 in 20 for testing.
 _TEMPLATE = """\
-# Made by `nmt init`. Every key: `nmt config keys`. The values below go with the text for training:
-# {train:,} pairs, {size:,} characters in both languages.
+# Written by `nmt init`, for a training corpus of {train:,} sentence pairs ({size:,} characters in
+# both languages). `nmt config keys` lists all keys.
 name: {name}
 source_language: {source}
 target_language: {target}
-# {valid:,} and {test:,} pairs for validation and testing ({origin}); training has none of
-# their sentences.
+# {valid:,} pairs for validation and {test:,} for testing ({origin}). The training set contains
+# none of their sentences.
 data:
   train: [{{source: "@config/train.{source}", target: "@config/train.{target}"}}]
   valid: {{source: {valid_files[0]}, target: {valid_files[1]}}}
   test:
     test: {{source: {test_files[0]}, target: {test_files[1]}}}
-# Entries of the vocabulary of both languages: with more text, a larger one is better.
+# Number of subwords, shared by both languages. A larger corpus needs more subwords.
 tokenizer: {{vocab_size: {scale.vocab_size}}}
-# Source and target tokens of an update: fewer make more updates, which few pairs need.
+# Source plus target tokens per update. Smaller batches give a small corpus more updates.
 batch: {{max_tokens: {scale.max_tokens}}}
-# A larger preset needs more text and time; more dropout helps where there is little text.
+# A larger preset needs more text and time. More dropout helps with little text.
 model: {{preset: {scale.preset}, dropout: {scale.dropout}}}
 training:
-  # Training takes about so many minutes. Ctrl-C stops it; the same command resumes it.
+  # Approximate training time in minutes. Ctrl-C stops training; the same command resumes it.
   max_minutes: {scale.minutes}
-  # Weight of R-Drop: two passes with other dropout have to agree. Twice the work, for little text.
+  # Weight of R-Drop: two passes with different dropout should agree. Doubles the computation.
   r_drop_weight: {scale.r_drop_weight}
-  # The learning rate, which goes with the optimizer, rises to its peak over a share of the run,
-  # then falls to zero at its end.
+  # The learning rate rises during warm-up, then falls to zero at the end of training.
 {optimizer}  # Updates between two validations, and between two checkpoints.
   validate_every: {scale.validate_every}
   save_every: {scale.validate_every}
@@ -65,25 +67,25 @@ training:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What `init` has written."""
+    """The result of `nmt init`."""
 
     config: Path  # The configuration file.
-    # Pairs of ``train``, ``valid`` and ``test``; ``left_out``, as they share a sentence with the
-    # last two; ``unusable``: blank on a side, or not to be read.
+    # Number of pairs in ``train``, ``valid`` and ``test``. ``left_out`` pairs share a sentence with
+    # ``valid`` or ``test``; ``unusable`` pairs are blank on one side, or unreadable.
     counts: Mapping[str, int]
-    num_characters: int  # Of the training text in both languages.
+    num_characters: int  # Characters of the training text, in both languages together.
     seed: int
-    given: Sequence[str] = ()  # Those of ``valid`` and ``test`` that were not drawn.
+    given: Sequence[str] = ()  # The sets among ``valid`` and ``test`` that the user passed.
 
     @property
     def origin(self) -> str:
-        """How the pairs that are not for training were chosen."""
-        given = [f"{' and '.join(self.given)} as given"] * bool(self.given)
+        """The origin of the validation and test sets."""
+        given = [f"{' and '.join(self.given)} from your files"] * bool(self.given)
         drawn = [f"drawn with seed {self.seed}"] * (len(self.given) < len(_HELD_OUT))
         return ", ".join(given + drawn)
 
     def as_text(self) -> str:
-        """Return a report that ends with the next command."""
+        """Return a report that ends with the next commands."""
         counts, run = self.counts, f"runs/{self.config.parent.resolve().name}"
         look = shell_command("prepare", self.config, report_only=True)
         minutes = scale_of(self.num_characters).minutes
@@ -92,7 +94,7 @@ class Start:
             f"{counts['test']:,} for testing ({self.origin})\n"
             f"left out: {counts['left_out']:,} that share a sentence with validation or testing, "
             f"{counts['unusable']:,} blank or unreadable\n"
-            f"look at the text: {look}\nnext: nmt train {self.config}\n"
+            f"check the text: {look}\nnext: nmt train {self.config}\n"
             f"      (about {minutes} minutes: training.max_minutes)\n"
             f"then: nmt evaluate {run} scores the model on the test set,\n"
             f"      nmt translate {run} FILE translates the lines of a file"
@@ -104,11 +106,11 @@ class Start:
 
 
 def init(options: InitOptions) -> Start:
-    """Split a corpus, and write a configuration beside the parts.
+    """Split a corpus, and write a configuration into the same folder.
 
     Raises:
-        ConfigError: The languages are not known, or the folder cannot be made.
-        DataError: A file is missing or damaged, they are not parallel, or hold too few pairs.
+        ConfigError: The languages are unknown, or the folder exists or cannot be created.
+        DataError: A file is missing or damaged, or the files are not parallel or too short.
     """
     source, target = options.source, options.target
     codes = _codes(source, target, options.languages)
@@ -117,11 +119,11 @@ def init(options: InitOptions) -> Start:
         fix = "Choose another folder with `output`."
         if (folder / _CONFIG_NAME).is_file():
             fix = f"Continue with `nmt train {folder / _CONFIG_NAME}`, or c{fix[1:]}"
-        raise ConfigError(f"{folder} is there already, and is not overwritten.", fix=fix)
+        raise ConfigError(f"{folder} already exists, and is not overwritten.", fix=fix)
     reading = ReadOptions(*codes, "skip")
 
     def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:
-        """Yield the texts of both sides; None for what cannot be used."""
+        """Yield the texts of both sides; None for an unusable pair."""
         for pair in read_corpus(CorpusConfig(source=files[0], target=files[1]), reading):
             texts = ("", "") if isinstance(pair, BadPair) else (pair[0].strip(), pair[1].strip())
             yield texts if all(texts) else None
@@ -130,7 +132,8 @@ def init(options: InitOptions) -> Start:
     parts = {part: list(filter(None, pairs(files))) for part, files in given.items()}
     for part in given:
         if not parts[part]:
-            raise DataError(f"`{part}` has no pair with text on both sides.", fix="Pass others.")
+            fix = f"Pass two files with text on both sides: `{part}` SOURCE TARGET."
+            raise DataError(f"`{part}` does not contain a pair with text on both sides.", fix=fix)
     drawn = _draw(pairs, options.seed, [*chain(*parts.values())]) if len(given) < 2 else []
     half = len(drawn) // 2
     parts = {"valid": drawn[:half], "test": drawn[half:]} | parts
@@ -138,12 +141,12 @@ def init(options: InitOptions) -> Start:
     _warn(options, codes, sample, {part: parts[part] for part in given})
     counts = {part: len(pairs) for part, pairs in parts.items()}
     chosen = [part for part in _HELD_OUT if part not in given]
-    # The pairs of these are held out, and not left out.
+    # `others` counts the held-out pairs as left out; this corrects the count.
     counts |= {"train": 0, "unusable": 0, "left_out": -sum(counts[part] for part in chosen)}
     held = [{pair[side] for pair in chain(*parts.values())} for side in range(2)]
 
     def others() -> Iterator[Texts]:
-        """Yield the pairs that share no sentence with those held out; count the rest."""
+        """Yield the pairs that share no sentence with the held-out pairs; count the other pairs."""
         for pair in pairs():
             if pair is None:
                 counts["unusable"] += 1
@@ -153,7 +156,7 @@ def init(options: InitOptions) -> Start:
                 counts["train"] += 1
                 yield pair
 
-    with write_errors(folder, ConfigError, fix="Choose a folder where you can write, by `output`."):
+    with write_errors(folder, ConfigError, fix="Choose a writable folder with `output`."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as place:
             for part in chosen:
@@ -162,13 +165,14 @@ def init(options: InitOptions) -> Start:
             _write(files, others())
             if not counts["train"]:
                 raise DataError(
-                    "No pair is left for training: all have a sentence of validation or testing.",
-                    fix="Pass a corpus that does not hold these sets.",
+                    "No pair is left for training: every pair shares a sentence with validation or "
+                    "testing.",
+                    fix="Pass a corpus that does not contain these sets.",
                 )
             size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
             (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
-            load_config(place / _CONFIG_NAME)  # the folder's name may not do for an experiment
+            load_config(place / _CONFIG_NAME)  # the name of the folder may be invalid as ``name``
     return start
 
 
@@ -185,16 +189,16 @@ def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]
     else:
         plain = (x.with_suffix("") if x.suffix in _COMPRESSED else x for x in (source, target))
         codes = [path.suffix.removeprefix(".") for path in plain]
-        problem = f"The names of {source} and {target} do not end in the codes of two languages."
+        problem = f"The names of {source} and {target} do not end in two language codes."
     if len(codes) == 2 and codes[0] != codes[1] and all(map(_CODE.fullmatch, codes)):
         return codes[0], codes[1]
-    raise ConfigError(problem, fix="Set them, as in `languages` de-en.")
+    raise ConfigError(problem, fix="Pass both codes, such as `languages` de-en.")
 
 
 def _warn(
     options: InitOptions, codes: tuple[str, str], sample: Sequence[Texts], given: Mapping[str, Any]
 ) -> None:
-    """Warn of what is odd about pairs; name the other command where sides look swapped."""
+    """Log warnings about suspicious pairs. If the sides look swapped, log the right command."""
     check = CorpusCheck(*codes, sample)
     for warning in check.warnings():
         logger.warning(warning)
@@ -202,7 +206,7 @@ def _warn(
         sides, pair = (options.target, options.source), "-".join(codes)
         folder = options.output or Path(pair)
         again = shell_command("init", *sides, languages=pair, output=folder)
-        logger.warning("if so, remove %s and type: %s", folder, again)
+        logger.warning("if so, delete %s and run: %s", folder, again)
     for part, pairs in given.items():
         for warning in CorpusCheck(*codes, pairs).warnings():
             logger.warning("`%s`: %s", part, warning)
@@ -211,13 +215,13 @@ def _warn(
 def _draw(
     pairs: Callable[[], Iterator[Texts | None]], seed: int, known: Sequence[Texts]
 ) -> list[Texts]:
-    """Return pairs to hold out that share no sentence, nor with ``known``; an even number."""
+    """Draw an even number of pairs that share no sentence with each other or with ``known``."""
     usable = [number for number, pair in enumerate(pairs()) if pair]
     size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
     if not size:
         raise DataError(
             f"Too few pairs with text on both sides: {len(usable)}.",
-            fix=f"`nmt init` needs {_HELD_OUT_SHARE} at least, and a good model tens of thousands.",
+            fix=f"Pass at least {_HELD_OUT_SHARE} pairs. A good model needs tens of thousands.",
         )
     drawn = random.Random(seed).sample(usable, min(4 * size, len(usable)))
     wanted = set(drawn)
@@ -248,7 +252,7 @@ def _config_text(
         for name, section in scale.optimizer.items()
     )
     for part in _HELD_OUT:
-        # A file's own link is kept: what it leads to may be named by a checksum, without ".gz".
+        # Do not resolve symbolic links to files: the target may have a name without ".gz".
         full = [str(path.parent.resolve() / path.name) for path in given.get(part, ())]
         names = full or [f"@config/{part}.{code}" for code in codes]
         files[f"{part}_files"] = [json.dumps(name, ensure_ascii=False) for name in names]

@@ -14,28 +14,31 @@ Pair = tuple[Path, Path] | None
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(Options):
-    """The doctor has none."""
+    """`nmt doctor` has no options of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions(Options):
-    """Which files to split, and where to.
+    """Which files to split, and where to write the result.
 
     Args:
-        source: Source text, one sentence a line.
-        target: Its translations, line by line.
-        output: Folder to make.
-        languages: Language pair, as in de-en.
-        seed: Decides which pairs are held out.
-        valid: Validation set, instead of pairs drawn from the corpus.
-        test: Test set, instead of pairs drawn from the corpus.
+        source: Source text, one sentence per line.
+        target: Translations of the source, line by line.
+        output: Output folder; it must not exist.
+        languages: Language pair, such as de-en.
+        seed: Random seed for the choice of validation and test pairs.
+        valid: Two files with the validation set. The default draws up to 1,000 pairs from the
+            corpus.
+        test: Two files with the test set. The default draws up to 1,000 pairs from the corpus.
     """
 
     source: Annotated[Path, Flag(argument=True)]
     target: Annotated[Path, Flag(argument=True)]
-    output: Annotated[Path | None, Flag(short="o", metavar="FOLDER", shown="the languages")] = None
+    output: Annotated[Path | None, Flag(short="o", metavar="FOLDER", shown="the language pair")] = (
+        None
+    )
     languages: Annotated[
-        str | None, Flag(short="l", metavar="PAIR", shown="the ends of the names")
+        str | None, Flag(short="l", metavar="PAIR", shown="from the file extensions")
     ] = None
     seed: Annotated[int, Flag(min=0)] = 1
     valid: Annotated[Pair, Flag(metavar="SOURCE TARGET")] = None

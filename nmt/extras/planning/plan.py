@@ -1,23 +1,23 @@
-"""A configuration and its data -> what training needs, in FLOPs, and what looks wrong about it.
+"""Advice about a configuration before training, and the FLOPs of a training.
 
-Measures nothing, and loads no torch.
+This module measures nothing and does not load torch.
 
-FLOPs are counted as in Chowdhery et al. (2022), appendix B: a multiplication with its addition is 2
-FLOPs, so a token costs 2 for each entry of a matrix it is multiplied with, and twice that again on
-the way back: 6 in training. Embedding look-ups, relative positions, biases, norms, softmax and
-dropout are left out. In an encoder-decoder model not every token meets every matrix:
+FLOPs are counted as in Chowdhery et al. (2022), appendix B. A multiplication with its addition is 2
+FLOPs. So each token costs 2 FLOPs per matrix element in the forward pass and 4 in the backward
+pass: 6 in training. Embedding look-ups, relative positions, biases, norms, softmax and dropout are
+not counted. In an encoder-decoder model, tokens pass through different matrices:
 
-- a source token pays for the encoder, and for the keys and values that cross-attention makes of it
-  in each decoder layer;
-- a target token pays for the rest of the decoder and for the output projection.
+- a source token passes through the encoder, and through the key and value projections of
+  cross-attention in each decoder layer;
+- a target token passes through the rest of the decoder and through the output projection.
 
-Attention multiplies tokens with tokens, without parameters: for each layer and sentence, 2 x 2 x
-queries x keys x width forward (scores, then values) and 6 x 2 in training. It is kept apart. Causal
-masks do not lower it, as in that appendix.
+Attention multiplies tokens with tokens, without parameters. For each layer and sentence, it costs
+2 x 2 x queries x keys x width in the forward pass (scores, then values) and 6 x 2 x queries x keys
+x width in training. It is counted separately. As in that appendix, causal masks do not reduce it.
 
-These are the FLOPs that the model needs: for real tokens, without padding, without what an
-implementation computes twice (activation checkpointing, fused attention), and as if all of it were
-trained (freezing parts saves up to a third of theirs, or more).
+The result is the FLOPs that the model needs: for real tokens without padding, without repeated
+computation (activation checkpointing, fused attention), and with all parameters trained (freezing a
+part saves a third of its FLOPs or more).
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from nmt.errors import DataError
 from nmt.training.schedule import build_schedule
 
 IntArray = npt.NDArray[np.integer]
-TRAINING_FLOPS = 6  # FLOPs for each entry of a matrix and token: 2 forward, 4 backward.
-_VOCAB_FACTOR = 4  # A vocabulary is odd that is so many times larger or smaller than usual.
-_FEW_UPDATES = 25  # Of an epoch, below which a batch is a large part of the corpus.
-_FEW_PAIRS = 1000  # Below this, a corpus is a toy.
+TRAINING_FLOPS = 6  # FLOPs per matrix element and token: 2 forward, 4 backward.
+_VOCAB_FACTOR = 4  # Warn if the vocabulary is 4 times larger or smaller than usual.
+_FEW_UPDATES = 25  # Warn if an epoch has fewer updates.
+_FEW_PAIRS = 1000  # Give no advice about data to a smaller corpus: it is a toy.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is known of a training before its first update; None where it is not."""
+    """The size of a training before its first update. Unknown values are None."""
 
     total_steps: int | None
     updates_per_epoch: float | None
-    report: PrepareReport | None  # Of the prepared data.
+    report: PrepareReport | None  # Report of the prepared data.
 
     @classmethod
     def estimate(cls, config: RunConfig) -> Plan:
-        """Return what a configuration says, and data if they are prepared. Measures nothing."""
+        """Estimate the plan from a configuration and, if available, its prepared data."""
         training = config.training
         try:
             report: PrepareReport | None = PrepareReport.read(config.prepared_dir)
@@ -67,7 +67,12 @@ class Plan:
 
 
 def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
-    """Yield what will disappoint, and what to set instead; by default by the estimated plan."""
+    """Yield warnings about a training, each with the setting to change.
+
+    Args:
+        config: The configuration.
+        plan: Size of the training; estimated if None.
+    """
     plan = plan or Plan.estimate(config)
     total, in_epoch = plan.total_steps, plan.updates_per_epoch
     if total is not None:
@@ -79,8 +84,8 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
             if config.training.max_steps is not None:
                 change += " `set` training.max_steps=null"
         yield (
-            f"training ends at update {total:,}, and an epoch has {in_epoch:,.0f}: "
-            f"{int(100 * (1 - total / in_epoch))}% of the pairs are never read; for all of them, "
+            f"training ends at update {total:,}, but an epoch has {in_epoch:,.0f} updates: "
+            f"{int(100 * (1 - total / in_epoch))}% of the pairs are never used; to use all pairs, "
             f"{change}"
         )
     num_pairs = _num_pairs(config, plan.report) if plan.report else 0
@@ -88,9 +93,8 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
         return
     if in_epoch and in_epoch < _FEW_UPDATES:
         yield (
-            f"an epoch of {num_pairs:,} pairs has {in_epoch:,.0f} updates, so that a batch is a "
-            f"large part of the corpus: make batches {_FEW_UPDATES / in_epoch:.0f} times smaller "
-            "or more (batch.max_tokens)"
+            f"an epoch of {num_pairs:,} pairs has only {in_epoch:,.0f} updates, as batches are "
+            f"large; make batch.max_tokens at least {_FEW_UPDATES / in_epoch:.0f} times smaller"
         )
     if config.tokenizer.kind in ("bpe", "unigram") and config.training.init_from is None:
         yield from _about_vocabulary(config, num_pairs, plan.report)
@@ -100,14 +104,14 @@ def _about_warmup(config: RunConfig, total: int) -> Iterator[str]:
     schedule = config.training.schedule
     rate = build_schedule(schedule, model_dim=config.model.model_dim, total_steps=total)
     warmup = schedule.warmup_updates(total)
-    advice = "try training.schedule.warmup_ratio 0.06, a share of the run"
+    advice = "set training.schedule.warmup_ratio to 0.06, a share of the training"
     if total > 1 and rate(total) > rate(total - 1):
         yield (
-            f"training ends inside warm-up, after {total:,} of {warmup:,} updates of warm-up: "
+            f"training ends during warm-up, after {total:,} of {warmup:,} warm-up updates: "
             f"the learning rate never falls; {advice}"
         )
     elif warmup > total / 2 > 1:
-        yield f"half of the {total:,} updates or more are warm-up ({warmup:,} asked for); {advice}"
+        yield f"warm-up ({warmup:,} updates) takes over half of {total:,} updates; {advice}"
 
 
 def _about_vocabulary(config: RunConfig, num_pairs: int, report: PrepareReport) -> Iterator[str]:
@@ -116,10 +120,10 @@ def _about_vocabulary(config: RunConfig, num_pairs: int, report: PrepareReport) 
         if usual / _VOCAB_FACTOR <= size <= usual * _VOCAB_FACTOR:
             continue
         lines = [f"{side.mean_length:.0f}" for side in report.sides if side.vocab_size == size]
-        cut = f" ({' and '.join(dict.fromkeys(lines))} subwords a line)" if lines else ""
+        cut = f" ({' and '.join(dict.fromkeys(lines))} subwords per line)" if lines else ""
         what = "small" if size < usual else "large"
         yield (
-            f"a vocabulary of {size:,} entries is {what} for {num_pairs:,} pairs{cut}: about "
+            f"a vocabulary of {size:,} subwords is {what} for {num_pairs:,} pairs{cut}: about "
             f"{usual:,} are usual (tokenizer.vocab_size)"
         )
 
@@ -139,46 +143,45 @@ def _updates_per_epoch(config: RunConfig, report: PrepareReport) -> float | None
 
 
 class MatmulParameters(NamedTuple):
-    """Entries of the matrices that tokens are multiplied with."""
+    """Number of matrix elements, by the tokens that are multiplied with them."""
 
-    encoder: int  # Met by each source token.
-    # Cross-attention's keys and values, in all decoder layers: met by each source token.
-    memory: int
-    decoder: int  # The rest of the decoder: met by each target token.
-    output: int  # Output projection, tied or not: met by each target token.
+    encoder: int  # Encoder: source tokens.
+    memory: int  # Key and value projections of cross-attention, in all layers: source tokens.
+    decoder: int  # Rest of the decoder: target tokens.
+    output: int  # Output projection, tied or not: target tokens.
 
 
 class LengthSums(NamedTuple):
-    """Sums over sentence pairs that the FLOPs depend on. S and T are a pair's lengths with EOS."""
+    """Sums over sentence pairs, from which FLOPs are computed. S and T are lengths with EOS."""
 
     source_tokens: int  # Sum of S.
     target_tokens: int  # Sum of T.
-    source_squares: int  # Sum of S x S: the scores of one encoder layer and head.
-    target_squares: int  # Sum of T x T: the same of the decoder's self-attention.
-    products: int  # Sum of T x S: the same of its cross-attention.
+    source_squares: int  # Sum of S x S, for encoder self-attention.
+    target_squares: int  # Sum of T x T, for decoder self-attention.
+    products: int  # Sum of T x S, for cross-attention.
 
     @classmethod
     def of_pairs(cls, source_lengths: IntArray, target_lengths: IntArray) -> LengthSums:
-        """Sum over pairs of these lengths, (n,) each, EOS included."""
+        """Compute the sums from the lengths of the pairs, with EOS. Both have shape (n,)."""
         source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
         squares = source @ source, target @ target, target @ source
         return cls(*map(int, (source.sum(), target.sum(), *squares)))
 
 
 class TrainingFlops(NamedTuple):
-    """FLOPs of forward and backward over a `LengthSums`."""
+    """FLOPs of the forward and backward pass."""
 
-    matmul: int  # Products with parameters.
-    attention: int  # Products of tokens with tokens, of all layers.
+    matmul: int  # Products of tokens with parameters.
+    attention: int  # Products of tokens with tokens, in all layers.
 
     @property
     def total(self) -> int:
-        """Both."""
+        """The sum of both."""
         return self.matmul + self.attention
 
 
 def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulParameters:
-    """Count the entries of the model's matrices by which tokens are multiplied with them."""
+    """Count the elements of the model's matrices."""
     dim, layers = config.decoder_dim, config.decoder_layers
     return MatmulParameters(
         encoder=config.encoder_layers * _layer(config, config.model_dim, config.ff_dim),
@@ -191,13 +194,13 @@ def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulPara
 def training_flops(
     config: ModelConfig, target_vocab_size: int, sums: LengthSums, *, passes: int = 1
 ) -> TrainingFlops:
-    """Count the FLOPs of forward and backward over every pair of ``sums``.
+    """Count the FLOPs of the forward and backward pass over some sentence pairs.
 
     Args:
         config: The model section.
-        target_vocab_size: Entries of the target vocabulary.
-        sums: The pairs.
-        passes: How often each pair is read: twice in R-Drop.
+        target_vocab_size: Size of the target vocabulary.
+        sums: Sums over the pairs.
+        passes: Passes per pair: 2 with R-Drop.
     """
     matrices = matmul_parameters(config, target_vocab_size)
     matmul = (matrices.encoder + matrices.memory) * sums.source_tokens
@@ -209,12 +212,12 @@ def training_flops(
 
 
 def _layer(config: ModelConfig, dim: int, ff_dim: int) -> int:
-    """Matrices of self-attention and feed-forward."""
+    """Count the matrix elements of self-attention and feed-forward in one layer."""
     attention = 2 * dim**2 + 2 * dim * _kv_dim(config, dim)
     gates = 2 if config.activation == "swiglu" else 1
     return attention + (gates + 1) * dim * ff_dim
 
 
 def _kv_dim(config: ModelConfig, dim: int) -> int:
-    """Width of the keys, and of the values: of all their heads."""
+    """Return the width of the keys (and of the values) of all heads together."""
     return (config.num_kv_heads or config.num_heads) * (dim // config.num_heads)

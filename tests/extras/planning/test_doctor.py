@@ -19,7 +19,7 @@ from nmt.extras.planning.doctor import Finding
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_a_machine_that_is_well_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_healthy_machine_trains_and_translates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # of whoever runs the tests
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0, result.stdout
@@ -35,9 +35,7 @@ def missing(name: str) -> str:
     raise PackageNotFoundError(name)
 
 
-def test_what_is_wrong_has_the_line_that_mends_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver = tmp_path / "nvidiactl"
     driver.touch()
     monkeypatch.setattr(doctor, "_GPU_DRIVERS", (driver,))
@@ -51,12 +49,12 @@ def test_what_is_wrong_has_the_line_that_mends_it(
     findings = {finding.name: finding for finding in doctor.doctor().findings}
     assert "nvidia-smi" in findings["device"].fix
     assert findings["threads"].fix == "unset OMP_NUM_THREADS"
-    assert findings["disk"].fix.startswith("Free some")
+    assert findings["disk"].fix.startswith("Delete files")
     for extra in ("ctranslate2", "tensorboard", "clean", "serve", "cluster"):
-        assert f"pip install 'nmt[{extra}]'" in findings[extra].found
+        assert f"pip install -e '.[{extra}]'" in findings[extra].found
         assert str(findings[extra]).startswith(f"--  {extra}")
-    assert str(findings["load"]).startswith("--  load          999.0 processes for")
-    assert str(findings["disk"]).splitlines()[1].startswith("    fix: Free some")
+    assert str(findings["load"]).startswith("--  load          999.0 active processes on")
+    assert str(findings["disk"]).splitlines()[1].startswith("    fix: Delete files")
 
 
 def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +69,7 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
     assert "!!  self-test     RuntimeError: illegal instruction" in result.stdout
 
 
-def test_completion_is_installed_and_knows_the_commands(tmp_path: Path) -> None:
+def test_completion_is_installed_and_completes_commands(tmp_path: Path) -> None:
     nmt = Path(sys.executable).with_name("nmt")
     (home := tmp_path / "home").mkdir()
     own = {**os.environ, "HOME": str(home)}

@@ -100,7 +100,7 @@ def test_flops_are_those_of_the_epoch(folder: Path, report: DryRunReport) -> Non
     assert report.flops["training"] == pytest.approx(45 * report.flops["update"])
 
 
-def test_of_several_devices_each_reads_its_part(folder: Path, report: DryRunReport) -> None:
+def test_each_of_several_devices_reads_its_part(folder: Path, report: DryRunReport) -> None:
     two = estimate(config_in(folder), devices=2)
     assert two.devices == 2
     assert two.epoch["updates"] == pytest.approx(report.epoch["updates"] / 2, abs=1)
@@ -162,7 +162,7 @@ def test_the_limit_that_comes_first_ends_training(folder: Path, report: DryRunRe
         assert found.budget["updates"] == pytest.approx(updates, abs=2)
 
 
-def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_end(
+def test_two_passes_double_the_flops_and_patience_alone_makes_the_length_unknown(
     folder: Path, report: DryRunReport
 ) -> None:
     twice = estimate(config_in(folder, max_steps=None, patience=3, r_drop_weight=5.0))
@@ -172,10 +172,10 @@ def test_two_passes_are_twice_the_work_and_with_patience_only_nobody_knows_the_e
     assert twice.seconds["training"] is twice.flops["training"] is None
     assert twice.seconds["validation_and_saving"] is None
     assert twice.seconds["epoch"] > 0
-    assert "an epoch, until training.patience ends it" in twice.as_text().splitlines()[1]
+    assert "per epoch, until training.patience ends training" in twice.as_text().splitlines()[1]
 
 
-def test_a_batch_too_large_for_the_device_is_told(
+def test_a_batch_too_large_for_the_device_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = Updater.objective_loss
@@ -209,15 +209,15 @@ def test_from_the_shell_it_prepares_first_and_makes_no_run_folder(tmp_path: Path
     second = CliRunner().invoke(app, ["train", str(path), "--dry-run", "-q"])
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert json.loads(first.stdout)["budget"]["updates"] == 45
-    assert f"Prepared the data first, which stay in {tmp_path / 'prepared'}" in first.stderr
-    pattern = r"45 updates, [\d.]+ epochs, by training\.max_\w+: [\d.]+ m?s and [\d.]+ MiB in all"
+    assert f"Prepared the data in {tmp_path / 'prepared'}" in first.stderr
+    pattern = r"45 updates, [\d.]+ epochs \(limit: training\.max_\w+\), [\d.]+ m?s, [\d.]+ MiB"
     assert re.fullmatch(pattern, second.stdout.splitlines()[1])
     assert second.stderr == ""
     assert (tmp_path / "prepared").is_dir()
     assert not (tmp_path / "run").exists()
 
 
-def test_it_shows_its_work_and_ends_within_its_seconds(
+def test_it_shows_progress_and_ends_within_its_time_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.extras.planning.dry_run.MOST_SECONDS", 0.0)
@@ -240,7 +240,7 @@ def test_the_table(report: DryRunReport) -> None:
     cells = [line.split("  ") for line in lines]
     rows = {row[1]: [cell.strip() for cell in row[2:] if cell.strip()] for row in cells
             if len(row) > 1}  # fmt: skip
-    assert rows["by target token"][0] == "359 M"
+    assert rows["per target token"][0] == "359 M"
     assert rows["all updates"] == ["6.9 h"]  # 25,000 s
     assert rows["validation, saving, end"][0] == "83.3 min"
     assert rows["validation, saving, end"][1].startswith("17% of the time")  # 5,000 of 30,000 s

@@ -71,7 +71,7 @@ def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for()
 
 
 @pytest.mark.parametrize("names", [("valid",), ("test",), ("valid", "test")])
-def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
+def test_training_has_no_sentence_of_the_sets_that_the_user_passes(
     names: tuple[str, ...],
 ) -> None:
     source, target = corpus()
@@ -84,7 +84,7 @@ def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
         command += [f"--{name}", f"{here}/own {name}.de", f"{here}/own {name}.en"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
-    assert f"({' and '.join(names)} as given" in result.stdout
+    assert f"({' and '.join(names)} from your files" in result.stdout
     assert ("drawn with seed 1" in result.stdout) == (len(names) < 2)
     data = load_config("new/config.yaml").data
     sets: dict[str, Any] = {"train": data.train[0], "valid": data.valid, **data.test}
@@ -106,7 +106,7 @@ def test_sets_that_are_given_are_named_and_training_has_none_of_their_sentences(
     assert drawn + left_out + 2 == 400
 
 
-def test_the_same_seed_draws_the_same_pairs_and_another_others() -> None:
+def test_the_same_seed_draws_the_same_pairs() -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         started(corpus(), output=Path(name), seed=seed)
     assert read(Path("a"), "test") == read(Path("b"), "test") != read(Path("c"), "test")
@@ -122,7 +122,7 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     assert written.training.schedule.warmup_ratio == 0.06
 
 
-def test_what_is_given_stands_above_the_values_for_the_size() -> None:
+def test_explicit_values_override_those_for_the_size() -> None:
     path = bare("model: {preset: modern}\nrecipe: low-resource\n")
     config = load_config(path, ["training.seed=7", "batch.max_tokens=1000"])
     model, training = config.model, config.training
@@ -135,7 +135,7 @@ def test_what_is_given_stands_above_the_values_for_the_size() -> None:
         load_config(path)
 
 
-def test_the_values_of_a_recipe_stand_above_those_for_the_size() -> None:
+def test_the_values_of_a_recipe_override_those_for_the_size() -> None:
     given = {"recipe": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
     values = with_scale(given, 12_000_000)
     assert values["tokenizer"] == {"vocab_size": 2000}
@@ -146,7 +146,7 @@ def test_the_values_of_a_recipe_stand_above_those_for_the_size() -> None:
     assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
 
 
-def test_a_rate_goes_with_its_optimizer() -> None:
+def test_the_default_rate_depends_on_the_optimizer() -> None:
     path, adamw = bare(), "training.optimizer.kind=adamw"
     for overrides, expected in (
         ([adamw], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
@@ -186,16 +186,16 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
     assert tokens == [2048, 4096, 16_384]
 
 
-def test_what_cannot_begin_is_named() -> None:
+def test_wrong_input_is_an_error() -> None:
     files = corpus()
     source = files[0]
     Path("there").mkdir()
     for given, options, message in (
         ((source, source), {}, r"are the same file, c\.de"),
-        ((source, Path("c")), {}, "do not end in the codes of two languages"),
+        ((source, Path("c")), {}, "do not end in two language codes"),
         (files, {"languages": "de"}, "`languages` de is not a pair"),
         (files, {"output": Path("a b")}, "use letters, digits"),
-        (files, {"output": Path("there")}, "there is there already"),
+        (files, {"output": Path("there")}, "there already exists"),
     ):
         with pytest.raises(ConfigError, match=message):
             started(given, **options)
@@ -204,8 +204,8 @@ def test_what_cannot_begin_is_named() -> None:
         started(corpus(21), output=Path("x"))
 
 
-def test_sides_that_look_swapped_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """All, or those of a set that is given."""
+def test_swapped_sides_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """In the corpus, or in a set that the user passes."""
     sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
     for code, text in zip(("de", "en"), sides, strict=True):
         for part, first in (("train", 0), ("valid", 200), ("test", 400)):

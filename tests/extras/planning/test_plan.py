@@ -131,10 +131,10 @@ def warmed(shape: str, warmup: int, total: int) -> str:
 
 
 @pytest.mark.parametrize("shape", SCHEDULES.names())
-def test_a_training_that_ends_inside_warm_up_or_soon_after_is_named(shape: str) -> None:
-    half = "half of the 413 updates or more are warm-up ("
+def test_a_training_that_ends_during_or_soon_after_warm_up_is_a_warning(shape: str) -> None:
+    half = "warm-up ("
     is_cut = shape in ("linear", "cosine", "wsd")  # to half of the training
-    inside = "training ends inside warm-up, after 413 of 500 updates"
+    inside = "training ends during warm-up, after 413 of 500 warm-up updates"
     assert warmed(shape, 500, 413).startswith(half if is_cut else inside)
     assert warmed(shape, 300, 413).startswith(half)
     assert warmed(shape, 200, 413) == ""
@@ -153,9 +153,9 @@ def test_a_share_of_the_run_is_the_warm_up_of_as_many_updates(shape: str) -> Non
         assert rates.index(max(rates)) == 29
 
 
-def test_an_epoch_that_is_never_finished_is_named() -> None:
+def test_an_epoch_that_is_never_finished_is_a_warning() -> None:
     plan = Plan(total_steps=5000, updates_per_epoch=20_000, report=None)
-    text = "training ends at update 5,000, and an epoch has 20,000: 75% of the pairs are never"
+    text = "training ends at update 5,000, but an epoch has 20,000 updates: 75% of the pairs"
     assert text in found(config(), plan)
     assert found(config(), plan).endswith("`set` training.max_steps=20000")
     # 7 minutes hold a quarter of an epoch.
@@ -167,20 +167,20 @@ def test_an_epoch_that_is_never_finished_is_named() -> None:
 @pytest.mark.parametrize(
     ("size", "pairs", "text"),
     [
-        (400, 5800, "a vocabulary of 400 entries is small for 5,800 pairs (90 subwords a line): "
+        (400, 5800, "a vocabulary of 400 subwords is small for 5,800 pairs (90 subwords per line): "
          "about 2,000 are usual"),
-        (37_000, 5800, "a vocabulary of 37,000 entries is large for 5,800 pairs"),
+        (37_000, 5800, "a vocabulary of 37,000 subwords is large for 5,800 pairs"),
         (8000, 29_000, ""), (1000, 40_000, ""), (37_000, 4_500_000, ""), (32_000, 200, ""),
     ],
 )  # fmt: skip
-def test_a_vocabulary_far_from_the_usual_is_named(size: int, pairs: int, text: str) -> None:
+def test_a_vocabulary_far_from_the_usual_is_a_warning(size: int, pairs: int, text: str) -> None:
     plan = Plan(total_steps=None, updates_per_epoch=None, report=report(pairs, 90.0, 400))
     advice = found(config(vocab_size=size), plan)
     assert advice.startswith(text)
     assert bool(advice) == bool(text)
 
 
-def test_a_batch_that_is_a_large_part_of_the_corpus_is_named(
+def test_a_batch_that_is_a_large_part_of_the_corpus_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     unprepared = config().model_copy(update={"prepared_dir": tmp_path})
@@ -189,14 +189,14 @@ def test_a_batch_that_is_a_large_part_of_the_corpus_is_named(
     monkeypatch.setattr(PrepareReport, "read", lambda _: report(1000))
     plan = Plan.estimate(config(max_epochs=3))
     assert (plan.updates_per_epoch, plan.total_steps) == (19.0, 57)
-    assert "an epoch of 1,000 pairs has 19 updates" in found(config(max_epochs=3), plan)
+    assert "an epoch of 1,000 pairs has only 19 updates" in found(config(max_epochs=3), plan)
     monkeypatch.setattr(PrepareReport, "read", lambda _: report(2000))
     small = config(schedule={"warmup_ratio": 0.1})
     assert found(small, Plan.estimate(small)) == ""
 
 
 @pytest.mark.parametrize("num_pairs", [5000, 50_000, 160_000, 4_500_000])
-def test_what_goes_with_a_size_is_what_no_warning_speaks_against(num_pairs: int) -> None:
+def test_the_values_for_a_corpus_size_cause_no_warning(num_pairs: int) -> None:
     scale = scale_of(72 * num_pairs)  # as long as those of Tatoeba
     sections = scale.sections()
     assert usual_vocab_size(num_pairs) == scale.vocab_size
