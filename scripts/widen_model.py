@@ -75,7 +75,7 @@ def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
         model: The small one; it stays as it is.
         num_positions: Rows of a table of positions that was computed before.
     """
-    sizes = len(model.source_vectors), len(model.target_table)
+    sizes = len(model.source_vectors), len(model.target_embeddings)
     wide = build_model(doubled_config(model.config, num_positions), *sizes)
     values = {name: _value(name, like, model) for name, like in wide.state_dict().items()}
     wide.load_state_dict(values)

@@ -179,7 +179,7 @@ def learn_lexicon(
 
     Args:
         lines: Token ids.
-        vocab_sizes: Entries of the source and of the target vocabulary, V and W.
+        vocab_sizes: Sizes of the source and of the target vocabulary, V and W.
         pairs: To learn from.
         workers: Work on batches.
         folder: For tables that these read; None if there are none.

@@ -162,7 +162,7 @@ class StoreWriter(ExitStack):
 
     Args:
         folder: A new folder.
-        vocab_size: Entries of the larger vocabulary; decides the width of the ids.
+        vocab_size: Size of the larger vocabulary; decides the width of the ids.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:

@@ -248,7 +248,7 @@ class Engine(ABC):
         Args:
             lengths: Source tokens of each sentence, without EOS.
             options: Of the search.
-            vocab_size: Entries of the target vocabulary.
+            vocab_size: Size of the target vocabulary.
         """
         capacity, width = self.capacity, options.num_hypotheses
         most = capacity.probabilities // self.num_workers // (width * vocab_size)
@@ -292,7 +292,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
 
     Args:
         folder: Where the file is looked for.
-        vocab_sizes: Entries of the source and of the target vocabulary.
+        vocab_sizes: Sizes of the source and of the target vocabulary.
 
     Raises:
         CheckpointError: The file is damaged.

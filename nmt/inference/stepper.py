@@ -110,7 +110,7 @@ class Shortlist:
     Args:
         common: (F,), int64, target ids.
         candidates: (V, C), int32, target ids; -1 where there are fewer.
-        vocab_size: Entries of the target vocabulary.
+        vocab_size: Size of the target vocabulary.
     """
 
     def __init__(self, common: Tensor, candidates: Tensor, vocab_size: int) -> None:
@@ -194,7 +194,7 @@ class ModelStepper:
 
     @property
     def max_positions(self) -> int | None:
-        """Positions that all models have; None if none has a learned table of them."""
+        """Positions that all models have; None if no model has learned positions."""
         limits = [model.config.position_limit for model in self._models]
         return min((limit for limit in limits if limit is not None), default=None)
 

@@ -326,7 +326,7 @@ def search(
         engine: Searches batches of segments of like length.
         segments: In any order.
         decoding: How to search.
-        vocab_size: Entries of the target vocabulary.
+        vocab_size: Size of the target vocabulary.
         finish: Called with each batch; may raise to interrupt.
     """
     lengths = [len(segment.ids) for segment in segments]

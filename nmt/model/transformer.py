@@ -54,8 +54,8 @@ class Transformer(nn.Module):
 
     Args:
         config: The model section.
-        source_vocab_size: Entries of the source vocabulary.
-        target_vocab_size: Entries V of the target vocabulary.
+        source_vocab_size: Size of the source vocabulary.
+        target_vocab_size: Size V of the target vocabulary.
     """
 
     def __init__(self, config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> None:
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         self._compiled: dict[_Forward, _Forward] = {}
         self._shares_inputs, self._ties_output = config.shares_inputs, config.ties_output
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
-        # Tied tables are one parameter under the first name, so that nothing is stored twice.
+        # Tied matrices are one parameter under the first name, so that nothing is stored twice.
         if not config.shares_inputs:
             self.target_vectors = _vectors(target_vocab_size, config.decoder_dim)
         if not config.ties_output:
@@ -90,14 +90,14 @@ class Transformer(nn.Module):
                     nn.init.xavier_uniform_(parameter)
 
     @property
-    def target_table(self) -> Tensor:
+    def target_embeddings(self) -> Tensor:
         """Vectors of the target tokens: (V, D)."""
         return self.source_vectors if self._shares_inputs else self.target_vectors
 
     @property
     def output_weight(self) -> Tensor:
         """Output projection: (V, D)."""
-        return self.target_table if self._ties_output else self.output_vectors
+        return self.target_embeddings if self._ties_output else self.output_vectors
 
     @property
     def _aligning_layers(self) -> set[nn.Module]:
@@ -150,7 +150,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Read target inputs and the encoder's output (M, D): hidden states (N, D)."""
         table = self.target_embedding.position_table(target.max_length)
-        values = self.target_embedding(target.ids, target.positions, self.target_table, table)
+        values = self.target_embedding(target.ids, target.positions, self.target_embeddings, table)
         for layer in self.decoder:
             values = run(layer, values, memory, target, source)
         return self.decoder_norm(values)
@@ -290,7 +290,7 @@ class Transformer(nn.Module):
             Hidden states. (R, D).
         """
         ids, position, table, source_mask, cross_kv, self_kv = inputs
-        values = self.target_embedding(ids, position, self.target_table, table)
+        values = self.target_embedding(ids, position, self.target_embeddings, table)
         sources, targets = cross_kv.flatten(0, 1).unbind(0), self_kv.unbind(0)
         aligning = set() if weights is None else self._aligning_layers
         pairs = zip(sources[::2], sources[1::2], strict=True)
@@ -330,7 +330,7 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
     """Build the Transformer on the CPU in float32, from torch's default random generator.
 
     Raises:
-        ValueError: Source and target share a table, but their vocabularies differ in size.
+        ValueError: Source and target share embeddings, but their vocabularies differ in size.
     """
     if config.shares_inputs and source_vocab_size != target_vocab_size:
         raise ValueError(

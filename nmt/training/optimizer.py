@@ -36,7 +36,7 @@ _AVERAGE_WARMUP = 10
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix of the layers, not a table of vectors nor a vector."""
+    """Whether a parameter is a matrix of the layers, not an embedding matrix or a vector."""
     of_layers = name.startswith(("encoder.", "decoder.")) and ".positions." not in name
     return parameter.ndim == 2 and of_layers
 

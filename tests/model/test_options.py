@@ -120,7 +120,7 @@ def test_xavier_uniform_tables_have_its_bounds_and_linear_layers_are_as_they_are
 
 def test_tables_are_shared_as_the_option_says_and_stored_once() -> None:
     model = small_model(embeddings="inputs-shared", output_bias=True)
-    assert model.target_table is model.source_vectors
+    assert model.target_embeddings is model.source_vectors
     assert model.output_weight is model.output_vectors
     assert "target_vectors" not in model.state_dict()
     with pytest.raises(ValueError, match="inputs-shared embeddings need one vocabulary"):

@@ -226,7 +226,7 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
     parts: list[Any] = []
     for side, embedding, vectors in (
         ("encoder", model.source_embedding, model.source_vectors),
-        ("decoder", model.target_embedding, model.target_table),
+        ("decoder", model.target_embedding, model.target_embeddings),
     ):
         dim = vectors.shape[1]
         part = getattr(specs, f"Transformer{side.title()}Spec")(

@@ -111,16 +111,16 @@ def alignment(subject: Subject) -> Iterator[fig.Figure]:
     rows = weights[:-1, start:-1].tolist()  # no EOS, no BOS, no tag
     source, target = subject.tokenizers
     sides = (source, subject.source_ids[start:-1]), (target, subject.target_ids)
-    pieces, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
-    aligned = align_words(rows, *pieces)
+    subwords, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
+    aligned = align_words(rows, *subwords)
     note = "Each pair is source-target. Words are numbered from 0."
     yield fig.Text("Pharaoh format", [as_pharaoh(aligned.links)], note=note)
     lefts, rights = range(aligned.source_words), range(len(words[1]))
     word_links = [[float((i, j) in aligned.links) for j in rights] for i in lefts]
-    piece_links = [[float(row[i] == max(row)) for row in rows] for i in range(len(pieces[0]))]
+    subword_links = [[float(row[i] == max(row)) for row in rows] for i in range(len(subwords[0]))]
     for unit, (left, right), matrix, links in (
         ("words", words, aligned.weights, word_links),
-        ("subwords", pieces, rows, piece_links),
+        ("subwords", subwords, rows, subword_links),
     ):
         yield fig.Links(f"Alignment of {unit}", left, right, {"link": links})
         title = f"Attention of {unit}"

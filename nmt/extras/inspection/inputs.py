@@ -60,28 +60,30 @@ def vocabulary(subject: Subject) -> Iterator[fig.Figure]:
 def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[fig.Figure]:
     tokenizer: Tokenizer = getattr(subject.tokenizers, side)
     ids = subject.source_ids if side == "source" else [*subject.target_ids, EOS_ID]
-    pieces, size = labels(tokenizer, ids), tokenizer.vocab_size
-    columns: dict[str, Sequence[fig.Cell]] = {"subword": pieces, "id": ids}
+    subwords, size = labels(tokenizer, ids), tokenizer.vocab_size
+    columns: dict[str, Sequence[fig.Cell]] = {"subword": subwords, "id": ids}
     if subject.prepared is not None:
         counts = subject.prepared.train.token_counts(side, size)
         counts[EOS_ID] = len(subject.prepared.train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
     yield fig.Table(f"Subwords, {side}", [*columns], list(zip(*columns.values(), strict=True)))
     if size <= _SMALL_VOCABULARY:
-        values, entries = one_hot(ids, size).tolist(), labels(tokenizer, range(size))
-        yield fig.Heatmap(f"One-hot vectors, {side}", values, pieces, entries)
+        values, known = one_hot(ids, size).tolist(), labels(tokenizer, range(size))
+        yield fig.Heatmap(f"One-hot vectors, {side}", values, subwords, known)
     if subject.has_weights:
         model = subject.model
-        table = (model.source_vectors if side == "source" else model.target_table).detach()
+        matrix = (model.source_vectors if side == "source" else model.target_embeddings).detach()
         index = next((index for index in ids if index > EOS_ID), ids[0])
-        (piece,) = labels(tokenizer, [index])
-        scale = table.shape[1] if subject.config.model.scale_embeddings else None
-        yield fig.Text(f"From one-hot to vector, {side}", lookup_lines(table, index, piece, scale))
+        (subword,) = labels(tokenizer, [index])
+        scale = matrix.shape[1] if subject.config.model.scale_embeddings else None
+        yield fig.Text(
+            f"From one-hot to vector, {side}", lookup_lines(matrix, index, subword, scale)
+        )
         rows = []
-        for index, piece in dict(zip(ids, pieces, strict=True)).items():
-            near = neighbours(table, index, _NUM_NEIGHBOURS)
+        for index, subword in dict(zip(ids, subwords, strict=True)).items():
+            near = neighbours(matrix, index, _NUM_NEIGHBOURS)
             names = zip(labels(tokenizer, [other for other, _ in near]), near, strict=True)
-            rows.append((piece, ", ".join(f"{name} {cosine:.2f}" for name, (_, cosine) in names)))
+            rows.append((subword, ", ".join(f"{name} {cosine:.2f}" for name, (_, cosine) in names)))
         yield fig.Table(f"Nearest subwords by cosine, {side}", ("subword", "neighbours"), rows)
 
 
@@ -90,33 +92,33 @@ def one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
     return F.one_hot(torch.tensor(ids), vocab_size).float()
 
 
-def lookup_lines(table: Tensor, index: int, piece: str, scale: int | None) -> list[str]:
+def lookup_lines(matrix: Tensor, index: int, subword: str, scale: int | None) -> list[str]:
     """Return lines that show how a one-hot vector selects a row of the embedding matrix.
 
     Args:
-        table: The embedding matrix. (V, D).
+        matrix: The embedding matrix. (V, D).
         index: Id of the subword.
-        piece: The subword.
+        subword: The subword.
         scale: The width D, if vectors are multiplied by its square root; else None.
     """
-    size, dim = table.shape
-    row = (one_hot([index], size) @ table)[0]
+    size, dim = matrix.shape
+    row = (one_hot([index], size) @ matrix)[0]
     lines = [
-        f"x = one-hot vector of {piece}: {size:,} numbers; number {index:,} is 1, the rest are 0",
+        f"x = one-hot vector of {subword}: {size:,} numbers; number {index:,} is 1, the rest are 0",
         f"x W = row {index:,} of the embedding matrix W ({size:,} x {dim:,}): {vector_text(row)}",
     ]
     scaled = [f"x W sqrt({scale:,}) = {vector_text(row * scale**0.5)}"] if scale else []
     return [*lines, *scaled]
 
 
-def neighbours(table: Tensor, index: int, count: int) -> list[tuple[int, float]]:
+def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]]:
     """Return the nearest neighbours of a row of the embedding matrix, and their cosines.
 
     PAD, UNK and BOS are left out, because most models never train their rows.
     """
-    cosines = F.cosine_similarity(table, table[index : index + 1])
+    cosines = F.cosine_similarity(matrix, matrix[index : index + 1])
     cosines[[*range(NUM_NEVER_CHOSEN), index]] = -torch.inf
-    values, ids = cosines.topk(min(count, len(table)))
+    values, ids = cosines.topk(min(count, len(matrix)))
     return [(i, x) for i, x in zip(ids.tolist(), values.tolist(), strict=True) if x >= -2]
 
 

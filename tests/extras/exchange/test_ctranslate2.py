@@ -140,7 +140,7 @@ def test_every_architecture_translates_as_ours(
     name: str, tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
     bundle = bundle_of(tokenizers, **ARCHITECTURES[name])
-    assert bundle.model.target_table[BOS_ID].abs().min() > 0  # the decoder starts from it
+    assert bundle.model.target_embeddings[BOS_ID].abs().min() > 0  # the decoder starts from it
     compare(bundle, tmp_path, beam_size=3)
 
 
@@ -163,7 +163,7 @@ def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(tmp_path:
     """
     two = load_tokenizers(train_tokenizer(tmp_path / "tokenizer", joint=False))
     bundle = bundle_of(two, embeddings="separate")
-    assert len(bundle.model.source_vectors) != len(bundle.model.target_table)
+    assert len(bundle.model.source_vectors) != len(bundle.model.target_embeddings)
     with torch.no_grad():
         bundle.model.output_weight.mul_(1.5)
     limits = {"max_length_factor": 1.0, "max_length_offset": 6}

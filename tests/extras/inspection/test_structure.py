@@ -35,7 +35,7 @@ def walk(model: Transformer, stack: Stack, source: Packed, target: Packed | None
     memory = model.encode(source) if target else torch.empty(0)
     layers = model.decoder if target else model.encoder
     embed = model.target_embedding if target else model.source_embedding
-    table = model.target_table if target else model.source_vectors
+    table = model.target_embeddings if target else model.source_vectors
     vectors = embed.position_table(ids.max_length)
     assert stack.repeated
     first, last, number = stack.repeated
@@ -90,7 +90,7 @@ def test_arrows_join_the_boxes_whose_table_is_one_parameter(embeddings: str) -> 
     found = stack_diagram(model.config, SIZES)
     tables = {
         (0, 0): model.source_vectors,
-        (1, 0): model.target_table,
+        (1, 0): model.target_embeddings,
         (1, len(found.stacks[1].boxes) - 2): model.output_weight,
     }
     arrows = {(start, end) for start, end, what in found.arrows if what == "shared weights"}
