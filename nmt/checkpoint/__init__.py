@@ -1,4 +1,5 @@
-"""A run on disk: checkpoints that are whole or not there, the lock, the model folder.
+"""Checkpoints, run folders and model folders on disk.
 
-Takes tensors and plain data, gives them back verified. Nothing is ever unpickled.
+Checkpoints are written atomically and verified by their hashes when they are read. Reading never
+unpickles.
 """

@@ -1,9 +1,9 @@
-"""Checkpoint folders: written whole or not at all, verified before anything is read; the best.
+"""Checkpoint folders: atomic writing, verified reading, and the choice of the best and the newest.
 
-A folder is written under a temporary name beside its place: the files, each forced to the disk,
-then the manifest, then the rename, then the parent. So whatever stops the process, a folder with
-its final name is complete, and what it holds belongs together. Tensors are safetensors files,
-everything else is JSON: loading runs no code from them.
+A folder is written under a temporary name next to its final place: first the files, each synced to
+disk, then the manifest, then the rename, then a sync of the parent. Therefore a folder with its
+final name is always complete, even after a crash. Tensors are safetensors files, everything else is
+JSON, so loading a checkpoint never executes code from it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from nmt.files.atomic import (
 )
 from nmt.files.json_file import Manifest, UnknownFormatError, field, read_json
 
-if TYPE_CHECKING:  # finding a checkpoint needs no torch
+if TYPE_CHECKING:  # finding a checkpoint must not import torch
     from torch import Tensor
 
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-AVERAGE = "average"  # Model folder in a run folder: the mean of the last checkpoints.
-BEST = "best"  # File in a run folder that names its best weights.
+AVERAGE = "average"  # Model folder in a run folder: the average of the last checkpoints.
+BEST = "best"  # File in a run folder with the folder name of its best weights.
 _FILES = (MODEL, OPTIMIZER, STATE)
 _MARGIN_BYTES = 1 << 20
 _FULL, _FREE = (errno.ENOSPC, errno.EDQUOT), "Free disk space or lower training.keep_last"
 _MAX_PROBLEMS = 10
-_REPLACED = r"\.step-(\d+)\.replaced"  # Checkpoints that `atomic_folder` was replacing.
+_REPLACED = r"\.step-(\d+)\.replaced"  # Old checkpoints that `atomic_folder` was replacing.
 _ANOTHER = "Use another checkpoint of the run."
 
 logger = logging.getLogger(__name__)
@@ -50,26 +50,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything that a run resumes from."""
+    """Contents of a checkpoint, on the CPU."""
 
     step: int  # Updates made.
     model: dict[str, Tensor]  # Weights by parameter name.
-    optimizer: dict[str, Tensor]  # Moments and random generators.
-    state: dict[str, Any]  # Plain data: progress, counters, identity of the run.
+    optimizer: dict[str, Tensor]  # Optimizer state and states of the random generators.
+    state: dict[str, Any]  # JSON data: progress, counters, settings and hashes of the run.
 
 
 def checkpoints_dir(run_dir: Path) -> Path:
-    """Return the folder that holds the checkpoints of a run."""
+    """Return the folder of all checkpoints of a run."""
     return run_dir / "checkpoints"
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:
-    """Return the folder of one checkpoint."""
+    """Return the folder of the checkpoint of ``step``, which may not exist."""
     return checkpoints_dir(run_dir) / checkpoint_name(step)
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the name of the folder of one checkpoint.
+    """Return the folder name of the checkpoint of ``step``.
 
     >>> checkpoint_name(500)
     'step-00000500'
@@ -78,7 +78,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
-    """Return (step, folder) of all checkpoints with their final name, oldest first."""
+    """Return (step, folder) of all completely written checkpoints, oldest first."""
     return _folders_named(run_dir, r"step-(\d+)")
 
 
@@ -96,11 +96,18 @@ def save_checkpoint(
     optimizer: Mapping[str, Tensor],
     state: Mapping[str, Any],
 ) -> Path:
-    """Write a checkpoint; return its folder.
+    """Write a checkpoint atomically; return its folder.
+
+    Args:
+        run_dir: The run folder.
+        step: Updates made.
+        model: Weights by parameter name.
+        optimizer: Optimizer state and states of the random generators.
+        state: JSON data of the run.
 
     Raises:
-        CheckpointError: The disk is full or not writable; nothing half-written is left, and
-            earlier checkpoints are untouched.
+        CheckpointError: The disk is full or read-only. The unfinished files are removed, and
+            earlier checkpoints are unchanged.
     """
     folder = checkpoint_dir(run_dir, step)
     groups = {MODEL: model, OPTIMIZER: optimizer}
@@ -112,25 +119,26 @@ def save_checkpoint(
             raise OSError(errno.ENOSPC, found)
         with atomic_folder(folder, replace=True) as temporary:
             for name, group in groups.items():
-                # Row by row. Views of one buffer may stay views, as none overlaps another.
+                # safetensors needs contiguous tensors. Views of one buffer are allowed, because
+                # they do not overlap.
                 rows = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
                 save_tensors(rows, temporary / name)
-                del rows  # before the next group's copy on the CPU is made
+                del rows  # frees memory before the next group is copied
             text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
             (temporary / STATE).write_text(text, encoding="utf-8")
             Manifest.of(temporary, _FILES, step).write(temporary)
     except (OSError, safetensors.SafetensorError) as error:
-        # safetensors passes the system's error on as text only
+        # safetensors reports an error of the system as text only
         reason = getattr(error, "strerror", None) or str(error)
         is_full = any(n == getattr(error, "errno", 0) or f"os error {n})" in reason for n in _FULL)
         todo = "Check that the folder can be written"
-        fix = f"{_FREE if is_full else todo}, then start the same command again."
+        fix = f"{_FREE if is_full else todo}, then run the same command again."
         raise CheckpointError(f"{folder} was not written: {reason}.", fix=fix) from error
     return folder
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU: those that are views of one buffer by one copy of all of it."""
+    """Copy tensors to the CPU. A buffer that several tensors are views of is copied only once."""
     buffers: dict[int, Tensor] = {}
     copies = {}
     for name, tensor in tensors.items():
@@ -145,10 +153,10 @@ def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint after comparing every file with its manifest.
+    """Read a checkpoint after verifying the hash of every file.
 
     Raises:
-        CheckpointError: Something is missing, changed, or no safetensors file.
+        CheckpointError: A file is missing, damaged, or not a safetensors file.
     """
     manifest = Manifest.read(folder)
     manifest.verify(folder, _FILES)
@@ -161,10 +169,10 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
-    """Read the plain data of a checkpoint, or another record beside weights.
+    """Read a JSON file of a checkpoint or model folder: ``state.json`` or ``name``.
 
     Raises:
-        CheckpointError: They are missing or damaged.
+        CheckpointError: The file is missing or damaged.
     """
     path = folder / name
     try:
@@ -183,10 +191,12 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file. The format bounds its header by the file: claims allocate nothing.
+    """Read a safetensors file to the CPU.
+
+    A damaged header cannot make this function allocate more memory than the size of the file.
 
     Raises:
-        CheckpointError: It is missing or of another format.
+        CheckpointError: The file is missing or not a safetensors file.
     """
     from safetensors.torch import load_file  # noqa: PLC0415 - loads torch
 
@@ -196,20 +206,20 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def tensor_errors(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a safetensors file is read into `CheckpointError`."""
+    """Turn errors of reading a safetensors file into `CheckpointError`."""
     try:
         yield
     except (safetensors.SafetensorError, OSError) as error:
-        problem = f"{path} is no readable safetensors file: {error}"
+        problem = f"{path} is not a valid safetensors file: {error}"
         raise CheckpointError(problem, fix=_ANOTHER) from error
 
 
 def tensor_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Return how names and shapes of two sets of tensors differ, a line each; empty if not."""
+    """Describe the differences of names and shapes, one per line; empty if there are none."""
     problems = [f"missing: {name}" for name in sorted(expected.keys() - found.keys())]
-    problems += [f"only here: {name}" for name in sorted(found.keys() - expected.keys())]
+    problems += [f"unexpected: {name}" for name in sorted(found.keys() - expected.keys())]
     problems += [
-        f"{name}: {tuple(found[name].shape)}, not {tuple(tensor.shape)}"
+        f"{name}: shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
         for name, tensor in expected.items()
         if name in found and found[name].shape != tensor.shape
     ]
@@ -218,44 +228,48 @@ def tensor_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) ->
 
 
 def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
-    """Return the newest whole checkpoint of a run, or None if there never was one.
+    """Return the folder of the newest intact checkpoint; None if the run has no checkpoint.
 
-    Logs a warning for each damaged one that is passed over; ``strict`` refuses to.
+    Logs a warning for each damaged checkpoint that is skipped.
+
+    Args:
+        run_dir: The run folder.
+        strict: Raise an error if the newest checkpoint is damaged, instead of skipping it.
 
     Raises:
-        CheckpointError: All are damaged, or the newest is and ``strict`` is set.
+        CheckpointError: All checkpoints are damaged, or ``strict`` is set and the newest is.
     """
     problems: list[str] = []
-    # One whose replacement was cut short counts: nothing has taken its name yet.
+    # If a kill interrupted the replacement of a checkpoint, its old version still counts.
     replaced = _folders_named(run_dir, _REPLACED)
     aside = [x for x in replaced if not checkpoint_dir(run_dir, x[0]).exists()]
     for step, folder in sorted(list_checkpoints(run_dir) + aside, reverse=True):
         try:
             manifest = Manifest.read(folder)
             if manifest.step != step:
-                fix = "Give the folder its own name back."
-                raise CheckpointError(f"{folder} holds step {manifest.step:,}.", fix=fix)
+                fix = f"Rename the folder to {checkpoint_name(manifest.step)}."
+                raise CheckpointError(f"{folder} contains step {manifest.step:,}.", fix=fix)
             manifest.verify(folder, _FILES)
         except UnknownFormatError:
-            raise  # whole, and further than what older ones hold: not to be thrown away
+            raise  # written by a newer release and maybe intact, so it must not be skipped
         except CheckpointError as error:
             if strict:
-                fix = "Restore it, or drop `strict_resume` to resume from an older checkpoint."
+                fix = "Restore it, or omit `strict_resume` to resume from an older checkpoint."
                 raise CheckpointError(error.problem, fix=fix) from error
             problems.append(error.problem)
         else:
             for problem in problems:
-                logger.warning("damaged checkpoint passed over: %s", problem)
+                logger.warning("damaged checkpoint skipped: %s", problem)
             return folder
     if problems:
-        fix = f"Restore one of them, or start again with another run_dir than {run_dir}."
+        fix = "Restore one of them, or start a new run with a different run_dir."
         listed = "\n  ".join(problems)
-        raise CheckpointError(f"No checkpoint of the run is whole:\n  {listed}", fix=fix)
+        raise CheckpointError(f"All checkpoints of {run_dir} are damaged:\n  {listed}", fix=fix)
     return None
 
 
 def clean_partial(run_dir: Path) -> None:
-    """Undo what an earlier process was writing, replacing or deleting when it was killed."""
+    """Clean up after a process that was killed while writing, replacing or deleting files."""
     for step, _ in _folders_named(run_dir, _REPLACED):
         restore_replaced(checkpoint_dir(run_dir, step))
     for folder in (run_dir, checkpoints_dir(run_dir)):
@@ -263,34 +277,34 @@ def clean_partial(run_dir: Path) -> None:
 
 
 def set_damaged_aside(run_dir: Path, newest: int) -> None:
-    """Rename the checkpoints after the newest whole one, from which training resumes; warn of each.
+    """Rename the damaged checkpoints that are newer than step ``newest``, and log warnings.
 
-    All of them are damaged. Under their own names they would count as the newest, and what is saved
-    from now on as expired.
+    Training resumes at ``newest``. With their names, the damaged checkpoints would still count as
+    the newest ones, and new checkpoints would expire before them.
 
     Raises:
-        CheckpointError: That cannot be done.
+        CheckpointError: A checkpoint cannot be renamed.
     """
     for step, folder in list_checkpoints(run_dir):
         if step > newest:
             place = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(place, ignore_errors=True)
-            fix = "Remove it, then start the same command again."
+            fix = "Delete it, then run the same command again."
             with write_errors(f"{folder}, which is damaged,", CheckpointError, fix=fix):
                 folder.rename(place)
-            logger.warning("kept, to be looked at and removed: %s", place)
+            logger.warning("damaged checkpoint moved to %s; delete it after inspection", place)
 
 
 def write_best(run_dir: Path, name: str | None) -> None:
-    """Record which checkpoint is best, or that the mean of checkpoints is: the name of its folder.
+    """Record the folder name of the best weights: a checkpoint, ``average``, or None.
 
-    A hint: it may name one that is gone, or none.
+    The recorded folder may be deleted later; `read_best` handles that.
     """
     write_text(run_dir / BEST, f"{name or ''}\n")
 
 
 def read_best(run_dir: Path) -> Path | None:
-    """Return the folder of the best weights, or None if it is not recorded or is gone."""
+    """Return the folder of the best weights; None if it is not recorded or does not exist."""
     try:
         name = (run_dir / BEST).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -302,7 +316,7 @@ def read_best(run_dir: Path) -> Path | None:
 
 
 def rank(score: float) -> float:
-    """Return a number to compare scores by: the score itself, but NaN is lowest.
+    """Return a sort key for scores in which NaN is lowest.
 
     >>> max([float("nan"), -3.0, -5.0], key=rank)
     -3.0
@@ -311,7 +325,7 @@ def rank(score: float) -> float:
 
 
 def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
-    """Return the steps that have a score, best first, the earlier of equals before the later.
+    """Return the steps that have a score, best first. Of equal scores, the earlier step is first.
 
     >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
     [30, 20, 10]
@@ -321,13 +335,13 @@ def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
 
 
 def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
-    """Return the steps of the newest checkpoints that a run that was never stopped would have.
+    """Return the steps of the ``count`` newest checkpoints, as in an uninterrupted run.
 
     Args:
-        steps: Checkpoints there are. The last counts always; the others if they were due, and
-            not only saved because the process was stopped.
-        count: How many.
-        due_every: A checkpoint is due at the multiples of these.
+        steps: Steps of the existing checkpoints. The last one always counts. The others count only
+            if they were due, not if they were saved because a signal stopped training.
+        count: Number of checkpoints.
+        due_every: A checkpoint is due at every multiple of one of these numbers.
 
     >>> newest_steps([10, 20, 22, 30, 33], 3, due_every=[10])
     [20, 30, 33]
@@ -345,14 +359,14 @@ def expired(
     keep_best: int,
     due_every: Collection[int],
 ) -> list[int]:
-    """Return the steps whose checkpoints may go.
+    """Return the steps of the checkpoints to delete.
 
     Args:
-        steps: Checkpoints there are.
-        scores: Validation score of some of them; higher is better, NaN is lowest.
-        keep_last: Newest checkpoints to keep; see `newest_steps`.
-        keep_best: Best checkpoints to keep besides; the earlier of equals.
-        due_every: A checkpoint is due at the multiples of these.
+        steps: Steps of the existing checkpoints.
+        scores: Validation scores of some of them; higher is better, NaN is lowest.
+        keep_last: Number of newest checkpoints to keep; see `newest_steps`.
+        keep_best: Number of best checkpoints to keep in addition; ties go to the earlier step.
+        due_every: A checkpoint is due at every multiple of one of these numbers.
 
     >>> scores = {10: 3.0, 20: 9.0, 30: 5.0}
     >>> expired([10, 20, 30, 40], scores, keep_last=1, keep_best=1, due_every=[10])

@@ -1,4 +1,4 @@
-"""A run folder: its files, its identity, and whether a configuration may resume it."""
+"""Run folders: their files, and whether a configuration may resume the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _HASH_LENGTH = 64
-# A schedule that falls to its end depends on where the end is.
+# Schedules that decay until the end depend on the number of updates.
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
 
@@ -31,15 +31,21 @@ _FIX = "Set run_dir to a folder you can write to, or free disk space."
 def identity(
     config: RunConfig, *, data_hash: str, vocab_hash: str, num_processes: int = 1
 ) -> dict[str, Any]:
-    """Return the settings and hashes that must stay the same for a run to resume, as plain data.
+    """Return the settings and hashes that must not change when a run is resumed, as JSON data.
 
-    The fields of the configuration say which they are (`nmt.config.section.Binds`). Everything else
-    (reporting, saving, stopping, decoding, paths) may change between two starts of a run. A changed
-    ``budget`` is no other run, but the learning rates may be others.
+    `nmt.config.section.Binds` marks these fields of the configuration. All other settings, such as
+    reporting, saving, decoding and paths, may change between two starts of a run. The ``budget``
+    may change, too, but that changes the learning rates.
+
+    Args:
+        config: The configuration.
+        data_hash: Hash of the prepared training pairs.
+        vocab_hash: Hash of the tokenizer.
+        num_processes: Number of training processes.
     """
     schedule = config.training.schedule
     ends = schedule.shape in _ENDING_SCHEDULES or schedule.warmup_ratio is not None
-    # With BPE-dropout or noise, pairs may get longer than those that the filters kept.
+    # BPE-dropout and noise can make pairs longer than the filters allow, so max_length matters.
     is_redrawn = config.batch.bpe_dropout or any(x.noise.rates for x in config.data.train)
     return {
         **bound_values(config, "run"),
@@ -52,8 +58,8 @@ def identity(
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what arithmetic to the last bit depends on besides the configuration."""
-    import torch  # noqa: PLC0415 - finding a model needs none
+    """Return properties of the machine and torch that bit-exact results depend on, as JSON data."""
+    import torch  # noqa: PLC0415 - finding a model must not import torch
 
     kind, is_deterministic = device.type, torch.are_deterministic_algorithms_enabled()
     return {
@@ -66,7 +72,16 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
-    """Compare plain data, such as two `identity`: ``key: was ..., is ...`` for each difference."""
+    """Compare JSON data, such as two results of `identity`.
+
+    Args:
+        was: The old value.
+        now: The new value.
+        path: Dotted key of the values; empty for the top level.
+
+    Returns:
+        ``key: was ..., is ...`` for each difference.
+    """
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         was, now = dict(enumerate(was)), dict(enumerate(now))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
@@ -79,7 +94,7 @@ def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Format a value as YAML has it; of a hash, the first characters."""
+    """Format a value as in YAML; shorten hashes."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     text = str(value)
@@ -92,50 +107,55 @@ def check_resumable(
     """Check that a run can be resumed; return warnings.
 
     Args:
-        recorded: Identity and machine in the checkpoint.
-        present: The same of this process.
+        recorded: ``identity`` and ``machine`` in the checkpoint.
+        present: ``identity`` and ``machine`` of this process.
         run_dir: The run folder, for messages.
-        exact: Refuse where the result would not be bit-exact.
+        exact: Raise an error instead of warnings if the result would not be bit-exact.
 
     Raises:
-        CheckpointError: The configuration makes another model or other updates.
+        CheckpointError: A setting has changed that must not change, or ``exact`` is set and the
+            result would not be bit-exact.
     """
     identities = recorded["identity"], present["identity"]
     refuse_changed_settings(*identities, run_dir)
     found = changed_settings(recorded["machine"], present["machine"])
-    new_length = "from here on the learning rate follows the schedule of the new length"
+    new_length = "the learning rate now follows the schedule of the new length"
     budgets = changed_settings(*(each["budget"] for each in identities))
     found += [f"{change}; {new_length}" for change in budgets]
     shares = [_shares(each) for each in identities]
-    if shares[0] != shares[1]:  # other processes draw other random numbers
+    if shares[0] != shares[1]:  # each process draws its own random numbers
         before, then = (f"{processes} x {batches}" for processes, batches in shares)
         found.append(f"processes x batch.gradient_accumulation: was {before}, is {then}")
-    # Without it, two runs differ on one machine, too.
+    # Without deterministic kernels, even two runs on one machine differ.
     if not any(each["machine"]["deterministic"] for each in (recorded, present)):
-        found.append("training.deterministic: is False")
+        found.append("training.deterministic: is false")
     if found and exact:
         listed, same = "\n  ".join(found), "training.threads, training.deterministic and budget"
         raise CheckpointError(
             f"Resuming would not be bit-exact on this machine:\n  {listed}",
-            fix=f"Use the same machine type, torch, {same}, or drop `exact`.",
+            fix=f"Use the same machine type, torch, {same}, or omit `exact`.",
         )
-    return [f"resumed run is not bit-exact: {difference}" for difference in found]
+    return [f"resuming is not bit-exact: {difference}" for difference in found]
 
 
 def _shares(of_run: Mapping[str, Any]) -> tuple[int, int]:
-    """Return among how many processes an `identity` shares an update, and the batches of each."""
+    """Return the number of processes in an `identity`, and the batches of each per update."""
     return of_run["num_processes"], of_run["batch"]["gradient_accumulation"]
 
 
 def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
-    """Return batches of an update for each process, where ``recorded`` may have had another number.
+    """Return the number of batches per update for each process, for a new number of processes.
+
+    Args:
+        recorded: State of a checkpoint, maybe with another number of processes.
+        num_processes: Number of processes now.
 
     Raises:
-        CheckpointError: The processes cannot share the update evenly.
+        CheckpointError: The processes cannot share the batches of an update evenly.
     """
     total = recorded["identity"]["num_processes"] * recorded["batch"]["gradient_accumulation"]
     if total % num_processes:
-        cannot = f"which {num_processes} processes cannot share evenly"
+        cannot = f"which cannot be shared evenly by {num_processes} processes"
         fix = f"Resume with a number of processes that divides {total}."
         raise CheckpointError(f"An update of this run has {total} batches, {cannot}.", fix=fix)
     return total // num_processes
@@ -144,15 +164,21 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
 def refuse_changed_settings(
     recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
 ) -> None:
-    """Refuse to resume with another `identity`; a longer or shorter training is no other one.
+    """Raise an error if a setting has changed that must stay the same when a run is resumed.
 
-    Another number of processes is allowed if processes x ``batch.gradient_accumulation`` is equal.
+    The length of training may change. The number of processes may change if the product of
+    processes and ``batch.gradient_accumulation`` stays the same.
+
+    Args:
+        recorded: `identity` in the checkpoint.
+        present: `identity` of this process.
+        run_dir: The run folder, for messages.
 
     Raises:
-        CheckpointError: The configuration or the data make another model or other updates.
+        CheckpointError: A setting, the data or the tokenizer has changed.
     """
     was, now = ({**each, "budget": None} for each in (recorded, present))
-    # None where their size is measured: then there may be any number of them.
+    # None if the batch size is measured: then the number of batches may change.
     batches = [
         None if each["batch"]["max_tokens"] == "auto" else math.prod(_shares(each))
         for each in (was, now)
@@ -162,10 +188,10 @@ def refuse_changed_settings(
             batch = {**each["batch"], "gradient_accumulation": None}
             each |= {"num_processes": None, "batch": batch}
     if found := changed_settings(was, now):
-        fix = f"Restore these settings to resume ({run_dir / 'config.yaml'} has them), "
-        fix += "or set another run_dir to start again."
+        fix = f"To resume, restore these settings from {run_dir / 'config.yaml'}. "
+        fix += "To start a new run, set another run_dir."
         if any(line.startswith("data_hash") for line in found):
-            fix += " The data_hash is of the training pairs: of corpora, filters and tokenizer."
+            fix += " The data_hash changes with the corpora, the filters and the tokenizer."
         listed = "\n  ".join(found)
         raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
 
@@ -173,10 +199,13 @@ def refuse_changed_settings(
 def data_check(
     config: RunConfig, num_processes: int | None = None
 ) -> Callable[[PreparedManifest], None]:
-    """Return a check that prepared data match the run's recorded identity.
+    """Return a function that checks whether prepared data match the checkpoints of a run.
 
-    It keeps new data from replacing those that the run needs when its settings are restored. The
-    number of processes counts only if it is given.
+    It prevents that new data replace the prepared data that the run needs to resume.
+
+    Args:
+        config: The configuration.
+        num_processes: Number of processes; None to accept any number.
     """
 
     def check(manifest: PreparedManifest) -> None:
@@ -190,17 +219,17 @@ def data_check(
 
 
 def recorded_identity(run_dir: Path) -> dict[str, Any] | None:
-    """Return the `identity` in the newest whole checkpoint; None if there is none.
+    """Return the `identity` in the newest intact checkpoint; None if the run has no checkpoint.
 
     Raises:
-        CheckpointError: There are checkpoints, and none is whole.
+        CheckpointError: All checkpoints are damaged.
     """
     newest = newest_checkpoint(run_dir)
     return None if newest is None else read_state(newest).get("identity")
 
 
 def trained_on(run_dir: Path, config: RunConfig) -> PreparedManifest | None:
-    """Return what the prepared data of a run hold, or None if they are gone or others by now."""
+    """Return the manifest of a run's training data; None if they were deleted or replaced."""
     try:
         prepared = PreparedManifest.read(config.prepared_dir)
         recorded = recorded_identity(run_dir) or {}
@@ -210,10 +239,15 @@ def trained_on(run_dir: Path, config: RunConfig) -> PreparedManifest | None:
 
 
 def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> list[str]:
-    """Make a run folder a model folder: resolved configuration and tokenizer beside the weights.
+    """Write the resolved configuration and the tokenizer into a run folder.
+
+    Args:
+        run_dir: The run folder; created if missing.
+        config: The configuration.
+        tokenizer_dir: Tokenizer folder of the prepared data.
 
     Returns:
-        ``key: was ..., is ...`` for each key that differs from the last start of the run.
+        ``key: was ..., is ...`` for each setting that has changed since the last start of the run.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -221,16 +255,16 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
     path, tokenizer = run_dir / "config.yaml", run_dir / "tokenizer"
     with write_errors(run_dir, CheckpointError, fix=_FIX):
         run_dir.mkdir(parents=True, exist_ok=True)
-        # A run that was started again after other data was prepared may hold an old tokenizer.
+        # The tokenizer may be old, if the data were prepared again before the first checkpoint.
         if not tokenizer.is_dir() or tokenizer_hash(tokenizer) != tokenizer_hash(tokenizer_dir):
             with atomic_folder(tokenizer, replace=True) as temporary:
-                for file in tokenizer_dir.iterdir():  # copytree would lose why it failed
+                for file in tokenizer_dir.iterdir():  # copytree would hide the cause of an error
                     shutil.copyfile(file, temporary / file.name)
         try:
             recorded = load_config(path) if path.is_file() else config
             was, now = (each.model_dump(mode="json") for each in (recorded, config))
             changes = changed_settings(was, now)
         except ConfigError as error:
-            changes = [f"{path} could not be read and is replaced: {error.problem}"]
+            changes = [f"{path} is invalid and is replaced: {error.problem}"]
         write_text(path, dump_config(config))
     return changes

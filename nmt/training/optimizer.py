@@ -1,16 +1,16 @@
-"""All parameters of a model in one flat buffer, their gradients in another, and what changes them.
+"""Flat buffers for parameters and gradients, the optimizer interface, AdamW and EMA.
 
-Clearing, summing over processes, clipping and the optimizer are then a handful of calls, however
-many layers there are. Where training is in bf16, a float32 master copy is updated.
+All parameters are views of one buffer, and all gradients of another. Clearing, summing over
+processes, clipping and the update then take a few calls, whatever the number of layers. If training
+is in bfloat16, a float32 master copy is updated.
 
-Most optimizers train the weights that are then used. Two ways do not: schedule-free AdamW trains at
-one point and uses another, and an exponential moving average (EMA) may be kept beside any
-optimizer. `ModelOptimizer` hides the difference: `weights` are the ones to use and save, `state`
-is the rest.
+In two cases the trained weights are not the weights to validate and save: schedule-free AdamW, and
+an exponential moving average (EMA), which can be combined with any optimizer. `ModelOptimizer`
+hides the difference: `weights` returns the weights to use, `state` everything else.
 
-To add an optimizer, register a subclass of `Optimizer` in `OPTIMIZERS`, or any class of
-`torch.optim` by `nmt.training.optimizers.from_torch`; the key ``training.optimizer.kind`` chooses
-by name. AdamW, the default, is here; the others are in `nmt.training.optimizers`.
+To add an optimizer, register a subclass of `Optimizer` in `OPTIMIZERS`, or a class of `torch.optim`
+with `nmt.training.optimizers.from_torch`. The key ``training.optimizer.kind`` chooses an optimizer
+by name. The other optimizers are in `nmt.training.optimizers`.
 """
 
 from __future__ import annotations
@@ -30,68 +30,72 @@ from nmt.model.transformer import Transformer, fused_rows
 from nmt.registry import Registry
 
 _NUM_SUMS = 2
-# Prefix of the trained weights in `ModelOptimizer.state`, where others are to be used.
+# Prefix of the trained weights in `ModelOptimizer.state`, if they differ from the weights to use.
 _TRAINED = "trained"
 _AVERAGE_WARMUP = 10
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix of the layers, not an embedding matrix or a vector."""
+    """Whether a parameter is a weight matrix of a layer, not an embedding matrix or a vector."""
     of_layers = name.startswith(("encoder.", "decoder.")) and ".positions." not in name
     return parameter.ndim == 2 and of_layers
 
 
 def freeze(model: nn.Module, parts: Sequence[str]) -> None:
-    """Keep the parameters whose names begin with one of ``parts`` as they are.
+    """Exclude the parameters whose names begin with one of ``parts`` from training.
+
+    Args:
+        model: The model.
+        parts: Prefixes of parameter names, such as ``encoder`` or ``encoder.0``.
 
     Raises:
-        ConfigError: A part names no parameter, or nothing is left to be trained.
+        ConfigError: A prefix matches no parameter, or no parameter is left to train.
     """
     named = dict(model.named_parameters())
     frozen = {part: [name for name in named if f"{name}.".startswith(f"{part}.")] for part in parts}
     if unknown := [part for part, names in frozen.items() if not names]:
         there = ", ".join(sorted({name.split(".")[0] for name in named}))
-        problem = f"the model has no such part as {', '.join(map(repr, unknown))}."
-        fix = f"Use parts such as {there}, or longer ones such as encoder.0."
+        problem = f"no parameter of the model begins with {', '.join(map(repr, unknown))}."
+        fix = f"Use {there}, or a part of them, such as encoder.0."
         raise ConfigError(f"training.freeze: {problem}", fix=fix)
     for name, parameter in named.items():
         parameter.requires_grad_(not any(name in names for names in frozen.values()))
     if not any(parameter.requires_grad for parameter in named.values()):
-        problem = "training.freeze leaves no parameter to be trained."
-        raise ConfigError(problem, fix="Name fewer parts.")
+        problem = "training.freeze leaves no parameter to train."
+        raise ConfigError(problem, fix="Remove some parts from training.freeze.")
 
 
 class FlatParameters:
-    """Owns the parameters of ``model``, which become views of one buffer.
+    """Flat buffers of the parameters and gradients of ``model``.
 
-    In the buffer stand the trained matrices of the layers, then the other trained parameters, then
-    the frozen ones.
+    The parameters of the model become views of one buffer. It contains the trained matrices of the
+    layers, then the other trained parameters, then the frozen parameters.
 
     Args:
         model: The model, already on its device.
-        dtype: Working dtype of the parameters; if not float32, a float32 master copy is kept and
-            gradients are summed in float32.
+        dtype: Dtype of the model's parameters. If it is not float32, the buffers keep a float32
+            master copy and sum gradients in float32.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self.working_dtype = dtype  # Of the parameters of the model.
+        self.working_dtype = dtype  # Dtype of the model's parameters.
         self._fused_rows = fused_rows(model)
         named = list(model.named_parameters())
         trained = [(name, p) for name, p in named if p.requires_grad]
         self._trained = sorted(trained, key=lambda item: not is_matrix(*item))
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
-        # Numbers in the trained matrices, which come first.
+        # Elements of the trained matrices, which come first, and of all trained parameters.
         self.matrix_size = sum(p.numel() for name, p in trained if is_matrix(name, p))
-        self.trained_size = sum(p.numel() for _, p in trained)  # Numbers in all trained parameters.
+        self.trained_size = sum(p.numel() for _, p in trained)
         every = self._trained + self._frozen
         self._master = torch.cat([p.detach().float().flatten() for _, p in every])
-        # The trained parameters. (trained_size,), float32.
+        # Master copy of the trained parameters. (trained_size,), float32.
         self.weights = self._master[: self.trained_size]
-        # `gradient`, then `sums`: one buffer, which processes add up in one call.
+        # `gradient` and `sums` in one buffer, so that processes sum both in one call.
         self.shared = torch.zeros(self.trained_size + _NUM_SUMS, device=self._master.device)
-        # Their gradient, summed since `clear`. (trained_size,), float32.
+        # Gradient of `weights`, summed since `clear`. (trained_size,), float32.
         self.gradient = self.shared[: self.trained_size]
-        # The objective, and how often batches were halved: see `nmt.training.update`. (2,).
+        # Sum of the loss, and number of batch splits: see `nmt.training.update`. (2,), float32.
         self.sums = self.shared[self.trained_size :]
         self._working = self._master if dtype == torch.float32 else self._master.to(dtype)
         for (_, parameter), (_, view) in zip(every, _cut(self._working, every), strict=True):
@@ -106,7 +110,10 @@ class FlatParameters:
         self.clear()
 
     def _take(self, parameter: nn.Parameter) -> None:
-        """Move a gradient of the working dtype: the first one is written, others are added."""
+        """Move a gradient of the working dtype into the float32 buffer.
+
+        The first gradient after `clear` overwrites the buffer, which saves a pass of zeroing.
+        """
         assert parameter.grad is not None
         if (view := self._unwritten.pop(parameter, None)) is not None:
             view.copy_(parameter.grad)
@@ -115,13 +122,13 @@ class FlatParameters:
         parameter.grad = None
 
     def accumulate(self) -> None:
-        """Call after each backward: from then on `gradient` is the sum since `clear`."""
+        """Complete `gradient` after a backward pass: parameters without a gradient get zeros."""
         for view in self._unwritten.values():
             view.zero_()
         self._unwritten.clear()
 
     def clear(self) -> None:
-        """Forget the gradient and the sums."""
+        """Set `gradient` and `sums` to zero."""
         if self._working is self._master:
             self.shared.zero_()
         else:
@@ -129,17 +136,20 @@ class FlatParameters:
             self.sums.zero_()
 
     def sync_from_master(self) -> None:
-        """Call after `weights` were changed: copies them to the model's parameters."""
+        """Copy `weights` to the parameters of the model. Call it after changing `weights`."""
         if self._working is not self._master:
             self._working.copy_(self._master)
 
     def load_into_model(self, values: Tensor) -> None:
-        """Give the model ``values`` as weights. In float32 they replace `weights`: keep a copy."""
+        """Set the trained parameters of the model to ``values`` (trained_size,).
+
+        In float32 this overwrites `weights`, so keep a copy of them.
+        """
         self._working[: self.trained_size].copy_(values)
 
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Have the model use ``weights`` themselves, in their dtype, while the context is open."""
+        """Make the model use ``weights``, in their dtype and without a copy, inside the context."""
         own = [(parameter, parameter.data) for _, parameter in self._trained + self._frozen]
         try:
             for name, parameter in self._trained + self._frozen:
@@ -150,18 +160,18 @@ class FlatParameters:
                 parameter.data = data
 
     def views(self, flat: Tensor, begin: int = 0) -> Iterator[tuple[str, Tensor]]:
-        """Cut a flat buffer of trained parameters up by their names: views, not copies.
+        """Yield (name, view) for each trained parameter in a flat buffer.
 
         Args:
-            flat: As long as all trained parameters, or as some that follow each other.
-            begin: Where in the whole buffer the first of them stands.
+            flat: Values of all trained parameters, or of a contiguous part of them. (n,).
+            begin: Offset of that part in the buffer of all trained parameters.
         """
         return _cut(flat, self._trained, -begin)
 
     def matrices(self, flat: Tensor) -> list[Tensor]:
-        """Cut a flat buffer of the trained matrices into one view for each matrix.
+        """Return a view for each trained matrix in a flat buffer of the trained matrices.
 
-        Weights that hold several matrices one above the other are cut apart.
+        Fused weights, such as those of query, key and value, are split into their matrices.
         """
         return [
             block
@@ -170,14 +180,14 @@ class FlatParameters:
         ]
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that are not trained, in float32: views."""
+        """Yield (name, float32 view) for each frozen parameter."""
         return _cut(self._master[self.trained_size :], self._frozen)
 
 
 def _cut(
     flat: Tensor, named: Iterable[tuple[str, Tensor]], start: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the views of ``flat`` with the shapes of those of ``named`` that lie within it."""
+    """Yield (name, view) for each parameter of ``named`` that lies completely within ``flat``."""
     for name, parameter in named:
         stop = start + parameter.numel()
         if start >= 0 and stop <= len(flat):
@@ -186,12 +196,12 @@ def _cut(
 
 
 class Optimizer:
-    """How a gradient changes the weights of one model. A subclass defines `step`.
+    """Base class of optimizers on flat buffers. A subclass defines `step`.
 
     Args:
-        parameters: The model's parameters.
-        config: The optimizer section.
-        part: Of the flat buffers, what it trains: all of them, or those from a place on.
+        parameters: Flat buffers of the model.
+        config: The ``optimizer`` section.
+        part: Part of the flat buffers to train.
     """
 
     def __init__(
@@ -200,29 +210,28 @@ class Optimizer:
         self._parameters, self._config, self._begin = parameters, config, part.start or 0
         self._weights, self._gradient = parameters.weights[part], parameters.gradient[part]
         self._kept: dict[str, Tensor] = {}
-        # Updates made and not skipped, a scalar.
+        # Number of updates that were not skipped. Scalar.
         self.step_count = self._keep("step", self._weights.new_zeros(()))
 
     def _keep(self, name: str, values: Tensor) -> Tensor:
-        """Make a scalar, or a buffer as long as the trained parameters, part of the state."""
+        """Add a scalar, or a buffer of the size of the trained part, to the state; return it."""
         self._kept[name] = values
         return values
 
     def step(self, learning_rate: float, skipped: Tensor) -> None:
-        """Change ``parameters.weights`` in place by ``parameters.gradient``.
+        """Update ``parameters.weights`` in place from ``parameters.gradient``.
 
         Args:
-            learning_rate: Size of the step.
-            skipped: 1 if nothing may change and the gradient is zeros and NaN; else 0. A float32
-                scalar on the device.
+            learning_rate: Learning rate of this update.
+            skipped: 1 to change nothing, because the gradient may contain NaN; otherwise 0. Scalar
+                on the device, float32.
         """
         raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that an update depends on besides the weights, by name: views, not copies.
+        """Return views of the optimizer state, by name. Copy into them to restore a saved state.
 
-        Copying into them restores a saved state. Names of per-parameter tensors end in
-        ``/parameter``.
+        The name of a tensor that belongs to a parameter ends in ``/`` and the parameter's name.
         """
         state = {}
         for key, values in self._kept.items():
@@ -234,19 +243,20 @@ class Optimizer:
         return state
 
     def reset(self) -> None:
-        """Forget all updates: training begins at the weights as they are now."""
+        """Reset the state, so that training starts afresh from the current weights."""
         for values in self._kept.values():
             values.zero_()
 
     def eval_weights(self) -> Tensor | None:
-        """Return the weights to validate and save, flat; None if they are the trained ones."""
+        """Return the flat weights to validate and save; None if these are the trained weights."""
         return None
 
 
 class AdamW(Optimizer):
-    """AdamW (Loshchilov and Hutter 2019), fused; decays the matrices only.
+    """Fused AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices only.
 
-    Torch's function instead of its class, whose import loads the compiler and takes seconds.
+    It calls torch's function, because importing torch's class loads the compiler, which takes
+    seconds.
     """
 
     def __init__(
@@ -271,7 +281,7 @@ class AdamW(Optimizer):
         before, counts = self.step_count.clone(), [self.step_count]
         options: dict[str, Any] = self._options | {"lr": learning_rate, "found_inf": skipped}
         for (weights, *others), decay in self._groups:
-            self.step_count.copy_(before)  # each call counts
+            self.step_count.copy_(before)  # `adamw` increments it in every call
             gradient, mean, square = ([tensor] for tensor in others)
             adamw([weights], gradient, mean, square, [], counts, weight_decay=decay, **options)
 
@@ -299,20 +309,20 @@ def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tens
         if found is None or found.shape != place.shape:
             shape = "nothing" if found is None else str(tuple(found.shape))
             needed = f"{name}, but the model needs {tuple(place.shape)}"
-            fix = "Resume with the model section of the run's own config.yaml."
+            fix = "Copy the model section from the config.yaml of the run."
             raise CheckpointError(f"The checkpoint has {shape} for {needed}.", fix=fix)
         place.copy_(found)
 
 
 class ModelOptimizer:
-    """Changes the weights of one model; see the module.
+    """Optimizer of one model, with an optional moving average (EMA) of the weights.
 
     Args:
-        parameters: The model's parameters.
-        optimizer: Changes them.
-        ema_decay: Decay of the running mean of the weights, which is then used in their place.
-            After t updates it is at most (1 + t) / (10 + t), so that the first weights are soon
-            forgotten. None keeps no mean.
+        parameters: Flat buffers of the model.
+        optimizer: Updates the flat buffers.
+        ema_decay: Decay of the EMA; None disables it. After t updates, the decay is at most
+            (1 + t) / (10 + t), so that the initial weights soon lose their influence. With an EMA,
+            validation and checkpoints use the averaged weights.
     """
 
     def __init__(
@@ -325,15 +335,18 @@ class ModelOptimizer:
     def step(
         self, learning_rate: float, gradient_scale: Tensor | float, skipped: Tensor | None = None
     ) -> None:
-        """Update with the gradient times ``gradient_scale``, then clear the gradient.
+        """Update the weights, then clear the gradient. Does not wait for the device.
 
-        Where ``skipped`` (a float32 scalar on the device) is 1, nothing changes, whatever the
-        gradient and its scale are; None is 0. The host does not wait to learn which it is.
+        Args:
+            learning_rate: Learning rate of this update.
+            gradient_scale: Factor on the gradient.
+            skipped: 1 to change nothing, even if the gradient is not finite; 0 or None to update.
+                Scalar on the device, float32.
         """
         if skipped is None:
             skipped = self.parameters.weights.new_zeros(())
         not_skipped = 1 - skipped
-        # Of a skipped update that leaves zeros and NaN.
+        # If the update is skipped, this leaves only zeros and NaN.
         self.parameters.gradient.mul_(gradient_scale * not_skipped)
         self._optimizer.step(learning_rate, skipped)
         if self._ema is not None and self._ema_decay is not None:
@@ -349,7 +362,7 @@ class ModelOptimizer:
 
     @contextmanager
     def eval_weights(self) -> Iterator[None]:
-        """Give the model the weights to validate with, while the context is open."""
+        """Make the model use the weights to validate and save, inside the context."""
         weights = self._eval_weights()
         if weights is None:
             yield
@@ -363,13 +376,13 @@ class ModelOptimizer:
             self.parameters.sync_from_master()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the float32 weights to use, by parameter name: views where possible."""
+        """Return the float32 weights to validate and save, by parameter name; views if possible."""
         weights = self._eval_weights()
         flat = self.parameters.weights if weights is None else weights
         return {**dict(self.parameters.views(flat)), **dict(self.parameters.frozen())}
 
     def state(self) -> dict[str, Tensor]:
-        """Return what an update depends on besides `weights`, by name: views, not copies."""
+        """Return views of everything besides `weights` that a resumed run needs, by name."""
         state = self._optimizer.state()
         if self._eval_weights() is not None:
             views = self.parameters.views(self.parameters.weights)
@@ -378,27 +391,27 @@ class ModelOptimizer:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Take over `weights` and `state` of a run with the same parameters.
+        """Restore `weights` and `state` from a checkpoint.
 
         Raises:
-            CheckpointError: A tensor is missing or has another shape, or another kind of optimizer
-                made the state.
+            CheckpointError: A tensor is missing or has another shape, or the state belongs to
+                another kind of optimizer.
         """
         self.load_weights(weights)
         own = self.state()
         found, needed = (sorted({key.split("/")[0] for key in keys}) for keys in (state, own))
         if not own.keys() <= state.keys() or (_TRAINED in found and _TRAINED not in needed):
-            has = f"it has {', '.join(found) or 'nothing'}"
-            needs = f"this one needs {', '.join(needed)}, each for its trained parameters"
-            fix = "Resume with optimizer, ema_decay and freeze of the run's own config.yaml."
-            problem = f"The checkpoint is of another optimizer: {has}, but {needs}."
+            has = f"it has {', '.join(found) or 'no state'}"
+            needs = f"this configuration needs {', '.join(needed)} of all trained parameters"
+            fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
+            problem = f"The checkpoint has the state of another optimizer: {has}, but {needs}."
             raise CheckpointError(problem, fix=fix)
         copy_tensors(state, own.items())
         self.parameters.sync_from_master()
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin from ``weights``, with nothing else remembered.
+        """Set the weights, and reset the optimizer state and the EMA.
 
         Raises:
             CheckpointError: A tensor is missing or has another shape.
@@ -418,10 +431,16 @@ def build_optimizer(
     *,
     ema_decay: float | None = None,
 ) -> ModelOptimizer:
-    """Make the configured optimizer of ``model``, whose working weights are to be in ``dtype``.
+    """Create the configured optimizer of a model.
+
+    Args:
+        model: The model, already on its device.
+        config: The ``optimizer`` section.
+        dtype: Dtype of the model's parameters during training; see `FlatParameters`.
+        ema_decay: Decay of the moving average; see `ModelOptimizer`.
 
     Raises:
-        ConfigError: There is no optimizer of that name.
+        ConfigError: No optimizer is registered as `kind`.
     """
     parameters = FlatParameters(model, dtype)
     optimizer = OPTIMIZERS[config.kind](parameters, config)

@@ -1,7 +1,7 @@
-"""Optimizers besides AdamW: schedule-free, Muon, and those of `torch.optim`.
+"""Schedule-free AdamW, Muon, and an adapter for the optimizers of `torch.optim`.
 
-They change the flat float32 buffers of `FlatParameters`. None of them reads a tensor's value on the
-host: that would wait for the device.
+They update the flat float32 buffers of `FlatParameters`. They never read a tensor's value on the
+host, because that would wait for the device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from nmt.training.optimizer import AdamW, FlatParameters, Optimizer, OptimizerCo
 
 
 class ScheduleFreeAdamW(Optimizer):
-    """Schedule-free AdamW: needs neither an end of training nor a decay towards it.
+    """Schedule-free AdamW, which needs neither a learning rate decay nor a planned end.
 
-    Defazio et al. (2024), "The Road Less Scheduled", algorithm 1 with the scaling of AdamW. Three
-    points move: z takes the steps, x is the running mean of z (weighted by the squared learning
-    rate) and is what one uses, and the gradient is taken at y = (1 - beta1) z + beta1 x. The model
-    holds y while it trains.
+    Defazio et al. (2024), "The Road Less Scheduled", algorithm 1 with the scaling of AdamW. The
+    optimizer keeps three points: z takes the steps; x is the mean of z, weighted by the squared
+    learning rate, and is validated and saved; the gradient is computed at y = (1 - beta1) z +
+    beta1 x. During training, the model's parameters are y.
     """
 
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
@@ -41,7 +41,7 @@ class ScheduleFreeAdamW(Optimizer):
         not_skipped, dtype = 1 - skipped.double(), self._weights.dtype
         self.step_count += not_skipped
         self._weight_sum += not_skipped * learning_rate**2
-        # 0 / 0 at rates of zero
+        # 0 / 0 while the learning rate is zero
         share = (not_skipped * learning_rate**2 / self._weight_sum).nan_to_num_()
         correction = 1 - beta2 ** self.step_count.clamp(min=1)
         gradient = self._gradient.nan_to_num_(0, 0, 0)
@@ -59,31 +59,36 @@ class ScheduleFreeAdamW(Optimizer):
     @override
     def reset(self) -> None:
         super().reset()
-        self._z.copy_(self._weights)  # the three points are one
+        self._z.copy_(self._weights)  # at the start, x = y = z
 
     @override
     def eval_weights(self) -> Tensor:
-        """Return the means x, computed from y and z."""
+        """Return the mean x, computed from y and z. (trained_size,), float32."""
         return self._weights.lerp(self._z, 1 - 1 / self._config.betas[0])
 
 
-# Coefficients of the polynomial that drives singular values to about 1 (Jordan et al. 2024).
+# Coefficients of the polynomial that moves singular values towards 1 (Jordan et al. 2024).
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-_RMS_OF_ADAMW = 0.2  # Root mean square of AdamW's steps at learning rate 1 (Liu et al. 2025).
+# Root mean square of AdamW's steps at learning rate 1 (Liu et al. 2025).
+_RMS_OF_ADAMW = 0.2
 
 
 def orthogonalise(
     matrices: Tensor, num_iterations: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return nearly orthogonal matrices with the singular vectors of ``matrices``.
+    """Return nearly orthogonal matrices that have the singular vectors of ``matrices``.
 
-    Newton-Schulz iteration of fifth order: singular values end between about 0.7 and 1.2.
+    Uses Newton-Schulz iterations of fifth order, after which most singular values are between 0.7
+    and 1.2.
 
     Args:
-        matrices: (n, rows, columns), with no more rows than columns.
-        num_iterations: Five do for all but very small singular values; fewer are rougher.
-        dtype: Of the iterations and of the result; bfloat16 does, as they are rough anyway. None:
-            as they are.
+        matrices: (n, rows, columns), with at most as many rows as columns.
+        num_iterations: Number of iterations. Five are enough for all but tiny singular values.
+        dtype: Dtype of the computation and the result; None keeps the dtype of ``matrices``.
+            bfloat16 is precise enough.
+
+    Returns:
+        (n, rows, columns).
     """
     a, b, c = _NEWTON_SCHULZ
     norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
@@ -96,11 +101,11 @@ def orthogonalise(
 
 
 class Muon(Optimizer):
-    """Muon: orthogonal steps for the matrices, so that all directions are learned alike.
+    """Muon: orthogonalised momentum for the matrices of the layers, AdamW for other parameters.
 
-    Jordan et al. (2024), "Muon: an optimizer for hidden layers". The size of a step is matched to
-    AdamW's as in Liu et al. (2025), "Muon is scalable for LLM training", section 2.2, so that one
-    learning rate serves the matrices and the rest, which AdamW trains.
+    Jordan et al. (2024), "Muon: an optimizer for hidden layers". Steps are scaled to the size of
+    AdamW's steps (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2), so that both
+    optimizers can use the same learning rate.
     """
 
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
@@ -147,16 +152,16 @@ class Muon(Optimizer):
 
 
 class TorchOptimizer(Optimizer):
-    """Any optimizer of `torch.optim` on the model's parameters, each in its own shape.
+    """Adapter for an optimizer of `torch.optim`.
 
-    It copies weights and state before each step, to put them back where an update is skipped. Where
-    the class keeps counters on the CPU, a GPU is waited for.
+    It copies weights and state before each step, to restore them if the update is skipped. If the
+    class keeps counters on the CPU, each step waits for the GPU.
 
     Args:
-        parameters: The model's parameters.
-        config: The optimizer section; matrices are decayed, the rest is not.
-        kind: Called with groups of parameters; learning rate and weight decay are set in each.
-        options: Further arguments of ``kind``.
+        parameters: Flat buffers of the model.
+        config: The ``optimizer`` section. Weight decay applies to matrices only.
+        kind: Class of the optimizer; called with parameter groups.
+        options: Further arguments of ``kind``, without learning rate and weight decay.
     """
 
     def __init__(
@@ -181,7 +186,7 @@ class TorchOptimizer(Optimizer):
 
     @override
     def reset(self) -> None:
-        """Make the state again, as a step with a gradient and a learning rate of zero leaves it."""
+        """Create a new state by a step with gradient 0 and learning rate 0."""
         super().reset()
         self._optimizer.state.clear()
         weights, gradient = self._weights.clone(), self._gradient.clone()
@@ -223,11 +228,12 @@ def from_torch(
     kind: Callable[..., torch.optim.Optimizer],
     options: Callable[[OptimizerConfig], Mapping[str, Any]] = lambda _config: {},
 ) -> OptimizerConstructor:
-    """Make a class of `torch.optim` fit for `OPTIMIZERS`.
+    """Return a constructor for `OPTIMIZERS` from a class of `torch.optim`.
 
     Args:
         kind: The class.
-        options: Its arguments besides learning rate and weight decay, from the optimizer section.
+        options: Returns the arguments of the class for an ``optimizer`` section, without learning
+            rate and weight decay.
     """
     return lambda parameters, config: TorchOptimizer(parameters, config, kind, options(config))
 
