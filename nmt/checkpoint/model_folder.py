@@ -146,10 +146,10 @@ def _no_model(folder: Path) -> CheckpointError:
         fix = f"To download it from the Hugging Face Hub, run: {pull}"
         return CheckpointError(f"{folder} does not exist here.", fix=fix)
     there = _runs_in(folder.parent, Path("runs"))
-    such_as = f"such as {there}" if there else "none found here yet"
-    whence = "" if folder.is_absolute() else "; the path is relative to the working directory"
+    such_as = f", such as {there}" if there else " (none found here yet)"
+    whence = "" if folder.is_absolute() else ". Relative paths start at the working directory"
     what = "is not a folder" if folder.exists() else "does not exist"
-    return CheckpointError(f"{folder} {what}.", fix=f"{name_it}, {such_as}{whence}.")
+    return CheckpointError(f"{folder} {what}.", fix=f"{name_it}{such_as}{whence}.")
 
 
 def _of_config(path: Path, problem: str) -> CheckpointError:
@@ -433,7 +433,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
                 fix = "Omit this checkpoint: its training diverged."
                 raise CheckpointError(problem, fix=fix)
         if sums and (problems := tensor_differences(weights, sums)):
-            problem = f"{path} and {paths[0]} contain different models:\n  {problems}"
+            problem = f"{path} does not match {paths[0]}:\n  {problems}"
             fix = "Average only checkpoints of one run."
             raise CheckpointError(problem, fix=fix)
         for name in list(weights):

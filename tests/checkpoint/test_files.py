@@ -194,7 +194,7 @@ def test_another_format_or_name_is_not_passed_over_for_an_older_checkpoint(tmp_p
     with pytest.raises(CheckpointError, match="format version 2"):
         newest_checkpoint(tmp_path)
     save(tmp_path / "renamed", 10).rename(checkpoint_dir(tmp_path / "renamed", 99))
-    with pytest.raises(CheckpointError, match="holds step 10"):
+    with pytest.raises(CheckpointError, match="contains step 10"):
         newest_checkpoint(tmp_path / "renamed")
 
 
@@ -224,7 +224,7 @@ def test_a_pickle_under_the_name_of_tensors_is_refused_and_not_executed(tmp_path
     torch.save({"weight": torch.ones(2)}, path)
     for content in (path.read_bytes(), pickle.dumps(Malicious(witness))):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is not a valid safetensors"):
             load_tensors(path)
     assert not witness.exists()
 
@@ -245,7 +245,7 @@ def test_a_claim_beyond_the_file_is_refused_and_allocates_nothing(
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a valid safetensors"):
         load_tensors(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
 

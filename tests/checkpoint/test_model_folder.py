@@ -117,7 +117,7 @@ def test_a_damaged_best_checkpoint_is_refused(run_dir: Path) -> None:
     ("part", "message"),
     [
         ("run", "does not exist"),
-        ("run/config.yaml", "has no config.yaml"),
+        ("run/config.yaml", "config.yaml is missing"),
         ("run/tokenizer", "tokenizer has neither joint.model nor source.model nor target.model"),
         ("run/tokenizer/joint.model", "tokenizer"),
         ("run/checkpoints", "but neither model.safetensors nor checkpoints"),
@@ -186,9 +186,9 @@ def test_weights_that_do_not_fit_the_configuration_are_named(run_dir: Path) -> N
     shutil.rmtree(run_dir / "checkpoints")
     save_checkpoint(run_dir, 10, model=weights(10), optimizer={}, state={})
     refused_with(run_dir, r"missing: encoder\.1\.", encoder_layers=2)
-    refused_with(run_dir, r"\(48, 16\), not \(32, 16\)", encoder_layers=1, num_kv_heads=1)
+    refused_with(run_dir, r"\(48, 16\), expected \(32, 16\)", encoder_layers=1, num_kv_heads=1)
     refused_with(run_dir, "missing: ", num_kv_heads=None, output_bias=True)
-    refused_with(run_dir, "only here: ", output_bias=False, bias=False)
+    refused_with(run_dir, "unexpected: ", output_bias=False, bias=False)
 
 
 @pytest.mark.parametrize(
@@ -209,5 +209,5 @@ def test_a_width_that_the_weights_do_not_have_takes_no_memory(
 
 def test_another_tokenizer_is_refused_before_it_is_parsed(run_dir: Path) -> None:
     (run_dir / "tokenizer" / "joint.model").write_bytes(b"crafted")
-    with pytest.raises(CheckpointError, match="not the tokenizer this model was trained with"):
+    with pytest.raises(CheckpointError, match="is not the tokenizer of this model"):
         load_model(run_dir)

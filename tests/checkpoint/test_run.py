@@ -100,7 +100,7 @@ def test_another_budget_of_a_schedule_that_ends_with_it_is_warned_about(shape: s
     now = record({"training.schedule.shape": shape, "training.max_steps": 200})
     assert resumed(was, was, exact=True) == []
     (warning,) = resumed(was, now)
-    assert warning.startswith("resumed run is not bit-exact: training.max_steps: was 100, is 200; ")
+    assert warning.startswith("resuming is not bit-exact: training.max_steps: was 100, is 200; ")
     assert "max_steps: was 100, is 200" in refused(was, now, exact=True)
 
 
@@ -132,7 +132,7 @@ def test_processes_that_make_the_same_updates_are_noted_and_others_refused() -> 
 def test_measured_batches_are_shared_again_where_that_is_even() -> None:
     measured = {"identity": {"num_processes": 2}, "batch": {"gradient_accumulation": 3}}
     assert [reshared(measured, number) for number in (1, 2, 3, 6)] == [6, 3, 2, 1]
-    with pytest.raises(CheckpointError, match="6 batches, which 4 processes"):
+    with pytest.raises(CheckpointError, match="6 batches, which cannot be shared evenly by 4"):
         reshared(measured, 4)
 
 

@@ -27,7 +27,7 @@ training: {max_steps: 2}
 PAIR = "{source: in.de, target: in.en}"
 KEYS = "training.schedule.peak_lr"
 PATH = "Check the path; relative paths start at the working directory."
-RELATIVE = "relative paths start at the working directory"
+RELATIVE = "Relative paths start at the working directory"
 
 TRY = "set training.schedule.warmup_ratio to 0.06, a share of the training"
 # What is typed -> the first line of the answer, without `error: ` or `warning: `.
@@ -67,7 +67,7 @@ MISTAKES = {
     "--output a.png: the ending .png does not match the format text.",
     "translate M in.de -i in.de": "in.de and --input in.de cannot be combined.",
     "evaluate in.de in.de in.en": "Which of in.de, in.de, in.en is the reference is not clear.",
-    "evaluate c.yaml": "c.yaml is no model; the run folder of this configuration is runs/mine.",
+    "evaluate c.yaml": "c.yaml is a configuration, not a model. Its run folder is runs/mine.",
     # Values of other tools.
     "translate M --device cuda:x": "cuda:x is not a known device.",
     "translate M --engine onnx": "onnx is not a known engine.",
@@ -79,8 +79,8 @@ MISTAKES = {
     # Files and folders.
     "translate M/best in.de": "M/best is a checkpoint of the model M.",
     "translate M/config.yaml in.de": "M/config.yaml is a part of the model M.",
-    "translate made in.de": "made has a config.yaml, but neither model.safetensors nor "
-    "checkpoints; the run folder of this configuration is runs/mine.",
+    "translate made in.de": "made has config.yaml, but neither model.safetensors nor "
+    "checkpoints. Its run folder is runs/mine.",
     "translate M no.de": "no.de does not exist. Did you mean in.de?",
     "prepare tsv.yaml --report-only": "table.csv, line 1: commas and no tab.",
     "prepare csv.yaml --report-only": "ragged.csv, line 2: no columns 0 and 1 (counted from 0) of "
@@ -212,9 +212,9 @@ def test_texts_in_place_of_a_configuration_are_answered_with_init(typed: str) ->
     ("train c.yaml --restore-file checkpoint_last.pt",
      "(here: the same command resumes; training.init_from"),
     ("train c.yaml --resume", "\n  fix: Type: nmt train c.yaml\n"),
-    ("translate Helsinki-NLP/opus-mt-en-vi", "  fix: If it is a model on a hub, type: "
-     "nmt pull hub:Helsinki-NLP/opus-mt-en-vi --output models/opus-mt-en-vi\n"),
-    ("translate hub:org/en-vi in.de", "type: nmt pull hub:org/en-vi --output models/en-vi\n"),
+    ("translate Helsinki-NLP/opus-mt-en-vi", "  fix: To download it from the Hugging Face Hub, "
+     "run: nmt pull hub:Helsinki-NLP/opus-mt-en-vi --output models/opus-mt-en-vi\n"),
+    ("translate hub:org/en-vi in.de", "run: nmt pull hub:org/en-vi --output models/en-vi\n"),
 ])  # fmt: skip
 def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     assert answer in nmt(typed).stderr
@@ -242,10 +242,10 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("train N.yaml", "Name a configuration file, such as M/config.yaml, c.yaml, csv.yaml; "
      "`nmt init SOURCE TARGET` makes one."),
     ("translate c.yaml", "Train first: `nmt train c.yaml`."),
-    ("translate done.yaml", "Name M."),
-    ("translate N", f"Name the run folder that `nmt train` wrote; there is M; {RELATIVE}."),
-    ("translate runs/N", "Name the run folder that `nmt train` wrote; no run is there yet: "
-     f"`nmt train CONFIG`; {RELATIVE}."),
+    ("translate done.yaml", "Pass the run folder: M"),
+    ("translate N", f"Pass a run folder created by `nmt train`, such as M. {RELATIVE}."),
+    ("translate runs/N", "Pass a run folder created by `nmt train` (none found here yet). "
+     f"{RELATIVE}."),
     ("init in.csv", "For a file with two columns, write a configuration, as in the README: "
      "data: {train: [{csv: in.csv}]}"),
     ("inspect attention M --source a", "Type: nmt inspect M attention"),

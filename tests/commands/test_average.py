@@ -135,8 +135,8 @@ def test_what_cannot_be_written_is_named_and_nothing_is_overwritten(
     kept = tmp_path / "mean" / "notes.txt"
     kept.parent.mkdir()
     kept.write_text("mine", "utf-8")
-    refused(2, f"{kept.parent} is there already", original, kept.parent)
-    refused(2, f"{kept} is there already", original, kept)
+    refused(2, f"{kept.parent} exists already", original, kept.parent)
+    refused(2, f"{kept} exists already", original, kept)
     refused(4, "mean was not written", original, kept / "mean")
     refused(2, "cannot be written: File name too long", original, tmp_path / ("x" * 300))
     assert [path.name for path in tmp_path.rglob("*")] == ["mean", "notes.txt"]
@@ -160,7 +160,7 @@ def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
     scores.write_text(scores.read_text("utf-8").replace("99.0", "11.0"), "utf-8")
     refused(4, f"{scores} has sha256", run_dir, other, "--best", 2)
     (run_dir / "tokenizer" / "joint.model").write_bytes(b"crafted")
-    refused(4, "not the tokenizer this model", run_dir, other, "--step", 10)
+    refused(4, "not the tokenizer of this model", run_dir, other, "--step", 10)
     assert {path.name for path in tmp_path.iterdir()} == {"run", "mean"}
 
 
@@ -168,6 +168,6 @@ def test_a_renamed_checkpoint_and_a_run_without_scores_are_refused(
     run_dir: Path, tmp_path: Path
 ) -> None:
     checkpoint_dir(run_dir, 20).rename(checkpoint_dir(run_dir, 35))
-    refused(4, "step-00000035 holds step 20", run_dir, tmp_path / "mean")
+    refused(4, "step-00000035 contains step 20", run_dir, tmp_path / "mean")
     save_checkpoint(run_dir, 50, model={}, optimizer={}, state={})
     refused(4, "records no validation score", run_dir, tmp_path / "mean", "--best", 2)

@@ -92,7 +92,7 @@ def test_a_file_is_read_as_it_was_written_and_a_damaged_one_names_itself(tmp_pat
     values = json.loads(LINEAR.text())
     for text in ("{", "[]", json.dumps(values | {"intercept": "1"}), json.dumps({"a": 1})):
         path.write_text(text)
-        with pytest.raises(CheckpointError, match=r"confidence\.json cannot be used"):
+        with pytest.raises(CheckpointError, match=r"confidence\.json is damaged"):
             read_confidence(tmp_path)
 
 

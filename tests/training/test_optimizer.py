@@ -238,7 +238,7 @@ def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() 
 
 def test_unknown_parts_are_all_named_and_something_must_be_left_to_train() -> None:
     model = model_with()
-    with pytest.raises(ConfigError, match=r"part as 'enc', 'decoder\.2'\.") as caught:
+    with pytest.raises(ConfigError, match=r"begins with 'enc', 'decoder\.2'\.") as caught:
         freeze(model, ["enc", "encoder", "decoder.2"])
     assert "encoder, encoder_norm, source_vectors" in caught.value.fix
     assert all(parameter.requires_grad for parameter in model.parameters())

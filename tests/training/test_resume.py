@@ -237,7 +237,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_without_a_whole_one_noth
     assert stopped.contents() == before
     flip_bit(other / "model.safetensors")
     stopped.finish()
-    assert "damaged checkpoint passed over: " in stopped.log()
+    assert "damaged checkpoint skipped: " in stopped.log()
     assert "resuming at step 10" in stopped.log()
     assert_equal(stopped, whole)
 
