@@ -331,7 +331,7 @@ def _convert(
     with file_lock(folder.parent / ".lock", wait=True):
         if _is_whole(folder):  # another process was faster
             return folder
-        logger.info("converting the model for CTranslate2, once: %s", folder)
+        logger.info("converting the model for CTranslate2 (only once): %s", folder)
         bundle = read_weights(files)
         with atomic_folder(folder, replace=True) as place:
             CTranslate2Target().write(place, bundle, dtype, shortlist)

@@ -67,7 +67,7 @@ def push(options: PushOptions) -> PushResult:
     Raises:
         CheckpointError: The folder is incomplete, or the hub refuses it or cannot be reached.
         ConfigError: ``folder`` is a run, or ``name`` is not a valid Hub name.
-        DataError: A file holds no scores.
+        DataError: A file of scores is not a JSON report of `nmt evaluate`.
     """
     folder, (repository, revision) = options.folder, parse_name(options.name)
     if revision is not None:

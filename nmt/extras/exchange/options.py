@@ -53,7 +53,7 @@ class ImportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions(Options):
-    """Which model folder to upload, and what its card says.
+    """Which model folder to upload, and the contents of its model card.
 
     Args:
         folder: Model folder to upload: exported, averaged or imported.

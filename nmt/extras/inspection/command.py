@@ -102,7 +102,7 @@ def _check_view(options: InspectOptions) -> None:
         raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
     if options.view not in (None, *VIEWS) and str(options.model) in VIEWS:
         right = shell_command("inspect", options.view, options.model)
-        raise ConfigError(f"The model comes before {options.model}.", fix=f"Type: {right}")
+        raise ConfigError(f"The view {options.model} must follow the model.", fix=f"Type: {right}")
     if options.view is None:
         return
     uses = chosen(VIEWS, options.view, "view").options

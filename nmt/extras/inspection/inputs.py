@@ -126,11 +126,10 @@ def shift(subject: Subject) -> Iterator[fig.Figure]:
     """Batch, shift and masks.
 
     The decoder reads the target shifted by one token: from the tokens so far, it predicts the next
-    token. The coloured cells of a mask are the tokens that may be read. In the decoder, each token
-    reads only itself and the tokens before it. PAD fills up the shorter rows; the model packs the
-    sentences and computes nothing for PAD. The first pair is your sentence. The other pairs are
-    from the validation set; without prepared data, the second pair repeats the first token of
-    yours.
+    token. In a mask, 1 marks a token that may be read. In the decoder, each token reads only itself
+    and the tokens before it. PAD fills up the shorter rows; the model packs the sentences and
+    computes nothing for PAD. The first pair is your sentence. The other pairs are from the
+    validation set. Without prepared data, the second pair is the first token of your sentence.
     """
     bos = subject.config.model.source_bos
     batch = collate_pairs(pairs_of(subject), max(subject.vocab_sizes), source_bos=bos)
@@ -299,10 +298,9 @@ def positions(subject: Subject) -> Iterator[fig.Figure]:
     """Positions.
 
     Attention itself ignores the order of tokens; a position encoding makes the order visible.
-    Sinusoidal encodings are pairs of a sine and a cosine, with many wavelengths. They have two
-    useful properties. The same matrix M maps every position to the position 3 tokens later, and the
-    similarity of two positions depends only on their distance. Positions are counted as in the
-    formulas, starting at the model's first position.
+    Sinusoidal encodings consist of sines and cosines with many wavelengths; PE(p) is the vector of
+    position p. They have two useful properties. A single matrix M maps every position to the
+    position 3 tokens later. The similarity of two positions depends only on their distance.
     """
     config, name = subject.config.model, subject.config.model.positions
     figures = [*_absolute(subject), *_relative(subject)]

@@ -39,7 +39,7 @@ KINDS: dict[Kind, str] = {
 _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
 _TIMES, _ROOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}"
 _HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
-         "gradient by stream", "gradient by weights")  # fmt: skip
+         "gradient of stream", "gradient of weights")  # fmt: skip
 
 
 class Heads(NamedTuple):
@@ -266,7 +266,7 @@ def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
         [name, rows.shape[1], float(rows[place].norm()), vector_text(rows[place])]
         for name, rows in stages.items()
     ]
-    head = "", "width", "length", "numbers"
+    head = "", "width", "L2 norm", "numbers"
     return fig.Table("All heads, W^O, addition and norm", head, rows, note=note)
 
 
@@ -334,7 +334,9 @@ def flow(subject: Subject) -> Iterator[fig.Figure]:
         if kind == "cross":
             note += " Target positions are scaled to the length of the source."
         values = entropy(weights).tolist(), distance(weights).tolist()
-        yield fig.Heatmap(f"{title}: entropy", values[0], *names, 0.0, note="In nats.")
+        yield fig.Heatmap(
+            f"{title}: entropy", values[0], *names, 0.0, note="Mean over tokens, in nats."
+        )
         yield fig.Heatmap(f"{title}: distance", values[1], *names, 0.0, note=note)
 
 

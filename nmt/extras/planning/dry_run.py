@@ -117,7 +117,7 @@ class DryRunReport:
         yield "activations and temporaries", _binary(memory["activations"]), peak, halved
         total = _binary(memory["total"])
         yield "total", total, "without Python, torch and the page cache of the data"
-        yield "epoch 0 (tokens with EOS, without padding)"
+        yield "first epoch (tokens with EOS, without padding)"
         for key in ("pairs", "batches", "updates", "source_tokens", "target_tokens"):
             yield key.replace("_", " "), f"{epoch[key]:,}"
         for key in ("tokens_per_batch", "tokens_per_update"):

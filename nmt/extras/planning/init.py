@@ -40,8 +40,8 @@ _TEMPLATE = """\
 name: {name}
 source_language: {source}
 target_language: {target}
-# {valid:,} pairs for validation and {test:,} for testing ({origin}). The training set contains
-# none of their sentences.
+# {valid:,} pairs for validation and {test:,} for testing ({origin}). The training set does not
+# contain their sentences.
 data:
   train: [{{source: "@config/train.{source}", target: "@config/train.{target}"}}]
   valid: {{source: {valid_files[0]}, target: {valid_files[1]}}}

@@ -79,7 +79,8 @@ class ComputingOptions(Options):
     Args:
         engine: Library that computes translations. auto uses CTranslate2 where it supports the
             request, and torch otherwise.
-        dtype: Number type of the weights, with the same values as in `nmt translate`.
+        dtype: Number type of the weights: auto, float32, int8 (CTranslate2 only; fastest on CPUs),
+            bfloat16 or float16 (GPUs). auto is float32 on a CPU and 16 bits on a GPU.
         threads: Batches translated in parallel, each on one CPU thread.
     """
 

@@ -139,7 +139,7 @@ class Service:
             fix = "Request alignment instead of attention, or send shorter texts."
             raise RefusedError(413, problem, fix)
         outputs = {_OUTPUTS[name] for name in body.want if name in _OUTPUTS}
-        if "alignments" in outputs:  # the size of the attention tells how many words a model reads
+        if "alignments" in outputs:  # the attention shows whether the words match, see `_of_words`
             outputs.add("attention")
         own, changes = model.translator.options.decoding, body.options.changes()
         if "alternatives" in body.want and "n_best" not in changes:

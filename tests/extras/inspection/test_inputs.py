@@ -113,7 +113,7 @@ def large(runs: dict[str, Path]) -> Path:
     return runs["plain"]
 
 
-def test_a_model_with_a_large_vocabulary_names_neighbours(large: Path) -> None:
+def test_a_large_vocabulary_has_neighbours(large: Path) -> None:
     subject = Subject(large, InspectOptions(source="Hund Hund", target="Katze"))
     assert subject.prepared is None
     table = find(subject, "vocabulary", "Nearest subwords by cosine, source")
@@ -170,7 +170,7 @@ def test_the_decoder_mask_is_what_attention_reads(lengths: list[int]) -> None:
     assert torch.equal(seen, mask)
 
 
-def test_one_pair_alone_gets_a_shorter_one_beside_it(large: Path) -> None:
+def test_a_single_pair_gets_a_shorter_second_pair(large: Path) -> None:
     subject = Subject(large, InspectOptions(source="Hund und Katze", target="Katze läuft"))
     (source, target), second = pairs_of(subject)
     assert subject.tokenizers.source.decode(source) == "Hund und Katze"
@@ -220,7 +220,7 @@ def formula(position: int, dim: int, layout: str) -> list[float]:
 def subject_of(
     monkeypatch: pytest.MonkeyPatch, *, trained: bool = False, **options: Any
 ) -> Subject:
-    """A small model in the place of what hello.yaml configures."""
+    """A small model that replaces the model of hello.yaml."""
     subject = Subject(Path(__file__).parents[3] / "configs" / "hello.yaml")
     model = small_model(**options)
     config = subject.config.model_copy(update={"model": model.config})
@@ -254,7 +254,7 @@ def test_the_heatmap_of_both_sinusoidal_layouts_is_the_formula(
 
 
 @given(dim=WIDTHS, layout=LAYOUT, position=st.integers(0, 200), shift=st.integers(-50, 200))
-def test_the_shift_matrix_takes_every_position_to_the_one_further(
+def test_the_shift_matrix_maps_every_position_to_a_later_position(
     dim: int, layout: str, position: int, shift: int
 ) -> None:
     vector = torch.tensor(formula(position, dim, layout), dtype=torch.float64)
@@ -274,7 +274,7 @@ def test_similarity_depends_on_the_distance_alone(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [4, 6, 512])
-def test_a_vector_written_out_has_its_numbers_behind_their_formulas(layout: str, dim: int) -> None:
+def test_formulas_of_a_position_vector_end_with_its_numbers(layout: str, dim: int) -> None:
     lines = written_out(dim, layout, 3)
     assert len(lines) == (dim if dim < 9 else 9)
     for line in lines:

@@ -52,14 +52,14 @@ def texts(document: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: type(figure).__name__)
-def test_text_of_a_figure_stays_text(figure: fig.Figure) -> None:
+def test_markup_in_a_figure_stays_text(figure: fig.Figure) -> None:
     for made in (page(figure), document([figure])):
         assert "<img" not in made
         assert "\u202e" not in made
         assert any("<img src=x onerror=alert(1)>\\u202e&" in text for text in texts(made))
 
 
-def test_a_page_names_nothing_outside_of_itself() -> None:
+def test_a_page_is_self_contained() -> None:
     made = page(*FIGURES)
 
     assert not re.search(r"(?:src|href)=(?!\"#)|url\(|@import", made.replace("src=x onerror", ""))
@@ -82,19 +82,19 @@ def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
     assert cells[:2] == [("1", "0.5"), ("2", "1")]
 
 
-def test_a_label_has_the_room_that_a_broad_font_needs() -> None:
+def test_labels_fit_in_a_wide_font() -> None:
     # As a browser measures them in DejaVu Sans of 13 pixels.
     widths = {"<0x76>": 55.2, "\u2581sch\u00f6ne \u2192 \u2581wei\u00dfe": 123.8, "mWw": 36.4}
     assert all(width <= text_width(label) <= 1.2 * width for label, width in widths.items())
 
 
-def test_equal_neighbours_are_one_shape() -> None:
+def test_neighbouring_cells_of_one_shade_are_one_shape() -> None:
     drawn = document([fig.Heatmap("", [[1.0] * 300] * 2, ["r", "s"], [""] * 300, low=0, high=1)])
 
     assert "M0,0h300v1h-300zM0,1h300v1h-300z" in drawn
 
 
-def test_parents_of_a_tree_stand_amid_their_children() -> None:
+def test_parents_of_a_tree_are_centred_on_their_children() -> None:
     nodes = [
         fig.Node("a", "", None),
         fig.Node("b", "", 0),
@@ -105,7 +105,7 @@ def test_parents_of_a_tree_stand_amid_their_children() -> None:
     assert layout(fig.Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
 
 
-def test_a_terminal_shows_numbers_and_a_pipe_no_escapes() -> None:
+def test_text_shows_numbers_without_escape_sequences() -> None:
     part = Part("all", "All", "", FIGURES)
 
     assert "\x1b" not in part_text(part)

@@ -36,7 +36,7 @@ def options_of(**changes: Any) -> DecodingConfig:
 
 
 def model_of(variant: str = "paper") -> Transformer:
-    """With opinions as strong as a trained model's."""
+    """A model with probabilities as peaked as those of a trained model."""
     model = small_model(**VARIANTS[variant])
     with torch.no_grad():
         model.output_weight.mul_(3)
@@ -84,7 +84,9 @@ def test_every_beam_continues_one_of_the_step_before() -> None:
 
 
 @pytest.mark.parametrize("ids", LINES[:6])
-def test_with_the_mask_no_word_changes_and_greedy_search_comes_out(ids: list[int]) -> None:
+def test_with_the_mask_no_word_changes_and_the_result_is_that_of_greedy_search(
+    ids: list[int],
+) -> None:
     model = model_of()
     (best,) = TorchEngine(model).search([ids], options_of(beam_size=1))[0]
     steps = list(recompute_words(model, Packed.from_rows([[*ids, EOS_ID]]), len(ids) + 3))
@@ -103,6 +105,6 @@ def test_with_the_mask_no_word_changes_and_greedy_search_comes_out(ids: list[int
         {"beam_size": 4, "diverse_beam_groups": 2},
     ],
 )
-def test_what_a_trace_cannot_follow_is_refused(changes: dict[str, Any]) -> None:
+def test_other_searches_are_refused_by_trace(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="trace"):
         check_options(options_of(**changes))

@@ -30,7 +30,7 @@ def diagram_of(**options: Any) -> tuple[Stack, Stack]:
 
 
 def walk(model: Transformer, stack: Stack, source: Packed, target: Packed | None) -> Tensor:
-    """Follow a stack's boxes upwards, each by the module of the model that it stands for."""
+    """Compute the boxes of a stack from bottom to top, each with its module of the model."""
     ids = target or source
     memory = model.encode(source) if target else torch.empty(0)
     layers = model.decoder if target else model.encoder
@@ -85,7 +85,7 @@ def test_walking_the_diagram_gives_the_output_of_the_model(variant: str) -> None
 
 
 @pytest.mark.parametrize("embeddings", ["separate", "decoder-tied", "inputs-shared", "tied"])
-def test_arrows_join_the_boxes_whose_table_is_one_parameter(embeddings: str) -> None:
+def test_arrows_join_the_boxes_that_share_weights(embeddings: str) -> None:
     model = small_model(embeddings=embeddings)
     found = stack_diagram(model.config, SIZES)
     tables = {
@@ -121,7 +121,7 @@ def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_tensors_are_those_that_hooks_see(variant: str) -> None:
+def test_traced_tensors_equal_those_of_hooks(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
     source, target = packed([6]), packed([3])
     seen: list[Tensor] = []
@@ -187,7 +187,7 @@ def test_the_base_model_with_37_000_words_has_the_published_numbers() -> None:
 
 
 def check_sums(model: Transformer) -> None:
-    """The total is torch's; the copies of what a layer holds add up to the stacks."""
+    """The total equals that of torch; the copies of all parts of a layer add up to the stack."""
     *parts, total = count_parts(model)
     assert total.count == sum(parameter.numel() for parameter in model.parameters())
     assert sum(part.count for part in parts if part.depth == 0) == total.count
@@ -204,7 +204,7 @@ def test_the_total_is_the_sum_of_all_parameters(options: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("embeddings", ["separate", "decoder-tied", "inputs-shared", "tied"])
-def test_tables_are_counted_once_and_named_by_their_uses(embeddings: str) -> None:
+def test_shared_embeddings_are_counted_once_and_named_by_their_uses(embeddings: str) -> None:
     parts = count_parts(small_model(embeddings=embeddings))
     tables = [part for part in parts if not part.depth][:-3]
     assert [part.name for part in tables] == {

@@ -39,7 +39,7 @@ def recorded(model: Transformer) -> Recording:
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 @torch.no_grad()
-def test_what_heads_are_said_to_do_is_what_the_model_does(variant: str) -> None:
+def test_recomputed_heads_match_the_model(variant: str) -> None:
     model = model_of(variant)
     found = recorded(model)
     for kind in KINDS:
@@ -97,7 +97,7 @@ def two_token_model() -> Transformer:
 
 
 @torch.no_grad()
-def test_two_tokens_worked_out_on_paper() -> None:
+def test_two_tokens_calculated_by_hand() -> None:
     """Scores: (ln 3, 0) and (0, ln 4); so weights: 3 and 1 of 4, 1 and 4 of 5."""
     found = record(two_token_model(), Packed.from_rows([[4, 3]]), Packed.from_rows([[2]]))
     (attention,) = found.attention("encoder")
@@ -129,7 +129,7 @@ def test_a_recording_leaves_nothing_in_the_model() -> None:
 @pytest.mark.parametrize("variant", ["paper", "relative", "modern"])
 @torch.no_grad()
 def test_without_the_mask_the_decoder_reads_ahead(variant: str) -> None:
-    """With one layer the last token, which sees all in any case, stays as it is."""
+    """With one layer, the output of the last token is the same: it reads all tokens anyway."""
     model = model_of(variant, decoder_layers=1)
     before = recorded(model).hidden
     with without_causal_mask(model):
@@ -140,7 +140,7 @@ def test_without_the_mask_the_decoder_reads_ahead(variant: str) -> None:
 
 @pytest.mark.parametrize("head", [1, 4])
 @torch.no_grad()
-def test_a_head_that_is_left_out_has_no_rows_in_the_output_matrix(head: int) -> None:
+def test_a_head_without_output_equals_zero_rows_in_the_output_matrix(head: int) -> None:
     model, other = model_of("grouped"), model_of("grouped")
     attention, silenced = (
         own.decoder[1].get_submodule("cross_attention") for own in (model, other)
