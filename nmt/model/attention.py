@@ -162,8 +162,8 @@ class _BmmAttention(torch.autograd.Function):
     ) -> Tensor:
         queries, keys = segments
         num_heads, groups, dim = query.shape[1], key.shape[1], query.shape[2]
-        query = to_rectangle(query, queries).view(len(queries) * groups, -1, dim)
-        key, value = to_rectangle(key, keys), to_rectangle(value, keys)
+        query = to_padded(query, queries).view(len(queries) * groups, -1, dim)
+        key, value = to_padded(key, keys), to_padded(value, keys)
         added, scale = _added(query, bias, keys, groups, causal), dim**-0.5
         if added is None:
             weights = torch.bmm(query * scale, key.mT).softmax(-1)
@@ -185,7 +185,7 @@ class _BmmAttention(torch.autograd.Function):
         query, key, value, weights, kept = ctx.saved_tensors
         (queries, keys), (num_heads, groups) = ctx.segments, ctx.heads
         dim = query.shape[-1]
-        mixed = to_rectangle(gradient, queries)
+        mixed = to_padded(gradient, queries)
         if queries.has_padding:
             mixed.view(-1, dim).index_fill_(0, queries.derived(_padding_rows, num_heads), 0)
         mixed = mixed.view_as(query)
@@ -255,7 +255,7 @@ def sdpa_attention(
 
     No branch depends on the batch, so one compiled graph serves all batches.
     """
-    queries, keys = (Rectangle.of(packed) for packed in segments)
+    queries, keys = (Padding.of(packed) for packed in segments)
     # A causal query that holds a token reads only keys that hold tokens: padding is on the right.
     mask = None if causal else keys.is_real[:, None, None, :]
     if bias is not None:  # one float mask, the causal one included
@@ -291,7 +291,7 @@ def _plain_attention(
     No fused kernel has them. Scores and outputs are sums of two products, one with the keys or
     values of the sentence, one with those of the pair of positions (section 3.3 there).
     """
-    queries, keys = (Rectangle.of(packed) for packed in segments)
+    queries, keys = (Padding.of(packed) for packed in segments)
     of_keys, of_values = (x.to(query.dtype) for x in vectors)
     groups, widths = key.shape[1], of_keys.shape[:2]
     query = queries.pad(query).unflatten(2, (groups, -1)) * query.shape[2] ** -0.5  # (B,T,G,H/G,E)
@@ -309,11 +309,11 @@ def _plain_attention(
     weights = drop(weights, dropout, training=True)
     mixed = torch.einsum("bghts,bsge->btghe", weights, value)
     mixed = mixed + torch.einsum("bghts,tse->btghe", weights, of_values)
-    # Not `Rectangle.unpad`: in the unused row beside a single sentence its gradient is not 0.
+    # Not `Padding.unpad`: in the unused row beside a single sentence its gradient is not 0.
     return mixed.flatten(2, 3).flatten(0, 1).index_select(0, queries.cell)
 
 
-def to_rectangle(heads: Tensor, packed: Packed) -> Tensor:
+def to_padded(heads: Tensor, packed: Packed) -> Tensor:
     """(N, G, E) -> (B * G, S, E). Padding holds the first token: finite, and to be ignored.
 
     Heads that lie between others, as those of fused projections do, are copied once.
@@ -324,7 +324,7 @@ def to_rectangle(heads: Tensor, packed: Packed) -> Tensor:
     # Selecting from the fused projection itself saves the copy that `contiguous` would make.
     apart = heads.stride(0) // dim
     rows = heads.as_strided(((len(heads) - 1) * apart + num_heads, dim), (dim, 1))
-    found = rows.index_select(0, packed.derived(_rectangle_rows, apart, num_heads))
+    found = rows.index_select(0, packed.derived(_padded_rows, apart, num_heads))
     return found.view(len(packed) * num_heads, packed.max_length, dim)
 
 
@@ -334,7 +334,7 @@ def to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tenso
     return rectangles.index_select(0, rows).view(packed.num_tokens, sum(parts), -1)
 
 
-def _rectangle_rows(packed: Packed, apart: int, heads: int) -> Tensor:
+def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
     """Rows of tokens with ``apart`` rows each, for (B, heads, S)."""
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
     tokens = order.new_zeros(packed.num_cells).index_copy(0, packed.cells, order)
@@ -353,11 +353,11 @@ def _packed_rows(packed: Packed, *parts: int) -> Tensor:
     return torch.cat(columns, dim=1).flatten()
 
 
-class Rectangle(NamedTuple):
-    """A rectangle of B x W cells for packed tokens, as GPUs and compiled layers use it.
+class Padding(NamedTuple):
+    """Cells (B, W) for packed tokens, as GPUs and compiled layers use them.
 
     B and W may be more than they need. W is a multiple of 8, so that masks need not be copied for
-    a GPU's kernels; and a single sentence stands beside an unused row, because a compiled layer
+    a GPU's kernels; and a single sentence has an unused second row, because a compiled layer
     would be compiled again for a size of 1.
     """
 
@@ -366,9 +366,9 @@ class Rectangle(NamedTuple):
     is_real: Tensor  # Whether a cell holds a token; the first one of each row does. (B, W), bool.
 
     @classmethod
-    def of(cls, packed: Packed) -> Rectangle:
-        """Return that of ``packed``: worked out once a batch."""
-        return packed.derived(_rectangle)
+    def of(cls, packed: Packed) -> Padding:
+        """Return the padding of ``packed``, computed once per batch."""
+        return packed.derived(_padding_of)
 
     def pad(self, packed: Tensor) -> Tensor:
         """(N, ...) -> (B, W, ...). Padding is finite and to be ignored."""
@@ -382,11 +382,11 @@ class Rectangle(NamedTuple):
 
 
 def row_width(packed: Packed) -> int:
-    """Cells W of a row of `Rectangle`."""
+    """Cells W of a row of `Padding`."""
     return -(-packed.max_length // 8) * 8
 
 
-def _rectangle(packed: Packed) -> Rectangle:
+def _padding_of(packed: Packed) -> Padding:
     width = row_width(packed)
     cell = packed.sentences * width + packed.positions
     token = cell.new_zeros(max(len(packed), 2), width)
@@ -394,7 +394,7 @@ def _rectangle(packed: Packed) -> Rectangle:
     is_real = torch.zeros_like(token, dtype=torch.bool)
     is_real.view(-1).index_fill_(0, cell, True)
     is_real[:, 0] = True  # a row of no keys at all would have no defined output
-    return Rectangle(token, cell, is_real)
+    return Padding(token, cell, is_real)
 
 
 class _Select(torch.autograd.Function):

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Rectangle, prepare, to_rectangle
+from nmt.model.attention import Padding, prepare, to_padded
 from nmt.model.decoder_state import CrossCache, DecoderState, SelfCache, StepInputs
 from nmt.model.layers import (
     CrossAttention,
@@ -169,7 +169,7 @@ class Transformer(nn.Module):
         """
         if self._forwards:
             for packed in (source, target):
-                Rectangle.of(packed)  # here: no layer is to make what the next one finds
+                Padding.of(packed)  # here: no layer is to make what the next one finds
         hidden = self.decode(target, self.encode(source, run=self._run), source, run=self._run)
         return hidden[: -target.num_filler] if target.num_filler else hidden
 
@@ -223,7 +223,7 @@ class Transformer(nn.Module):
         layers = [m for m in self.decoder.modules() if isinstance(m, CrossAttention)]
         groups, width = layers[0].num_kv_heads, source.max_length
         projected = [heads for layer in layers for heads in layer.project_cross_kv(memory)]
-        cross_kv = torch.stack([to_rectangle(heads, source) for heads in projected])
+        cross_kv = torch.stack([to_padded(heads, source) for heads in projected])
         cross_kv = cross_kv.view(len(layers), 2, len(source), groups, width, -1)
         mask = memory.new_zeros(len(source), width).masked_fill_(~source.mask(), -torch.inf)
         coverage = torch.zeros(mask.shape, device=mask.device) if with_coverage else None

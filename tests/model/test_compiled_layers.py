@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nmt.device.compilation import compile_layers, compiled
 from nmt.device.precision import Precision
-from nmt.model.attention import Rectangle
+from nmt.model.attention import Padding
 from nmt.model.transformer import Transformer
 from tests.compiling import Backend
 from tests.model.small import VARIANTS, packed, random_parameters, results, small_model
@@ -105,21 +105,21 @@ def test_recomputing_layers_draws_the_same_dropout(counting: Backend) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[3, 1, 2], [8], [8, 8], [9, 16]])
-def test_a_rectangle_gives_tokens_and_gradients_back(lengths: list[int]) -> None:
-    cells = Rectangle.of(packed(lengths))
+def test_padding_gives_tokens_and_gradients_back(lengths: list[int]) -> None:
+    cells = Padding.of(packed(lengths))
     batch_size, width = cells.token.shape
     values = torch.randn(sum(lengths), 3, requires_grad=True)
-    rectangle = cells.pad(values)
+    padded = cells.pad(values)
     assert (batch_size, width) == (max(len(lengths), 2), -(-max(lengths) // 8) * 8)
     for row, sentence in enumerate(values.split(lengths)):
-        assert torch.equal(rectangle[row, : lengths[row]], sentence)
+        assert torch.equal(padded[row, : lengths[row]], sentence)
         assert cells.is_real[row].tolist() == [place < lengths[row] for place in range(width)]
-    assert torch.equal(cells.unpad(rectangle), values)
-    weights = torch.randn(rectangle.shape)
-    (rectangle * weights).sum().backward()
+    assert torch.equal(cells.unpad(padded), values)
+    weights = torch.randn(padded.shape)
+    (padded * weights).sum().backward()
     assert values.grad is not None
     assert torch.equal(values.grad, cells.unpad(weights))
-    leaf = rectangle.detach().requires_grad_()
+    leaf = padded.detach().requires_grad_()
     cells.unpad(leaf).sum().backward()
     assert leaf.grad is not None
     assert torch.equal(leaf.grad[: len(lengths), :, 0] == 1, cells.is_real[: len(lengths)])

@@ -18,7 +18,7 @@ from nmt.model.attention import (
     bmm_attention,
     cached_attention,
     sdpa_attention,
-    to_rectangle,
+    to_padded,
 )
 from nmt.model.dropout import dropout, dropped_share
 from nmt.model.positions import (
@@ -39,7 +39,9 @@ def packed_of(lengths: list[int]) -> Packed:
 
 
 @given(lengths=LENGTHS, heads=st.integers(1, 4))
-def test_tokens_survive_the_way_to_the_rectangle_and_back(lengths: list[int], heads: int) -> None:
+def test_tokens_survive_the_way_to_padded_sentences_and_back(
+    lengths: list[int], heads: int
+) -> None:
     packed = packed_of(lengths)
     values = torch.randn(sum(lengths), heads, 2)
     assert packed.positions.tolist() == [place for length in lengths for place in range(length)]
@@ -47,9 +49,9 @@ def test_tokens_survive_the_way_to_the_rectangle_and_back(lengths: list[int], he
     assert packed.mask().sum(1).tolist() == lengths
     fused = torch.randn(sum(lengths), heads + 3, 2)
     for part in (values, fused[:, 2 : 2 + heads]):  # whole, or between others
-        rectangle = to_rectangle(part, packed).view(len(lengths), heads, -1, 2)
+        padded = to_padded(part, packed).view(len(lengths), heads, -1, 2)
         mask = packed.mask()[:, None, :, None]
-        assert torch.equal(rectangle * mask, packed.pad(part).transpose(1, 2))
+        assert torch.equal(padded * mask, packed.pad(part).transpose(1, 2))
 
 
 def reference(
