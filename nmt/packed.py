@@ -63,12 +63,12 @@ class Packed:
 
     @property
     def num_cells(self) -> int:
-        """Cells of the padded rectangle."""
+        """Cells of the padded batch."""
         return len(self) * self.max_length
 
     @property
     def has_padding(self) -> bool:
-        """Whether the padded rectangle has a cell without a token."""
+        """Whether the padded batch has a cell without a token."""
         return self.num_tokens < self.num_cells
 
     @property
@@ -101,7 +101,7 @@ class Packed:
 
     @property
     def cells(self) -> Tensor:
-        """Cell of each token in the flattened rectangle (B, S). (N,), int64."""
+        """Cell of each token in the flattened padded batch (B, S). (N,), int64."""
         return self.derived(Packed._cells)
 
     def _sentences(self) -> Tensor:
@@ -117,7 +117,7 @@ class Packed:
         return self.sentences * self.max_length + self.positions
 
     def mask(self) -> Tensor:
-        """True where the padded rectangle holds a token. (B, S), bool."""
+        """True where the padded batch holds a token. (B, S), bool."""
         order = torch.arange(self.max_length, device=self.ids.device)
         return order < self.lengths.unsqueeze(1)
 

@@ -146,7 +146,7 @@ class _BmmAttention(torch.autograd.Function):
 
     Copies each operand once, saves queries, keys, values and weights only, and is much faster at
     sentence lengths than torch's fused kernels there, whose backward is slow. The H / G query heads
-    of a group stand in one rectangle, so shared keys and values are never repeated.
+    of a group are in one matrix, so shared keys and values are never repeated.
     """
 
     @staticmethod
@@ -238,7 +238,7 @@ def _added(
 
 # Query, key, value, bias, segments, causal and dropout as of `attention` -> what it returns.
 Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
-# Whole sentences by batched matrix products on the padded rectangle.
+# Whole sentences by batched matrix products on the padded batch.
 bmm_attention: Backend = _BmmAttention.apply
 
 
@@ -251,7 +251,7 @@ def sdpa_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """Whole sentences by torch's fused kernels on the padded rectangle.
+    """Whole sentences by torch's fused kernels on the padded batch.
 
     No branch depends on the batch, so one compiled graph serves all batches.
     """

@@ -231,7 +231,7 @@ class SelfAttention(_Attention):
         assert segments is not None
         if relative is not None:
             query, key = (relative.rotate(heads, segments.positions) for heads in (query, key))
-            # Vectors for whole rows of the rectangle, the bias for the longest sentence: kernels of
+            # Vectors for whole rows of padded cells, the bias for the longest sentence: kernels of
             # whole sentences want the former's width, and the latter is padded where it must be.
             order = torch.arange(row_width(segments), device=values.device)
             vectors = relative.vectors(order, order)

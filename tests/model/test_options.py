@@ -57,7 +57,7 @@ def float64_model(options: dict[str, Any]) -> Transformer:
 
 @pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in OPTIONS), ("relative", 1)])
 def test_logits_and_gradients_equal_the_formula(name: str, size: int) -> None:
-    """The rectangle of a single sentence has an unused row beside it."""
+    """The padded batch of a single sentence has an unused second row."""
     sources, targets = SOURCES[:size], TARGETS[:size]
     model = float64_model(OPTIONS[name])
     leaves = {key: p.detach().clone().requires_grad_() for key, p in model.named_parameters()}
