@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("../shared/data is not there: real parallel text is not part of the repository")
     return folder
+
+
+@pytest.fixture(params=["eager"])
+def counting(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A `Backend` that counts the graphs it compiles."""
+    from tests.compiling import use_backend
+
+    yield from use_backend(request.param)
 
 
 @pytest.fixture(scope="session")

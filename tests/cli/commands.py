@@ -29,13 +29,11 @@ def all_commands(
 
 
 def call(command: str, run: Path, *arguments: object, text: str | bytes = "") -> Result:
-    """Call a command that uses a model."""
     flags = [str(argument) for argument in (run, *FLAGS, *arguments)]
     return CliRunner().invoke(app, [command, *flags], input=text)
 
 
 def lines_of(result: Result) -> list[str]:
-    """The output lines of a command that has succeeded."""
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "" or result.stdout.endswith("\n")
     return result.stdout.split("\n")[:-1]

@@ -23,7 +23,6 @@ def inspect(*arguments: object) -> Result:
 
 
 def shown(*arguments: object) -> str:
-    """Return the output of a successful call."""
     result = inspect(*arguments)
     assert result.exit_code == 0, result.stderr
     return result.stdout

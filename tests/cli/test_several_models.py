@@ -18,7 +18,6 @@ LINES = ["", *sentences(9, seed=4, longest=8)]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """A test set."""
     place = tmp_path_factory.mktemp("files")
     for name, seed in (("source", 4), ("reference", 5)):
         (place / name).write_text("\n".join(sentences(9, seed=seed, longest=8)) + "\n", "utf-8")
@@ -34,7 +33,6 @@ def translated(run: Path, *arguments: object) -> list[str]:
 
 
 def evaluated(run: Path, *arguments: object) -> str:
-    """What a command that succeeds says."""
     result = call("evaluate", run, "--json", "--resamples", 0, *arguments)
     assert result.exit_code == 0, result.stderr
     return result.stderr

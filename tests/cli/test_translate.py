@@ -36,7 +36,6 @@ PATIENCE_SECONDS = 60
 
 @pytest.fixture(scope="session")
 def run_dir(runs: dict[str, Path]) -> Path:
-    """A run folder with a model that was never trained."""
     return runs["plain"]
 
 
@@ -57,7 +56,6 @@ def translate(run: Path, *arguments: object, text: str | bytes = "") -> Result:
 
 
 def translated(run: Path, *arguments: object, text: str | bytes = "") -> list[str]:
-    """The output lines of a run that succeeds."""
     return lines_of(translate(run, *arguments, text=text))
 
 
@@ -293,22 +291,6 @@ def test_the_guard_flags_and_counts_what_no_retry_clears(run_dir: Path) -> None:
     note = r"guard: 3 of 4 translations looked wrong \(length\); a second search fixed 0 and "
     assert re.search(note + r"took \d+\.\d of \d+\.\d s; check lines 1, 2, 3\n", result.stderr)
     assert "guard" not in translate(own_run, "--no-guard", text=f"{text}\n\n").stderr
-
-
-@pytest.mark.usefixtures("alarmed")
-def test_quiet_leaves_warnings_only(own_run: Path) -> None:
-    """Fault 45: a line of bad bytes, and one that is too long."""
-    translate(own_run, text="a")  # converts the model for CTranslate2, and says so
-    text = b"Hund \xff\n" + b"der Hund " * 60 + b"\n"
-    default, quiet = (translate(own_run, *flags, text=text) for flags in ((), ("-q",)))
-
-    *warnings, note = default.stderr.splitlines()
-    assert "is not UTF-8" in warnings[0]
-    assert "line 2: 540 characters cut into" in warnings[1]
-    assert default.stdout.count("\n") == 2
-    assert note.startswith("nmt: guard: 2 of 2 translations")
-    assert quiet.stderr.splitlines() == warnings
-    assert quiet.stdout == default.stdout != ""
 
 
 def test_a_shortlist_is_used_when_it_is_asked_for(own_run: Path) -> None:

@@ -20,7 +20,6 @@ ENGLISH = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def corpus(count: int) -> tuple[list[str], list[str]]:
-    """Pairs of numbers in words."""
     digits = [[int(d) for d in str(7919 * (i + 3))] for i in range(count)]
     return (
         [" ".join(NUMBERS[d] for d in row) for row in digits],
@@ -78,5 +77,4 @@ def prepare(
     check: Callable[[PreparedManifest], None] = lambda _: None,
     **options: Any,
 ) -> PrepareReport:
-    """Prepare with options by their names."""
     return prepare_data(config, PreparationOptions(**options), piped=piped, check=check)

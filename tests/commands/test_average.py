@@ -54,7 +54,6 @@ def average(*arguments: object) -> Result:
 
 
 def averaged(*arguments: object) -> dict[str, Any]:
-    """The JSON result of a call that succeeds."""
     result = average(*arguments, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)

@@ -148,15 +148,6 @@ def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:
     assert "looks like" not in invoke(left, left).stderr
 
 
-def test_odd_line_ends_and_compression_keep_lines_aligned(tmp_path: Path) -> None:
-    """Fault 35."""
-    lines = ["one\u2028sentence with a\x0cbreak", "a lone\rreturn stays inside", "the last one"]
-    plain, packed = write(tmp_path / "plain.txt", lines), tmp_path / "packed.txt.gz"
-    packed.write_bytes(gzip.compress(("\ufeff" + "\r\n".join(lines)).encode()))
-    (system,) = scores_of(packed, plain)["systems"]
-    assert all(score["value"] == pytest.approx(100) for score in system["scores"])
-
-
 def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path, Path]) -> None:
     flags = ("--hypothesis", "-", "--hypothesis", files[0], "--reference", files[1], "--limit", 4)
     text = "".join(f"{line}\n" for line in SENTENCES[:4])

@@ -1,13 +1,16 @@
-"""What keeps the package readable: flags in one place, few imports in functions, no circles."""
+"""What keeps it readable: flags in one place, few late imports, no circles, a clean top."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 NMT = Path(__file__).parents[2] / "nmt"
 MODULES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(NMT.rglob("*.py"))}
@@ -72,3 +75,13 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_nothing_else_lies_at_the_top() -> None:
+    if not (NMT.parent / ".git").exists():
+        pytest.skip("no git repository: what is part of it is not known")
+    listing = subprocess.check_output(["git", "-C", str(NMT.parent), "ls-files", "-z"], text=True)
+    top = {name.split("/")[0] for name in listing.rstrip("\0").split("\0")}
+    assert {name for name in top if not name.startswith(".")} == {
+        *("Makefile", "README.md", "configs", "nmt", "pyproject.toml", "scripts", "tests")
+    }

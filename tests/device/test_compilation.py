@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ import torch
 from nmt.device import compilation
 from nmt.device.compilation import Compilation, compile_layers, compiled, keep_compiled_code
 from nmt.errors import DeviceError
-from tests.compiling import Backend, use_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BACKEND = compilation._BACKEND
@@ -74,12 +72,7 @@ def test_compiled_code_is_kept_where_caches_are(
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 
-@pytest.fixture
-def tidy() -> Iterator[Backend]:
-    yield from use_backend("eager")
-
-
-@pytest.mark.usefixtures("tidy")
+@pytest.mark.usefixtures("counting")
 def test_one_graph_too_many_is_a_note(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,7 +102,7 @@ def test_what_does_not_work_is_an_error_unless_auto_wanted_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("tidy")
+@pytest.mark.usefixtures("counting")
 def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.config
 

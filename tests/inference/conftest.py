@@ -24,7 +24,6 @@ OPTIONS = DecodingConfig(beam_size=3, max_length_factor=1.0, max_length_offset=2
 
 
 def sentences(count: int, seed: int = 0, longest: int = 12) -> list[str]:
-    """Lines of random words."""
     generator = random.Random(seed)
     return [
         " ".join(generator.choices(WORDS, k=generator.randint(1, longest))) for _ in range(count)

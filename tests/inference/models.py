@@ -56,7 +56,6 @@ def speak_whole_words(model: Transformer, tokenizers: Tokenizers) -> None:
 
 
 def run_config(max_length: int = 32, **decoding: Any) -> RunConfig:
-    """A configuration with these limits."""
     pair = {"source": "a.de", "target": "a.en"}
     return RunConfig.model_validate({
         "name": "small", "source_language": "de", "target_language": "en",
@@ -78,7 +77,6 @@ def train_tokenizer(folder: Path, seed: int = 0, *, joint: bool = True) -> Path:
 def save_run(
     folder: Path, model: Transformer, tokenizer: Path, config: RunConfig, step: int = 1
 ) -> Path:
-    """Write a run folder with one checkpoint."""
     config = config.model_copy(update={"model": model.config})
     write_run_files(folder, config, tokenizer)
     state = {"identity": identity(config, data_hash="d", vocab_hash=tokenizer_hash(tokenizer))}
@@ -93,7 +91,6 @@ def loaded(
     mixture: Mixture | None = None,
     config: RunConfig | None = None,
 ) -> LoadedModel:
-    """Models as if they came from folders."""
     config, engine = config or run_config(), TorchEngine(*models, mixture=mixture)
     length = config.filters.max_length
     return LoadedModel(engine, tokenizers, config.decoding, length, ("de", "en"))

@@ -18,8 +18,7 @@ from nmt.inference.scorer import Scorer
 from nmt.inference.segment import segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
-from nmt.model.transformer import Transformer
-from nmt.search.hypothesis import NONE, Constraints, contains
+from nmt.search.hypothesis import NONE, Constraints
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import loaded, small_model
@@ -49,15 +48,6 @@ def test_required_phrases_come(translator: Translator) -> None:
     results = translator.translate(requests)
     assert all(p in each.text for each, own in zip(results, required, strict=True) for p in own)
     assert results[::2] == translator.translate(LINES)[::2]
-
-
-def test_forbidden_phrases_stay_away(model: Transformer, tokenizers: Tokenizers) -> None:
-    """The first two tokens of what the model would say."""
-    engine, sources = TorchEngine(model), [tokenizers.source.encode(line) for line in LINES]
-    plain = engine.search(sources, OPTIONS)
-    own = [Constraints(forbidden=(best[0].ids[:2],)) for best in plain]
-    for (best, *_), mine in zip(engine.search(sources, OPTIONS, own), own, strict=True):
-        assert not contains(best.ids, *mine.forbidden)
 
 
 def constraints_of(tokenizers: Tokenizers, *requests: Request, **changes: Any) -> list[Constraints]:

@@ -38,7 +38,6 @@ def run_dir(runs: dict[str, Path]) -> Path:
 
 
 def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[str, str]:
-    """Name and dtype of the engine that is chosen."""
     engine = load_engine(folder, needs, **options).engine
     return engine.name, engine.dtype
 

@@ -68,8 +68,6 @@ def test_words_see_what_their_subwords_see() -> None:
 
 
 class Echo(Engine):
-    """Translates to the source itself."""
-
     @override
     def search(self, sources: Ids, *_: Any, **__: Any) -> list[list[Hypothesis]]:
         return [[Hypothesis(tuple(ids), -1.0, -1.0)] for ids in sources]

@@ -142,7 +142,6 @@ def _model(vocabulary: Tokenizers, shape: str, seed: int) -> Transformer:
 def engine(
     tokenizers: Tokenizers, shortlist: Shortlist, shapes: tuple[str, ...] = ("plain",)
 ) -> TorchEngine:
-    """An engine of one model, or of several."""
     models = [_model(tokenizers, x, 3 + i) for i, x in enumerate(shapes)]
     mixture = Mixture((1 / len(models),) * len(models))
     return TorchEngine(*models, mixture=mixture, is_final=True, shortlist=shortlist)

@@ -71,7 +71,6 @@ def random_parameters(model: nn.Module) -> None:
 
 
 def results(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
-    """Loss and gradients."""
     model.zero_grad()
     ids = packed(target)
     hidden = model(packed(source), ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import subprocess
 import sys
@@ -55,22 +54,12 @@ def test_a_stage_that_crashes_or_hangs_counts_as_failed_and_no_other_is_taken(
         REPORT["chosen_stages"]("speed,machine")
 
 
-ALL = pytest.param(
-    ",".join(stage.name for stage in REPORT["STAGES"]),
-    marks=pytest.mark.skipif(
-        os.environ.get("NMT_LONG_TESTS") != "1", reason="takes minutes: set NMT_LONG_TESTS=1"
-    ),
-    id="all",
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", ["gradients,decoding", ALL])
-def test_stages_work_on_a_cpu(stages: str, tmp_path: Path) -> None:
+def test_stages_work_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "report.jsonl"
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--device", "cpu", "--quick", "--output", str(output),
-         "--folder", str(tmp_path), "--data", str(tmp_path), "--stages", stages],
+         "--folder", str(tmp_path), "--data", str(tmp_path), "--stages", "gradients,decoding"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,9 +67,7 @@ def test_stages_work_on_a_cpu(stages: str, tmp_path: Path) -> None:
     assert all(record["passed"] for record in records if record.get("passed") is not None)
     found = {f"{record['stage']}: {record['what']}": record["value"] for record in records}
     ended = {name.split(":")[0] for name in found if name.endswith(": stage")}
-    assert ended == set(stages.split(","))
+    assert ended == {"gradients", "decoding"}
     assert not any("skipped" in str(value) for value in found.values())
     assert found["gradients: tiny, float32, gradients together"] < 1e-5
     assert found["decoding: base, beam 5, batch 4: tokens/s"] > 0
-    if "training" in ended:
-        assert found["training: base, 200 tokens an update: target tokens/s"] > 0

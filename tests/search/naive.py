@@ -21,8 +21,6 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Naive:
-    """One sentence."""
-
     table: Table
     source: Ids
     vocab_size: int

@@ -106,7 +106,6 @@ def sources(lengths: Sequence[int], seed: int = 0) -> Packed:
 
 
 def ids_of(results: Sequence[Sequence[Hypothesis]]) -> list[list[tuple[int, ...]]]:
-    """The ids alone."""
     return [[hypothesis.ids for hypothesis in found] for found in results]
 
 

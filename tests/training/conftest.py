@@ -48,7 +48,6 @@ def whole(server: Server) -> Run:
 
 @pytest.fixture(scope="session")
 def whole_of_two(server: Server) -> Run:
-    """The same of two processes."""
     found = Run(server, "whole-of-two")
     found.finish(num=2)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from nmt.packed import Packed
 from nmt.training.processes import StoppedBySignal
 from nmt.training.timing import TrainingSetup
 from nmt.training.validation import fixed_batches
-from tests.compiling import Backend, use_backend
+from tests.compiling import Backend
 from tests.training.toy import CONFIG, make_config, setup_of, write_corpus
 
 # torch's compiler makes an object of an autograd function, which torch itself deprecates.
@@ -153,11 +152,6 @@ def test_a_run_that_has_ended_has_the_short_lists_of_its_data(
     assert manifest.read_bytes() == before
 
 
-@pytest.fixture
-def backend() -> Iterator[Backend]:
-    yield from use_backend("eager")
-
-
 def config_of(run_dir: str = "run", **training: Any) -> RunConfig:
     values = copy.deepcopy(CONFIG) | {"run_dir": run_dir}
     values["model"]["dropout"] = 0.0
@@ -177,16 +171,16 @@ def outcome_of(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
 
 
 def test_a_run_with_compiled_layers_makes_the_updates_of_one_without_and_records_it(
-    backend: Backend,
+    counting: Backend,
 ) -> None:
     losses, random, log = outcome_of(config_of(compile=True))
-    assert backend.num_graphs == 4
+    assert counting.num_graphs == 4
     expected, same_random, other_log = outcome_of(config_of("plain"))
     assert losses == pytest.approx(expected, rel=1e-4)
     assert torch.equal(random, same_random)
     assert ", layers compiled in " in log
     assert "compiled" not in other_log
-    assert backend.num_graphs == 4  # on a CPU nothing is compiled unasked
+    assert counting.num_graphs == 4  # on a CPU nothing is compiled unasked
     state = json.loads((checkpoint_dir(Path("run"), 3) / "state.json").read_text())
     assert state["machine"]["compiled"] is True
     assert "not bit-exact: compiled: was true, is false" in outcome_of(config_of(max_steps=4))[2]

@@ -55,7 +55,6 @@ def tokens(marian_models: Path, *tags: str) -> list[str]:
 
 
 def weights(kind: Kind, num_tokens: int, seed: int) -> dict[str, Any]:
-    """Weights by their names."""
     draw = np.random.Generator(np.random.PCG64(seed))
     found: dict[str, Any] = {}
 

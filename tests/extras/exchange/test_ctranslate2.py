@@ -371,7 +371,6 @@ def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> Loa
 
 
 def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[str, str]:
-    """Name and dtype of the engine that is chosen."""
     engine = load_engine(folder, needs, **options).engine
     return engine.name, engine.dtype
 

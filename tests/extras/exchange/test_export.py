@@ -61,7 +61,6 @@ def nmt(*arguments: object, text: str = "") -> Result:
 
 
 def done(*arguments: object, text: str = "") -> str:
-    """Standard output of a call that succeeds."""
     result = nmt(*arguments, text=text)
     assert result.exit_code == 0, result.stderr
     return result.stdout

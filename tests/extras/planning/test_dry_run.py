@@ -50,7 +50,6 @@ def config_in(folder: Path, **training: Any) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data."""
     folder = tmp_path_factory.mktemp("dry_run")
     write_corpus(folder)
     prepare(config_in(folder))

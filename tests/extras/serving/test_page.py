@@ -62,8 +62,6 @@ document.getElementById("source").dispatchEvent(
 
 
 class Page:
-    """The page as a user sees it."""
-
     def __init__(self, driver: Chrome, server: Server) -> None:
         self.driver, self.server = driver, server
 
