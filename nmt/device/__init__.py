@@ -1,7 +1,6 @@
-"""One process's place in the machine: ranks, device, precision, memory, random state.
+"""Ranks, GPUs and CPU cores of this process. The modules below add device, precision and memory.
 
-This module itself loads no torch: what torchrun and `nmt.training.processes` say in environment
-variables, and how many CPU cores there are.
+This module does not import torch. It reads the environment variables that torchrun sets.
 """
 
 from __future__ import annotations
@@ -12,62 +11,62 @@ from nmt.errors import DeviceError
 
 
 def is_first() -> bool:
-    """Whether this process speaks for all that the launcher started."""
+    """Whether this process has rank 0, which logs and writes for all processes."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def local_size() -> int:
-    """Return how many of these processes run on this machine."""
+    """Return the number of training processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
-    """Return the number of this process on its machine, from 0: that of its GPU, too."""
+    """Return the rank of this process on its machine, from 0. It is also the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def gpu_number(device: str, num_gpus: int) -> int:
-    """Return which of the CUDA GPUs that there are a process computes on.
+    """Return the index of the CUDA GPU that this process uses.
 
     Args:
-        device: ``cuda:1`` is the second; otherwise each process of a machine has one of its own.
-        num_gpus: How many this process sees.
+        device: ``cuda:N`` for GPU N, or ``cuda`` for a different GPU in each process.
+        num_gpus: Number of visible GPUs.
 
     Raises:
-        DeviceError: There are fewer, or several processes ask for the same.
+        DeviceError: The GPU does not exist, or several processes would share it.
     """
     named = device.partition(":")[2]
     if named and local_size() > 1:
-        fix = "Use device cuda, which gives each a GPU, or one process."
+        fix = "Use device cuda, which gives each process a GPU, or start a single process."
         raise DeviceError(f"{local_size()} processes cannot share {device}.", fix=fix)
     number = int(named or local_rank())
     if number >= num_gpus:
-        who = f"There is no {device}" if named else f"Process {number} of this machine has no GPU"
+        who = f"{device} does not exist" if named else f"There is no GPU for process {number}"
         fix = "Choose another device." if named else "Start fewer processes, or use device cpu."
-        raise DeviceError(f"{who}: {num_gpus} can be used, counted from 0.", fix=fix)
+        raise DeviceError(f"{who}; torch sees {num_gpus} GPUs, counted from 0.", fix=fix)
     return number
 
 
 def is_one_of_torchrun() -> bool:
-    """Whether torchrun has started this process and others.
+    """Whether torchrun started this process as one of several.
 
-    What such a process starts inherits this, too: who starts commands there unsets it for them.
+    Child processes inherit the environment variables, so callers that start commands unset them.
     """
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def usable_cores() -> int:
-    """Return the cores that the system lets this process run on."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def own_cores() -> int:
-    """Return this process's share of them: a launcher may have started several."""
+    """Return `usable_cores` divided by the number of training processes; at least 1."""
     return max(1, usable_cores() // local_size())
 
 
 def machine_load() -> float | None:
-    """Return how many processes of the machine ran or waited for a core in the last minute."""
+    """Return the load average of the last minute, or None if the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

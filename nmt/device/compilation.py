@@ -1,4 +1,4 @@
-"""Layers compiled for this machine by `torch.compile`: whether, and how."""
+"""Compilation of the model's layers by `torch.compile`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Forward = Callable[..., Any]
 
 _MAX_GRAPHS = 64
 _BACKEND: Any = "inductor"
-# Its options: no kernel is chosen by timing it, so that a run that is resumed finds the same.
+# Options of the backend: kernels are not chosen by timing, so that a resumed run uses the same.
 INDUCTOR: dict[str, Any] = {"deterministic": True}
 _LIMIT_REACHED = "FailOnRecompileLimitHit"
 _CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -33,34 +33,34 @@ _BASE = 60e6 * 50_000  # Parameters of the base model times tokens of its update
 
 
 class Compilation(NamedTuple):
-    """Whether layers are compiled."""
+    """Outcome of `compile_layers`."""
 
-    is_on: bool
-    remark: str = ""  # Outcome for the first message of a training; empty where nothing was tried.
+    is_on: bool  # Whether layers are compiled.
+    remark: str = ""  # Outcome in words, for the log; empty if compilation was not tried.
 
 
 def compiled(forward: Forward) -> Forward:
-    """Return ``forward``, compiled at its first call, once for inputs of all sizes.
+    """Return ``forward`` compiled for inputs of all sizes. Compilation happens at the first call.
 
-    A graph break is an error: it is not left to run slowly. After `_MAX_GRAPHS` graphs, inputs that
-    fit none run uncompiled, with a note.
+    A graph break raises an error, because it would be slow. After `_MAX_GRAPHS` graphs, inputs that
+    need another graph run uncompiled, with a warning.
     """
-    # Private, as no public setting says so: two sizes that are equal in the first batch are not
-    # bound to be so in the next one. Without it, more graphs are made than one for each layer.
+    # Two sizes that are equal in the first batch may differ in the next one. Without this private
+    # setting, torch assumes that they stay equal, and compiles more than one graph per layer.
     shapes: Any = torch.fx.experimental._config
     if hasattr(shapes, "use_duck_shape"):
         shapes.use_duck_shape = False
     options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "backend": _BACKEND}
     limits: Any = torch.compiler.config
-    limits.recompile_limit = _MAX_GRAPHS  # not an argument before torch 2.12; torch's own is 8
+    limits.recompile_limit = _MAX_GRAPHS  # default 8; not an argument before torch 2.12
     if _BACKEND == "inductor":
-        with suppress(RuntimeError):  # an older one has no such option
+        with suppress(RuntimeError):  # older releases do not have this option
             return _limited(torch.compile(forward, **options, options=INDUCTOR))
     return _limited(torch.compile(forward, **options))
 
 
 def _limited(run: Forward) -> Forward:
-    """Return what does not fail where one graph more is needed than there may be."""
+    """Run uncompiled, instead of failing, when the limit of graphs is reached."""
 
     @wraps(run)
     def limited(*inputs: Any, **options: Any) -> Any:
@@ -70,7 +70,7 @@ def _limited(run: Forward) -> Forward:
             if type(error).__name__ != _LIMIT_REACHED:
                 raise
         logger.warning(
-            "more than %d graphs were compiled: inputs that fit none run uncompiled", _MAX_GRAPHS
+            "compiled the maximum of %d graphs; other inputs run uncompiled", _MAX_GRAPHS
         )
         torch.compiler.set_stance("eager_on_recompile")
         return run(*inputs, **options)
@@ -79,18 +79,23 @@ def _limited(run: Forward) -> Forward:
 
 
 def keep_compiled_code() -> None:
-    """Have compiled code kept in the user's cache folder: torch's own choice is a temporary one."""
+    """Keep compiled code in the user's cache folder, instead of torch's temporary folder."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    with suppress(RuntimeError):  # no home folder
+    with suppress(RuntimeError):  # the user has no home folder
         users = given if given.is_absolute() else Path.home() / ".cache"
         os.environ.setdefault(_CACHE_FOLDER, str(users / "nmt" / "compiled"))
 
 
 def pays(num_updates: int | None, num_parameters: int, num_tokens: int) -> bool:
-    """Whether so many updates (None: any number) save the time that compiling takes.
+    """Whether compilation saves more time than it takes.
 
-    Measured on an H100: 40 s to compile, 6 ms saved in an update of a small model; of a large one
-    more, by estimate.
+    Measured on an H100: compilation takes 40 s and saves 6 ms per update of a small model. The
+    saving for larger models is an estimate.
+
+    Args:
+        num_updates: Planned updates; None if unlimited.
+        num_parameters: Parameters of the model.
+        num_tokens: Tokens per update.
 
     >>> pays(1000, 8_000_000, 2048), pays(7451, 8_000_000, 2048), pays(2000, 60_000_000, 50_000)
     (False, True, True)
@@ -107,34 +112,34 @@ def compile_layers(
     warm_up: Callable[[], None],
     is_worth_it: bool = True,
 ) -> Compilation:
-    """Compile the layers where it is wanted; ``auto`` is on GPUs, as far as it works and pays.
+    """Compile the layers if configured. ``auto`` compiles on GPUs, if it works and saves time.
 
     Args:
-        wanted: The setting.
-        device: Where the layers are.
-        switch: Takes `compiled` and has each layer run what that returns; None undoes it.
+        wanted: The setting `training.compile`.
+        device: Device of the model.
+        switch: Called with `compiled`, it compiles each layer; called with None, it undoes that.
         warm_up: Runs all layers forwards and backwards, in every mode that training uses.
-        is_worth_it: Whether training is long enough: see `pays`.
+        is_worth_it: Whether compilation saves time: see `pays`.
 
     Raises:
-        DeviceError: It is wanted, not only by ``auto``, and does not work.
+        DeviceError: Compilation failed, and the setting is not ``auto``.
     """
     if wanted == "auto" and device.type == "cuda" and not is_worth_it:
-        return Compilation(False, "layers not compiled (training is too short for it to pay)")
+        return Compilation(False, "layers not compiled (training is too short)")
     if not (device.type == "cuda" if wanted == "auto" else wanted):
         return Compilation(is_on=False)
     keep_compiled_code()
     begin = time.perf_counter()
     try:
         switch(compiled)
-        with warnings.catch_warnings(action="ignore"):  # they are for those who write layers
+        with warnings.catch_warnings(action="ignore"):  # only useful to authors of layers
             warm_up()
-    except NmtError:  # of memory, say
+    except NmtError:  # for example, out of memory
         raise
     except Exception as error:
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
         if wanted != "auto":
-            fix = "Set training.compile to false, or install g++ (and triton for a GPU) if missing."
+            fix = "Set training.compile to false, or install g++ (and triton for a GPU)."
             problem = f"The layers cannot be compiled on {device}: {reason}"
             raise DeviceError(problem, fix=fix) from error
         switch(None)

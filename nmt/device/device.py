@@ -1,4 +1,4 @@
-"""The device of a process: its random state, its memory, and work given to it ahead."""
+"""The device of a process: choice, determinism, random state, free memory and queued work."""
 
 from __future__ import annotations
 
@@ -32,66 +32,69 @@ _MAX_INFLIGHT_UPDATES = 64
 _MEMINFO, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 _OWN_GROUP, _OWN_SIZES = Path("/proc/self/cgroup"), Path("/proc/self/statm")
 _MADV_HUGEPAGE, _HUGE_PAGE = 14, 1 << 21
-_BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # two are below the size at which glibc gives memory back
+_BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # glibc keeps two of these instead of releasing them
 T = TypeVar("T")
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Return the device to compute on.
+    """Return the device to compute on, and make it torch's current CUDA device.
 
     Args:
-        wanted: ``cpu``, ``mps``, ``cuda:N``; ``cuda`` for a GPU of its own for each process;
-            ``auto`` for that where there are any.
+        wanted: ``cpu``, ``mps``, ``cuda:N``, ``cuda`` (a different GPU for each process), or
+            ``auto`` (``cuda`` if there is a GPU, otherwise ``cpu``).
 
     Raises:
-        DeviceError: CUDA or Apple's GPU is wanted but torch sees none, or there are fewer GPUs than
-            processes.
+        DeviceError: The device does not exist, or there are fewer GPUs than processes.
     """
     if wanted == "mps":
         if torch.backends.mps.is_available():
             return torch.device("mps")
-        fix = "Use device auto or cpu, or torch on macOS 14 or later with an Apple processor."
-        raise DeviceError("No mps device: torch sees no GPU of an Apple processor.", fix=fix)
+        fix = "Use device auto or cpu. mps needs macOS 14 or later and an Apple processor."
+        raise DeviceError("No mps device: torch does not find an Apple GPU.", fix=fix)
     has_cuda = torch.cuda.is_available()
     if wanted.startswith("cuda") and not has_cuda:
         fix = "Use device auto or cpu, or install a CUDA build of torch."
-        raise DeviceError("No CUDA device: torch sees no GPU.", fix=fix)
+        raise DeviceError("No CUDA device: torch does not find a GPU.", fix=fix)
     if not has_cuda or wanted == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", gpu_number(wanted, torch.cuda.device_count()))
     torch.cuda.set_device(device)
-    # cuDNN's attention makes a plan for each new shape, up to half a second; batches of text hardly
-    # ever have the same one. And it knows dropout in sixteenths only.
+    # cuDNN attention plans each new shape for up to half a second, and batches of text rarely have
+    # the same shape. It also rounds dropout rates to sixteenths.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 
 @contextmanager
 def deterministic(device: torch.device, *, wanted: bool) -> Iterator[None]:
-    """Have a GPU use kernels that add in the same order each time; a CPU always does.
+    """Make a GPU use deterministic kernels inside the context. A CPU is always deterministic.
 
-    To be entered before the GPU multiplies matrices.
+    Enter the context before the first matrix product on the GPU.
+
+    Args:
+        device: The device.
+        wanted: False to change nothing.
 
     Raises:
-        DeviceError: An operation has no such kernel.
+        DeviceError: An operation has no deterministic kernel.
     """
     if not wanted or device.type != "cuda":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS divides sums freely
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # else switches add, in the order of arrival
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # fixes the order of cuBLAS sums
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink switches would sum in arrival order
     settings: Any = torch.utils.deterministic
     was_on = torch.are_deterministic_algorithms_enabled()
     was_filling = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    settings.fill_uninitialized_memory = False  # nothing is read here before it is written
+    settings.fill_uninitialized_memory = False  # slow, and this code writes before it reads
     try:
         yield
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in str(error):
             raise
-        fix = "Set training.deterministic to false; then resuming is not bit-exact."
-        problem = f"Sums on the GPU have no fixed order: {str(error).splitlines()[0]}"
+        fix = "Set training.deterministic to false; resuming is then not bit-exact."
+        problem = f"An operation is not deterministic on this GPU: {str(error).splitlines()[0]}"
         raise DeviceError(problem, fix=fix) from error
     finally:
         torch.use_deterministic_algorithms(was_on)
@@ -99,12 +102,15 @@ def deterministic(device: torch.device, *, wanted: bool) -> Iterator[None]:
 
 
 def prepare_process(threads: int | None) -> None:
-    """Set the CPU threads, and let the allocator keep freed memory.
+    """Set the number of CPU threads, and make glibc keep freed memory.
 
-    glibc gives every large temporary back to the kernel and faults it in again in the next layer;
-    keeping it saves up to a tenth of a training step. In the arenas of further threads it always
-    does so; having none saves a seventh of a beam search by several workers. Does nothing on other
-    C libraries.
+    By default, glibc returns every large temporary to the kernel, and the next layer causes page
+    faults again. Keeping the memory makes a training step up to a tenth faster. The arenas of other
+    threads always return memory, so only one arena is used, which makes a beam search with several
+    workers a seventh faster. Other C libraries are not changed.
+
+    Args:
+        threads: Number of CPU threads; None keeps torch's default.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -116,16 +122,16 @@ def prepare_process(threads: int | None) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the system had no memory left for a tensor."""
+    """Whether ``error`` means that the device or the system is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def random_state(device: torch.device, processes: Processes | None = None) -> dict[str, Tensor]:
-    """Return the state of the generators that training draws from. uint8 tensors.
+    """Return the states of the random generators of all processes, as uint8 tensors.
 
-    Those of all processes: the first has the plain names, the others add their rank.
+    Names are ``random/DEVICE`` in the first process and ``random/DEVICE/RANK`` in the others.
     """
     state = {"random/cpu": torch.get_rng_state()}
     if device.type != "cpu":
@@ -137,17 +143,23 @@ def random_state(device: torch.device, processes: Processes | None = None) -> di
 def restore_random_state(
     state: Mapping[str, Tensor], device: torch.device, processes: Processes | None = None
 ) -> None:
-    """Continue the generators of this process from `random_state`, if they are in it."""
+    """Restore the random generators of this process, if ``state`` contains them.
+
+    Args:
+        state: Result of `random_state`.
+        device: The device.
+        processes: The training processes; None for a single process.
+    """
     rank = (processes or Processes()).rank
     if (name := _name("random/cpu", rank)) not in state:
-        return  # of fewer processes: this one draws what `seed_rank` has given it
+        return  # saved by fewer processes: this process keeps the seed of `seed_rank`
     torch.set_rng_state(state[name].cpu())
     if device.type != "cpu" and (name := _name(f"random/{device.type}", rank)) in state:
         torch.get_device_module(device).set_rng_state(state[name].cpu())
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Seed each process but the first differently; the first keeps its random state."""
+    """Give each process a different seed. The first process keeps its random state."""
     if rank:
         torch.manual_seed(seed + rank * _BETWEEN_RANKS)
 
@@ -158,40 +170,41 @@ def _name(name: str, rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceQueue:
-    """How far the process runs ahead of its device, so that the device never waits for work."""
+    """How much work the host queues on the device, so that the device never waits for the host."""
 
-    device: torch.device  # Where the work is done.
-    # Updates whose numbers may stay on the device until they are read; 1 reads them at once.
+    device: torch.device
+    # Maximum number of updates that are queued before their statistics are read.
     max_inflight_updates: int
-    # Whether threads make data ready and write checkpoints while the device computes.
+    # Whether threads prepare data and write checkpoints while the device computes.
     uses_threads: bool
 
     def stream(self, items: Iterator[T]) -> AbstractContextManager[Iterator[T]]:
-        """Give the same items, while the context is open; one is made ahead if that saves time."""
+        """Return a context with the same items. On a GPU, a thread prepares the next item."""
         return prefetch(items) if self.uses_threads else nullcontext(items)
 
     def wait(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all queued work."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def release_memory(self) -> None:
-        """Give freed memory back to the device, against fragmentation."""
+        """Return cached memory to the device, to reduce fragmentation."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def choose_device_queue(device: torch.device) -> DeviceQueue:
-    """Return the queue for ``device``: a CPU does its work at once, so nothing can run ahead."""
+    """Return the queue for ``device``. A CPU works synchronously, so it has no queue."""
     runs_ahead = device.type == "cuda"
     return DeviceQueue(device, _MAX_INFLIGHT_UPDATES if runs_ahead else 1, runs_ahead)
 
 
 @contextmanager
 def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Give ``items``; a thread makes the next one while the caller uses the last.
+    """Yield an iterator over ``items`` whose next item a thread computes in advance.
 
-    The thread must not touch the device: streams and graph captures belong to the caller's.
+    The items must not use the GPU while they are computed: CUDA streams and graph captures belong
+    to the calling thread.
     """
 
     def one_ahead() -> Iterator[T]:
@@ -206,9 +219,9 @@ def prefetch(items: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that tensors on ``device`` could still take, as far as the system tells.
+    """Return how many bytes tensors on ``device`` can still allocate.
 
-    On a CPU that is what is left without swapping, to the machine or to the container.
+    On a CPU, this is the memory of the machine or container that is free without swapping.
     """
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
@@ -220,12 +233,12 @@ def free_bytes(device: torch.device) -> int:
 
 
 def use_huge_pages() -> None:
-    """Have Linux back the next 2 GiB of glibc's heap with huge pages, where it does so on request.
+    """Ask Linux for huge pages in the next 2 GiB of the glibc heap.
 
-    The heap grows by that and stays empty: addresses are taken, no memory. Fewer page faults and
-    misses of the address cache save some percent of a training step. To be called after
-    `nmt.device.device.prepare_process`, which has glibc keep freed memory. Does nothing where
-    addresses are limited, and on other systems.
+    This makes a training step some percent faster, because there are fewer page faults and TLB
+    misses. It reserves addresses, but no memory. Call it after
+    `nmt.device.device.prepare_process`, which makes glibc keep freed memory. It does nothing on
+    other systems, or if the address space is limited.
     """
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     if is_limited or sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
@@ -242,7 +255,7 @@ def use_huge_pages() -> None:
 
 
 def _free_on_cpu() -> Iterator[int]:
-    """Yield what the machine, the control groups (version 2) and ``ulimit -v`` leave, if set."""
+    """Yield the free bytes of the machine, of each control group (v2), and of ``ulimit -v``."""
     available = _find(_MEMINFO, r"^MemAvailable: *(\d+) kB$")
     half = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize() // 2
     yield int(available) * 1024 if available else half
@@ -250,7 +263,7 @@ def _free_on_cpu() -> Iterator[int]:
     for place in [group, *group.parents][: -len(_GROUPS.parents)]:
         limit, used = (_find(place / f"memory.{x}", r"^(\d+)$") for x in ("max", "current"))
         if limit and used:
-            # Of that, copies of files that nobody has read lately are given back when need be.
+            # The kernel can free the file cache that was not used lately, so it counts as free.
             files = _find(place / "memory.stat", r"^inactive_file (\d+)$")
             yield int(limit) - int(used) + int(files or 0)
     limits, pages = resource.getrlimit(resource.RLIMIT_AS), _find(_OWN_SIZES, r"^(\d+)")
@@ -259,7 +272,7 @@ def _free_on_cpu() -> Iterator[int]:
 
 
 def _find(path: Path, pattern: str) -> str:
-    """Return what a file of the system holds at the group of ``pattern``; empty if nothing."""
+    """Return the first group of ``pattern`` in a file of the system; empty if it is not found."""
     try:
         found = re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:  # not Linux, or no such limit
@@ -268,18 +281,18 @@ def _find(path: Path, pattern: str) -> str:
 
 
 def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
-    """Run ``work``; return its result, and the most bytes of tensors it held at one time.
+    """Run ``work``; return its result and the peak of the bytes that its tensors allocated.
 
-    Counts what is allocated during ``work`` only. On a GPU the allocator keeps the count; on a CPU
-    every operation's results are followed until they are freed, which slows ``work`` down and
-    misses what kernels need within themselves. There, compiled code runs as it was written.
+    Only memory allocated during ``work`` counts. On a GPU, the allocator measures it. On a CPU, the
+    results of all operations are tracked, which is slower, does not see temporary memory inside of
+    kernels, and runs compiled code uncompiled.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         result = work()
         return result, torch.cuda.max_memory_allocated(device) - before
-    # Where torch._dynamo is not loaded nothing is compiled, and to load it takes seconds.
+    # If torch._dynamo is not loaded, nothing is compiled. Loading it takes seconds.
     can_be_compiled = "torch._dynamo" in sys.modules
     uncompiled = torch.compiler.set_stance("force_eager") if can_be_compiled else nullcontext()
     with uncompiled, _LiveBytes() as live:
@@ -288,10 +301,9 @@ def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Follows the storages that operations make.
+    """Tracks the bytes of all tensors that operations create.
 
-    Its base class has no public place, though torch documents it: without it, `measure_peak` has no
-    count on a CPU.
+    Its base class is documented, but only available from a private module of torch.
     """
 
     def __init__(self) -> None:

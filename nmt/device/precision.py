@@ -1,4 +1,4 @@
-"""What a device computes in: dtypes of weights and products, and the scale of a float16 loss."""
+"""Precision of training: dtypes of weights and matrix products, and the float16 loss scale."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FAST_FLOAT16_CAPABILITY, _FAST_BFLOAT16_CAPABILITY = 7, 8
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A policy for dtypes.
+    """The dtypes of training.
 
-    On a CPU, bfloat16 keeps the working weights in bfloat16 beside a float32 master copy: casting
-    them in every layer, as autocast does, costs more than it saves there. Elsewhere autocast is
-    used.
+    With bfloat16 on a CPU, the model's weights are bfloat16, with a float32 master copy. Autocast,
+    which casts the weights in every layer, would cost more time than bfloat16 saves. Everywhere
+    else, autocast is used.
     """
 
     name: PrecisionName
@@ -33,43 +33,49 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What most products are computed in."""
+        """Dtype of most matrix products."""
         return _DTYPES[self.name]
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """What the working weights are stored in."""
+        """Dtype of the model's weights during training."""
         is_narrow = self.name == "bfloat16" and self.device_type == "cpu"
         return torch.bfloat16 if is_narrow else torch.float32
 
     @property
     def repeats_sizes(self) -> bool:
-        """Whether batches should be of few sizes: 16-bit kernels of a CPU are made for each."""
+        """Whether batches should have few sizes, because oneDNN compiles a kernel for each."""
         return self.device_type == "cpu" and self.name != "float32"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for forward passes; it may be entered again and again."""
+        """Return the context for forward passes. It can be entered repeatedly."""
         if self.dtype == self.weight_dtype:
             return nullcontext()
         return torch.autocast(self.device_type, self.dtype)
 
 
 def choose_precision(wanted: Literal["auto"] | PrecisionName, device: torch.device) -> Precision:
-    """Return the policy; ``auto`` is what the hardware computes in.
+    """Return the precision of training.
 
-    bfloat16 where it multiplies that itself; float16 on GPUs that have only that; else float32.
+    Args:
+        wanted: The setting `training.precision`. ``auto`` is `fastest_dtype`.
+        device: The device.
 
     Raises:
-        DeviceError: It is a 16-bit type on Apple's GPU.
+        DeviceError: A 16-bit type is chosen for an Apple GPU.
     """
     if device.type == "mps" and wanted in ("bfloat16", "float16"):
         fix = "Set training.precision to auto or float32."
-        raise DeviceError(f"Training on mps is in float32, not in {wanted}.", fix=fix)
+        raise DeviceError(f"Training on mps does not support {wanted}, only float32.", fix=fix)
     return Precision(fastest_dtype(device) if wanted == "auto" else wanted, device.type)
 
 
 def fastest_dtype(device: torch.device) -> PrecisionName:
-    """Return what the hardware multiplies fastest, of those that a model keeps its quality in."""
+    """Return the fastest dtype of matrix products that does not reduce the quality of a model.
+
+    bfloat16 if the hardware supports it; otherwise float16 on GPUs with tensor cores; otherwise
+    float32.
+    """
     if has_fast_bf16(device):
         return "bfloat16"
     is_cuda = device.type == "cuda"
@@ -79,30 +85,34 @@ def fastest_dtype(device: torch.device) -> PrecisionName:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16 matrices itself instead of emulating it."""
+    """Whether the hardware multiplies bfloat16 matrices natively, without emulation."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= _FAST_BFLOAT16_CAPABILITY
     if device.type != "cpu":
         return False
-    # A release of torch without this call says nothing of the CPU: then it computes in float32.
+    # Older releases of torch do not have this function. Then float32 is used.
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 class LossScale:
-    """A factor on a float16 loss, divided out of the gradient before the update.
+    """Loss scale of float16 training (Micikevicius et al. 2018, section 3.2).
 
-    It keeps small gradients from becoming zero, and large ones from overflow: it halves at an
-    overflow and doubles after 2000 updates without (Micikevicius et al. 2018, section 3.2). It
-    lives on the device, so that the next update need not wait for the outcome of this one.
+    The factor keeps small gradients from becoming zero; it is divided out before the update. It
+    halves after an overflow, and doubles after 2000 updates without overflow. It is stored on the
+    device, so that the next update does not wait for the outcome of this one.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.factor = torch.full((), _INITIAL_SCALE, device=device)  # The factor, on the device.
+        self.factor = torch.full((), _INITIAL_SCALE, device=device)  # Scalar, float32.
         self._good_in_a_row = torch.zeros((), dtype=torch.int32, device=device)
 
     def adapt(self, skipped: Tensor) -> None:
-        """Adapt to the last update; ``skipped`` is 1 if its gradient was not finite, else 0."""
+        """Halve, keep or double the factor after an update.
+
+        Args:
+            skipped: 1 if the gradient was not finite, otherwise 0. Scalar on the device.
+        """
         is_skipped = skipped > 0
         good = torch.where(is_skipped, 0, self._good_in_a_row + 1)
         grows = good == _GROWTH_INTERVAL
@@ -111,10 +121,10 @@ class LossScale:
         self._good_in_a_row.copy_(good.masked_fill_(grows, 0))
 
     def counters(self) -> dict[str, float]:
-        """Return what a resumed run must know. Waits for the device."""
+        """Return the state for a checkpoint. Waits for the device."""
         return {"loss_scale": float(self.factor), "good_in_a_row": int(self._good_in_a_row)}
 
     def load_counters(self, counters: Mapping[str, float]) -> None:
-        """Take `counters` back; those of another precision say nothing."""
+        """Restore the output of `counters`. Missing values, as of another precision, are reset."""
         self.factor.fill_(counters.get("loss_scale", _INITIAL_SCALE))
         self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _GROWTH_INTERVAL)

@@ -1,1 +1,1 @@
-"""Pages and charts in HTML and SVG."""
+"""HTML pages with SVG charts."""

@@ -1,8 +1,8 @@
-"""HTML pages from templates, and line charts in them as inline SVG.
+"""HTML pages from the templates in ``templates/``, and charts as inline SVG.
 
-The templates lie in ``templates/``. Whatever they show is escaped, so text of a corpus or model
-cannot become markup, and control characters that would hide or reorder text are shown as escapes.
-Pages are well-formed XML, need no network, no script and no other file.
+All values are escaped, so that text of a corpus or model cannot become markup. Control characters
+that would hide or reorder text are shown as escape sequences. Pages are well-formed XML and load no
+other file.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# White space, and the two joiners: Persian, Indic scripts and emoji are unreadable without.
+# White space, and the two joiners, which Persian, Indic scripts and emoji need.
 _SHOWN = frozenset("\t\n\r\u200c\u200d")
-Point = tuple[float, float]  # A step and a value. A value that is not a number is a gap.
-NUM_AVERAGES = 100  # Points of the line that runs through a noisy curve of more than twice as many.
-LIMIT = 1e300  # Beyond it sums and quotients overflow: as good as infinite.
+Point = tuple[float, float]  # Step and value. NaN is a gap in the curve.
+NUM_AVERAGES = 100  # Points of the averaged line through a noisy curve.
+LIMIT = 1e300  # Larger values count as infinite, because sums and quotients would overflow.
 
 
 def visible(text: str) -> str:
-    r"""Return text with control, bidirectional and other invisible characters as escapes.
+    r"""Replace control, bidirectional and other invisible characters by escape sequences.
 
-    A right-to-left override, for example, would otherwise show a sentence in an order that it
-    does not have.
+    A right-to-left override, for example, would otherwise show the words in a wrong order.
 
     >>> visible("a\u202eb\x07")
     'a\\u202eb\\x07'
@@ -51,7 +50,7 @@ def visible(text: str) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - pages are rare
 
-    def finalize(value: Any) -> Any:  # what a template made is safe already
+    def finalize(value: Any) -> Any:  # Markup is the output of a template, and safe
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     return Environment(
@@ -66,18 +65,18 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return a page or a part of one.
+    """Render a template.
 
     Args:
         template: Name of a file in ``templates/``.
-        values: What it shows.
+        values: Variables of the template.
     """
     return Markup(_environment().get_template(template).render(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An axis. Its ends are ``low`` and ``high``."""
+    """An axis from ``low`` to ``high``."""
 
     low: float
     high: float
@@ -85,7 +84,7 @@ class Scale:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return how far from ``low`` (0) to ``high`` (1) a value lies."""
+        """Return the relative position of a value: 0 at ``low``, 1 at ``high``."""
         bend: Callable[[float], float] = math.log10 if self.log else float
         return (bend(value) - bend(self.low)) / (bend(self.high) - bend(self.low))
 
@@ -94,29 +93,34 @@ class Scale:
 class Curve:
     """A line of a chart."""
 
-    label: str  # Empty: the only one.
+    label: str  # Empty if the chart has only one curve.
     points: Sequence[Point]
-    marked: bool = False  # Whether its points are drawn. Others appear under the pointer only.
-    noisy: bool = False  # Whether many points get a line of averages, and themselves turn pale.
+    marked: bool = False  # Draw the points. Otherwise they appear only under the pointer.
+    noisy: bool = False  # If there are many points, draw them pale, with a line of averages.
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves on common axes over steps."""
+    """Curves with common axes."""
 
     title: str
-    unit: str
+    unit: str  # Unit of the values.
     curves: Sequence[Curve]
-    end: float = 1  # Last step of the axis.
-    size: tuple[int, int] = (340, 200)  # Width and height.
-    from_zero: bool = False
-    log_if_wide: bool = False  # Whether values far apart get a logarithmic axis.
-    x_name: str = "step"  # What is counted from left to right.
-    marks: Sequence[float] = ()  # Steps at which training was resumed: vertical lines.
+    end: float = 1  # Right end of the horizontal axis.
+    size: tuple[int, int] = (340, 200)  # Width and height, in SVG units.
+    from_zero: bool = False  # Start the vertical axis at 0.
+    log_if_wide: bool = False  # Use a logarithmic axis if the values vary by a large factor.
+    x_name: str = "step"  # Name of the horizontal axis.
+    marks: Sequence[float] = ()  # Steps at which training was resumed, drawn as vertical lines.
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` steps of 1, 2 or 5 times a power of ten that enclose a range.
+    """Return ticks that enclose a range, spaced by 1, 2 or 5 times a power of ten.
+
+    Args:
+        low: Lower end of the range.
+        high: Upper end of the range.
+        count: Approximate number of intervals.
 
     >>> round_ticks(1.9, 7.8)
     [0, 2, 4, 6, 8]
@@ -135,7 +139,9 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten, and 2 and 5 times these if they are few, that enclose a range.
+    """Return ticks of a logarithmic axis that enclose a range.
+
+    They are powers of ten; for a range of less than two decades, also 2 and 5 times these.
 
     >>> log_ticks(0.3, 20)
     [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
@@ -151,7 +157,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Return what to write at evenly spaced ticks: the same decimals for all.
+    """Return labels for evenly spaced ticks, all with the same number of decimals.
 
     >>> tick_labels([0, 5_000, 10_000]), tick_labels([0, 0.5, 1.0])
     (['0', '5k', '10k'], ['0', '0.5', '1.0'])
@@ -165,9 +171,9 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def thin(points: Sequence[Point], limit: int = 400) -> Sequence[Point]:
-    """Return few points that look the same: of each stretch its lowest and highest, and a gap.
+    """Reduce a curve to at most ``limit`` finite points without changing its look.
 
-    The first and the last point stay. Finite points are at most ``limit``.
+    Keeps the first and the last point, and the lowest, the highest and one NaN of each interval.
     """
     if len(points) <= limit:
         return points
@@ -187,7 +193,7 @@ def thin(points: Sequence[Point], limit: int = 400) -> Sequence[Point]:
 
 
 def averages(points: Sequence[Point], count: int = NUM_AVERAGES) -> list[Point]:
-    """Return the middle step and the mean value of each of ``count`` stretches.
+    """Return the middle step and the mean value of each of ``count`` intervals.
 
     >>> averages([(1, 2.0), (2, 4.0), (3, 7.0), (4, math.nan)], 2)
     [(1.5, 3.0), (3.5, 7.0)]
@@ -202,7 +208,7 @@ def averages(points: Sequence[Point], count: int = NUM_AVERAGES) -> list[Point]:
 
 
 def path_data(places: Iterable[Point]) -> str:
-    """Return the ``d`` of an SVG path through places. One that is not a number breaks the line.
+    """Return the ``d`` attribute of an SVG path through ``places``. A NaN interrupts the line.
 
     >>> path_data([(0, 1), (2, 3), (4, float("nan")), (5, 6)])
     'M0,1L2,3M5,6h0'
@@ -254,7 +260,7 @@ def render_chart(chart: Chart) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A value with its interval."""
+    """A value with its confidence interval."""
 
     label: str
     value: float
@@ -263,7 +269,7 @@ class Bar:
 
 
 def render_bars(title: str, bars: Sequence[Bar]) -> Markup:
-    """Return a figure: a row for each value, with a bar from zero, its interval, and the number."""
+    """Return a bar chart with one row per value: label, bar, interval and number."""
     low, high = min([0.0, *(x.low for x in bars)]), max([0.0, *(x.high for x in bars)])
     scale = Scale(low, high if high > low else low + 1, ())
     left, right, step = 165, 440, 26
@@ -296,12 +302,12 @@ def _value_scale(chart: Chart, values: Sequence[float]) -> Scale:
 
 
 def _mark(x: float, y: float, label: str) -> dict[str, str]:
-    """Return a place of the drawing and what is said there."""
+    """Return coordinates in the drawing and the label there."""
     return {"x": f"{x:.5g}", "y": f"{y:.5g}", "label": label}
 
 
 def _draw(curve: Curve, place: Callable[[float, float], Point], x_name: str) -> dict[str, Any]:
-    """Return a curve as SVG paths: its points, or these (pale) and then their averages."""
+    """Return the SVG paths of a curve: its points, and for a noisy curve also its averages."""
     known = finite(curve.points)
     points = thin(curve.points) if known else []
     name = f", {curve.label}" if curve.label else ""
@@ -323,10 +329,10 @@ def _draw(curve: Curve, place: Callable[[float, float], Point], x_name: str) -> 
 
 
 def finite(points: Iterable[Point]) -> list[Point]:
-    """Return the points whose value is a number."""
+    """Return the points whose value is not NaN."""
     return [point for point in points if not math.isnan(point[1])]
 
 
 def short_number(value: float) -> str:
-    """Return a value with about four digits."""
+    """Format a value with about four digits."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

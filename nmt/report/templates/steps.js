@@ -1,5 +1,5 @@
 
-// One step at a time, by buttons and arrow keys. Free of characters that XML would take for markup.
+// Shows one step at a time, with buttons and arrow keys. Must not contain XML markup characters.
 for (const steps of document.querySelectorAll(".steps")) {
   const all = Array.from(steps.querySelectorAll(":scope > .step"));
   const bar = document.createElement("p");
