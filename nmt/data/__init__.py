@@ -1,5 +1,5 @@
-"""Text files in, batches of token ids out: corpora, filters, the token store, the data order.
+"""Reads corpora, filters sentence pairs, stores token ids, and makes the batches of training.
 
-Only `batch` and `loader` need torch.
-Called by commands (to prepare) and training.
+Only `loader` needs torch.
+Used by `nmt.commands` (prepare) and `nmt.training`.
 """

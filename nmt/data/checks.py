@@ -1,7 +1,7 @@
-"""Cheap signs that a corpus is not what it should be. They warn, and never drop a pair.
+"""Quick checks of a corpus. They give warnings and never drop a pair.
 
-They find wrong languages, lengths that do not agree, and sentences of held-out sets in training
-text, word for word.
+They detect wrong or swapped languages, identical sides, lengths that do not correlate, and held-out
+sentences that occur unchanged in the training data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Key = tuple[str, str]
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
-    """Return what is frequent in a language and rare in others; None for unknown languages."""
+    """Return a pattern for frequent words, or the script, of a language; None if unknown."""
     if words := common_words(language):
         return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
     script = script_of(language)
@@ -40,23 +40,23 @@ def _mark(language: str) -> re.Pattern[str] | None:
 
 
 def _is_clear(share: float, other: float) -> bool:
-    """Whether a share of marks, in characters, says which of two languages a text is in."""
+    """Whether the share of one language's marks is clearly larger than that of another."""
     return share > 3 * other + 0.02
 
 
 def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -> str | None:
-    """Return which of other languages a text looks like, if any, and not like its own.
+    """Return the code of the language that a text is in, if it is clearly not the expected one.
 
     Args:
-        lines: The text; its first 5,000 lines count.
-        language: Code of the language that it should be in.
-        others: Codes of those that it may be in by mistake, beside those that have a word list.
+        lines: The text; only the first 5,000 lines are used.
+        language: Code of the expected language.
+        others: Codes of further candidates, in addition to the languages in `WORDS`.
     """
     shares, num_marks = _marked(
         islice(lines, _LANGUAGE_PAIRS), dict.fromkeys((language, *others, *WORDS))
     )
     likeliest, own = max(shares, key=shares.__getitem__), shares.get(language)
-    # One letter again and again ("a") is a word of many languages: a sign is several words.
+    # A single word such as "a" belongs to many languages, so several different words are needed.
     is_sign = num_marks[likeliest] >= _FEWEST_MARKS
     return likeliest if is_sign and own is not None and _is_clear(shares[likeliest], own) else None
 
@@ -64,7 +64,7 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
 def _marked(
     lines: Iterable[str], languages: Iterable[str]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Return the share of the characters that are marks of each language, and different marks."""
+    """Return, by language, the share of characters in its marks, and its number of marks."""
     text = "\n".join(lines)
     found = {code: mark.findall(text) for code in languages if (mark := _mark(code)) is not None}
     shares = {code: sum(map(len, marks)) / max(len(text), 1) for code, marks in found.items()}
@@ -72,7 +72,7 @@ def _marked(
 
 
 def likely_language(lines: Iterable[str]) -> str | None:
-    """Return which of the languages that have a word list a text is in, if that is clear."""
+    """Return the code of the language in `WORDS` that a text is in; None if it is not clear."""
     first = [*islice(lines, _LANGUAGE_PAIRS)]
     if len(first) < _FEWEST_OF_LANGUAGE:
         return None
@@ -84,13 +84,13 @@ def likely_language(lines: Iterable[str]) -> str | None:
 def swapped_sets(
     sets: Mapping[str, CorpusConfig], source_language: str, target_language: str
 ) -> Iterator[str]:
-    """Yield a sentence for each set of files whose sides look swapped, by its first pairs.
+    """Yield a warning for each corpus whose first 500 pairs look swapped.
 
     Args:
-        sets: Corpora by their keys in the configuration. What is on a hub, piped, missing or
-            damaged is not looked at: reading it says what is wrong.
-        source_language: Code of the language that the sources should be in.
-        target_language: The same of the targets.
+        sets: Corpora by their keys in the configuration. Corpora on a hub, on standard input,
+            missing or damaged are skipped.
+        source_language: Code of the expected source language.
+        target_language: Code of the expected target language.
     """
     for name, corpus in sets.items():
         options = ReadOptions(source_language, target_language, "skip")
@@ -103,24 +103,24 @@ def swapped_sets(
 
 
 class CorpusCheck:
-    """Looks at the pairs of one corpus as they pass, block by block.
+    """Collects statistics of one corpus, block by block, and gives warnings.
 
     Args:
-        source_language: Code of the language that the source should be in.
-        target_language: The same of the target.
-        pairs: The first ones.
+        source_language: Code of the expected source language.
+        target_language: Code of the expected target language.
+        pairs: The first block.
     """
 
     def __init__(self, source_language: str, target_language: str, pairs: Texts = ()) -> None:
         self._identical = 0
         self._num_pairs = 0
         self._languages = (source_language, target_language)
-        self._first: list[tuple[str, str]] = []  # says which languages the sides are in
-        self._sums = np.zeros((3, 3))  # of products of (1, source, target) log lengths
+        self._first: list[tuple[str, str]] = []  # for the detection of the languages
+        self._sums = np.zeros((3, 3))  # sums of products of (1, source, target) log lengths
         self.update(pairs)
 
     def update(self, pairs: Texts) -> None:
-        """Look at a block of pairs that can be used."""
+        """Add a block of pairs."""
         self._first += pairs[: _LANGUAGE_PAIRS - len(self._first)]
         self._num_pairs += len(pairs)
         lengths = [[len(pair[side]) for pair in pairs] for side in range(2)]
@@ -129,25 +129,25 @@ class CorpusCheck:
         self._identical += sum(source == target for source, target in pairs)
 
     def warnings(self) -> Iterator[str]:
-        """Yield what a person should look at, as sentences."""
+        """Yield the warnings as sentences."""
         if self._identical > _IDENTICAL_SHARE * self._num_pairs:
             share = self._identical / self._num_pairs
-            yield f"{share:.0%} of the pairs have identical sides: is one file given twice?"
+            yield f"{share:.0%} of the pairs have identical sides. Is it the same file twice?"
         yield from self.swapped()
         correlation = self._length_correlation()
         if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
-            odd = f"the lengths of the sides hardly agree (correlation {correlation:.2f})"
-            yield f"{odd}: do they translate each other?"
+            odd = f"source and target lengths hardly correlate ({correlation:.2f})"
+            yield f"{odd}. Are the lines translations of each other?"
 
     def _length_correlation(self) -> float:
-        """Return how lengths of both sides agree: those of translations are alike."""
+        """Return the correlation of the log lengths of both sides; translations correlate."""
         mean = self._sums / max(self._sums[0, 0], 1)
         covariance = mean[1:, 1:] - np.outer(mean[0, 1:], mean[0, 1:])
         spread = np.sqrt(np.diag(covariance).clip(0).prod())
         return float(covariance[0, 1] / spread) if spread > 1e-9 else 1.0
 
     def swapped(self) -> Iterator[str]:
-        """Yield a sentence if each side looks like the language of the other."""
+        """Yield a warning if each side looks like the language of the other side."""
         shares = [_marked(side, self._languages)[0] for side in zip(*self._first, strict=True)]
         known = [i for i in range(2) if shares and self._languages[i] in shares[i]]
         if known and all(
@@ -156,15 +156,17 @@ class CorpusCheck:
         ):
             source, target = self._languages
             looks = f"the source looks like {target} and the target like {source}"
-            yield f"{looks}: are the sides swapped?"
+            yield f"{looks}. Are the sides swapped?"
 
 
 def held_out_sets(
     data: DataConfig, languages: tuple[str, str]
 ) -> tuple[dict[str, CorpusConfig], list[str]]:
-    """Return the sets to look for, and the names of those that might have to be downloaded.
+    """Return the held-out sets to search for in the training data.
 
-    The first are those of the configuration, and all that sacrebleu has in its cache.
+    Returns:
+        The sets of the configuration and of sacrebleu's cache, by name; and the names of sets that
+        are not downloaded.
     """
     cached = cached_test_sets("-".join(languages))
     sets = {VALID: data.valid, **data.test}
@@ -180,17 +182,17 @@ def held_out_sets(
 
 
 def report_name(name: str) -> str:
-    """Return what reports call a held-out set, as a training corpus may have its name."""
+    """Return the name of a held-out set in reports. It never equals that of a training corpus."""
     return name if name == VALID else f"data.test.{name}"
 
 
 class Overlap:
-    """Counts the sentences of held-out sets that pass by in training text.
+    """Counts the held-out sentences that occur unchanged in the training data.
 
-    Memory does not grow with the training text: only the held-out sides are kept.
+    Only the held-out sentences are kept in memory.
 
     Args:
-        sets: Source, target and line of each pair of a set, by the set's name.
+        sets: Source, target and line number of each pair, by the name of the set.
     """
 
     def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
@@ -199,14 +201,15 @@ class Overlap:
         self._seen = set[_Key]()
 
     def see(self, pairs: Sequence[tuple[str, str, int]]) -> None:
-        """Look at training pairs."""
+        """Add training pairs."""
         self._seen |= self._wanted.intersection(chain.from_iterable(starmap(_keys, pairs)))
 
     def counts(self, near: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """Return, for each set, its size and how many of its sentences training has.
+        """Return the counts of `PrepareReport.overlap`, by set.
 
         Args:
-            near: Sentences of each set that training has with small changes.
+            near: Number of sentences of each set that the training data contains with small
+                changes.
         """
         counts = {}
         for name, pairs in self._sets.items():
@@ -223,6 +226,6 @@ class Overlap:
 
 
 def _keys(source: str, target: str, _line: int) -> tuple[_Key, _Key, _Key]:
-    """Return what a pair is recognised by: its source, its target and both; no side is blank."""
+    """Return the keys of a pair: of its source, its target, and both. No side may be blank."""
     source, target = " ".join(source.split()), " ".join(target.split())
     return (source, ""), ("", target), (source, target)

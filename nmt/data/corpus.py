@@ -1,4 +1,4 @@
-"""A corpus section -> sentence pairs, one at a time, whatever the format."""
+"""Reads the sentence pairs of a corpus of the configuration, in any supported format."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from nmt.files.lines import is_standard, near_file, open_binary
 
 VALID = "valid"  # name of the validation set in reports
 BLOCK_PAIRS = 10_000
-# Of a block, until there were enough for a whole one: a progress bar moves, workers get some.
+# Size of the first blocks of a corpus, so that progress is shown and all workers start early.
 _FIRST_PAIRS = 1000
 _BLOCK_BYTES = 1 << 20
-_LATER_BYTES = bytes(range(0x80, 0xC0))  # of UTF-8: those that begin no character
+_LATER_BYTES = bytes(range(0x80, 0xC0))  # continuation bytes of UTF-8
 _FILE_KEYS = ("source", "target", "tsv", "csv", "jsonl")
 
 
 def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
-    """Return a name for each corpus in reports: its own or that of its place, made unique."""
+    """Return a unique name for each corpus in reports: its ``name``, or the path or hub name."""
     names = [VALID]
     for corpus in corpora:
         place = corpus.source or corpus.tsv or corpus.csv or corpus.jsonl or corpus.huggingface
@@ -38,12 +38,12 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
 
 
 def is_piped(config: CorpusConfig) -> bool:
-    """Whether a corpus is TSV of standard input: ``tsv: -``."""
+    """Whether a corpus is read from standard input: ``tsv: -``."""
     return config.tsv is not None and is_standard(config.tsv)
 
 
 def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
-    """Return the files that a corpus is read from; none for hubs and the demo."""
+    """Return the local files of a corpus; empty for a hub or the demo corpus."""
     paths = [getattr(config, key) for key in (*_FILE_KEYS, "scores")]
     if config.huggingface is not None:
         place = Path(config.huggingface)
@@ -52,33 +52,33 @@ def corpus_files(config: CorpusConfig) -> tuple[Path, ...]:
 
 
 def check_sources(data: DataConfig) -> bool:
-    """Check what corpora are read from; return whether one of them is standard input.
+    """Check the sources of all corpora; return whether a training corpus is standard input.
 
     Raises:
-        ConfigError: More than one training corpus is standard input, or another text is.
-        DataError: A corpus is a pipe or device.
+        ConfigError: Standard input is used more than once, or not for a training corpus.
+        DataError: A corpus is a named pipe or a device.
     """
     corpora = (*data.train, data.valid, *data.test.values())
     files = [path for corpus in corpora for path in corpus_files(corpus)]
     count = sum(map(is_piped, data.train))
     if count > 1 or sum(map(is_standard, files)) > count:
-        problem = "Standard input (-) can be the tsv of one training corpus, and nothing else."
-        raise ConfigError(problem, fix="Write the other texts to files, and name these.")
+        problem = "Standard input (-) can only be the tsv of a single training corpus."
+        raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")
     for path in files:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            problem = f"{path} is a pipe or device, and corpora are read twice."
+            problem = f"{path} is a pipe or a device, but nmt reads a corpus twice."
             raise DataError(problem, fix="Write the text to a file first.")
     return count > 0
 
 
 def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
-    """Check that the files of corpora exist, before any is read.
+    """Check that all files of the corpora exist, before reading.
 
     Args:
         corpora: Corpora by their keys in the configuration, for example ``data.train.0``.
 
     Raises:
-        DataError: Names every file that does not, with its key.
+        DataError: A file is missing. The message lists every missing file with its key.
     """
     missing = [
         f"{key}.{side}: {path} does not exist.{near_file(path)}"
@@ -89,15 +89,15 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     if missing:
         raise DataError(
             "\n  ".join(missing),
-            fix=f"Check the path; relative paths start at the working directory, {Path.cwd()}; "
-            "@config/NAME is NAME beside the configuration file.",
+            fix=f"Check the path. Relative paths start at the working directory, {Path.cwd()}; "
+            "@config/NAME starts at the folder of the configuration file.",
         )
 
 
 def _is_missing(path: Path) -> bool:
     try:
         return not (path.exists() or is_standard(path))
-    except OSError:  # reading it says what is wrong
+    except OSError:  # reading the file reports the problem
         return False
 
 
@@ -105,23 +105,22 @@ def read_corpus(config: CorpusConfig, options: ReadOptions) -> Iterator[Sentence
     """Yield the pairs of a corpus in order, unfiltered.
 
     Raises:
-        DataError: A file is missing, empty, damaged or not parallel, or the format is not as
-            promised.
+        DataError: A file is missing, empty, damaged, not parallel, or not in the expected format.
     """
     return chain.from_iterable(block.pairs for block in read_blocks(config, options))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive pairs of a corpus; lines of files are still bytes.
+    """Consecutive pairs of a corpus, not yet decoded.
 
-    Pairs are decoded and parsed where they are needed: blocks may be sent to other processes.
+    Blocks can be sent to other processes, which decode and parse them.
     """
 
-    parse: Callable[..., Iterable[SentencePair | BadPair]]  # of the columns and ``first``
-    columns: tuple[Sequence[Any], ...]  # what was read: one entry a pair in each
+    parse: Callable[..., Iterable[SentencePair | BadPair]]  # called with the columns and ``first``
+    columns: tuple[Sequence[Any], ...]  # raw data, with one item per pair in each column
     first: int  # line number of the first pair, from 1
-    known: Any = None  # what is known of it besides, for a function that needs more
+    known: Any = None  # additional data for the function that processes the block
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -129,15 +128,15 @@ class Block:
 
     @property
     def content(self) -> str:
-        """What was read, as text that is the same only for the same."""
+        """The raw data as text, for a hash."""
         return repr((self.first, self.columns))
 
     @cached_property
     def pairs(self) -> list[SentencePair | BadPair]:
-        """The pairs.
+        """The decoded pairs.
 
         Raises:
-            DataError: As of `read_corpus`.
+            DataError: See `read_corpus`.
         """
         return list(self.parse(*self.columns, self.first))
 
@@ -145,10 +144,10 @@ class Block:
 def read_blocks(
     config: CorpusConfig, options: ReadOptions, size: int = BLOCK_PAIRS
 ) -> Iterator[Block]:
-    """Yield the pairs of a corpus in blocks of ``size``, the first and last ones perhaps smaller.
+    """Yield the pairs of a corpus in blocks of ``size``. The first and last blocks may be smaller.
 
     Raises:
-        DataError: As of `read_corpus`; of single lines, only `Block.pairs` raises it.
+        DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
     """
     names, columns, parse = columns_of(config, options)
     done, limit = 0, config.max_pairs or sys.maxsize
@@ -156,7 +155,7 @@ def read_blocks(
         most = min(size if done >= size else _FIRST_PAIRS, size, limit - done)
         block = tuple(list(islice(column, most)) for column in columns)
         counts = [len(column) for column in block]
-        if len(set(counts)) > 1:  # one has ended
+        if len(set(counts)) > 1:  # one file is shorter
             left, right = (
                 done + count + sum(1 for _ in column)
                 for count, column in zip(counts, columns, strict=True)
@@ -168,24 +167,24 @@ def read_blocks(
         done += counts[0]
     if not done:
         place = " and ".join(names) or f"{config.huggingface} (split {config.split})"
-        fix = "Name files with one sentence or pair a line, or a split that has rows."
-        raise DataError(f"There is no pair in {place}.", fix=fix)
+        fix = "Use files with one sentence or pair per line, or a split that has rows."
+        raise DataError(f"{place}: no sentence pairs.", fix=fix)
 
 
 def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
-    """Return the characters that an epoch of some corpora reads in both languages, before filters.
+    """Count the characters, in both languages, that one epoch reads before filtering.
 
-    Of files with columns or keys, these count too.
+    For TSV, CSV and JSON files, the count includes separators and keys.
 
     Raises:
-        ConfigError: A corpus is on a hub or standard input: its size is unknown.
+        ConfigError: The size of a corpus is unknown, because it is on a hub or on standard input.
         DataError: A file is unreadable.
     """
     total = 0.0
     for corpus in corpora:
         if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
-            problem = f"There is no training section, and the size of {name} is unknown."
+            problem = f"The size of {name} is unknown, so nmt cannot choose the training defaults."
             fix = "Add a training section, such as `training: {max_minutes: 60}`."
             raise ConfigError(problem, fix=fix)
         lines = count = 0

@@ -1,9 +1,9 @@
-"""The embedded demo corpus: a small grammar of English-German sentence pairs.
+"""The built-in demo corpus: English-German sentence pairs from a small grammar.
 
-People who buy, look for and paint things, at times and for reasons: enough to show real
-morphology (gender, case, adjective endings, conjugation) and reordering (verb second, participles
-and infinitives last, separable verbs, questions, subordinate clauses). Each rule builds both
-languages side by side, so a pair is right by construction.
+The sentences are about people who buy, look for and paint things. They show real morphology
+(gender, case, adjective endings, conjugation) and reordering (verb second, participles and
+infinitives last, separable verbs, questions, subordinate clauses). Each rule builds both languages
+together, so every pair is a correct translation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _pairs(text: str) -> list[Pair]:
     return [Pair(*row) for row in _rows(text)]
 
 
-# The corpus is drawn by position: any change here, of the order too, gives another corpus.
+# Sentences are drawn by position, so any change of these lists or their order changes the corpus.
 _NUMBERS = _pairs(
     "zero:null/one:eins/two:zwei/three:drei/four:vier/five:fünf/six:sechs/seven:sieben/eight:acht/"
     "nine:neun/ten:zehn/eleven:elf/twelve:zwölf/thirteen:dreizehn/fourteen:vierzehn/"
@@ -43,7 +43,7 @@ _TENS = _pairs(
     "eighty:achtzig/ninety:neunzig"
 )
 _DAYS = _pairs("Monday:Montag/Tuesday:Dienstag/Thursday:Donnerstag/Friday:Freitag/Sunday:Sonntag")
-# Groups of which at most one stands before a noun; the first three suit people too.
+# Groups of adjectives, of which a noun gets at most one each. People get only the first three.
 _ADJECTIVES = [_pairs("new:neu/old:alt"), _pairs("small:klein/big:groß"), _pairs("beautiful:schön"),
                _pairs("red:rot/green:grün/white:weiß"), _pairs("cheap:billig")]  # fmt: skip
 _NAMES = _pairs("Anna:Anna/Peter:Peter/Maria:Maria/Thomas:Thomas/Julia:Julia/Martin:Martin")
@@ -112,7 +112,7 @@ def noun_phrase(
 
 
 class SentenceGenerator:
-    """Draws sentences; each rule is a method that returns both texts and their last mark."""
+    """Draws sentences. Each rule is a method that returns both texts and the final punctuation."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -193,7 +193,7 @@ class SentenceGenerator:
 
 @cache
 def _corpus() -> dict[str, list[Pair]]:
-    """Draw pairs; no sentence stands on the same side twice."""
+    """Draw all pairs of all splits. No sentence occurs twice."""
     generator, seen, pairs = SentenceGenerator(seed=20_241), set[str](), list[Pair]()
     while len(pairs) < 40_600:
         if seen.isdisjoint(pair := generator.sentence()):
@@ -203,7 +203,7 @@ def _corpus() -> dict[str, list[Pair]]:
 
 
 def demo_pairs(split: str, source_language: str, target_language: str) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a split: 40,000 to train, 300 to validate (valid), 300 to test.
+    """Yield the pairs of a split: ``train`` (40,000), ``valid`` (300) or ``test`` (300).
 
     Raises:
         ConfigError: The languages are not English and German.

@@ -1,12 +1,11 @@
-"""Filters: what is wrong with a sentence pair, and whether that drops it.
+"""Filters of sentence pairs, and the interface of corpus diagnosis.
 
-A filter has a reason, such as ``markup``, and each reason has an action: drop the pair, only report
-it, or off. To add a filter, write a `Filter` and register what makes it in `FILTERS`; a
-configuration names it under ``filters.extra``.
+A filter finds pairs for a reason, such as ``markup``. The configuration gives each reason an
+action: drop the pair, report it, or off. To add a filter, write a subclass of `Filter` and register
+a function that makes it in `FILTERS`; then configure it under ``filters.extra``.
 
-A `Diagnosis` is what an extra may find out about whole corpora. `nmt.commands.prepare` calls its
-methods in the order in which they stand here. The core knows only this class, which finds nothing:
-where the extra's folder is missing, pairs are prepared with it.
+A `Diagnosis` checks whole corpora. `nmt.commands.prepare` calls its methods in the order in which
+they are defined here. This class finds nothing and is used if nmt/extras/cleaning is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from nmt.registry import Registry
 ALWAYS: Mapping[str, Action] = MappingProxyType({
     "blank": "drop", "bad_utf8": "drop", "characters": "drop", "length": "drop",
 })  # fmt: skip
-# Reasons that ``filters`` gives an action: names of its keys.
+# Reasons with a configurable action; keys of the ``filters`` section.
 REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()
     if field.annotation is Rule or "off" in get_args(field.annotation)
@@ -42,15 +41,15 @@ _CLEANING = "cleaning"
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a pair. Pairs may have several."""
+    """A problem of a pair. A pair may have several findings."""
 
-    reason: str  # never changes its meaning
-    value: float | str = ""  # what was measured or seen
-    limit: float | str = ""  # what is allowed, where there is a bound
+    reason: str
+    value: float | str = ""  # the measured value, or the text that was found
+    limit: float | str = ""  # the allowed value, if the reason has a limit
 
 
 class Found(NamedTuple):
-    """A `Finding` at its place."""
+    """A `Finding` with the corpus, the line and the texts of the pair."""
 
     corpus: str
     line: int  # in the corpus, from 1
@@ -62,30 +61,30 @@ class Found(NamedTuple):
 
 
 class Filter:
-    """Says what is wrong with a pair, or None. Override one of the two methods, or both.
+    """Base class of filters. Override one of the two methods, or both.
 
-    Pure, quick and picklable: it is called for every pair, in any process, and must give the same
-    answer each time. A reason alone, as text, stands for a `Finding` without a value.
+    A filter is called for every pair, in any process, so it must be fast, picklable and
+    deterministic. Its methods return a finding, a reason (a finding without a value), or None.
     """
 
-    note = ""  # a sentence for the report: what this filter cannot find, and why
+    note = ""  # a limitation of the filter, as a sentence for the report
 
     def text_problem(self, source: str, target: str) -> Finding | str | None:
-        """Return what the texts say, before the tokenizer is learned."""
+        """Return a problem of the texts, or None. Called before the tokenizer is learned."""
         del source, target
         return None
 
     def length_problem(self, source_length: int, target_length: int) -> Finding | str | None:
-        """Return what the numbers of subwords say."""
+        """Return a problem of the lengths in subwords, or None."""
         del source_length, target_length
         return None
 
 
-# What makes the filters that ``filters.extra`` can name; its parameters become arguments.
+# Makers of the filters of ``filters.extra``, called with the parameters in the configuration.
 FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
 
 
-# What makes the filters of reasons that texts alone give, in the order in which they are called.
+# Makers of the filters that look at the texts of a pair, in the order in which they are called.
 REASON_FILTERS: Registry[Callable[[FilterConfig, str, str], Filter]] = Registry(
     "filter",
     {
@@ -99,10 +98,10 @@ REASON_FILTERS: Registry[Callable[[FilterConfig, str, str], Filter]] = Registry(
 
 
 class Blank(Filter):
-    """Finds pairs without text on a side."""
+    """Finds pairs with a blank side."""
 
     def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return which side is blank, or None."""
+        """Return a finding with the blank side, or None."""
         has_source, has_target = bool(source.strip()), bool(target.strip())
         if has_source and has_target:
             return None
@@ -111,13 +110,13 @@ class Blank(Filter):
 
 
 class Length(Filter):
-    """Finds pairs with too many or few subwords on a side. Limits are inclusive."""
+    """Finds pairs with too many or too few subwords on a side. Limits are inclusive."""
 
     def __init__(self, max_length: int, min_length: int = 1) -> None:
         self._max_length, self._min_length = max_length, min_length
 
     def length_problem(self, source_length: int, target_length: int) -> Finding | None:
-        """Return which limit is broken, or None."""
+        """Return a finding with the exceeded limit, or None."""
         shorter, longer = sorted((source_length, target_length))
         if longer > self._max_length:
             return Finding("length", longer, self._max_length)
@@ -125,13 +124,13 @@ class Length(Filter):
 
 
 class Ratio(Filter):
-    """Finds pairs whose sides differ much in length; 3 is added to both, as short pairs vary."""
+    """Finds pairs whose sides differ too much in length. 3 is added to both, for short pairs."""
 
     def __init__(self, max_ratio: float) -> None:
         self._max_ratio = max_ratio
 
     def length_problem(self, source_length: int, target_length: int) -> Finding | None:
-        """Return the ratio if it is too high.
+        """Return a finding with the ratio if it is too high.
 
         >>> Ratio(4).length_problem(2, 9) is None  # (9 + 3) / (2 + 3) = 2.4
         True
@@ -144,12 +143,12 @@ class Ratio(Filter):
 
 
 class FilterChain:
-    """Several filters, and what is done about the reasons that they find.
+    """Several filters, and the actions for their reasons.
 
     Args:
-        filters: Each is called for every pair.
-        actions: What is done about a reason; reasons without an action are dropped.
-        notes: What cannot be found, as sentences.
+        filters: Filters that are called for every pair.
+        actions: Action of each reason. A reason without an action drops the pair.
+        notes: Limitations of the filters, as sentences.
     """
 
     def __init__(
@@ -165,11 +164,11 @@ class FilterChain:
         self._of_length = [f.length_problem for f in filters if _overrides(f, "length_problem")]
 
     def text_findings(self, source: str, target: str) -> list[Finding]:
-        """Return all that the texts say, in the order of the filters."""
+        """Return the findings of all filters for the texts of a pair."""
         return _findings(check(source, target) for check in self._of_text)
 
     def length_findings(self, source_length: int, target_length: int) -> list[Finding]:
-        """Return all that the numbers of subwords say, in the order of the filters."""
+        """Return the findings of all filters for the lengths of a pair, in subwords."""
         return _findings(check(source_length, target_length) for check in self._of_length)
 
     def drops(self, reason: str) -> bool:
@@ -177,7 +176,7 @@ class FilterChain:
         return self.actions.get(reason, "drop") == "drop"
 
     def dropping(self, findings: Iterable[Finding]) -> str | None:
-        """Return the first reason that drops a pair with these findings; None if it is kept."""
+        """Return the first reason that drops the pair; None if the pair is kept."""
         return next((each.reason for each in findings if self.drops(each.reason)), None)
 
 
@@ -190,7 +189,7 @@ def _overrides(each: Filter, method: str) -> bool:
 
 
 def filter_actions(config: FilterConfig) -> dict[str, Action]:
-    """Return the action of every reason that is not off."""
+    """Return the action of each reason that is not off."""
     actions = {**ALWAYS, **{name: config.rule(name).action for name in REASONS}}
     return {name: action for name, action in actions.items() if action != "off"}
 
@@ -200,12 +199,12 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
 
     Args:
         config: Actions and limits.
-        source: Language code of the source; empty if not known.
-        target: The same of the target.
+        source: Code of the source language; empty if unknown.
+        target: Code of the target language; empty if unknown.
 
     Raises:
-        ConfigError: ``filters.extra`` names no filter, or parameters that it does not have; or a
-            reason that drops needs a library or an extra that is not installed.
+        ConfigError: ``filters.extra`` has an unknown filter or a wrong parameter; or a reason with
+            the action drop needs a package that is not installed.
     """
     actions, missing = filter_actions(config), dict[str, list[str]]()
     filters: list[Filter] = [Blank()]
@@ -227,12 +226,12 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
         except (TypeError, ValueError) as error:
             problem = f"filters.extra.{name}: {error}."
             raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
-    notes = (f"{', '.join(names)} not looked for: {why}" for why, names in missing.items())
+    notes = (f"skipped filters: {', '.join(names)}. {why}" for why, names in missing.items())
     return FilterChain(filters, actions, notes)
 
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
-    """Return the filters of validation pairs: only what the model cannot hold is dropped."""
+    """Return the filters of validation pairs. They drop only blank and too long pairs."""
     return FilterChain([Blank(), Length(config.max_length)])
 
 
@@ -241,40 +240,40 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What there is to look at, and where to work."""
+    """The inputs of a `Diagnosis`."""
 
     filters: FilterConfig
     languages: tuple[str, str]
-    corpora: Mapping[str, CorpusConfig]  # of training, by their names in reports
+    corpora: Mapping[str, CorpusConfig]  # training corpora, by their names in reports
     held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
-    score_with: Sequence[Path] = ()  # models that are to score pairs
-    folder: Path  # the prepared folder in the making: lists may be written into it
-    scratch: Path  # for large arrays; it goes at the end
+    score_with: Sequence[Path] = ()  # models that score the pairs
+    folder: Path  # the new prepared folder, for lists of scores
+    scratch: Path  # a temporary folder for large arrays
     workers: Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisReport:
-    """What goes into the `PrepareReport`."""
+    """The results of a `Diagnosis`; parts of the `PrepareReport`."""
 
     shifts: Sequence[Mapping[str, Any]] = ()
     unrelated: Sequence[Mapping[str, Any]] = ()
     leakage: Sequence[Mapping[str, Any]] = ()
-    near: Mapping[str, int] = field(default_factory=dict)  # held-out sentences, by their set
-    languages: Mapping[str, Any] = field(default_factory=dict)  # more of the reason ``language``
+    near: Mapping[str, int] = field(default_factory=dict)  # near copies, by held-out set
+    languages: Mapping[str, Any] = field(default_factory=dict)  # details of the reason ``language``
     warnings: Sequence[str] = ()
-    notes: Sequence[str] = ()  # further lines of the text that a user reads
+    notes: Sequence[str] = ()  # further lines of the text report
 
 
 class Diagnosis:
-    """Looks at the training pairs of one preparation, block by block, and judges them."""
+    """Base class of checks that compare all training pairs with each other."""
 
-    # What a block says by itself: the pairs that its filters keep -> arrays. Picklable and pure: it
-    # is called in any process, and its arrays are stored. After a kill they are read again.
+    # A function of the pairs that the filters keep in a block. It must be picklable and
+    # deterministic: it is called in any process, and its arrays are stored, to resume after a kill.
     look: Callable[[Sequence[SentencePair]], Arrays] | None = None
-    depends_on: Any = None  # all that ``look`` does beside pairs and filters section; plain data
-    compares_words = False  # whether `learn` has something to do; then test sets are encoded, too
-    lexicon: Lexicon | None = None  # what `learn` has learned, if that is of all pairs
+    depends_on: Any = None  # JSON data: inputs of ``look`` other than the pairs and the filters
+    compares_words = False  # whether `learn` is needed; then the test sets are encoded too
+    lexicon: Lexicon | None = None  # the lexicon that `learn` has learned from all pairs
 
     def __init__(self, material: Material) -> None:
         self.material = material
@@ -282,39 +281,39 @@ class Diagnosis:
     def see(
         self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
     ) -> None:
-        """Take the next block, in the order of the corpora: its kept pairs and all findings."""
+        """Process the kept pairs and the findings of the next block, in corpus order."""
 
     def end(self, num_lines: Mapping[str, int]) -> None:
-        """Take the number of lines of each corpus: all blocks were seen."""
+        """Finish the first pass. Called after all blocks with the number of lines by corpus."""
 
     def learn(
         self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
     ) -> None:
-        """Look at the token ids of every line of all corpora and held-out sets.
+        """Process the token ids of every line of all corpora and held-out sets.
 
         Args:
-            lines: Whole sentences; of dropped pairs, too.
-            spans: First row of each corpus or set, and the row behind its last.
-            sizes: Entries of the source and of the target vocabulary.
+            lines: Token ids of all lines, including dropped pairs.
+            spans: First row of each corpus or set, and the row after its last row.
+            sizes: Sizes of the source and of the target vocabulary.
         """
 
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
     ) -> Mapping[int, Sequence[Finding]]:
-        """Return the findings of a block of a corpus, by the line's place in it.
+        """Return the findings of a block, by the position of the line in the block.
 
-        Called in the order of the corpora, for training only.
+        Called for the blocks of all training corpora, in order.
 
         Args:
-            corpus: Its name.
-            start: Lines of the corpus before the block.
-            is_kept: Whether the filters of texts have kept each line of the block.
+            corpus: Name of the corpus.
+            start: Number of lines of the corpus before the block.
+            is_kept: Whether the text filters have kept each line of the block.
         """
         del corpus, start, is_kept
         return {}
 
     def report(self) -> DiagnosisReport:
-        """Return what to report; all files in the folder are complete then."""
+        """Return the results. All files in the folder are complete afterwards."""
         return DiagnosisReport()
 
 
@@ -329,10 +328,10 @@ LEAKAGE: Registry[Callable[..., Any]] = Registry(
 
 
 def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
-    """Return the diagnosis of the cleaning extra, or one that finds nothing.
+    """Return the diagnosis of nmt/extras/cleaning, or one that finds nothing if it is missing.
 
     Raises:
-        ConfigError: The extra is missing, and what only it can do was asked for.
+        ConfigError: nmt/extras/cleaning is missing, but the configuration requires it.
     """
     if make := DIAGNOSES.find(_CLEANING):
         return make(material)
@@ -342,6 +341,6 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
     asked += [f"filters.{name}: drop" for name in whole if filters.actions.get(name) == "drop"]
     if asked:
         problem = f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing."
-        raise ConfigError(problem, fix="Install nmt again with all of its folders, or do without.")
-    filters.notes.append(f"{', '.join(whole)} not looked for: nmt/extras/cleaning is missing")
+        raise ConfigError(problem, fix="Install nmt with all of its folders, or remove these.")
+    filters.notes.append(f"skipped filters: {', '.join(whole)}. nmt/extras/cleaning is missing.")
     return Diagnosis(material)

@@ -1,6 +1,6 @@
-"""Corpora and test sets of hubs: Hugging Face ``datasets``, and what sacrebleu publishes.
+"""Corpora from the Hugging Face Hub (``datasets``), and test sets from sacrebleu.
 
-Their libraries are imported on use only; both may download.
+Both packages may download data. They are imported on first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nmt.errors import ConfigError, DataError, nearest_word, shell_command
 if TYPE_CHECKING:
     from nmt.config.data import CorpusConfig
 
-# What `datasets` calls the formats of local files.
+# Names of file formats in `datasets`.
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _ROWS_AT_ONCE = 1000
 _HUB = "https://huggingface.co"
@@ -31,9 +31,12 @@ _CONNECT_SECONDS = 1.5
 def huggingface_pairs(
     name: str, config: CorpusConfig, languages: tuple[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield both texts of each row; a missing one is empty.
+    """Yield source and target of each row; a missing text becomes an empty string.
 
-    A row has a ``translation`` column with both language codes, or a column named after each.
+    A row has a ``translation`` column with both language codes, or a column for each language code.
+
+    Raises:
+        DataError: The dataset cannot be read, or it lacks the columns.
     """
     for number, row in enumerate(_rows(name, config), start=1):
         try:
@@ -42,13 +45,13 @@ def huggingface_pairs(
             raise DataError(
                 f"{name}, row {number:,}: no text for {' and '.join(languages)}; "
                 f"its columns are {', '.join(map(str, row))}.",
-                fix="Name data with a `translation` column or a column for each language code.",
+                fix="Use data with a `translation` column or a column for each language code.",
             ) from error
         yield "" if source is None else str(source), "" if target is None else str(target)
 
 
 def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
-    """Return both texts; data may have ``pt_BR`` where we say ``pt-BR``."""
+    """Return the texts of both languages. The keys may be ``pt_BR`` instead of ``pt-BR``."""
     source, target = (
         texts[language if language in texts else language.replace("-", "_")]
         for language in languages
@@ -61,11 +64,11 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     options: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
     if path.is_file():
         if path.suffix not in _LOADERS:
-            problem = f"{path}: `datasets` reads {', '.join(_LOADERS)} here, not {path.suffix}."
-            fix = "Convert the file, or name it as source + target, tsv or jsonl."
+            problem = f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}."
+            fix = "Convert the file, or set source and target, tsv or jsonl instead."
             raise DataError(problem, fix=fix)
-        # A single local file is one split, whatever name the configuration asks for. It is always
-        # streamed: a copy in the cache of `datasets` would gain nothing.
+        # A single local file is one split, for any value of `split`. It is always streamed, because
+        # a copy in the cache of `datasets` has no benefit.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
         options |= {"streaming": True}
         if path.suffix == ".csv":
@@ -73,7 +76,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     else:
         options |= {"path": name, "name": config.subset}
         if not path.exists() and not reaches(hub_address()):
-            # What is in the cache is read; `datasets` would try to connect for half a minute.
+            # Without a connection, read the cache; `datasets` would try to connect for 30 seconds.
             os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
@@ -83,11 +86,11 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         for block in datasets.load_dataset(**options).iter(batch_size=_ROWS_AT_ONCE):
             for values in zip(*block.values(), strict=True):
                 yield dict(zip(block, values, strict=True))
-    except Exception as error:  # of the network, of a format, of `datasets` itself
+    except Exception as error:  # `datasets` raises errors of many types
         raise DataError(
             f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
             f"{type(error).__name__}: {error}",
-            fix="Check the name, the subset and the network, or download it and name the files.",
+            fix="Check the name, the subset and the network, or download it and use local files.",
         ) from error
 
 
@@ -98,7 +101,7 @@ def _sacrebleu() -> Any:
 
 
 def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
-    """Return source and reference of the test sets that sacrebleu has downloaded, by its names.
+    """Return the source and reference files of sacrebleu's downloaded test sets, by name.
 
     Args:
         pair: Source and target language, for example ``en-de``.
@@ -112,7 +115,7 @@ def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
 
 
 def published_names() -> list[str]:
-    """Return the names of sacrebleu's test sets, each with its pairs of languages."""
+    """Return a line for each test set of sacrebleu: its name and its language pairs."""
     pairs_of = _sacrebleu().utils.get_langpairs_for_testset
     return [
         f"{name}: {', '.join(sorted(pairs_of(name)))}" for name in sorted(_sacrebleu().DATASETS)
@@ -120,25 +123,25 @@ def published_names() -> list[str]:
 
 
 def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
-    """Return the source and reference files of a test set of sacrebleu, downloaded on first use.
+    """Return the source and reference files of a sacrebleu test set; download it on first use.
 
     Args:
-        name: sacrebleu's name, for example ``wmt14``.
+        name: Name in sacrebleu, for example ``wmt14``.
         pair: Source and target language, for example ``en-de``.
 
     Raises:
-        ConfigError: There is no such test set or pair. Names what is near or what there is.
-        DataError: The download fails, or it has no reference.
+        ConfigError: The test set or the language pair does not exist.
+        DataError: The download fails, or the test set has no reference.
     """
     utils, data_sets = _sacrebleu().utils, _sacrebleu().DATASETS
     if name not in data_sets:
         near, lists = nearest_word(name, [*data_sets]), shell_command("evaluate", list=True)
-        fix = f"Did you mean {near}?" if near else f"`{lists}` shows those that can be named."
-        raise ConfigError(f"There is no test set {name!r}.", fix=fix)
+        fix = f"Did you mean {near}?" if near else f"`{lists}` lists all test sets."
+        raise ConfigError(f"sacrebleu has no test set {name!r}.", fix=fix)
     pairs = utils.get_langpairs_for_testset(name)
     if pair not in pairs:
-        problem = f"The test set {name} has no pair {pair!r}."
-        raise ConfigError(problem, fix=f"It has {', '.join(sorted(pairs))}.")
+        problem = f"The test set {name} does not have the language pair {pair}."
+        raise ConfigError(problem, fix=f"Use one of {', '.join(sorted(pairs))}.")
     folder, url = Path(utils.SACREBLEU_DIR, name), str((data_sets[name].data or [""])[0])
     is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
     try:
@@ -146,9 +149,9 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
             raise ConnectionError(f"no connection to {url}")
         source = utils.get_source_file(name, pair)
         references = utils.get_reference_files(name, pair)
-    except (Exception, SystemExit) as error:  # sacrebleu raises bare ones, and exits
+    except (Exception, SystemExit) as error:  # sacrebleu raises Exception, or exits
         problem = f"The test set {name} ({pair}) cannot be downloaded: {error}"
-        fix = "Check the connection, or set SACREBLEU to a folder that holds it already."
+        fix = "Check the connection, or set SACREBLEU to a folder that contains the test set."
         raise DataError(problem, fix=fix) from error
     if not references:
         problem = f"The test set {name} ({pair}) has no reference."
@@ -157,12 +160,12 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
 
 
 def hub_address() -> str:
-    """Return the address of the hub of Hugging Face, or of the one that ``HF_ENDPOINT`` names."""
+    """Return the URL of the Hugging Face Hub, or ``HF_ENDPOINT`` if it is set."""
     return os.environ.get("HF_ENDPOINT", _HUB)
 
 
 def reaches(url: str) -> bool:
-    """Whether a server can be connected to; those who download try for half a minute, or longer."""
+    """Whether a server accepts connections within 1.5 seconds. Always true behind a proxy."""
     place, reached = urlsplit(url), []
     port = place.port or (443 if place.scheme == "https" else 80)
 
@@ -171,7 +174,7 @@ def reaches(url: str) -> bool:
             socket.create_connection((str(place.hostname), port), _CONNECT_SECONDS).close()
             reached.append(True)
 
-    # Looking up names, and each of several addresses, may take as long again.
+    # A thread, because DNS and each of several addresses may add to the time limit.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(_CONNECT_SECONDS)

@@ -1,12 +1,12 @@
-"""Which words translate each other, learned from pairs of lines: IBM model 1.
+"""A bilingual lexicon, learned from sentence pairs with IBM model 1.
 
-Brown et al. (1993), section 4.2, in both directions, trained to agree (Liang et al. 2006, section
-3.1): a link counts as much as both directions believe in it. Both share one table of expected
-counts, in cells that a hash of both words chooses, so that memory does not grow with the corpus;
-two pairs of words in one cell disturb each other little.
+The model (Brown et al. 1993, section 4.2) is trained in both directions by agreement (Liang et al.
+2006, section 3.1): the probability of a link is the product of both directions. Both directions
+share one table of expected counts. A hash of both words selects the cell, so memory does not grow
+with the corpus, and collisions do little harm.
 
-Shapes: V and W source and target vocabulary, P pairs, n meetings of a source and a target token of
-one pair, s and t source and target tokens of all pairs.
+Shapes: V and W source and target vocabulary sizes, P pairs, n co-occurrences ("meetings") of a
+source token and a target token in a pair, s and t source and target tokens of all pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nmt.data.workers import HERE, Workers
 
 Values = npt.NDArray[np.float64]
 
-_CELLS = 1 << 25  # 128 MiB a table, and two are held
+_CELLS = 1 << 25  # 128 MiB per table; two tables are in memory
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _ITERATIONS = 4
 _MOST_COMMON = 200
@@ -34,19 +34,19 @@ _MOST_CANDIDATES = 30
 _MEETINGS_AT_ONCE = 1 << 20
 _MERGED_AT_ONCE = 1 << 21
 _PAIRS_AT_ONCE = 1 << 16
-_MOST_MEETINGS = 1 << 26  # More to learn from takes time, and teaches little.
-_EMPTY_WORD = 0.1  # Probability that a token translates nothing, as it would stand anywhere.
+_MOST_MEETINGS = 1 << 26  # More data takes longer, with little effect on the lexicon.
+_EMPTY_WORD = 0.1  # Probability that a token is not a translation of any token (the empty word).
 
 
 class Pairs(NamedTuple):
-    """Rows of lines that stand beside each other."""
+    """Pairs of source and target rows."""
 
-    sources: Rows  # Rising. (P,).
+    sources: Rows  # In rising order. (P,).
     targets: Rows  # (P,).
 
 
 class Meetings:
-    """Every source token of some pairs beside every target token of its pair."""
+    """All combinations of a source token and a target token within each pair."""
 
     def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
         (source, source_offsets) = lines.source_ids(pairs.sources)
@@ -64,17 +64,17 @@ class Meetings:
         # Source and target token of each meeting. (n,) and (n,).
         self.places = source_places, target_places
         rows = source.astype(np.int64) * num_targets
-        # Words that meet: source * W + target. (n,).
+        # Both words of each meeting: source * W + target. (n,).
         self.keys = rows[source_places] + target[target_places]
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
-        """Add up values of meetings for each token of a side. (s,) or (t,)."""
+        """Sum values of meetings by the token of one side. (s,) or (t,)."""
         sums = np.bincount(self.places[side], values, len(self.ids[side]))
         return sums.astype(np.float64)
 
 
 def cells_of(keys: Rows) -> Rows:
-    """Return the cell of each pair of words, given as source * W + target; keys of any shape."""
+    """Return the cell of each word pair. A key is source * W + target; keys have any shape."""
     if keys.size and int(keys.max()) < _CELLS:
         return keys
     shift = np.uint64(64 - (_CELLS.bit_length() - 1))
@@ -83,14 +83,14 @@ def cells_of(keys: Rows) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Expected links."""
+    """Expected counts of links between words."""
 
-    cells: npt.NDArray[np.float32]  # Of each pair of words. (cells,).
-    totals: tuple[Values, Values]  # Of each source and of each target word. (V,) and (W,).
-    path: Path | None = None  # File with the cells, if other processes need them.
+    cells: npt.NDArray[np.float32]  # Counts of word pairs. (cells,).
+    totals: tuple[Values, Values]  # Counts of source and of target words. (V,) and (W,).
+    path: Path | None = None  # File of the cells, for other processes.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as the name of the file: it is large, and sent with every batch."""
+        """Pickle only the path: the table is large, and is sent with every batch."""
         return _table_of, (self.path, self.totals)
 
 
@@ -99,7 +99,7 @@ def _table_of(path: Path, totals: tuple[Values, Values]) -> _Table:
 
 
 class _Links(NamedTuple):
-    """What a batch adds to a table."""
+    """The expected counts of a batch, to be added to a table."""
 
     keys: Rows  # Of each meeting. (n,).
     values: npt.NDArray[np.float32]  # Probability of a link there. (n,).
@@ -108,16 +108,16 @@ class _Links(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """What is known of words; may be sent to processes that see its files."""
+    """Translation probabilities of words. When pickled, it refers to the files of its tables."""
 
     lines: Lines
     sizes: tuple[int, int]  # V and W.
-    frequencies: tuple[Values, Values]  # Shares of all tokens. (V,) and (W,).
+    frequencies: tuple[Values, Values]  # Relative frequencies of the words. (V,) and (W,).
     table: _Table | None = None
-    before: _Table | None = None  # The table from which ``table`` was made.
+    before: _Table | None = None  # The table of the iteration before ``table``.
 
     def links(self, pairs: Pairs) -> _Links:
-        """Return the expected links of a batch."""
+        """Return the expected counts of a batch (E-step)."""
         meetings = Meetings(self.lines, pairs, self.sizes[1])
         links = self.posterior(meetings, self.table)
         source, target = (
@@ -127,11 +127,11 @@ class Lexicon:
         return _Links(meetings.keys, links, (source, target))
 
     def posterior(self, meetings: Meetings, table: _Table | None) -> npt.NDArray[np.float32]:
-        """Return the probability of a link at each meeting: that of both directions. (n,)."""
+        """Return the probability of a link at each meeting (product of both directions). (n,)."""
         result = np.ones(len(meetings.keys), np.float32)
         counts = result if table is None else table.cells[cells_of(meetings.keys)]
         for side, ids in enumerate(meetings.ids):
-            # How likely each token of this side makes the token of the other side.
+            # Probability that each token of this side generates the token of the other side.
             scale = (1 - _EMPTY_WORD) / meetings.lengths[side][meetings.pairs[side]]
             if table is not None:
                 scale /= np.maximum(table.totals[side][ids], 1e-9)
@@ -145,7 +145,7 @@ class Lexicon:
 
 
 def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
-    """Yield pairs in order, about `_MEETINGS_AT_ONCE` meetings at a time."""
+    """Cut pairs into batches of about `_MEETINGS_AT_ONCE` meetings."""
     weights = lines.source_lengths[pairs.sources].astype(np.int64)
     weights = weights * lines.target_lengths[pairs.targets] + 8
     cuts = np.flatnonzero(np.diff(np.cumsum(weights) // _MEETINGS_AT_ONCE)) + 1
@@ -155,7 +155,7 @@ def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
 
 
 def sample_step(lines: Lines, num: int) -> int:
-    """Return of how many of ``num`` lines one is enough to learn from: 1 for all of them."""
+    """Return the step of an evenly spaced sample of ``num`` lines that is enough to learn from."""
     parts = (slice(start, start + _PAIRS_AT_ONCE) for start in range(0, num, _PAIRS_AT_ONCE))
     meetings = sum(
         int(lines.source_lengths[part].astype(np.int64) @ lines.target_lengths[part])
@@ -173,17 +173,17 @@ def learn_lexicon(
     folder: Path | None = None,
     iterations: int = _ITERATIONS,
 ) -> Lexicon:
-    """Learn a lexicon by expectation maximisation.
+    """Learn a lexicon by expectation maximization.
 
-    Links are added up in the order of the batches, whoever has found them: the result is the same.
+    Counts are added in the order of the batches, so the result does not depend on the workers.
 
     Args:
         lines: Token ids.
         vocab_sizes: Sizes of the source and of the target vocabulary, V and W.
-        pairs: To learn from.
-        workers: Work on batches.
-        folder: For tables that these read; None if there are none.
-        iterations: Of expectation maximisation.
+        pairs: Pairs to learn from.
+        workers: Processes for batches.
+        folder: Folder for tables that the workers read; None if all work is in this process.
+        iterations: Number of iterations of expectation maximization.
     """
     counts = [np.full(size, 0.5) for size in vocab_sizes]
     for sources, targets in batches(lines, pairs):
@@ -198,8 +198,8 @@ def learn_lexicon(
         cells = np.zeros(min(_CELLS, vocab_sizes[0] * vocab_sizes[1]), np.float32)
         totals = np.zeros(vocab_sizes[0]), np.zeros(vocab_sizes[1])
         for links in workers.map(lexicon.links, batches(lines, pairs)):
-            # An array from another process has a dtype that equals ours but is another object, for
-            # which numpy 2.4 adds twenty times as slowly; views have ours.
+            # The dtype of an array from another process is another object, with which np.add.at of
+            # numpy 2.4 is twenty times slower. A view has the dtype of this process.
             np.add.at(cells, cells_of(links.keys.view(np.int64)), links.values.view(np.float32))
             for total, part in zip(totals, links.totals, strict=True):
                 total += part
@@ -217,28 +217,29 @@ def likely_translations(
     most: int,
     lexicon: Lexicon | None = None,
 ) -> npt.NDArray[np.int32]:
-    """Return the target tokens that most often translate each source token, the likeliest first.
+    """Return the most probable target tokens for each source token, most probable first.
 
     Args:
-        lines: Sentence pairs: each row with itself. Of very many, a part that is evenly spread.
+        lines: Sentence pairs; source and target of a pair have the same row. Of a large corpus, an
+            evenly spaced sample is used.
         vocab_sizes: V and W.
-        most: Translations of each.
-        lexicon: Was learned from the same text already, which saves most of the time.
+        most: Maximum number of translations per source token.
+        lexicon: A lexicon of the same text, which saves most of the time. None learns one.
 
     Returns:
-        (V, most); -1 where there are fewer.
+        Token ids, filled up with -1. (V, most).
     """
     num = len(lines.source_lengths)
     rows = np.arange(0, num, sample_step(lines, num))
     pairs = Pairs(rows, rows)
-    if lexicon is None:  # the links that are counted below are of one iteration more
+    if lexicon is None:  # counting the links below is one more iteration
         lexicon = learn_lexicon(lines, vocab_sizes, pairs, iterations=_ITERATIONS - 1)
     lexicon = replace(lexicon, lines=lines, before=None)
     num_targets = vocab_sizes[1]
     is_small = vocab_sizes[0] * num_targets < 1 << 31
     dtype = np.dtype(np.int32 if is_small else np.int64)  # half the memory
     waiting = [(np.empty(0, dtype), np.empty(0))]
-    # A cell may be of several pairs of words, so links are counted by the words themselves.
+    # Several word pairs may share a cell, so links are counted by the words themselves.
     for links in map(lexicon.links, batches(lines, pairs)):
         waiting.append(_summed(links.keys.astype(dtype), links.values))
         if sum(len(keys) for keys, _ in waiting[1:]) > _MERGED_AT_ONCE:
@@ -253,10 +254,10 @@ def likely_translations(
 def write_shortlist(
     path: Path, store: ParallelStore, vocab_sizes: tuple[int, int], lexicon: Lexicon | None = None
 ) -> None:
-    """Write which target tokens each source token may become, as learned from a store.
+    """Write a shortlist: the target tokens that a decoder considers for each source token.
 
-    The file has ``common``, the most frequent target tokens, and ``candidates``, the likeliest
-    translations of each source token (V, most); -1 where there are fewer.
+    The safetensors file has ``common``, the most frequent target tokens, and ``candidates``, the
+    most probable translations of each source token, filled up with -1. (V, most).
     """
     counts = store.token_counts("target", vocab_sizes[1])
     common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
@@ -265,7 +266,7 @@ def write_shortlist(
 
 
 def _summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray, Values]:
-    """Return the different keys, rising, and the sum of the values of each."""
+    """Return the distinct keys in rising order, and the sum of the values of each key."""
     known, which = np.unique(keys, return_inverse=True)
     return known, np.bincount(which, values).astype(np.float64)
 
@@ -273,15 +274,15 @@ def _summed(keys: IntArray, values: npt.NDArray[np.floating]) -> tuple[IntArray,
 def _likeliest(
     parts: Sequence[tuple[IntArray, Values]], num_targets: int, most: int
 ) -> tuple[IntArray, Values, Rows]:
-    """Add up the parts of a count of links; return the ``most`` frequent of each source token.
+    """Merge counts of links, and keep the ``most`` frequent links of each source token.
 
     Returns:
-        Keys, rising; their counts; and their ranks among those of the source token, from 0. Of
-        equals the first goes first.
+        Keys in rising order, their counts, and their ranks within the source token, from 0. Equal
+        counts are ranked by key.
     """
     keys, counts = _summed(*map(np.concatenate, zip(*parts, strict=True)))
     sources = keys // num_targets
-    # Integers of 16 bits are sorted without comparisons.
+    # numpy sorts 16-bit integers by radix sort, which is faster.
     order = np.lexsort((-counts, sources.astype(np.min_scalar_type(int(sources.max(initial=0))))))
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order)) - np.searchsorted(sources, sources)

@@ -1,9 +1,8 @@
-"""A store and a position -> the endless stream of batches that training reads from there on.
+"""The endless stream of training batches, from any position on.
 
-The plan of an epoch, which pairs share a batch and which batch comes when, is a pure function of
-(lengths, settings, seed, epoch, rank): nothing is remembered between epochs, so a resumed run makes
-the plan again and skips to its position. `collate` is the only place where training adds BOS and
-EOS.
+The plan of an epoch (which pairs share a batch, and the order of batches) depends only on lengths,
+settings, seed, epoch and rank. No state is kept between epochs, so a resumed run makes the same
+plan again and skips to its position. BOS and EOS are added only by `collate`.
 """
 
 from __future__ import annotations
@@ -34,32 +33,35 @@ _LINES_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sentence pairs without padding; filler may follow them, which `rows` and `gold` lack."""
+    """Packed sentence pairs, without padding.
 
-    # Source ids, each sentence ending in EOS, and with ``model.source_bos`` beginning with BOS.
+    ``source`` and ``target`` may end with filler tokens, which ``rows`` and ``gold`` do not have.
+    """
+
+    # Source ids. Each sentence ends with EOS, and starts with BOS if ``model.source_bos`` is set.
     source: Packed
-    target: Packed  # What the decoder reads: BOS, then the target.
-    # What the decoder must predict: the target, then EOS. (num_target_tokens,), int64.
+    target: Packed  # Input of the decoder: BOS, then the target.
+    # Expected output of the decoder: the target, then EOS. (num_target_tokens,), int64.
     gold: Tensor
-    rows: Rows  # Where the pairs stand in the store, for error messages. (B,)
+    rows: Rows  # Rows of the pairs in the store, for error messages. (B,)
 
     @property
     def num_source_tokens(self) -> int:
-        """Source tokens with EOS, without padding."""
+        """Number of source tokens, including EOS, without padding."""
         return self.source.num_tokens - self.source.num_filler
 
     @property
     def num_target_tokens(self) -> int:
-        """Predicted tokens without padding: the divisor of the loss."""
+        """Number of predicted tokens, including EOS: the divisor of the loss."""
         return len(self.gold)
 
     @property
     def num_padded_tokens(self) -> int:
-        """Cells of the padded rectangles of both sides."""
+        """Number of tokens of both sides if they were padded to rectangles."""
         return self.source.num_cells + self.target.num_cells
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Return two batches of half the pairs."""
+        """Split the batch into two halves."""
         stop, middle = len(self.rows), len(self.rows) // 2
         split = int(self.target.cu_seqlens[middle])
         return self._part(0, middle, self.gold[:split]), self._part(middle, stop, self.gold[split:])
@@ -85,15 +87,15 @@ def collate(
     source_bos: bool = False,
     longest: int | None = None,
 ) -> Batch:
-    """Gather ``rows`` of the store into a batch: BOS before targets and EOS after each sentence.
+    """Make a batch of ``rows`` of the store. Adds BOS before targets and EOS after each sentence.
 
     Args:
-        store: The pairs.
-        rows: Which of them.
-        resegment: Draws other subwords, and noise, for the epoch.
+        store: Token ids of the training pairs.
+        rows: Rows of the batch.
+        resegment: Replaces the stored ids in this epoch (BPE-dropout or noise).
         epoch: Number of the epoch, from 0.
-        source_bos: Whether sources, too, begin with BOS.
-        longest: Most tokens of any sentence of either side, if sizes are to be rounded up.
+        source_bos: Whether to add BOS before sources too.
+        longest: Maximum tokens of a sentence. If set, batch sizes are rounded up.
     """
     sides = (store.source_ids(rows), store.target_ids(rows))
     if resegment is not None:
@@ -111,7 +113,7 @@ def collate(
 
 
 def _packed(ids: npt.NDArray[np.integer], offsets: Rows, special: int, *, last: bool) -> Packed:
-    """Pack sentences with a special token as the last or the first of each."""
+    """Pack sentences, with a special token at the end or at the start of each."""
     ends = offsets + np.arange(len(offsets))
     where = ends[1:] - 1 if last else ends[:-1]
     values = np.full(ends[-1], special, dtype=np.int64)
@@ -122,54 +124,54 @@ def _packed(ids: npt.NDArray[np.integer], offsets: Rows, special: int, *, last: 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the stream: the batch to be read next."""
+    """The position of the next batch in the stream."""
 
-    epoch: int = 0  # Epochs read to the end.
-    batch: int = 0  # Batches read of this epoch.
-    stage: int = 0  # Stages that are over.
-    stage_epochs: int = 0  # Epochs of this stage read to the end.
-    stage_updates: int = 0  # Updates of this stage.
+    epoch: int = 0  # Completed epochs.
+    batch: int = 0  # Batches read in this epoch.
+    stage: int = 0  # Completed stages.
+    stage_epochs: int = 0  # Completed epochs of this stage.
+    stage_updates: int = 0  # Completed updates of this stage.
 
     def next_stage(self) -> Position:
-        """Return the beginning of the next stage, which begins an epoch."""
+        """Return the start of the next stage, which starts a new epoch."""
         return Position(self.epoch + (self.batch > 0), 0, self.stage + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """All epochs of one store for one process."""
+    """Reads the training batches of one process."""
 
-    store: ParallelStore  # The training pairs.
-    config: BatchConfig  # The batch section, with numbers.
+    store: ParallelStore  # Token ids of the training pairs.
+    config: BatchConfig  # The batch section, with ``auto`` resolved.
     weights: Sequence[float]  # How often an epoch reads each corpus.
     seed: int  # Seed of the data order.
-    rank: int = 0  # This process among ``num_ranks``.
-    num_ranks: int = 1  # Processes that share the epoch.
-    # Draws other subwords, and noise, in each epoch. Batches are planned by what is stored, and so
-    # hold more tokens than they are meant to (a fifth more at a BPE-dropout of 0.1).
+    rank: int = 0  # Number of this process, from 0.
+    num_ranks: int = 1  # Processes that share each epoch.
+    # Replaces the stored ids in each epoch (BPE-dropout or noise). Batches are planned with the
+    # stored lengths, so they exceed ``max_tokens`` (by a fifth with a BPE-dropout of 0.1).
     resegment: Resegment | None = None
-    source_bos: bool = False  # Put BOS before sources.
-    # Processes that draw subwords some updates ahead, while a thread plans the next epoch. With 0
-    # nothing is made before it is asked for.
+    source_bos: bool = False  # Add BOS before sources.
+    # Processes that prepare some updates ahead, while a thread plans the next epoch. 0 prepares
+    # every batch when it is needed.
     num_workers: int = 0
-    stages: Sequence[Stage] = ()  # Mixtures one after the other, in place of ``weights``.
-    # Most tokens of a sentence, if the sizes of batches are rounded up: `nmt.packed.round_up`.
+    stages: Sequence[Stage] = ()  # Consecutive mixtures of the corpora, instead of ``weights``.
+    # Maximum tokens of a sentence, if batch sizes are rounded up (`nmt.packed.round_up`).
     longest: int | None = None
 
     def lengths(self, rows: Rows | slice) -> tuple[IntArray, IntArray]:
-        """Return source and target tokens of rows of the store, special ones included."""
+        """Return the source and target lengths of rows of the store, including special tokens."""
         source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
         return source + (1 + self.source_bos), target + 1
 
     def plan(self, epoch: int, stage: int = 0) -> list[Rows]:
-        """Return the store's rows of each batch of an epoch, in order.
+        """Return the rows of each batch of an epoch, in order.
 
         Args:
-            epoch: Its number, from 0.
-            stage: The number of its stage, from 0.
+            epoch: Number of the epoch, from 0.
+            stage: Number of the stage, from 0.
 
         Raises:
-            DataError: The weights leave no row.
+            DataError: The weights select no pair.
         """
         assert self.config.max_tokens != "auto"
         store = self.store
@@ -177,8 +179,8 @@ class Loader:
         rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
         if not len(store if rows is None else rows):
             shown = ", ".join(map(str, weights))
-            problem = f"An epoch reads no pair: {len(store):,} with weights of {shown}."
-            fix = "Raise data.train.*.weight: it says how often an epoch reads a corpus."
+            problem = f"The corpus weights ({shown}) select none of {len(store):,} sentence pairs."
+            fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
             raise DataError(problem, fix=fix)
         plan = plan_batches(
             *self.lengths(slice(None) if rows is None else rows),
@@ -187,16 +189,16 @@ class Loader:
             noise=self.config.length_noise,
             random=epoch_random(self.seed, epoch),
         )
-        # Each process takes equally many batches; a few are read twice to make it even.
+        # Every process reads the same number of batches; some batches are read twice for this.
         even = range(self.rank, len(plan) + -len(plan) % self.num_ranks, self.num_ranks)
         mine = [plan[number % len(plan)] for number in even]
         return mine if rows is None else [rows[batch] for batch in mine]
 
     def updates(self, start: Position) -> Generator[tuple[list[Batch], Position], None, None]:
-        """Yield the batches of each optimizer update and the position after them, for ever.
+        """Yield the batches of each optimizer update, and the position after them, endlessly.
 
         An update has ``gradient_accumulation`` batches. The last update of an epoch may have fewer,
-        since an update never mixes two epochs.
+        because an update never mixes two epochs.
         """
         planned = self._planned(start)
         if not self.num_workers or self.resegment is None:
@@ -209,18 +211,18 @@ class Loader:
             loader = replace(
                 self, resegment=lambda *batch: pool.submit(resegment_installed, *batch).result()
             )
-            ahead = 2 * self.num_workers  # no process waits for its next task
+            ahead = 2 * self.num_workers  # so that no process has to wait for its next task
             yield from map_ahead(loader._made, planned, threads, ahead)
 
     def _planned(self, start: Position) -> Iterator[tuple[list[Rows], int, Position]]:
-        """Yield the rows of the batches of each update, their epoch, and the position after."""
+        """Yield, for each update, the rows of its batches, its epoch, and the position after it."""
         position = start
         while True:
             epochs, stage = itertools.count(position.epoch), position.stage
             make = partial(self.plan, stage=stage)
             with ExitStack() as stack:
                 plans: Iterator[list[Rows]] = map(make, epochs)
-                if self.num_workers:  # a thread plans the next epoch while this one is read
+                if self.num_workers:  # a thread plans the next epoch during the current one
                     thread = stack.enter_context(ThreadPoolExecutor(1, "ahead"))
                     plans = map_ahead(make, epochs, thread, ahead=1)
                 for plan in plans:
@@ -236,7 +238,7 @@ class Loader:
                         break
 
     def _after(self, position: Position, batch: int | None) -> Position:
-        """Return the position after an update that ends before a batch, or with the epoch."""
+        """Return the position after an update. ``batch`` is the next batch; None ends the epoch."""
         is_over = batch is None
         after = replace(position, epoch=position.epoch + is_over, batch=batch or 0)
         if not self.stages:
@@ -248,14 +250,14 @@ class Loader:
         return after.next_stage() if is_done else after
 
     def after_score(self, position: Position, score: float) -> Position:
-        """Return where training continues after a validation: perhaps in the next stage."""
+        """Return the position after a validation, which may end the current stage."""
         if position.stage + 1 >= len(self.stages):
             return position
         wanted = self.stages[position.stage].score
         return position.next_stage() if wanted is not None and score >= wanted else position
 
     def epoch_updates(self) -> Iterator[int]:
-        """Yield the updates of each epoch. A stage that ends with a score is taken to last."""
+        """Yield the number of updates of each epoch. Stages with a target score never end here."""
         count = 0
         for _, epoch, after in self._planned(Position()):
             count += 1
@@ -268,12 +270,12 @@ class Loader:
         return [self.batch(rows, epoch) for rows in batches], after
 
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
-        """Return the batch of some rows of the store, as it is in an epoch."""
+        """Return the batch of some rows of the store, for an epoch."""
         bos, longest = self.source_bos, self.longest
         return collate(self.store, rows, self.resegment, epoch, source_bos=bos, longest=longest)
 
     def describe(self, batches: Sequence[Batch]) -> str:
-        """Say where the pairs of ``batches`` come from: corpora and some of their lines."""
+        """Return the corpora and the line numbers of the pairs, for error messages."""
         rows = np.concatenate([batch.rows for batch in batches])
         corpora, lines = self.store.corpus[rows], self.store.lines[rows]
         parts = []

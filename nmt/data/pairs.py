@@ -1,7 +1,7 @@
-"""Sentence pairs, and how they are read: `columns_of` chooses by the place of a corpus.
+"""Readers of sentence pairs: text files, TSV, CSV, JSON lines, hubs, and the demo corpus.
 
-Both sides of a pair always move together: a blank line, bad bytes or an over-long line on one
-side makes the pair blank, bad or over-long, and never shifts the other side.
+Both sides stay aligned: a line that is blank, too long or not UTF-8 affects its own pair, and never
+shifts the other side. `columns_of` chooses the reader of a corpus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nmt.files.lines import decode_line, open_binary, split_lines
 from nmt.text import without_surrogates
 
 _MOST_BYTES_PER_CHARACTER = 4
-# A line of TSV or JSON holds both sides, other fields, and characters written as \uXXXX.
+# A line of TSV or JSON contains both sides, other fields, and escapes such as \uXXXX.
 _LINE_PER_SIDE = 8
 
 
@@ -35,7 +35,7 @@ class SentencePair(NamedTuple):
 
 
 class BadPair(NamedTuple):
-    """A pair that cannot be read."""
+    """A pair that is not UTF-8 or has too many characters."""
 
     reason: Literal["bad_utf8", "characters"]
     line: int  # number in the corpus, from 1
@@ -43,7 +43,7 @@ class BadPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How corpora are read."""
+    """Settings for reading a corpus."""
 
     source_language: str
     target_language: str
@@ -52,7 +52,7 @@ class ReadOptions:
 
 
 def _pair_of(source: str, target: str, line: int, options: ReadOptions) -> SentencePair | BadPair:
-    """Check texts that did not come as lines: they may hold line feeds and lone surrogates."""
+    """Make a pair of texts that may contain line feeds and lone surrogates."""
     if max(len(source), len(target)) > options.max_characters:
         return BadPair("characters", line)
     return SentencePair(_one_line(source), _one_line(target), line)
@@ -63,7 +63,7 @@ def _one_line(text: str) -> str:
 
 
 def _raw_lines(path: Path, max_characters: int) -> Iterator[bytes | None]:
-    """Yield the lines of a file; None for one that has too many bytes."""
+    """Yield the lines of a file; None for a line with too many bytes."""
     with open_binary(path) as stream:
         yield from split_lines(
             stream, str(path), max_bytes=max_characters * _MOST_BYTES_PER_CHARACTER
@@ -94,7 +94,7 @@ def _aligned_pairs(
     targets: Sequence[bytes | None],
     first: int,
 ) -> Iterator[SentencePair | BadPair]:
-    """Yield the pairs of lines of two files."""
+    """Yield the pairs of two aligned files."""
     lefts, rights = (
         _decoded(lines, name, first, options, options.max_characters)
         for lines, name in zip((sources, targets), names, strict=True)
@@ -116,7 +116,7 @@ def _records(
     lines: Sequence[bytes | None],
     first: int,
 ) -> Iterator[SentencePair | BadPair]:
-    """Yield the pairs of lines of a file that holds both sides on each."""
+    """Yield the pairs of a file with both sides on each line."""
     most = options.max_characters * _LINE_PER_SIDE
     for number, line in enumerate(_decoded(lines, path, first, options, most), first):
         if isinstance(line, BadPair):
@@ -127,16 +127,16 @@ def _records(
             try:
                 texts = texts_of(line)
             except (LookupError, ValueError, TypeError, RecursionError) as error:
-                problem = f"no {wanted} ({type(error).__name__}: {error})"
+                problem = f"expected {wanted} ({type(error).__name__}: {error})"
                 fix = "Repair the line, or correct the languages and the columns of the corpus."
                 if isinstance(error, IndexError) and "," in line and "\t" not in line:
-                    problem, fix = "commas and no tab", f"Name it as csv: {path}, not as tsv."
+                    problem, fix = "commas but no tab", f"Use `csv: {path}` instead of tsv."
                 raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix) from error
             yield _pair_of(*texts, number, options)
 
 
 def _tsv_texts(columns: tuple[int, int], line: str) -> tuple[str, str]:
-    """Return the texts of a line with tabs."""
+    """Return both texts of a TSV line."""
     cells = line.split("\t")
     return cells[columns[0]], cells[columns[1]]
 
@@ -144,10 +144,10 @@ def _tsv_texts(columns: tuple[int, int], line: str) -> tuple[str, str]:
 def _csv_pairs(
     path: Path, columns: tuple[int, int], options: ReadOptions
 ) -> Iterator[SentencePair | BadPair]:
-    """Yield the pairs of comma-separated values.
+    """Yield the pairs of a CSV file.
 
     Raises:
-        DataError: It is no such file, or lacks the columns.
+        DataError: The file is not valid CSV, or a row lacks the columns.
     """
     bad: list[BadPair] = []
     most = options.max_characters * _LINE_PER_SIDE
@@ -173,15 +173,15 @@ def _csv_pairs(
                 yield SentencePair("", "", rows.line_num)
     except (csv.Error, IndexError) as error:
         raise DataError(
-            f"{path}, line {rows.line_num:,}: no columns {columns[0]} and {columns[1]} (counted "
-            f"from 0) of comma-separated values ({error}).",
-            fix="Quote fields that hold commas, quotes or line ends, or correct the columns.",
+            f"{path}, line {rows.line_num:,}: expected comma-separated columns {columns[0]} and "
+            f"{columns[1]}, counted from 0 ({error}).",
+            fix="Quote fields that contain commas, quotes or line breaks, or correct `columns`.",
         ) from error
     yield from bad
 
 
 def _named_columns(row: Sequence[str], languages: tuple[str, str]) -> tuple[int, int] | None:
-    """Return where the first row of a table names both sides; None if it does not."""
+    """Return the columns of both sides if the first row is a header, else None."""
     cells = [cell.strip() for cell in row]
     for names in (languages, ("source", "target")):
         if set(names) <= set(cells):
@@ -190,18 +190,27 @@ def _named_columns(row: Sequence[str], languages: tuple[str, str]) -> tuple[int,
 
 
 def _json_texts(languages: tuple[str, str], line: str) -> tuple[str, str]:
-    """Return the texts of a line of JSON; a missing one is empty."""
+    """Return both texts of a JSON line; null becomes an empty string."""
     source, target = in_languages(json.loads(line)["translation"], languages)
     for text in (source, target):
         if not isinstance(text, str | None):
-            raise TypeError(f"{text!r:.40} is not text")
+            raise TypeError(f"{text!r:.40} is not a string")
     return source or "", target or ""
 
 
 def columns_of(
     config: CorpusConfig, options: ReadOptions
 ) -> tuple[list[str], list[Iterator[Any]], Callable[..., Iterable[SentencePair | BadPair]]]:
-    """Return the files of a corpus, what is read of each pair, and what makes a pair of it."""
+    """Choose the reader of a corpus.
+
+    Returns:
+        The paths of the files, iterators over their raw lines or pairs, and a function that parses
+        blocks of these into pairs.
+
+    Raises:
+        ConfigError: The sacrebleu test set does not exist.
+        DataError: The test set cannot be downloaded.
+    """
     languages, most = (options.source_language, options.target_language), options.max_characters
     files = [path for path in (config.source, config.target) if path is not None]
     if config.sacrebleu is not None:

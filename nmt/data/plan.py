@@ -1,8 +1,8 @@
-"""The plan of an epoch: which rows it reads, which share a batch, and which batch comes when.
+"""The plan of an epoch: which rows it reads, how they form batches, and the order of batches.
 
 Corpora are mixed by weight, by temperature, and in stages. Plans of 100 million pairs fit in
-memory: one packed number a pair is sorted instead of its four keys, and keys are made a chunk at a
-time. Beside the lengths there are about two numbers of 64 bits for each pair.
+memory, because each pair is sorted by one packed 64-bit number instead of four keys. In addition to
+the lengths, a plan needs about 16 bytes per pair.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from nmt.data.store import IntArray, Rows
 from nmt.errors import DataError
 
 _CHUNK_ROWS = 1 << 20
-_DOUBLE_BITS = 53  # random bits of a number in [0, 1)
+_DOUBLE_BITS = 53  # random bits of a float64 in [0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of training that mixes the corpora in its own way, and when it ends, if it does."""
+    """A stage of training: its mixture of the corpora, and its end. The last stage has no end."""
 
     weights: Sequence[float]  # How often an epoch reads each corpus.
-    epochs: int | None = None  # Ends after so many epochs.
-    updates: int | None = None  # Ends after so many updates.
-    score: float | None = None  # Ends with a validation score that is no lower.
+    epochs: int | None = None  # The stage ends after this number of epochs,
+    updates: int | None = None  # or after this number of updates,
+    score: float | None = None  # or when the validation score reaches this value.
 
     def is_over(self, epochs: int, updates: int) -> bool:
-        """Whether it ends after so many epochs and updates of it."""
+        """Whether the stage ends after this number of its epochs or updates."""
         return epochs == self.epochs or updates == self.updates
 
 
 def tempered_weights(
     weights: Sequence[float], sizes: Sequence[int], temperature: float
 ) -> list[float]:
-    """Return how often an epoch reads each corpus if p_i ~ (w_i n_i)^(1/T), and as many pairs.
+    """Return how often an epoch reads each corpus with temperature sampling.
 
-    Source: temperature sampling of Arivazhagan et al. (2019), section 4.2, of corpora in place of
-    languages.
+    Corpus i gets a share proportional to (w_i n_i)^(1/T). The number of pairs of an epoch stays the
+    same.
+
+    Source: Arivazhagan et al. (2019), section 4.2, with corpora instead of languages.
 
     >>> tempered_weights([1, 1], [900, 100], temperature=2)
     [0.8333333333333334, 2.5]
@@ -56,15 +58,16 @@ def tempered_weights(
 
 
 def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: bool) -> list[Stage]:
-    """Return the stages of training; none if it has no stages.
+    """Return the stages of training; an empty list if ``data.stages`` is empty.
 
-    An epoch of a stage has as many pairs as the corpora that it mixes; of one that ends with epochs
-    of a corpus it has that corpus once, or an equal part of it where these are no whole number.
+    An epoch of a stage has as many pairs as the corpora that the stage mixes. If the stage ends
+    after epochs of one corpus, each epoch reads this corpus once. If the number of epochs is not
+    whole, it is rounded up, and each epoch reads an equal part of the corpus.
 
     Args:
-        data: The section of the configuration.
-        sizes: Pairs of each training corpus.
-        lower_is_better: Of the validation metric.
+        data: The data section of the configuration.
+        sizes: Number of pairs of each training corpus.
+        lower_is_better: Whether a lower validation score is better.
     """
     names, stages = [corpus.name for corpus in data.train], list[Stage]()
     for config in data.stages:
@@ -86,10 +89,10 @@ def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: boo
 def epoch_rows(
     corpus: npt.NDArray[np.integer], weights: Sequence[float], *, seed: int, epoch: int
 ) -> Rows | None:
-    """Return the rows that one epoch reads, each as often as its corpus' weight says.
+    """Return the rows that one epoch reads, repeated according to the weights of their corpora.
 
-    A weight of 2.5 reads every row twice and a random half of the rows, another one each epoch,
-    a third time.
+    With a weight of 2.5, an epoch reads every row twice, and a random half of the rows a third
+    time. The half differs between epochs.
 
     Args:
         corpus: Corpus of each row, an index into ``weights``. (n,)
@@ -98,7 +101,7 @@ def epoch_rows(
         epoch: Number of the epoch, from 0.
 
     Returns:
-        Rows; None where it is every row once.
+        Rows; None if every row is read once.
     """
     if all(weight == 1 for weight in weights):
         return None
@@ -112,7 +115,7 @@ def epoch_rows(
 
 
 def epoch_random(seed: int, epoch: int) -> np.random.Generator:
-    """Return what draws the order of an epoch, from 0."""
+    """Return the random generator for the order of an epoch, numbered from 0."""
     return np.random.Generator(np.random.PCG64([seed, epoch, 0]))
 
 
@@ -125,24 +128,25 @@ def plan_batches(
     noise: float,
     random: np.random.Generator,
 ) -> list[Rows]:
-    """Group pairs of like length under a budget of real tokens; shuffle the groups.
+    """Group pairs of similar length into batches with a token budget, and shuffle the batches.
 
-    Pairs are sorted by the longer side, with noise so that epochs differ, then by the target, and
-    cut where the budget is full: neither side is padded far. (Multi30k, 4096 tokens: 7% padding.)
+    Pairs are sorted by the longer side, then by the target, and cut where the budget is full, so
+    there is little padding (7% for Multi30k with 4,096 tokens). Noise in the sort key makes epochs
+    differ.
 
     Args:
-        source_lengths: Tokens of each source, EOS included. (n,)
-        target_lengths: Tokens of each target, EOS included. (n,)
-        max_tokens: Most source and target tokens in a batch, together, without padding; None: any.
-        max_sentences: Most pairs in a batch; None: any.
-        noise: Spread of the sort key, as a share of the length.
-        random: Draws the noise and the order of the batches.
+        source_lengths: Tokens of each source, including EOS. (n,)
+        target_lengths: Tokens of each target, including EOS. (n,)
+        max_tokens: Maximum source plus target tokens per batch, without padding; None: no limit.
+        max_sentences: Maximum pairs per batch; None: no limit.
+        noise: Spread of the sort key, relative to the length.
+        random: Source of random numbers for noise and shuffling.
 
     Returns:
-        Rows of each batch, in the order of training. Each row is in one batch.
+        Rows of each batch, in the order of training. Each row is in exactly one batch.
 
     Raises:
-        DataError: A pair is longer than a batch.
+        DataError: A pair has more than ``max_tokens`` tokens.
     """
     count = len(source_lengths)
     if count == 0:
@@ -151,7 +155,7 @@ def plan_batches(
     sizes = source_lengths + target_lengths
     longest = int(sizes.argmax())
     if max_tokens is not None and sizes[longest] > max_tokens:
-        problem = f"Pair {longest} has {sizes[longest]:,} tokens, but a batch holds {max_tokens:,}."
+        problem = f"Pair {longest} has {sizes[longest]:,} tokens; the limit is {max_tokens:,}."
         fix = "Raise batch.max_tokens, or lower filters.max_length and prepare again."
         raise DataError(problem, fix=fix)
     ends = np.cumsum(sizes[order], dtype=np.int64)
@@ -168,18 +172,19 @@ def plan_batches(
 def length_order(
     source: IntArray, target: IntArray, *, noise: float, random: np.random.Generator
 ) -> Rows:
-    """Return all rows by the longer side with noise, then source, then target, then at random.
+    """Sort rows by the longer side with noise, then by source, by target, and at random.
 
-    Draws ``n`` float32 and ``n`` float64 from ``random``, in this order. Equal to
-    ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``
-    as long as 64 bits hold the lengths and enough of the chance: two pairs of the same lengths may
-    change places where the bits of chance that fit are the same.
+    The result equals
+    ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``,
+    with ``n`` float32 (spread) and then ``n`` float64 drawn from ``random``. All keys are packed
+    into 64 bits. If few bits are left for the float64, pairs with equal lengths may be in another
+    order.
 
     Args:
         source: Tokens of each source. (n,)
         target: Tokens of each target. (n,)
-        noise: Spread of the first key, as a share of the length.
-        random: Where noise and chance come from.
+        noise: Spread of the first key, relative to the length.
+        random: Source of random numbers.
 
     Returns:
         Rows. (n,), int64.

@@ -1,4 +1,4 @@
-"""A prepared folder: what it is made of, its manifest, and its data opened for reading."""
+"""The prepared folder that `nmt prepare` writes: its manifest, its checks, and its data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
-# Parts of the folder, beside `VALID`.
+# Subfolders, in addition to `VALID`.
 TRAIN, TOKENIZER = "train", "tokenizer"
 AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
 _SEAL = "sha256"  # key of the manifest's own hash
@@ -31,16 +31,19 @@ _SEAL = "sha256"  # key of the manifest's own hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedManifest:
-    """What a prepared folder was made of. Written last: a folder without it is not finished."""
+    """The inputs and the files of a prepared folder.
+
+    The manifest is written last, so a folder without a manifest is incomplete.
+    """
 
     format_version: int = FORMAT_VERSION
-    config_hash: str  # of the parts of the configuration that change the result
-    sources: Mapping[str, Mapping[str, Any]]  # size, time and sha256 of each file, by path
-    data_hash: str  # of the names and hashes of all files of the token stores
-    vocab_hash: str  # of the SentencePiece models
+    config_hash: str  # hash of the configuration keys that change the result
+    sources: Mapping[str, Mapping[str, Any]]  # input files: size, time and SHA-256, by path
+    data_hash: str  # hash of all files of the token stores
+    vocab_hash: str  # hash of the SentencePiece models
     source_vocab_size: int
     target_vocab_size: int
-    counts: Mapping[str, Mapping[str, int]]  # per corpus: pairs read, kept, dropped by reason
+    counts: Mapping[str, Mapping[str, int]]  # by corpus: pairs read, kept, and dropped by reason
     scored_with: Sequence[str] = ()  # models that have scored the pairs
     files: Mapping[str, FileRecord]  # every other file of the folder
 
@@ -53,7 +56,7 @@ class PreparedManifest:
         counts: Mapping[str, Mapping[str, int]],
         scored_with: Sequence[str],
     ) -> PreparedManifest:
-        """Describe a folder in which everything else is written."""
+        """Make the manifest of a folder in which all other files are complete."""
         written = sorted(path for path in folder.rglob("*") if path.is_file())
         files = {path.relative_to(folder).as_posix(): FileRecord.of(path) for path in written}
         stores = (Path(name).name + files[name].sha256 for name in files if name.endswith(".bin"))
@@ -82,7 +85,7 @@ class PreparedManifest:
         """Read the manifest of ``folder``.
 
         Raises:
-            DataError: There is none, it is damaged, or it has another format version.
+            DataError: The manifest is missing or damaged, or has another format version.
         """
         path = folder / MANIFEST
         try:
@@ -93,7 +96,7 @@ class PreparedManifest:
                     raise ValueError("its content has changed")
                 return TypeAdapter(cls).validate_python(values)
         except FileNotFoundError as error:
-            problem = f"{folder} holds no prepared data: it has no {MANIFEST}."
+            problem = f"{folder} is not a prepared folder: {MANIFEST} is missing."
             raise DataError(problem, fix="Run `nmt prepare CONFIG`.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged: {error}", fix=AGAIN) from error
@@ -103,26 +106,26 @@ class PreparedManifest:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A prepared folder that is whole."""
+    """The result of a successful `verify_prepared`."""
 
     folder: str
-    files: int  # that were compared
-    bytes: int  # their size
+    files: int  # number of files that were compared
+    bytes: int  # total size of these files
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Return the result as JSON data."""
         return asdict(self)
 
     def as_text(self) -> str:
-        """Return a line to read."""
-        return f"{self.folder}: {self.files:,} files, {self.bytes:,} bytes, all as written"
+        """Return the result as a line of text."""
+        return f"{self.folder}: {self.files:,} files, {self.bytes:,} bytes, all undamaged"
 
 
 def verify_prepared(folder: Path) -> Verified:
     """Compare all files of a prepared folder with its manifest.
 
     Raises:
-        DataError: There is none; or files are missing or damaged: names each.
+        DataError: The manifest or a file is missing or damaged. The message lists every file.
     """
     files = PreparedManifest.read(folder).files
     if problems := list(damage(folder, files, files)):
@@ -131,7 +134,7 @@ def verify_prepared(folder: Path) -> Verified:
 
 
 class PreparedData:
-    """The prepared data of one experiment, read-only."""
+    """The data of a prepared folder, read-only."""
 
     def __init__(self, folder: Path, manifest: PreparedManifest) -> None:
         self.folder = folder
@@ -141,10 +144,10 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: Path) -> PreparedData:
-        """Open a finished folder.
+        """Open a prepared folder.
 
         Raises:
-            DataError: It is missing, unfinished or damaged.
+            DataError: The folder is missing, incomplete or damaged.
         """
         return cls(folder, PreparedManifest.read(folder))
 
@@ -155,12 +158,12 @@ class PreparedData:
 
     @property
     def valid_source(self) -> list[str]:
-        """Source text of the validation set, as it was read."""
+        """Source lines of the validation set."""
         return read_lines(self.folder / VALID / "source.txt")
 
     @property
     def valid_target(self) -> list[str]:
-        """Reference text of the validation set, as it was read."""
+        """Reference lines of the validation set."""
         return read_lines(self.folder / VALID / "target.txt")
 
 
@@ -169,18 +172,18 @@ _SPOOL = "standard-input.tsv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """All in a configuration that decides what is prepared."""
+    """The parts of a configuration that determine the prepared data."""
 
     data: DataConfig
     tokenizer: TokenizerConfig  # with the tags of the corpora
     filters: FilterConfig
     languages: tuple[str, str]
     init_from: Path | None  # fine-tuning keeps the vocabulary of the model that it starts from
-    input: Path | None = None  # a copy of standard input, if that is a corpus
-    bound: Mapping[str, Any]  # the values that ``Binds("data")`` marks in the configuration
+    input: Path | None = None  # a copy of standard input, if it is a corpus
+    bound: Mapping[str, Any]  # values of the keys that ``Binds("data")`` marks
 
     def spooled(self, piped: IO[bytes] | None, folder: Path) -> Recipe:
-        """Return a recipe that names a copy of standard input, which can be read only once."""
+        """Copy standard input, which can be read only once, and return a recipe with the copy."""
         train, path = list(self.data.train), folder / _SPOOL
         for number, (name, corpus) in enumerate(self.corpora.items()):
             if is_piped(corpus) and piped is not None:
@@ -198,19 +201,19 @@ class Recipe:
 
     @property
     def files(self) -> list[Path]:
-        """All files that the prepared data are made of."""
+        """All input files."""
         corpora = (*self.data.train, self.data.valid)
         return sorted({path for corpus in corpora for path in corpus_files(corpus)})
 
     def hash(self, vocab_hash: str | None = None) -> str:
-        """Return a hash of all that changes the prepared data, but for the text of the corpora.
+        """Return a hash of all inputs that change the prepared data, except the corpus files.
 
         Args:
-            vocab_hash: Stands for the vocabulary of ``init_from`` if that is gone: a run that
-                resumes does not need it any more.
+            vocab_hash: Replaces the hash of the vocabulary of ``init_from`` if that model has been
+                deleted, because a resumed run no longer needs it.
         """
         bound = dict(self.bound)
-        if self.init_from is None:  # the vocabulary is learned from text with the noise
+        if self.init_from is None:  # the vocabulary is learned from text with noise
             bound["noise"] = [corpus.noise.rates for corpus in self.data.train]
         else:
             place = self.init_from / TOKENIZER
@@ -220,10 +223,10 @@ class Recipe:
 
 
 def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
-    """Return size, time and hash of each file that is read, by its path."""
+    """Return the size, modification time and hash of each input file, by path."""
     sources: dict[str, Mapping[str, Any]] = {}
     for path in recipe.files:
-        with suppress(OSError):  # reading it says what is wrong
+        with suppress(OSError):  # reading the corpus reports the problem
             status, digest = path.stat(), sha256_of_file(path)
             sources[STANDARD if path == recipe.input else str(path)] = {
                 "size": status.st_size, "mtime_ns": status.st_mtime_ns, "sha256": digest
@@ -232,7 +235,7 @@ def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
 
 
 def are_unchanged(sources: Mapping[str, Mapping[str, Any]], piped: Path | None = None) -> bool:
-    """Compare sizes and times, which is quick; the contents only where the time differs."""
+    """Whether input files are unchanged, by size and time, or by content if the time differs."""
     try:
         return all(_is_unchanged(Path(name), known, piped) for name, known in sources.items())
     except OSError:

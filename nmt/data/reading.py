@@ -1,8 +1,11 @@
-"""One reading of all corpora, and what `nmt prepare` does with each of their blocks.
+"""The passes of `nmt prepare` over the blocks of all corpora.
 
-Three pure functions, for any process. Look: which pairs the filters of texts keep; a sample of
-them, the `Reservoir`, teaches the tokenizers. Encode: the token ids of every line. Decide: which
-pairs are kept now that their lengths are known, and what the whole corpora say of them.
+Three functions process a block, in any process:
+
+- `Look` applies the filters that need only the texts. The tokenizers are learned from a sample of
+  the kept pairs, the `Reservoir`.
+- `Encode` converts every line to token ids.
+- `Decide` applies the filters that need lengths or the comparison with other pairs.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from nmt.version import __version__
 Mask = npt.NDArray[np.bool_]
 _MOST_CHARACTERS = 100_000_000
 _SEED = 1
-# Fixed: the unigram model depends on it, and should not depend on the machine.
+# Fixed, because the unigram model depends on this number but must not depend on the machine.
 _LEARNING_THREADS = 16
 
 
@@ -51,13 +54,10 @@ def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first pass: what the texts of a block say.
+    """The first pass: applies the filters of texts.
 
-    Pairs that are too long in characters, in bad encoding, blank, or have another reason that drops
-    are not kept.
-
-    The result has ``is_kept``, all arrays of ``look``, and as values the findings and the counts of
-    dropped pairs, each under its first reason that drops.
+    The result has the arrays ``is_kept`` and those of ``look``. Its values are the findings, and
+    the counts of dropped pairs by the first reason that drops them.
     """
 
     filters: FilterChain
@@ -65,7 +65,7 @@ class Look:
     look: Callable[[Sequence[SentencePair]], Mapping[str, npt.NDArray[Any]]] | None = None
 
     def __call__(self, block: Block) -> Result:
-        """Parse and examine a block.
+        """Parse and filter a block.
 
         Raises:
             DataError: A line cannot be read.
@@ -89,13 +89,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """The token ids of every line of a block; none of what cannot be read."""
+    """Encodes every line of a block. An unreadable line has no tokens."""
 
     tokenizers: Tokenizers
     threads: int
 
     def __call__(self, block: Block) -> Result:
-        """Return ids and lengths of both sides, and line ``numbers``.
+        """Return the ids and lengths of both sides, and the line ``numbers``.
 
         Raises:
             DataError: A line cannot be read.
@@ -114,26 +114,26 @@ class Encode:
 
 
 class Known(NamedTuple):
-    """What is known of a block in the second pass."""
+    """Additional inputs of `Decide` for a block."""
 
     lengths: npt.NDArray[np.int64]  # subwords of source and target, tag included. (2, lines)
-    is_kept: Mask  # of each line, after the first pass
-    found: Mapping[int, Sequence[Finding]]  # by the line's place: what whole corpora say
+    is_kept: Mask  # whether the first pass has kept each line
+    found: Mapping[int, Sequence[Finding]]  # findings of the diagnosis, by position in the block
 
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """The second pass: drops repetitions, pairs of unfit length, and pairs with a low score.
+    """The second pass: applies the filters of lengths and the findings of the diagnosis.
 
-    The result has ``is_kept``, and as values the findings and the counts of kept pairs and of
-    dropped ones, each under its first reason that drops.
+    The result has the array ``is_kept``. Its values are the findings, the count of kept pairs, and
+    the counts of dropped pairs by the first reason that drops them.
     """
 
     filters: FilterChain
     corpus: str
 
     def __call__(self, block: Block) -> Result:
-        """Return what becomes of the pairs that the first pass has kept."""
+        """Filter the pairs that the first pass has kept."""
         known: Known = block.known
         found, counts, is_kept = list[Found](), Counter[str](), known.is_kept.copy()
         rows = np.flatnonzero(is_kept)
@@ -150,21 +150,21 @@ class Decide:
 
 
 class Encoded(NamedTuple):
-    """The token ids of every line."""
+    """The token ids of every line of all corpora."""
 
     tokenizers: Tokenizers
     lines: ParallelStore
-    spans: Mapping[str, tuple[int, int]]  # first row of each corpus, and the row behind its last
+    spans: Mapping[str, tuple[int, int]]  # first row of each corpus, and the row after its last row
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of all corpora, and what the first pass leaves to the second."""
+    """Reads all corpora, and keeps the results of the first pass for the second pass."""
 
     recipe: Recipe
     folder: Path  # an existing, empty folder to write into
     workers: Workers
-    shards: Path | None = None  # results of blocks; None to store none
+    shards: Path | None = None  # folder for the results of blocks; None does not store them
     stages: dict[str, float] = field(default_factory=dict)  # seconds of each stage
     # By the names of corpora and held-out sets in reports:
     num_lines: dict[str, int] = field(default_factory=dict)
@@ -173,13 +173,13 @@ class Reading:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measure the time of a part of the work."""
+        """Add the time of the context to ``stages``."""
         start = time.perf_counter()
         yield
         self.stages[name] = round(self.stages.get(name, 0) + time.perf_counter() - start, 3)
 
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
-        """Read a corpus."""
+        """Yield the blocks of a corpus."""
         filters = self.recipe.filters
         options = ReadOptions(*self.recipe.languages, filters.on_bad_utf8, filters.max_characters)
         return read_blocks(corpus, options)
@@ -187,9 +187,10 @@ class Reading:
     def map(
         self, verb: str, name: str, function: Callable[[Block], Result], depends_on: Any
     ) -> Iterator[tuple[Block, Result]]:
-        """Call a function with all blocks of a corpus.
+        """Call a function with every block of a corpus; yield each block and its result.
 
-        Results are stored under all that they depend on: the same command after a kill reads them.
+        Results are stored in ``shards`` under a hash of their inputs. After a kill, the same
+        command reads them again.
         """
         corpus = self.corpora[name]
         if self.shards is not None:
@@ -207,7 +208,7 @@ class Reading:
         return {**self.recipe.corpora, VALID: data.valid, **sets}
 
     def saw(self, name: str, block: Block, result: Result) -> list[SentencePair]:
-        """Take what the first pass found in a block; return the pairs that it has kept."""
+        """Record the result of the first pass for a block; return the kept pairs."""
         is_kept = result.arrays["is_kept"]
         kept = kept_pairs(block, is_kept)
         self.num_lines[name] = self.num_lines.get(name, 0) + len(block)
@@ -217,7 +218,7 @@ class Reading:
         return kept
 
     def known_blocks(self, name: str, encoded: Encoded, diagnosis: Diagnosis) -> Iterator[Block]:
-        """Yield the blocks of a corpus with all that is known of each."""
+        """Yield the blocks of a corpus with the inputs of the second pass."""
         corpus, (first, end) = self.corpora[name], encoded.spans[name]
         for number, block in enumerate(self.blocks(corpus)):
             start = block.first - 1
@@ -232,15 +233,15 @@ class Reading:
 
 
 class Reservoir:
-    """Keeps a uniform random sample of the pairs added, in bounded memory (Vitter 1985).
+    """Keeps a uniform random sample of the added pairs, in bounded memory (Vitter 1985).
 
     The same pairs give the same sample.
 
     Args:
-        capacity: Most pairs to keep.
-        max_characters: Most characters to keep. When the sample outgrows them, a random half of
-            it goes, which leaves it uniform.
-        seed: Decides what is drawn.
+        capacity: Maximum number of pairs.
+        max_characters: Maximum number of characters. If the sample exceeds it, a random half is
+            removed, so the sample stays uniform.
+        seed: Seed of the random generator.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class Reservoir:
             self._characters = sum(len(source) + len(target) for source, target in self._pairs)
 
     def drain(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs and forget them, so that a copy of them needs no additional memory."""
+        """Yield and remove the pairs one by one, so that copying them needs no extra memory."""
         self._pairs.reverse()
         while self._pairs:
             yield self._pairs.pop()
@@ -281,26 +282,26 @@ class Reservoir:
 def learn_tokenizers(
     sample: Reservoir, folder: Path, config: TokenizerConfig, init_from: Path | None = None
 ) -> Tokenizers:
-    """Write the tokenizers into a new folder, and return them.
+    """Learn the tokenizers, or copy them from a model; write them into a new folder.
 
     Args:
-        sample: Text to learn from; empty afterwards.
-        folder: Where to write them.
-        config: What they are to be.
-        init_from: Folder of tokenizers that are to be taken instead: fine-tuning keeps the
-            vocabulary of the model it starts from.
+        sample: Text to learn from. It is empty afterwards.
+        folder: The new folder.
+        config: The tokenizer section of the configuration.
+        init_from: Tokenizer folder of a model to copy instead. Fine-tuning keeps the vocabulary of
+            the model that it starts from.
 
     Raises:
         DataError: The sample is empty.
-        TokenizerError: The text allows no vocabulary of this size, or those there are damaged.
+        TokenizerError: The vocabulary size does not fit the text, or ``init_from`` is damaged.
     """
     if not len(sample):
-        problem = "The training corpora hold no pair with text on both sides."
-        raise DataError(problem, fix="Check the files that data.train names.")
+        problem = "The training corpora have no sentence pair with text on both sides."
+        raise DataError(problem, fix="Check the files of data.train.")
     folder.mkdir()
     texts: dict[str, Iterable[str]] = {}
     if init_from is not None:
-        tokenizer.load_tokenizers(init_from)  # says what is wrong with them
+        tokenizer.load_tokenizers(init_from)  # raises an error if they are damaged
         for path in init_from.glob("*.model"):
             shutil.copy(path, folder)
     elif config.joint:

@@ -1,8 +1,8 @@
-"""Other subwords of the stored text for each epoch: BPE-dropout, and noise. Loads no torch.
+"""Augmentation of the stored text in each epoch: BPE-dropout and noise. Never imports torch.
 
-Noise is of case, punctuation, typos and spacing. Models that have seen only clean text lose much on
-noisy input (Belinkov and Bisk 2018, Synthetic and Natural Noise Both Break Neural Machine
-Translation).
+Noise changes case, punctuation, letters (typos) and spacing. Models that were trained on clean text
+only lose much quality on noisy input (Belinkov and Bisk 2018, Synthetic and Natural Noise Both
+Break Neural Machine Translation).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from nmt.text.noise import Noise, spacing, title_case, typos, upper_case, withou
 from nmt.text.subword_dropout import SubwordDropout, sentence_generator
 from nmt.text.tokenizer import Tokenizers
 
-# Ids of several sentences, and the offset of each with the end.
+# Flat ids of several sentences, and offsets (sentences + 1,).
 Flat: TypeAlias = tuple[npt.NDArray[np.integer], Rows]
 Sides: TypeAlias = tuple[Flat, Flat]  # Of source and target.
-# (epoch, rows, stored ids) -> other ids of these rows of the store for the epoch.
+# (epoch, rows of the store, stored ids) -> the ids to use in this epoch.
 Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
 
-# Share of the words of a pair with typos that get one: more than real text has, so that pairs
-# without noise can stay many.
+# Share of words with a typo in a pair that gets typos. It is higher than in real text, so that most
+# pairs can stay without noise.
 _TYPO_RATE = 0.2
 # The kinds of `nmt.config.data.NoiseConfig`, in the order in which a pair gets those that are
 # drawn for it, and whether its target gets them, too.
@@ -46,35 +46,35 @@ _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
 
 
 def rows_of(flat: Flat) -> list[list[int]]:
-    """Return the ids of each sentence."""
+    """Convert flat ids to a list of ids per sentence."""
     ids = flat[0].tolist()
     return [ids[start:stop] for start, stop in pairwise(flat[1].tolist())]
 
 
 def flat_of(rows: Sequence[Sequence[int]]) -> Flat:
-    """Put sentences one after the other."""
+    """Convert a list of ids per sentence to flat ids."""
     ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return np.array([index for row in rows for index in row], dtype=np.int64), ends
 
 
 @dataclass(frozen=True, slots=True)
 class Resegmenter:
-    """Draws other subwords of the stored text for each epoch (BPE-dropout, Provilkov et al. 2020).
+    """Segments sentences into other subwords in each epoch (BPE-dropout, Provilkov et al. 2020).
 
-    What a pair gets depends on seed, epoch and row only.
+    The result of a pair depends only on seed, epoch and row.
     """
 
-    sides: tuple[SubwordDropout, SubwordDropout]  # Segment source and target.
-    seed: int  # Of the run.
-    longest: int  # A sentence that would have more subwords keeps those that are stored.
+    sides: tuple[SubwordDropout, SubwordDropout]  # Source and target.
+    seed: int  # Seed of the run.
+    longest: int  # A sentence that would have more subwords keeps the stored ones.
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
-        """Return other ids of ``rows`` for the epoch, in the form of the stored ones.
+        """Return the ids of ``rows`` for the epoch.
 
         Args:
             epoch: Number of the epoch, from 0.
-            rows: Of the store.
-            stored: Their ids, flat, and offsets (len(rows) + 1,), of both sides.
+            rows: Rows of the store.
+            stored: Stored ids of both sides, flat, with offsets (len(rows) + 1,).
         """
         source, target = stored
         return self._drawn(0, epoch, rows, source), self._drawn(1, epoch, rows, target)
@@ -144,9 +144,10 @@ class NoiseAdder:
 def noisy_texts(
     texts: tuple[str, str], rates: Mapping[str, float], random: Random
 ) -> tuple[str, str]:
-    """Return a pair as training may read it: with the kinds of noise that are drawn for it.
+    """Add noise to a pair, with the given probability of each kind.
 
-    For text that a vocabulary is learned from: without it, capitals are spelled letter by letter.
+    The vocabulary is learned from such text. Otherwise words in capitals would be split into single
+    letters.
 
     >>> noisy_texts(("Ein Hund.", "A dog."), {"upper_case": 1.0}, Random(1))
     ('EIN HUND.', 'A DOG.')
@@ -163,7 +164,7 @@ def _with_noise(texts: tuple[str, str], kinds: Iterable[str], random: Random) ->
 
 
 def _uniform(stream: str, rows: Rows) -> npt.NDArray[np.float64]:
-    """Return a number in [0, 1) for each row: SplitMix64 (Steele et al. 2014) at its position."""
+    """Return a random number in [0, 1) for each row, by SplitMix64 (Steele et al. 2014)."""
     start = hashlib.sha256(stream.encode()).digest()[:8]
     z = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(start, "<u8")
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -172,7 +173,7 @@ def _uniform(stream: str, rows: Rows) -> npt.NDArray[np.float64]:
 
 
 def in_turn(changes: Sequence[Resegment], epoch: int, rows: Rows, stored: Sides) -> Sides:
-    """Return what several changes of the stored ids make, each of what those before it made."""
+    """Apply several changes to the stored ids, one after the other."""
     for change in changes:
         stored = change(epoch, rows, stored)
     return stored
@@ -182,10 +183,10 @@ _installed: list[Resegment] = []
 
 
 def install(resegment: Resegment) -> None:
-    """Keep what a worker process is to call: it is sent once, and not with every batch."""
+    """Store the function that this worker process calls. So it is sent once, not per batch."""
     _installed[:] = [resegment]
 
 
 def resegment_installed(epoch: int, rows: Rows, stored: Sides) -> Sides:
-    """Call what was installed."""
+    """Call the function that `install` has stored."""
     return _installed[0](epoch, rows, stored)

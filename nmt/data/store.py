@@ -1,8 +1,11 @@
-"""Parallel token ids on disk: flat arrays with offsets, memory-mapped, written once, read often.
+"""The token store: token ids of sentence pairs on disk, as memory-mapped arrays.
 
-A folder holds, for each side, ``ids.bin`` (uint16 where the vocabulary allows, else uint32) and
-``offsets.bin`` (int64), and ``corpus.bin`` (uint16) and ``lines.bin`` (int64): all little-endian,
-all without special tokens.
+A folder contains these little-endian arrays:
+
+- ``SIDE.ids.bin``: the ids of all sentences of a side without special tokens (uint16 if the
+  vocabulary is small enough, else uint32).
+- ``SIDE.offsets.bin``: the start of each sentence in it, and the end (int64).
+- ``corpus.bin`` and ``lines.bin``: the corpus (uint16) and the line (int64) of each pair.
 """
 
 from __future__ import annotations
@@ -29,19 +32,19 @@ _COUNTED_AT_ONCE = 1 << 20
 
 
 class FlatIds(NamedTuple):
-    """Sentences of one side, one after the other."""
+    """Sentences of one side, concatenated."""
 
-    ids: Ids  # of all sentences, flat
-    lengths: npt.NDArray[np.int64]  # tokens of each
+    ids: Ids  # ids of all sentences
+    lengths: npt.NDArray[np.int64]  # number of tokens of each sentence
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> FlatIds:
-        """Put rows one after the other."""
+        """Concatenate a list of ids per sentence."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
     def selected(self, is_wanted: npt.NDArray[np.bool_], first: int | None = None) -> FlatIds:
-        """Return some of the sentences, each with an id in front of it unless that is None."""
+        """Return the selected sentences, each with the id ``first`` in front if it is not None."""
         lengths = self.lengths[is_wanted]
         ids = self.ids[np.repeat(is_wanted, self.lengths)]
         if first is not None:
@@ -50,13 +53,13 @@ class FlatIds(NamedTuple):
 
 
 class Lengths(Protocol):
-    """Tokens of one side of each pair, asked for some rows at a time: an array, or counted then."""
+    """Lengths of one side in tokens: an array, or an object that computes them on access."""
 
     def __len__(self) -> int:
         """Return the number of pairs."""
 
     def __getitem__(self, rows: slice | Rows, /) -> npt.NDArray[np.integer]:
-        """Return the tokens of some pairs."""
+        """Return the lengths of some pairs, in tokens."""
 
 
 class Lines(Protocol):
@@ -64,11 +67,11 @@ class Lines(Protocol):
 
     @property
     def source_lengths(self) -> Lengths:
-        """Source tokens of each line."""
+        """Length of each source line, in tokens."""
 
     @property
     def target_lengths(self) -> Lengths:
-        """Target tokens of each line."""
+        """Length of each target line, in tokens."""
 
     def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
         """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
@@ -78,7 +81,7 @@ class Lines(Protocol):
 
 
 class ParallelStore:
-    """Sentence pairs as token ids, read-only. It travels to other processes as its folder."""
+    """A token store, opened read-only. Only the path of its folder is pickled."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,8 +90,8 @@ class ParallelStore:
         self._offsets = [_mapped(folder / f"{side}.offsets.bin", "<i8") for side in _SIDES]
         for side, ids, offsets in zip(_SIDES, self._ids, self._offsets, strict=True):
             if len(offsets) == 0 or int(offsets[-1]) != len(ids):
-                raise ValueError(f"{side}.ids.bin does not have the length its offsets say")
-        # Tokens without EOS. (n,), int32.
+                raise ValueError(f"the size of {side}.ids.bin does not match its offsets")
+        # Lengths in tokens, without EOS. (n,), int32.
         self.source_lengths, self.target_lengths = (
             np.diff(offsets).astype(np.int32) for offsets in self._offsets
         )
@@ -97,10 +100,10 @@ class ParallelStore:
 
     @classmethod
     def open(cls, folder: Path) -> ParallelStore:
-        """Map the arrays of ``folder``.
+        """Open a token store.
 
         Raises:
-            DataError: A file is missing or has the wrong length.
+            DataError: A file is missing or has the wrong size.
         """
         try:
             return cls(folder)
@@ -124,7 +127,7 @@ class ParallelStore:
         return self._gather(1, self.target_lengths, rows)
 
     def block(self, start: int, stop: int) -> tuple[FlatIds, FlatIds]:
-        """Return both sides of the rows from ``start`` to before ``stop``."""
+        """Return both sides of the rows from ``start`` to ``stop`` (exclusive)."""
         rows = np.arange(start, stop)
         sides = self.source_ids(rows), self.target_ids(rows)
         source, target = (FlatIds(ids, np.diff(offsets)) for ids, offsets in sides)
@@ -139,7 +142,7 @@ class ParallelStore:
     def token_counts(
         self, side: Literal["source", "target"], vocab_size: int
     ) -> npt.NDArray[np.int64]:
-        """Count how often each id occurs on a side. (vocab_size,)."""
+        """Return the number of occurrences of each id on a side. (vocab_size,)."""
         ids, counts = self._ids[_SIDES.index(side)], np.zeros(vocab_size, dtype=np.int64)
         for start in range(0, len(ids), _COUNTED_AT_ONCE):
             counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
@@ -158,11 +161,11 @@ def _mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[np.integer]:
 
 
 class StoreWriter(ExitStack):
-    """Appends pairs to a new store; memory does not grow with their number.
+    """Writes a new token store, in constant memory.
 
     Args:
         folder: A new folder.
-        vocab_size: Size of the larger vocabulary; decides the width of the ids.
+        vocab_size: Size of the larger vocabulary. It determines the integer type of the ids.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
@@ -183,7 +186,14 @@ class StoreWriter(ExitStack):
     def append(
         self, source: FlatIds, target: FlatIds, corpus: int, lines: Sequence[int] | IntArray
     ) -> None:
-        """Write many pairs of one corpus."""
+        """Append pairs of one corpus.
+
+        Args:
+            source: Source ids.
+            target: Target ids.
+            corpus: Index of the corpus in ``data.train``.
+            lines: Line number of each pair in the corpus, from 1.
+        """
         for side, flat in zip(_SIDES, (source, target), strict=True):
             offsets = self._ends[side] + np.cumsum(flat.lengths)
             self._files[f"{side}.ids.bin"].write(flat.ids.astype(self._dtype).tobytes())

@@ -1,11 +1,11 @@
-"""Work that is done ahead of its use: in threads, in other processes, or by Dask.
+"""Parallel work on text: in threads, in processes, or with Dask.
 
-The only module that starts processes for text work, and the only one that imports Dask.
+No other module starts processes for text, and no other module imports Dask.
 
-`map_blocks` works on the blocks of a corpus, and `Stored` keeps results, so that a kill costs
-little. A result is stored under a hash of all that it was made from: the function's settings and
-the block's content. Its file appears whole and holds checksums. The last, smaller block of a corpus
-is made again: a small corpus leaves no files behind.
+`map_blocks` calls a function for each block of a corpus. `Stored` writes the results to files, so
+that little work is lost if the process is killed. A result is stored under a hash of its inputs:
+the settings of the function and the content of the block. Files are written atomically and have
+checksums. The last, smaller block of a corpus is not stored, so a small corpus needs no files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nmt.device import usable_cores
 from nmt.errors import ConfigError, DataError, DeviceError
 from nmt.files.progress import progress_bar
 
-LOCAL = "local"  # name of a Dask scheduler that is started here, with workers on this machine
+LOCAL = "local"  # starts a Dask scheduler with workers on this machine
 _CONNECT_SECONDS = 10
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,13 +49,16 @@ logger = logging.getLogger(__name__)
 def map_ahead(
     make: Callable[[T], R], items: Iterator[T], executor: Executor, ahead: int
 ) -> Iterator[R]:
-    """Yield ``make(item)`` in order; the executor makes the next ones while the last one is used.
+    """Yield ``make(item)`` in order. The executor computes the next results in the meantime.
 
     Args:
-        make: Called wherever the executor calls functions.
-        items: Read in the caller's thread, only as far as they are needed.
+        make: Called by the executor.
+        items: Read in the caller's thread, only as far as needed.
         executor: Threads or processes.
-        ahead: Results that are under way before they are asked for.
+        ahead: Number of results that are computed in advance.
+
+    Raises:
+        DeviceError: A worker process was killed or could not start.
     """
     coming = deque(executor.submit(make, item) for item in islice(items, ahead))
     try:
@@ -67,7 +70,7 @@ def map_ahead(
         raise DeviceError(
             "A worker process was killed or could not start.",
             fix="Use fewer workers if memory is short; the same command resumes. A script that "
-            "calls nmt needs `if __name__ == '__main__':`, as its processes import it.",
+            "calls nmt needs `if __name__ == '__main__':`, because its workers import it.",
         ) from error
     finally:
         for future in coming:
@@ -78,14 +81,14 @@ def map_ahead(
 def process_pool(
     size: int, install: Callable[[T], object] | None = None, value: T | None = None
 ) -> Iterator[ProcessPoolExecutor]:
-    """Start processes that share nothing with this one and end with it, however that happens.
+    """Start worker processes that share no memory with this one, and that always end with it.
 
     Args:
-        size: Processes.
+        size: Number of processes.
         install: Called once in each process, with ``value``.
-        value: Is pickled once for each process.
+        value: Pickled once per process.
     """
-    # A fork of a process with threads may deadlock, and torch and tokenizers have threads.
+    # Forking a process with threads may deadlock, and torch and tokenizers start threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(size, context, _begin, (install, value))
     try:
@@ -96,8 +99,8 @@ def process_pool(
 
 def _begin(install: Callable[[Any], object] | None, value: Any) -> None:
     """Prepare a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that started us
-    # A worker holds both ends of the queue that it reads, so it would wait for a killed parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process handles an interrupt
+    # A worker has both ends of its queue open, so it would wait forever for a killed parent.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if install is not None:
         install(value)
@@ -111,7 +114,7 @@ def _end_with_parent() -> None:
 
 
 class _Inline(Executor):
-    """Calls functions in this thread, when they are submitted."""
+    """Calls submitted functions immediately, in this thread."""
 
     def submit(self, function: Callable[..., T], /, *arguments: Any, **options: Any) -> Future[T]:
         future = Future[T]()
@@ -120,12 +123,12 @@ class _Inline(Executor):
 
 
 class Workers(NamedTuple):
-    """Where blocks of a corpus are worked on."""
+    """An executor for blocks of a corpus: this thread, processes, or Dask."""
 
     executor: Executor
-    ahead: int  # blocks that are sent before the first has come back: two for each worker
-    threads: int  # of a worker
-    see_files: bool = False  # whether these are other processes, which see this one's files
+    ahead: int  # number of blocks in progress: two per worker
+    threads: int  # threads per worker
+    see_files: bool = False  # whether the workers are other processes on this machine
 
     def map(self, make: Callable[[T], R], items: Iterator[T], /) -> Iterator[R]:
         """Yield ``make(item)`` in order."""
@@ -133,11 +136,11 @@ class Workers(NamedTuple):
 
     @property
     def near(self) -> Workers:
-        """Workers for what needs files of this process: these, or this process."""
+        """Workers with access to local files: these workers, or else this process."""
         return self if self.see_files else HERE
 
     def submit(self, make: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Call what needs files of this process, meanwhile if that is possible."""
+        """Call a function that needs local files, in the background if possible."""
         return self.near.executor.submit(make, *arguments)
 
 
@@ -146,15 +149,15 @@ HERE = Workers(_Inline(), 1, 1)
 
 @contextmanager
 def open_workers(workers: int | None, scheduler: str | None) -> Iterator[Workers]:
-    """Start or reach the workers of `nmt prepare`, and leave none behind.
+    """Start the workers of `nmt prepare`, or connect to a Dask scheduler; stop them at the end.
 
     Args:
-        workers: Processes of one thread each; with 1, it is this one. None for this one with
-            threads for all processors, or as many workers of Dask.
-        scheduler: Address of a Dask scheduler, or ``local``; None for none.
+        workers: Number of processes with one thread each; 1 uses this process. None uses this
+            process with one thread per CPU core, or one Dask worker per core with ``local``.
+        scheduler: Address of a Dask scheduler, or ``local``; None works without Dask.
 
     Raises:
-        ConfigError: Dask is not installed, or no scheduler answers there.
+        ConfigError: Dask is not installed, or no scheduler answers at the address.
     """
     if scheduler is not None:
         yield from _dask(scheduler, workers)
@@ -162,7 +165,7 @@ def open_workers(workers: int | None, scheduler: str | None) -> Iterator[Workers
         yield Workers(_Inline(), 1, workers or usable_cores())
     else:
         with process_pool(workers) as executor:
-            for _ in range(workers):  # they start while this process reads held-out sets
+            for _ in range(workers):  # start now, while this process reads the held-out sets
                 executor.submit(os.getpid)
             yield Workers(executor, 2 * workers, 1, see_files=True)
 
@@ -172,11 +175,11 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
         import distributed  # noqa: PLC0415 - a second, and seldom needed
     except ImportError as error:
         problem = "`scheduler` needs Dask, which is not installed."
-        raise ConfigError(problem, fix="Run `pip install 'nmt[cluster]'`.") from error
+        raise ConfigError(problem, fix="Run `pip install -e '.[cluster]'`.") from error
     is_here = scheduler == LOCAL
     if not is_here and workers is not None:
-        problem = "`workers` cannot be set for a scheduler that is already running."
-        fix = "Leave `workers` out: all workers of the scheduler are used."
+        problem = "`workers` cannot be combined with the address of a running scheduler."
+        fix = "Leave out `workers`: nmt uses all workers of the scheduler."
         raise ConfigError(problem, fix=fix)
     options: dict[str, Any] = {"address": scheduler, "timeout": _CONNECT_SECONDS}
     if is_here:
@@ -185,7 +188,7 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     try:
         client = distributed.Client(**options)
     except (OSError, ValueError, TypeError) as error:
-        fix = "Start `dask scheduler` there, and name its address, such as tcp://host:8786."
+        fix = "Start `dask scheduler` there, and pass its address, such as tcp://host:8786."
         raise ConfigError(f"No Dask scheduler answers at {scheduler}: {error}", fix=fix) from error
     with client:
         size = sum(client.nthreads().values())
@@ -193,10 +196,10 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
 
 
 class Result(NamedTuple):
-    """What a function makes of a block, in a form that a file can hold."""
+    """The result of a function for a block, in a form that can be stored."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
-    values: Any = None  # plain data, as JSON has it
+    values: Any = None  # JSON data
 
 
 def map_blocks(
@@ -207,20 +210,20 @@ def map_blocks(
     workers: Workers = HERE,
     total: int | None = None,
 ) -> Iterator[tuple[Block, Result]]:
-    """Yield each block with its result, in order.
+    """Call a function for each block; yield each block with its result, in order.
 
     Args:
-        name: What is done, for the progress bar, such as ``reading train.de``.
-        blocks: Read in this process, a few ahead of their use.
-        function: Pure and picklable; perhaps `Stored`.
-        workers: Where the function is called.
-        total: Lines of all blocks, if that is known.
+        name: Text of the progress bar, such as ``reading train.de``.
+        blocks: Read in this process, a few blocks in advance.
+        function: A deterministic, picklable function; may be `Stored`.
+        workers: Workers that call the function.
+        total: Number of lines of all blocks, if known.
 
     Raises:
-        DataError: There are more or fewer lines than ``total``.
+        DataError: The number of lines differs from ``total``.
     """
     done = 0
-    sent, blocks = tee(blocks)  # holds those that are sent and have not come back
+    sent, blocks = tee(blocks)  # buffers the blocks that are in progress
     with progress_bar(name, unit="pairs", total=total, leave=False) as progress:
         for block, result in zip(blocks, workers.map(function, sent), strict=True):
             yield block, result
@@ -231,25 +234,25 @@ def map_blocks(
 
 
 def has_changed(corpus: str) -> DataError:
-    """Return the error of a corpus that has other lines than when it was read before."""
+    """Return the error for a corpus whose lines have changed since the first pass."""
     return DataError(
-        f"The corpus {corpus} changed while it was read.",
-        fix="Prepare again when nothing writes to the corpora any more.",
+        f"The corpus {corpus} changed during `nmt prepare`.",
+        fix="Run the same command again when no program writes to the corpus.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A function whose results are read from files, or made and stored there."""
+    """Wraps a function of a block, and caches its results in files."""
 
     function: Callable[[Block], Result]
     folder: Path
-    key: str  # a hash of all that the function depends on beside its block
-    least: int = 0  # lines of a block that is worth a file
+    key: str  # hash of all inputs of the function other than the block
+    least: int = 0  # minimum number of lines of a block whose result is stored
 
     def __call__(self, block: Block) -> Result:
-        """Return the result, in any process."""
-        # Workers on other machines may not see the folder.
+        """Read the result from its file, or compute and store it. Can run in any process."""
+        # Workers on other machines may not have access to the folder.
         if len(block) < self.least or not self.folder.is_dir():
             return self.function(block)
         digest = hashlib.sha256(f"{self.key} {block.content}".encode()).hexdigest()
@@ -263,11 +266,11 @@ class Stored:
         except FileNotFoundError:
             pass
         except Exception:  # of the system, zipfile, numpy or JSON
-            logger.warning("%s is damaged, and is made again", path)
+            logger.warning("%s is damaged: computing it again", path)
         result = self.function(block)
         values = np.frombuffer(json.dumps(result.values).encode(), np.uint8)
         arrays = {**result.arrays, _VALUES: values}
-        # It appears whole. A power cut may damage it, which its checksums show.
+        # The rename is atomic but not synced: checksums detect damage by a power cut.
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         with temporary.open("wb") as new:
             np.savez(new, **arrays)
@@ -277,10 +280,10 @@ class Stored:
 
 @contextmanager
 def work_folder(beside: Path) -> Iterator[Path]:
-    """Make a folder of shards beside another folder. It goes at the end, unless there is an error.
+    """Create a folder for shards next to another folder. Remove it at the end if all went well.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be created.
     """
     folder = beside.with_name(f".{beside.name}.work")
     folder.mkdir(exist_ok=True)
@@ -290,6 +293,6 @@ def work_folder(beside: Path) -> Iterator[Path]:
         is_done = True
     finally:
         if not is_done and any(folder.glob("*.shard")):
-            logger.warning("%s keeps what is done; the same command continues there", folder)
+            logger.warning("%s contains the finished work; the same command continues", folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -203,7 +203,7 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize(("typed", "fix"), [
-    ("evaluate M -t nowhere", "`nmt evaluate --list` shows those that can be named."),
+    ("evaluate M -t nowhere", "`nmt evaluate --list` lists all test sets."),
     ("train empty.yaml", "`nmt init SOURCE TARGET` writes a configuration."),
     ("translate M in.de --n-best 9 --device cpu", "Correct it; `nmt config keys decoding` "
      "describes each key."),
@@ -301,6 +301,6 @@ def test_swapped_languages_are_noticed_in_all_sets() -> None:
     text = text.replace("_language: de", "_language: EN").replace("_language: en", "_language: de")
     Path("c.yaml").write_text(text.replace("EN", "en"), "utf-8")
     result = nmt("prepare c.yaml --report-only --set tokenizer.vocab_size=300")
-    swapped = ": the source looks like de and the target like en: are the sides swapped?"
+    swapped = ": the source looks like de and the target like en. Are the sides swapped?"
     for name in ("in.de", "valid", "data.test.t"):
         assert f"warning: {name}{swapped}\n" in result.stdout

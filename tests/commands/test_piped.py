@@ -67,7 +67,7 @@ def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path)
     ],
 )
 def test_it_is_one_training_corpus_and_nothing_else(tmp_path: Path, data: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="one training corpus, and nothing else"):
+    with pytest.raises(ConfigError, match="of a single training corpus"):
         prepare(piped_config(tmp_path, **data), piped=Pipe(TEXT))
 
 

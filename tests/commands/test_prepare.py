@@ -219,7 +219,7 @@ def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Pat
     with in_python(program, config.model_dump_json()) as run:
         assert run.wait() == -9
     assert list(tmp_path.glob(".prepared.tmp-*"))
-    with pytest.raises(NmtError, match="no prepared data"):
+    with pytest.raises(NmtError, match="is not a prepared folder"):
         PreparedData.open(tmp_path / "prepared")
     prepare(config)
     assert not list(tmp_path.glob(".prepared.tmp-*"))
@@ -293,7 +293,7 @@ def test_a_corpus_that_changes_meanwhile_is_noticed(
         write_pairs(tmp_path, *corpus(119))
 
     monkeypatch.setattr("nmt.text.tokenizer.train_sentencepiece", learn)
-    refused(config_for(tmp_path), "changed while it was read")
+    refused(config_for(tmp_path), "changed during `nmt prepare`")
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:

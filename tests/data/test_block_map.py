@@ -110,7 +110,7 @@ def test_a_damaged_result_is_made_again_and_named(
     victim.write_bytes({"cut": content[:-1], "changed": changed, "empty": b""}[damage])
 
     assert run(tmp_path).total() == 3  # the victim, and the last block twice
-    assert f"{victim} is damaged, and is made again" in caplog.text
+    assert f"{victim} is damaged: computing it again" in caplog.text
     assert files(tmp_path) == whole
 
 

@@ -45,7 +45,7 @@ def test_swapped_languages_are_noticed(multi30k: Pairs, shared_data: Path) -> No
 
     (warning,) = checked(swapped).warnings()
 
-    assert warning.endswith("are the sides swapped?")
+    assert warning.endswith("Are the sides swapped?")
     assert list(checked(swapped, ("en", "de-AT")).warnings()) == []
     assert list(checked(swapped, ("xx", "yy")).warnings()) == []
     # One known language is enough.
@@ -75,7 +75,7 @@ def test_unrelated_and_identical_sides_are_noticed(multi30k: Pairs) -> None:
     pairs = [(source, target) for (source, _), target in zip(multi30k, targets, strict=True)]
 
     (warning,) = checked(pairs).warnings()
-    assert "hardly agree" in warning
+    assert "hardly correlate" in warning
     check = checked([("gleich", "gleich"), *[("ein", "a"), ("zwei", "two")] * 4])
     assert "11% of the pairs have identical sides" in next(check.warnings())
 

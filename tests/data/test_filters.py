@@ -83,7 +83,7 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
     counts = report.counts["demo"]
     assert counts["shouting"] > 10  # "I" is a word of one capital
     assert counts["read"] == counts["kept"] + counts["shouting"] == 300
-    assert f"dropped {counts['shouting']}: shouting" in report.as_text()
+    assert f"dropped {counts['shouting']} pairs: shouting" in report.as_text()
     assert report.counts["valid"]["kept"] == 300
 
 

@@ -127,7 +127,7 @@ def test_a_hub_out_of_reach_is_not_tried_again_and_again(
 def test_unknown_test_sets_and_pairs_are_refused_without_a_download() -> None:
     with pytest.raises(ConfigError, match="wmt14"):
         published_test_set("wmt14-", "en-de")
-    with pytest.raises(ConfigError, match=r"It has .*de-en"):
+    with pytest.raises(ConfigError, match=r"Use one of .*de-en"):
         published_test_set("wmt14", "en-xx")
 
 

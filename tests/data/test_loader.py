@@ -152,7 +152,7 @@ def test_weights_read_a_corpus_twice_and_a_new_half_each_epoch(store: ParallelSt
 
 
 def test_an_epoch_without_a_pair_names_the_remedy(store: ParallelStore) -> None:
-    with pytest.raises(DataError, match=r"reads no pair: 50 with weights of 0, 0\.") as caught:
+    with pytest.raises(DataError, match=r"\(0, 0\) select none of 50") as caught:
         loader_of(store, weights=(0, 0)).plan(0)
     assert "data.train.*.weight" in caught.value.fix
 

@@ -185,7 +185,7 @@ def test_what_dask_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.data.workers._CONNECT_SECONDS", 0.2)
     for place, workers, message in (
         ("tcp://127.0.0.1:9", None, "No Dask scheduler answers at tcp://127"),
-        ("tcp://127.0.0.1:9", 2, "cannot be set for a scheduler that is already running"),
+        ("tcp://127.0.0.1:9", 2, "cannot be combined with the address of a running scheduler"),
         ("local", 2, r"not installed.*\n.*pip install 'nmt\[cluster\]'"),
     ):
         if place == "local":

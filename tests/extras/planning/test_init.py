@@ -212,7 +212,7 @@ def test_swapped_sides_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
             lines = (text.format(i) + "\n" for i in range(first, first + 200))
             Path(f"{part}.{code}").write_text("".join(lines), "utf-8")
     train, valid, test = ((Path(f"{x}.de"), Path(f"{x}.en")) for x in PARTS)
-    swapped = "the source looks like en and the target like de: are the sides swapped?"
+    swapped = "the source looks like en and the target like de. Are the sides swapped?"
     started(train[::-1], languages="de-en", output=Path("s"))
     assert caplog.messages[0] == swapped
     assert "nmt init train.de train.en --languages de-en --output s" in caplog.messages[1]
