@@ -54,7 +54,7 @@ def test_its_report_alone_writes_nothing_and_its_size_is_unknown(tmp_path: Path)
     report = prepare(config, report_only=True, piped=Pipe(TEXT))
     assert report.counts["standard input"]["kept"] == 120
     assert not (tmp_path / "prepared").exists()
-    with pytest.raises(ConfigError, match="the size of standard input is unknown"):
+    with pytest.raises(ConfigError, match="size of standard input is unknown"):
         count_characters(config.data.train, ("de", "en"))
 
 
@@ -92,6 +92,6 @@ def test_training_asks_for_the_command_that_reads_standard_input(tmp_path: Path)
 
 
 def test_nothing_in_it_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no pair in .*standard-input\.tsv"):
+    with pytest.raises(DataError, match=r"standard-input\.tsv: no sentence pairs"):
         prepare(piped_config(tmp_path), piped=Pipe(b""))
     assert [path.name for path in tmp_path.glob(".prepared*")] == []

@@ -82,7 +82,7 @@ def test_different_line_counts_are_both_named_and_so_are_empty_files(tmp_path: P
     empty = write(tmp_path, "empty", b"")
     with pytest.raises(DataError, match=r"empty and .*empty: no sentence pairs"):
         pairs_of(source=empty, target=empty)
-    with pytest.raises(DataError, match=r"no pair in .*empty\."):
+    with pytest.raises(DataError, match="empty: no sentence pairs"):
         pairs_of(tsv=empty)
     with pytest.raises(DataError, match=r"a\.de has 1,002 lines but .*a\.en has 999"):
         pairs_of(**aligned(tmp_path, b"a\n" * 1002, b"b\n" * 999))

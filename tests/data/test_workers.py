@@ -186,7 +186,7 @@ def test_what_dask_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, workers, message in (
         ("tcp://127.0.0.1:9", None, "No Dask scheduler answers at tcp://127"),
         ("tcp://127.0.0.1:9", 2, "cannot be combined with the address of a running scheduler"),
-        ("local", 2, r"not installed.*\n.*pip install 'nmt\[cluster\]'"),
+        ("local", 2, r"not installed.*\n.*pip install -e '\.\[cluster\]'"),
     ):
         if place == "local":
             monkeypatch.setitem(sys.modules, "distributed", None)
