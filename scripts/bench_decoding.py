@@ -1,15 +1,17 @@
-"""Decoding speed beside a plain loop that decodes the whole prefix again at every step.
+"""Measure the decoding speed of nmt against a simple search without a key-value cache.
 
     python scripts/bench_decoding.py runs/multi30k-de-en --threads 2 --rounds 3
 
-Both search with the same model, rules and scores, greedily and with a beam of 5, in one process,
-by turns. Ours is `greedy_search` and `beam_search`: sentences sorted by length, keys and values
-kept, finished sentences leave the batch. The other is what one writes first: batches in input
-order, the source encoded once, the decoder run over every prefix from its beginning, finished
-sentences carried along until the whole batch is done. It projects only the last position to the
-vocabulary, so what is compared is the search and not a careless projection. Tokens are those of
-the best outputs, with EOS; rates are medians over the rounds; a ratio is on the same sentences.
-Without a model folder, random weights are searched, with outputs as long as their sources.
+Both searches use the same model, rules and scores, greedily and with beam size 5. They take turns
+in one process. nmt uses `greedy_search` and `beam_search`: it sorts sentences by length, caches
+keys and values, and removes finished sentences from the batch. The simple search keeps the input
+order and encodes the source once. It runs the decoder over the whole prefix at every step, and
+keeps finished sentences until the whole batch is done. It projects only the last position to the
+vocabulary, so the comparison does not include a wasteful projection.
+
+Tokens are those of the best outputs, including EOS. Rates are medians over the rounds. A ratio
+compares both searches on the same sentences. Without a model folder, the script uses random
+weights, and outputs as long as their sources.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Decoder = Callable[[Packed, DecodingConfig], list[list[Hypothesis]]]
 
 
 def forbid(scores: Tensor, length: int, shortest: Tensor, longest: Tensor) -> None:
-    """Leave what may come next, in place: the rules that are always on."""
+    """Set the scores of forbidden tokens to -inf, in place, by the rules that are always on."""
     scores[..., [PAD_ID, UNK_ID, BOS_ID]] = -torch.inf
     delay_end(scores, shortest > length)
     end_at_limit(scores, longest <= length)
@@ -54,24 +56,24 @@ def forbid(scores: Tensor, length: int, shortest: Tensor, longest: Tensor) -> No
 
 @dataclass(slots=True)
 class Measured:
-    """What one loop did in all rounds."""
+    """Times and outputs of one search in all rounds."""
 
     seconds: list[float] = field(default_factory=list)
     outputs: list[tuple[int, ...]] = field(default_factory=list)
 
     def rates(self, amount: int) -> tuple[float, float]:
-        """Median and best of ``amount`` per second."""
+        """Return the median and the best rate, in ``amount`` per second."""
         rates = [amount / seconds for seconds in self.seconds]
         return statistics.median(rates), max(rates)
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens of a round, with EOS."""
+        """Output tokens of a round, including EOS."""
         return sum(len(ids) + 1 for ids in self.outputs)
 
 
 def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix: Tensor) -> Tensor:
-    """Log probabilities after every prefix (R, T), decoded from its beginning: (R, V)."""
+    """Return log probabilities (R, V) of the next token; decodes the whole ``prefix`` (R, T)."""
     rows, width = prefix.shape
     ends = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
     target = Packed(prefix.flatten(), ends, width)
@@ -80,7 +82,7 @@ def prefix_log_probs(model: Transformer, memory: Tensor, source: Packed, prefix:
 
 
 def plain_greedy(model: Transformer) -> Decoder:
-    """Return the greedy loop without a cache."""
+    """Return greedy search without a cache."""
 
     def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
         shortest, longest = length_limits(source.lengths, config)
@@ -106,7 +108,7 @@ def plain_greedy(model: Transformer) -> Decoder:
 
 
 def plain_beam(model: Transformer) -> Decoder:
-    """Return the beam search without a cache."""
+    """Return beam search without a cache."""
 
     def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
         count, beams = len(source), config.beam_size
@@ -149,7 +151,7 @@ def plain_beam(model: Transformer) -> Decoder:
 
 
 def our_search(model: Transformer) -> Decoder:
-    """Return the toolkit's search."""
+    """Return the search of nmt."""
     stepper = ModelStepper(model)
 
     def decode(source: Packed, config: DecodingConfig) -> list[list[Hypothesis]]:
@@ -162,7 +164,7 @@ def our_search(model: Transformer) -> Decoder:
 def measure(
     measured: Measured, decode: Decoder, rows: Rows, config: DecodingConfig, batches: Rows
 ) -> None:
-    """Translate ``rows`` batch by batch (lists of row numbers); note outputs and seconds."""
+    """Translate ``rows`` in ``batches`` of row numbers, and record outputs and seconds."""
     outputs: list[tuple[int, ...]] = [()] * len(rows)
     start = time.perf_counter()
     for batch in batches:
@@ -174,14 +176,17 @@ def measure(
 
 
 def in_batches(order: Sequence[int], size: int) -> list[list[int]]:
-    """Cut row numbers into batches."""
+    """Split row numbers into batches of ``size``."""
     return [list(order[start : start + size]) for start in range(0, len(order), size)]
 
 
 def load(
     folder: Path, lines: Sequence[str]
 ) -> tuple[Transformer, list[list[int]], DecodingConfig, str]:
-    """Return model, source rows with EOS, limits and a name; random weights without a folder."""
+    """Return the model, source ids with EOS, decoding settings and a name for the output.
+
+    If ``folder`` does not exist, the model has random weights.
+    """
     if folder.is_dir():
         bundle = load_model(folder)
         rows = [[*ids, EOS_ID] for ids in bundle.tokenizers.source.encode_batch(lines)]
@@ -193,13 +198,13 @@ def load(
         return [4 + zlib.crc32(word.encode()) % (RANDOM_VOCABULARY - 4) for word in line.split()]
 
     rows = [[*ids_of(line), EOS_ID] for line in lines]
-    return model, rows, RANDOM_LIMITS, f"random weights of preset tiny ({folder} is not there)"
+    return model, rows, RANDOM_LIMITS, f"random weights, preset tiny ({folder} does not exist)"
 
 
 def compare(
     model: Transformer, rows: Rows, config: DecodingConfig, options: argparse.Namespace
 ) -> list[str]:
-    """Run all rounds with one configuration; return rows of the table and how outputs agree."""
+    """Run all rounds; return rows of the table, and a line on how many outputs are equal."""
     plain = (plain_greedy if config.beam_size == 1 else plain_beam)(model)
     ours, few = our_search(model), rows[: options.slow_sentences]
 
@@ -235,16 +240,16 @@ def compare(
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Run the measurement and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     source = Path("../shared/data/multi30k/test_2016_flickr.de.gz")
     parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
     parser.add_argument("--source", type=Path, default=source, help="text to translate")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sentences", type=int, default=None, help="of the source; all if left")
-    parser.add_argument("--slow-sentences", type=int, default=128, help="for the plain loop")
-    parser.add_argument("--batch-size", type=int, default=64, help="sentences")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each search")
+    parser.add_argument("--sentences", type=int, default=None, help="sentences; default: all")
+    parser.add_argument("--slow-sentences", type=int, default=128, help="for the simple search")
+    parser.add_argument("--batch-size", type=int, default=64, help="sentences in a batch")
     parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 5])
     options = parser.parse_args()
     prepare_process(options.threads)

@@ -1,16 +1,18 @@
-"""Our engine beside CTranslate2 (and Hugging Face) with the same weights, by turns in one run.
+"""Measure nmt, CTranslate2 and Hugging Face with the same weights; the engines take turns.
 
     python scripts/bench_engines.py runs/multi30k-de-en --threads 2 --rounds 5 --base
     python scripts/bench_engines.py runs/multi30k-de-en --hugging-face ../venv/bin/python
 
-Each engine gets the same ids in the same batches, sorted by length; reading text and cutting it
-into subwords are not counted. Batches of 64 measure throughput, batches of one latency: the next
-sentence comes when the last is answered, and every engine is tried with one thread and with all
-(see `contenders.py`). A ratio is of medians over the rounds, to CTranslate2's best of all types and
-threads; "same" counts outputs equal to those of nmt in float32.
+Each engine translates the same subword ids in the same batches, sorted by length. Reading text and
+tokenization are not measured. Batches of 64 measure throughput. Batches of one sentence measure
+latency: the next sentence is sent after the last answer, and each engine runs with one thread and
+with all threads (see `contenders.py`).
 
-Exports go to a temporary folder. So does, with --base, a model of twice the size that says the same
-(see `widen_model.py`). --hugging-face names an interpreter that has transformers.
+Ratios compare medians over the rounds with the best result of CTranslate2 over all data types and
+numbers of threads. "same" counts the outputs that equal those of nmt in float32.
+
+Exports are written to a temporary folder. --base also measures a model of twice the size with the
+same outputs (see `widen_model.py`). --hugging-face is a Python interpreter that has transformers.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from nmt.extras.exchange.ctranslate2 import import_ctranslate2
 from nmt.files.lines import read_lines
 
 SETTLING_SECONDS = 0.3
-"""The threads of some engines go on spinning for a moment, at the cost of the next."""
+"""Pause between engines, because threads of some engines keep spinning for a moment."""
 COLUMNS = (
     "search", "batch", "engine", "threads", "sentences/s, median (best)", "ms a sentence", "ratio",
     "BLEU", "same",
@@ -59,50 +61,50 @@ SUMMARY_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What contenders are compared in."""
+    """A search and batch size in which engines are compared."""
 
     beam_size: int
     batch_size: int
 
     @property
     def names(self) -> tuple[str, str]:
-        """Search and batch, for a table."""
+        """Search and batch size, as cells of a table."""
         return "greedy" if self.beam_size == 1 else f"beam {self.beam_size}", str(self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is translated in a cell."""
+    """Model and sentences of a cell."""
 
     bundle: ModelBundle
     rows: Ids
     """Source ids of each sentence, in the order of the batches."""
     references: Sequence[str]
-    """In the same order."""
+    """Reference of each sentence, in the same order."""
     batch_size: int
 
     @property
     def batches(self) -> list[Ids]:
-        """The sentences, so many at a time."""
+        """The sentences in batches."""
         cuts = [*range(0, len(self.rows), self.batch_size), len(self.rows)]
         return [self.rows[start:stop] for start, stop in pairwise(cuts)]
 
     def bleu(self, outputs: Ids) -> float:
-        """Score outputs."""
+        """Return BLEU of ``outputs``, which are target ids."""
         texts = [self.bundle.tokenizers.target.decode(ids) for ids in outputs]
         return sacrebleu.corpus_bleu(texts, [self.references]).score
 
 
 @dataclass(slots=True)
 class Measured:
-    """What a contender did in all rounds."""
+    """Times and outputs of a contender in all rounds."""
 
     seconds: list[float] = field(default_factory=list)
     outputs: Ids = ()
 
     @property
     def rate(self) -> float:
-        """Sentences per second, median."""
+        """Median sentences per second."""
         return len(self.outputs) / statistics.median(self.seconds)
 
     @property
@@ -115,7 +117,7 @@ Results = Sequence[tuple[Contender, Measured]]
 
 
 def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work:
-    """Return the first sentences of the source, sorted by length unless they come one by one."""
+    """Return the first sentences, sorted by length unless the batch size is 1."""
     is_stream = cell.batch_size == 1
     count = chosen.single_sentences if is_stream else chosen.sentences
     references = read_lines(chosen.reference)[:count]
@@ -125,9 +127,9 @@ def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work
 
 
 def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int) -> Results:
-    """Let all translate, one after another, in each round."""
+    """Run each contender once per round, after a warm-up."""
     options = work.bundle.config.decoding.plain(cell.beam_size)
-    options = options.model_copy(update={"shortlist": False})  # some contenders change it
+    options = options.model_copy(update={"shortlist": False})  # some contenders set it to true
     results = [(contender, Measured()) for contender in contenders]
     for contender in contenders:
         contender.run(work.batches[:4], options)
@@ -140,7 +142,7 @@ def measure(contenders: Sequence[Contender], work: Work, cell: Cell, rounds: int
 
 
 def best_rates(results: Results) -> Mapping[Family, float]:
-    """Best median of each family."""
+    """Return the best median rate of each family of engines."""
     best: dict[Family, float] = {}
     for contender, measured in results:
         best[contender.family] = max(best.get(contender.family, 0.0), measured.rate)
@@ -148,7 +150,7 @@ def best_rates(results: Results) -> Mapping[Family, float]:
 
 
 def table(cell: Cell, work: Work, results: Results) -> list[str]:
-    """Return the rows of a cell."""
+    """Return the rows of the table for a cell."""
     best, expected = best_rates(results), results[0][1].outputs
     lines = []
     for contender, measured in results:
@@ -169,7 +171,7 @@ def table(cell: Cell, work: Work, results: Results) -> list[str]:
 
 
 def summary(name: str, cell: Cell, results: Results) -> str:
-    """Return the row of a cell in the last table: the best of each family."""
+    """Return the row of the summary table for a cell: the best rate of each family."""
     best = best_rates(results)
     theirs, listed = best.get("Hugging Face"), best.get("CTranslate2 with the list")
     return row_of(
@@ -184,12 +186,12 @@ def summary(name: str, cell: Cell, results: Results) -> str:
 
 
 def row_of(*cells: str) -> str:
-    """Return a line of a table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def shape(config: ModelConfig) -> str:
-    """Say how large a model is."""
+    """Return the number of layers and the width as text."""
     return f"{config.encoder_layers} + {config.decoder_layers}, d {config.model_dim}"
 
 
@@ -224,15 +226,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     data = Path("../shared/data/multi30k")
     parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
-    parser.add_argument("--base", action="store_true", help="and the same model, twice as large")
-    parser.add_argument("--hugging-face", type=Path, metavar="PYTHON", help="has transformers")
+    parser.add_argument("--base", action="store_true", help="also measure a model twice as large")
+    parser.add_argument("--hugging-face", type=Path, metavar="PYTHON", help="with transformers")
     parser.add_argument("--source", type=Path, default=data / "test_2016_flickr.de.gz")
     parser.add_argument("--reference", type=Path, default=data / "test_2016_flickr.en.gz")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--single-sentences", type=int, default=64, help="in batches of one")
-    parser.add_argument("--batch-size", type=int, default=64, help="of the large batches")
+    parser.add_argument("--single-sentences", type=int, default=64, help="sentences for latency")
+    parser.add_argument("--batch-size", type=int, default=64, help="for throughput, in sentences")
     parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 5])
     chosen = parser.parse_args()
     print(
@@ -246,7 +248,7 @@ def main() -> None:
         if chosen.base:
             write_widened(chosen.model, place / "base")
             lines += compare(place / "base", place / "exports", chosen)
-    print("\nThe best of each; in brackets, how many times faster nmt is:\n")
+    print("\nBest rates in sentences/s. In brackets: how many times faster nmt is.\n")
     print(row_of(*SUMMARY_COLUMNS), row_of(*["---"] * len(SUMMARY_COLUMNS)), *lines, sep="\n")
 
 

@@ -1,15 +1,15 @@
-"""Hugging Face `generate` with our weights, as another process that is told what to translate.
+"""Translate with Hugging Face `generate` and the weights of an nmt model, in a separate process.
 
-`bench_engines.py --hugging-face PYTHON` starts this with an interpreter that has transformers, and
-may have nothing else of ours: this file imports nothing from the package.
+`bench_engines.py --hugging-face PYTHON` starts this script. The interpreter needs transformers, but
+not nmt: this file imports nothing from the package.
 
     PYTHON scripts/bench_hugging_face.py FOLDER --dtype float32
 
-FOLDER holds ``shape.json``, the model section of a configuration, and ``weights.safetensors``, our
-parameters and two tables of positions. Our pre-norm model is written as an `M2M100` model, which is
-one, too: MarianMTModel normalises after each sum, and cannot be given such weights.
+FOLDER contains ``shape.json``, the ``model`` section of a configuration, and
+``weights.safetensors``, the parameters of nmt and two matrices of positions. The pre-norm model of
+nmt becomes an `M2M100` model, which is also pre-norm; MarianMTModel is post-norm.
 
-A line of standard input is a request, a line of standard output its answer (`Request`, `Answer`).
+Each line of standard input is a JSON `Request`; each line of standard output is its `Answer`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-transformers: Any = import_module("transformers")  # its types are not there when ours are checked
+transformers: Any = import_module("transformers")  # not installed when types are checked
 
 PAD_ID, BOS_ID, EOS_ID = 0, 2, 3
 _SPLIT = {
@@ -42,7 +42,7 @@ _SPLIT = {
     "feed_forward.outer": ("fc2",),
     "feed_forward_residual.norm": ("final_layer_norm",),
 }
-"""Part of one of our layers -> the parts that its rows are there."""
+"""Name in a layer of nmt -> names in M2M100 that its rows are split into."""
 _TABLES = (
     "model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head",
 )  # fmt: skip
@@ -50,28 +50,28 @@ _TABLES = (
 
 
 class Request(TypedDict):
-    """What to translate, and how."""
+    """Sentences and decoding settings."""
 
     batches: list[list[list[int]]]
     """Source ids of each sentence of each batch, without EOS."""
     longest: list[int]
-    """Most tokens of an output, with EOS, for each batch."""
+    """Maximum output length of each batch, in tokens including EOS."""
     beam_size: int
     length_penalty: float
     threads: int
 
 
 class Answer(TypedDict):
-    """What was found."""
+    """Translations and time."""
 
     seconds: float
-    """From the ids of the sources to those of the outputs."""
+    """Time from the source ids to the output ids."""
     outputs: list[list[int]]
     """Target ids of each sentence, without BOS and EOS, in the order of the batches."""
 
 
 def renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield our parameters as those of M2M100."""
+    """Yield the parameters of nmt with the names of M2M100."""
     for name in _TABLES:
         yield f"{name}.weight", weights["source_vectors"]
     for name, value in weights.items():
@@ -112,7 +112,7 @@ def load(folder: Path) -> Any:
     model = transformers.M2M100ForConditionalGeneration(config).eval()
     model.load_state_dict(dict(renamed(weights)))
     for side, table in tables.items():
-        # Positions are counted from behind the id of padding, which has a row, too.
+        # M2M100 numbers positions from PAD_ID + 1, so rows up to PAD_ID are unused.
         padding = torch.zeros(PAD_ID + 1, table.shape[1])
         getattr(model.model, side).embed_positions.weights = torch.cat((padding, table))
     return model
@@ -120,7 +120,7 @@ def load(folder: Path) -> Any:
 
 @torch.inference_mode()
 def translate(model: Any, request: Request) -> Answer:
-    """Search batch by batch."""
+    """Translate the batches of a request."""
     torch.set_num_threads(request["threads"])
     outputs: list[list[int]] = []
     start = time.perf_counter()
@@ -147,7 +147,7 @@ def _until_end(ids: list[int]) -> list[int]:
 
 
 def main() -> None:
-    """Answer until the requests end."""
+    """Answer requests until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")

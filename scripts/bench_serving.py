@@ -1,15 +1,15 @@
-"""`nmt serve` under load: throughput beside `nmt translate`, latency, memory, and who waits.
+"""Measure `nmt serve` under load: throughput, latency, memory and fairness.
 
     python scripts/bench_serving.py runs/base test.en --clients 64 --texts 10 --seconds 120
 
-1. `nmt translate` on the lines: the text that every answer must have, lines a second without the
-   start of the command, CPU seconds a line.
-2. The server, asked by so many clients, each with one request at a time, for so long. Clients run
-   on the same cores: their CPU seconds, divided by the cores, are taken out of the time. Both
-   numbers are shown.
-3. A server that translates one text at a time, as LibreTranslate's does, asked alike.
-4. With keys, so that clients are told apart: small requests alone; and beside one client that asks
-   for as much as it may, and one that sends its requests byte by byte.
+1. `nmt translate` on the lines gives the expected translations, the lines per second without
+   start-up, and the CPU seconds per line.
+2. `nmt serve` answers --clients clients for --seconds. Each client sends one request at a time. The
+   clients run on the same cores, so their CPU time divided by the cores is subtracted from the
+   total time. The script prints the throughput with and without this correction.
+3. The same load on a simple server that translates one text at a time, as LibreTranslate does.
+4. Fairness between clients with API keys: small requests alone, and then together with a client
+   that sends requests of maximum size and a client that sends requests byte by byte.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MEMORY_SECONDS = 1.0
 def translate(
     model: Path, lines: Sequence[str], flags: Sequence[str]
 ) -> tuple[list[str], float, float]:
-    """Return translations by the command, and its wall and CPU seconds."""
+    """Run `nmt translate`; return its translations, wall-clock seconds and CPU seconds."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     command = [str(NMT), "translate", str(model), "-q", *flags]
     text = "".join(f"{line}\n" for line in lines)
@@ -58,7 +58,7 @@ def translate(
 
 @contextmanager
 def serving(command: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Run a server that says where it listens and when it is ready; yield its port and process."""
+    """Run a server that prints its address and ``ready``; yield its port and process id."""
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     port = 0
@@ -76,33 +76,33 @@ def serving(command: Sequence[object]) -> Iterator[tuple[int, int]]:
 
 
 def memory_mib(process: int) -> float:
-    """Return the resident memory of a process."""
+    """Return the resident memory of a process, in MiB."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the CPU seconds of a process so far."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @dataclass
 class Load:
-    """What came of a load."""
+    """Result of a load test."""
 
     seconds: float = 0.0
     texts: int = 0
     latencies: list[float] = field(default_factory=list)
     errors: int = 0
     others: int = 0
-    """Texts whose translation is not that of the command."""
+    """Texts whose translation differs from that of `nmt translate`."""
     client_cpu: float = 0.0
     server_cpu: float = 0.0
     memory: list[float] = field(default_factory=list)
 
     def report(self, name: str, cores: int) -> None:
-        """Print a row."""
+        """Print the result as one line."""
         own = self.seconds - self.client_cpu / cores
         p50, p95 = percentiles(self.latencies)
         size = -(-len(self.memory) // 4)
@@ -118,12 +118,12 @@ class Load:
         )
 
     def texts_a_second(self, cores: int) -> float:
-        """Return the throughput without the clients' CPU time."""
+        """Return texts per second, without the CPU time of the clients."""
         return self.texts / (self.seconds - self.client_cpu / cores)
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """Return median and 95th percentile."""
+    """Return the median and the 95th percentile."""
     if len(values) < 2:
         return (*values, 0.0, 0.0)[0], (*values, 0.0, 0.0)[0]
     cuts = statistics.quantiles(values, n=20)
@@ -133,7 +133,7 @@ def percentiles(values: Sequence[float]) -> tuple[float, float]:
 def ask(
     port: int, known: Mapping[str, str], clients: int, texts: int, seconds: float, process: int
 ) -> Load:
-    """Have clients ask one request after the other."""
+    """Run clients that send requests one after another for ``seconds``; return the result."""
     load, lock, numbers, lines = Load(), threading.Lock(), count(), list(known)
     end = time.perf_counter() + seconds
 
@@ -169,7 +169,7 @@ def ask(
 
 
 def post(connection: http.client.HTTPConnection, body: Any, key: str = "") -> Any:
-    """Return the answer to a request; None if it has another status than 200."""
+    """Return the JSON answer to a request; None if the status is not 200."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     connection.request("POST", "/v1/translate", json.dumps(body).encode(), headers)
     response = connection.getresponse()
@@ -178,7 +178,7 @@ def post(connection: http.client.HTTPConnection, body: Any, key: str = "") -> An
 
 
 def one_at_a_time(model: str, threads: str) -> None:
-    """Serve as simple servers do: a thread a request, one text translated at a time."""
+    """Run a simple server: one thread per request, one text translated at a time."""
     from nmt.inference.translator import Translator  # noqa: PLC0415 - in a process of its own
 
     translator, lock = Translator.load(model, threads=int(threads)), threading.Lock()
@@ -211,7 +211,7 @@ def one_at_a_time(model: str, threads: str) -> None:
 
 
 def fairness(start: Callable[..., list[object]], lines: Sequence[str], seconds: float) -> None:
-    """Print the latency of small requests, alone and beside a huge and a slow client."""
+    """Print the latency of small requests, alone and together with a huge and a slow client."""
     names = [f"client{number}" for number in range(6)]
     keys = {name: f"{name}-0123456789abcdef" for name in names}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -221,14 +221,14 @@ def fairness(start: Callable[..., list[object]], lines: Sequence[str], seconds: 
             for beside in (False, True):
                 found = small_requests(port, lines, seconds, list(keys.values()), beside=beside)
                 p50, p95 = percentiles(found)
-                name = "beside a huge and a slow client" if beside else "alone"
+                name = "together with a huge and a slow client" if beside else "alone"
                 print(f"small requests {name}: {len(found)}, p50 {p50:.2f} s, p95 {p95:.2f} s")
 
 
 def small_requests(
     port: int, lines: Sequence[str], seconds: float, keys: Sequence[str], *, beside: bool
 ) -> list[float]:
-    """Return the latencies of four clients with one text a request."""
+    """Return the latencies of four clients that send one text per request, in seconds."""
     end, found = time.perf_counter() + seconds, list[float]()
 
     def repeat(key: str, texts: int, own: list[float]) -> None:
@@ -254,7 +254,7 @@ def small_requests(
 
 
 def dribble(port: int, text: str, key: str, end: float) -> None:
-    """Send requests byte by byte."""
+    """Send requests byte by byte until ``end``."""
     content = json.dumps({"texts": [text]}).encode()
     head = f"POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -274,19 +274,19 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("lines", type=Path)
-    parser.add_argument("--limit", type=int, default=1000, help="lines that are used")
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--texts", type=int, default=10, help="of a request")
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--limit", type=int, default=1000, help="maximum number of lines")
+    parser.add_argument("--clients", type=int, default=64, help="concurrent clients")
+    parser.add_argument("--texts", type=int, default=10, help="texts per request")
+    parser.add_argument("--seconds", type=float, default=120.0, help="duration of part 2")
     parser.add_argument(
-        "--simple-seconds", type=float, default=40.0, help="of parts 3 and 4; 0: none"
+        "--simple-seconds", type=float, default=40.0, help="duration of parts 3 and 4; 0: skip"
     )
-    parser.add_argument("--threads", type=int, default=own_cores())
+    parser.add_argument("--threads", type=int, default=own_cores(), help="CPU threads")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     lines = list(dict.fromkeys(islice(filter(str.strip, read_lines(options.lines)), options.limit)))
     flags = ["--threads", str(options.threads), "--dtype", options.dtype]
-    translate(options.model, lines[:1], flags)  # converted once
+    translate(options.model, lines[:1], flags)  # the first start converts the model
     _, idle, idle_cpu = translate(options.model, lines[:1], flags)
     texts, wall, cpu = translate(options.model, lines, flags)
     rate = (len(lines) - 1) / (wall - idle)
@@ -305,7 +305,7 @@ def main() -> None:
         load = ask(port, known, *asked, options.seconds, process)
     load.report("nmt serve", options.threads)
     ratio = load.texts_a_second(options.threads) / rate
-    print(f"nmt serve has {ratio:.2f} of the throughput of nmt translate")
+    print(f"nmt serve reaches {ratio:.2f} times the throughput of nmt translate")
     if options.simple_seconds:
         simple = [sys.executable, __file__, "--one-at-a-time", options.model, options.threads]
         with serving(simple) as (port, process):

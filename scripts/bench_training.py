@@ -1,20 +1,20 @@
-"""Updates of `nmt train`: their rate beside a plain torch loop, their memory, and where time goes.
+"""Measure the updates of `nmt train`: speed against a plain torch loop, memory, and profile.
 
     python scripts/bench_training.py configs/multi30k.yaml --rounds 5 --set training.threads=2
 
-Every update reads a fresh batch of the configuration's prepared data (`nmt prepare`), and is made
-by the code of `nmt train`: dropout, clipping and optimizer included. The plain loop is what a
-careful reader of torch's documentation writes: padded batches of the same pairs, boolean padding
-masks, label-smoothed cross-entropy that ignores padding, torch's default Adam. Loops take turns.
-Rates are of target tokens without padding or filler.
+Every update reads a new batch of the prepared data (run `nmt prepare` first) and uses the code of
+`nmt train`, including dropout, clipping and optimizer. The plain loop follows the documentation of
+torch: padded batches of the same pairs, boolean padding masks, label-smoothed cross-entropy that
+ignores padding, and torch's default Adam. The loops take turns. Rates are target tokens per second,
+without padding.
 
-The table of kinds is torch's profiler over some updates more. Under it stands the time that the
-matrix products alone take, repeated with the same sizes on memory in use: the distance to what the
-machine can do. Sizes are those of products of the layers and of the loss, not of attention.
+The second table shows the kinds of operations in torch's profiler. Below it is the time of the
+matrix products of layers and loss alone, repeated with the same sizes. It shows how far an update
+is from the limit of the machine. Products inside of attention are not included.
 
-With ``--hugging-face``, where transformers is installed, its MarianMTModel of the same size is
-trained in turn, too, in float32 and under autocast to bfloat16: post-norm, tied tables, attention
-by `scaled_dot_product_attention`, torch's fused Adam. It has our allocator settings.
+``--hugging-face`` also trains a MarianMTModel of the same size, in float32 and under autocast to
+bfloat16. It needs transformers. The model is post-norm with tied embeddings; it uses
+`scaled_dot_product_attention`, torch's fused Adam and the allocator settings of nmt.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ KINDS = {
     "softmax of the loss": ("exp_", "div_", "sub_", "amax", "gather", "scatter_add_"),
     "other element-wise work": ("mul", "mul_", "add", "add_", "relu_", "threshold_backward", "sum"),
 }
-"""Kind of work -> torch's operators. What is in none of them is the rest: Python, above all."""
+"""Kind of work -> torch operators. The rest is mostly Python."""
 _PROFILED = 8
 Step = Callable[[], int]
-"""Makes an update of the next batch; returns its target tokens."""
+"""Makes an update with the next batch; returns its target tokens."""
 
 
 class PlainTransformer(nn.Module):
@@ -86,7 +86,7 @@ class PlainTransformer(nn.Module):
         )
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(B, S) -> (B, S, D)."""
+        """Return the embeddings (B, S, D) of ``ids`` (B, S)."""
         vectors = self.embedding(ids) * self.embedding.embedding_dim**0.5
         return self.dropout(vectors + self.positions[: ids.shape[1]])
 
@@ -107,7 +107,7 @@ class PlainTransformer(nn.Module):
 
 
 def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -> Step:
-    """Return one update of the plain loop."""
+    """Return a function that makes an update of the plain loop."""
     model = PlainTransformer(config, vocab_size).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))
 
@@ -121,7 +121,7 @@ def plain_step(config: ModelConfig, vocab_size: int, batches: Iterator[Batch]) -
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, gold: Tensor) -> None:
-    """Finish an update by label-smoothed cross-entropy of logits (B, T, V), without padding."""
+    """Compute the loss of ``logits`` (B, T, V) without padding, and make the update."""
     loss = F.cross_entropy(
         logits.float().flatten(0, 1), gold.flatten(), ignore_index=0, label_smoothing=0.1
     )
@@ -134,7 +134,7 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, go
 def hugging_face_step(
     config: ModelConfig, vocab_size: int, batches: Iterator[Batch], precision: str
 ) -> Step:
-    """Return one update of Hugging Face's Marian model."""
+    """Return a function that makes an update of the Hugging Face Marian model."""
     transformers: Any = import_module("transformers")
     shape = transformers.MarianConfig(
         vocab_size=vocab_size,
@@ -180,13 +180,13 @@ def hugging_face_step(
 
 
 def our_step(setup: TrainingSetup) -> Step:
-    """Return one update as `nmt train` makes it."""
+    """Return a function that makes an update of `nmt train`."""
     updates = setup.loader.updates(Position())
     return lambda: setup.updater(next(updates)[0], 1e-4).target_tokens
 
 
 def batches_of(setup: TrainingSetup) -> Iterator[Batch]:
-    """Yield those of training, one by one."""
+    """Yield the batches of training, one by one."""
     return (batch for batches, _ in setup.loader.updates(Position()) for batch in batches)
 
 
@@ -198,7 +198,7 @@ def rate(step: Step, count: int, clock: Callable[[], float]) -> float:
 
 
 def resident_mib() -> int:
-    """Return the memory of this process now; 0 where the system does not say."""
+    """Return the resident memory of this process in MiB; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except OSError:
@@ -207,7 +207,7 @@ def resident_mib() -> int:
 
 
 def distinct_sizes(setup: TrainingSetup, count: int) -> tuple[int, int]:
-    """Return how many numbers of tokens, and rectangles, a side has in the first batches."""
+    """Return how many different token counts and padded shapes the first ``count`` updates have."""
     tokens, rectangles = set(), set()
     updates = setup.loader.updates(Position())
     for _ in range(count):
@@ -219,7 +219,12 @@ def distinct_sizes(setup: TrainingSetup, count: int) -> tuple[int, int]:
 
 
 def bare_seconds(products: Mapping[tuple[tuple[int, ...], ...], int], dtype: torch.dtype) -> float:
-    """Return the time of products of matrices (m, k) and (k, n), each so many times."""
+    """Return the seconds of matrix products.
+
+    Args:
+        products: Shapes ((m, k), (k, n)) -> number of products.
+        dtype: Dtype of the matrices.
+    """
     seconds = 0.0
     for (left, right), count in products.items():
         a, b = torch.randn(left).to(dtype), torch.randn(right[::-1]).to(dtype).T
@@ -233,7 +238,7 @@ def bare_seconds(products: Mapping[tuple[tuple[int, ...], ...], int], dtype: tor
 
 
 def print_kinds(setup: TrainingSetup, step: Step) -> None:
-    """Print where the time of an update goes, and what its products take alone."""
+    """Print the time of an update by kind of work, and the time of its matrix products alone."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
         begin = time.perf_counter()
         for _ in range(_PROFILED):
@@ -258,11 +263,11 @@ def print_kinds(setup: TrainingSetup, step: Step) -> None:
     precision = setup.updater.precision
     bare = bare_seconds(products, precision.dtype) / _PROFILED
     print(f"| an update | {whole * 1e3:.1f} | 100% |\n")
-    print(f"its products alone: {bare * 1e3:.1f} ms, {bare / whole:.1%} of the update\n")
+    print(f"matrix products alone: {bare * 1e3:.1f} ms, {bare / whole:.1%} of the update\n")
 
 
 def setup_in(config: RunConfig, precision: str) -> TrainingSetup:
-    """Return what trains ``config`` in ``precision`` on this CPU."""
+    """Return the setup that trains ``config`` in ``precision`` on the CPU."""
     training = config.training.model_copy(update={"precision": precision, "device": "cpu"})
     config = config.model_copy(update={"training": training})
     data = PreparedData.open(config.prepared_dir)
@@ -270,20 +275,20 @@ def setup_in(config: RunConfig, precision: str) -> TrainingSetup:
 
 
 def main() -> None:
-    """Run the rounds and print the tables."""
+    """Run the measurement and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("config", nargs="?", default="configs/multi30k.yaml")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=10, help="in a round")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each loop")
+    parser.add_argument("--updates", type=int, default=10, help="updates per round")
     parser.add_argument("--precision", nargs="*", default=["float32", "bfloat16"])
-    parser.add_argument("--without-plain", action="store_true", help="leave the plain loop out")
-    parser.add_argument("--hugging-face", action="store_true", help="train its Marian model, too")
+    parser.add_argument("--without-plain", action="store_true", help="skip the plain loop")
+    parser.add_argument("--hugging-face", action="store_true", help="also train a MarianMTModel")
     parser.add_argument(
-        "--without-kinds", action="store_true", help="leave the tables of kinds out"
+        "--without-kinds", action="store_true", help="skip the tables of kinds of work"
     )
     parser.add_argument(
-        "--cpu-time", action="store_true", help="for one thread on a machine with other jobs"
+        "--cpu-time", action="store_true", help="measure CPU time, for one thread on a busy machine"
     )
     options = parser.parse_args()
     config = load_config(options.config, options.overrides)
@@ -323,7 +328,7 @@ def main() -> None:
         print(f"| {name} | {median:.0f} ({max(rates):.0f}) | {median / baseline:.2f} |")
     for name, setup in setups.items():
         tokens, rectangles = distinct_sizes(setup, options.rounds * options.updates)
-        print(f"\nnmt {name}: {tokens} numbers of tokens, {rectangles} rectangles\n")
+        print(f"\nnmt {name}: {tokens} token counts, {rectangles} padded shapes\n")
         if not options.without_kinds:
             print_kinds(setup, steps[f"nmt {name}"])
 

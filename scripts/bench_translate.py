@@ -1,12 +1,13 @@
-"""`nmt translate` as a whole command, with our engine and with CTranslate2's, by turns.
+"""Measure the whole command `nmt translate`, with the torch engine and with CTranslate2.
 
     python scripts/bench_translate.py runs/multi30k-de-en --rounds 5
 
-Three tables: one sentence from the shell, from nothing to its translation; lines that come slowly,
-each after the answer to the last; and a test set with 1, 2, 4... threads, with peak memory. Seconds
-are medians over the rounds. Of a model of another size, `widen_model.py` makes a folder first.
+The script prints three tables. The first shows one sentence, including the start of the command.
+The second shows slow input, where each line is sent some time after the previous answer. The third
+shows a test set with 1, 2, 4... threads, with peak memory. Seconds are medians over the rounds. To
+measure a larger model, create it with `widen_model.py`.
 
-This process loads no torch: what it holds itself would count as memory of the commands.
+This process does not import torch, because its own memory would count for the commands.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from nmt.inference.engine import Dtype
 
 NMT = Path(sys.executable).with_name("nmt")
 EXPORTED = ("float32", "int8")
-"""What weights are exported in."""
+"""Data types of the exported weights."""
 HAS_BF16 = (
     "import sys, torch; from nmt.device.precision import has_fast_bf16; "
     "sys.exit(not has_fast_bf16(torch.device('cpu')))"
 )
 
 Commands = Mapping[str, Sequence[str]]
-"""Name -> the command, without input, output and threads."""
+"""Name -> command, without input, output and threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A command that has ended."""
+    """Result of a command."""
 
     seconds: float
     peak_mib: float
@@ -53,10 +54,10 @@ class Finished:
 
 
 def finish(command: Sequence[str], text: str) -> Finished:
-    """Run a command on ``text``.
+    """Run a command with ``text`` as standard input.
 
     Raises:
-        subprocess.CalledProcessError: It failed; tells what it said.
+        subprocess.CalledProcessError: The command failed; ``stderr`` has its message.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
         given.write(text.encode())
@@ -71,18 +72,18 @@ def finish(command: Sequence[str], text: str) -> Finished:
             raise subprocess.CalledProcessError(process.returncode, command, stderr=notes)
         said.seek(0)
         lines = said.read().decode().split("\n")[:-1]
-    per_mib = 1 << 20 if sys.platform == "darwin" else 1 << 10  # bytes there, KiB elsewhere
+    per_mib = 1 << 20 if sys.platform == "darwin" else 1 << 10  # macOS counts bytes, Linux KiB
     return Finished(seconds, usage.ru_maxrss / per_mib, lines)
 
 
 def converse(
     command: Sequence[str], lines: Sequence[str], pause: float
 ) -> tuple[float, list[float]]:
-    """Give one line after the other, each some time after the answer to the last.
+    """Send lines one by one, each ``pause`` seconds after the previous answer.
 
     Returns:
-        Seconds from the start of the command to its first answer, and from each later line to its
-        own.
+        Seconds from the start of the command to the first answer, and the seconds that each later
+        line waited for its answer.
     """
     start = time.perf_counter()
     seconds = []
@@ -103,21 +104,21 @@ def converse(
 
 
 def our_commands(model: Path) -> Commands:
-    """Return those of our engine, in all dtypes that this processor is made for.
+    """Return commands with the torch engine, for each dtype that this processor supports.
 
-    Where there are shortlists, with them and without.
+    If the model has a shortlist, there are commands with and without it.
     """
     has_bf16 = subprocess.run([sys.executable, "-c", HAS_BF16], check=False).returncode == 0
     commands: dict[str, Sequence[str]] = {}
     for dtype in get_args(Dtype):
         command = (str(NMT), "translate", str(model), "--dtype", dtype)
         if dtype == "bf16" and not has_bf16:
-            print("note: nmt bf16 is left out: this processor only emulates it")
+            print("note: skipping nmt bf16, because this processor only emulates it")
             continue
         try:
             finish(command, "")
         except subprocess.CalledProcessError as error:
-            print(f"note: nmt {dtype} is left out: {error.stderr.strip().splitlines()[-1]}")
+            print(f"note: skipping nmt {dtype}: {error.stderr.strip().splitlines()[-1]}")
             continue
         commands[f"nmt {dtype}"] = command
         if (model / SHORTLIST).is_file():
@@ -126,7 +127,7 @@ def our_commands(model: Path) -> Commands:
 
 
 def ctranslate2_commands(model: Path, place: Path) -> Commands:
-    """Return those of exports, which are written to ``place``."""
+    """Export the model to CTranslate2 in ``place``; return the commands that use the exports."""
     commands = {}
     for kind in EXPORTED:
         folder = str(place / kind)
@@ -182,14 +183,14 @@ def whole_text(
     threads: Sequence[int],
     rounds: int,
 ) -> None:
-    """Print how long a text takes with so many threads, and how much memory.
+    """Print time and memory of translating a test set, by number of threads.
 
     Args:
-        commands: What to compare.
-        starts: Seconds of each for a single sentence.
+        commands: The commands to compare.
+        starts: Seconds that each command needs for a single sentence.
         texts: Sources and references.
-        threads: Counts to try.
-        rounds: How often.
+        threads: Numbers of threads.
+        rounds: Measurements of each command.
     """
     sources, references = texts
     text = "".join(f"{line}\n" for line in sources)
@@ -221,24 +222,24 @@ def whole_text(
 
 
 def best_of_ctranslate2(seconds: Mapping[str, float]) -> float:
-    """Return its shortest time."""
+    """Return the shortest time of the CTranslate2 commands, in seconds."""
     return min(taken for name, taken in seconds.items() if name.startswith("CTranslate2"))
 
 
 def print_header(*cells: str) -> None:
-    """Begin a table."""
+    """Print the header of a Markdown table."""
     print()
     print_row(*cells)
     print_row(*["---"] * len(cells))
 
 
 def print_row(*cells: str) -> None:
-    """Print a line of a table."""
+    """Print a row of a Markdown table."""
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
-    """Measure and print the tables."""
+    """Run the measurements and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     data = Path("../shared/data/multi30k")
     cores = usable_cores()
@@ -248,8 +249,8 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, default=data / "test_2016_flickr.en.gz")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--slow-sentences", type=int, default=16, help="that come one at a time")
-    parser.add_argument("--pause", type=float, default=0.25, help="seconds before each of them")
+    parser.add_argument("--slow-sentences", type=int, default=16, help="lines of the slow input")
+    parser.add_argument("--pause", type=float, default=0.25, help="seconds before each slow line")
     parser.add_argument("--threads", type=int, nargs="+", default=powers, help="for the test set")
     parser.add_argument("--beam-size", type=int, default=5)
     chosen = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Engines that `bench_engines.py` lets translate by turns: ours, CTranslate2's, Hugging Face's.
+"""The engines that `bench_engines.py` compares: nmt, CTranslate2 and Hugging Face.
 
-With large batches (throughput) every engine may work on as many at once as there are threads. With
-batches of one as they come (a stream) threads help only if they share the steps of one search, so
-there each engine is tried with one thread and with all.
+For throughput (large batches), an engine may translate as many batches in parallel as it has
+threads. For latency (a stream of single sentences), threads help only inside of one search, so each
+engine runs with one thread and with all threads.
 
 Shortlists (``--shortlist``) are ours; CTranslate2 is also tried with a vocabulary map made of the
 same candidates, as a family of its own. It scores for each sentence what any of its batch may need.
@@ -39,20 +39,20 @@ from nmt.search.hypothesis import limits_of
 
 Ids = Sequence[Sequence[int]]
 Run = Callable[[Sequence[Ids], DecodingConfig], tuple[float, Ids]]
-"""Batches -> seconds, and the output of each sentence in the order of the batches."""
+"""Batches -> seconds, and output ids of each sentence in the order of the batches."""
 Family = Literal["nmt", "CTranslate2", "CTranslate2 with the list", "Hugging Face"]
 
 CTRANSLATE2_KINDS: tuple[str, ...] = (
     "float32", "bfloat16", "int16", "int8", "int8_bfloat16",
 )  # fmt: skip
-"""What CTranslate2 may be fast with, if it can use them on this processor."""
+"""Data types of CTranslate2 to try, if this processor supports them."""
 _M2M100 = {
     "norm_position": ("pre",), "norm": ("layer",), "bias": (True,), "qk_norm": (False,),
     "embeddings": ("tied",), "output_bias": (False,), "num_kv_heads": (None,),
     "decoder_model_dim": (None,), "activation": ("relu", "gelu"),
     "positions": ("sinusoidal", "sinusoidal-halves", "learned"),
 }  # fmt: skip
-"""Values that a model of Hugging Face has a counterpart for."""
+"""Values of the ``model`` section that M2M100 supports."""
 _NUM_POSITIONS = 1024
 
 
@@ -62,26 +62,26 @@ class Contender:
 
     family: Family
     kind: str
-    """Type of the weights."""
+    """Data type of the weights."""
     threads: int
     is_stream: bool
-    """Whether it is for batches of one; else for large ones."""
+    """Whether the batches are single sentences."""
     run: Run
 
 
 def our_contenders(model: Path, threads: int) -> Iterator[Contender]:
-    """Yield ours, of all types of weights that this processor is made for."""
+    """Yield the contenders of nmt, one for each data type that this processor supports."""
     for dtype in get_args(Dtype):
-        if dtype == "int8":  # is CTranslate2's
+        if dtype == "int8":  # only CTranslate2 has it
             continue
         if dtype == "bfloat16" and not has_fast_bf16(torch.device("cpu")):
-            print("note: nmt bfloat16 is left out: this processor only emulates it")
+            print("note: skipping nmt bfloat16, because this processor only emulates it")
             continue
         try:
             options = EngineOptions(device="cpu", threads=threads, dtype=dtype)
             engine = load_torch(model, options, Needs()).engine
         except NmtError as error:
-            print(f"note: nmt {dtype} is left out: {error.problem}")
+            print(f"note: skipping nmt {dtype}: {error.problem}")
             continue
         runs = {dtype: _as_is}
         if (model / SHORTLIST).is_file():
@@ -101,7 +101,7 @@ def _with_shortlist(run: Run) -> Run:
 
 
 def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[Contender]:
-    """Yield those of CTranslate2, exported to ``place``."""
+    """Export the model to ``place`` for CTranslate2; yield the contenders of CTranslate2."""
     package = import_ctranslate2()
     for kind in CTRANSLATE2_KINDS:
         if kind not in package.get_supported_compute_types("cpu"):
@@ -117,7 +117,7 @@ def ctranslate2_contenders(model: Path, place: Path, threads: int) -> Iterator[C
             yield Contender(cast(Family, family), kind, threads, False, run)
             for count in sorted({1, threads}):
                 alone = CTranslate2Engine(folder, device="cpu", threads=1)
-                if count > 1:  # the engine itself has threads for whole batches only
+                if count > 1:  # CTranslate2Engine uses threads only for several batches
                     alone._model = package.Translator(
                         str(folder), device="cpu", inter_threads=1, intra_threads=count
                     )
@@ -151,9 +151,9 @@ def _one_by_one(engine: Engine, threads: int) -> Run:
 def hugging_face_contenders(
     python: Path, bundle: ModelBundle, place: Path, threads: int
 ) -> Iterator[list[Contender]]:
-    """Give those of Hugging Face, each a process of ``python`` as long as the context lasts."""
+    """Yield the contenders of Hugging Face, each a process of ``python`` inside the context."""
     if faults := hugging_face_faults(bundle.config.model):
-        print(f"note: Hugging Face is left out: M2M100 cannot express {', '.join(faults)}")
+        print(f"note: skipping Hugging Face: M2M100 does not support {', '.join(faults)}")
         yield []
         return
     write_for_hugging_face(bundle.model, place / "hugging-face")
@@ -171,7 +171,7 @@ def hugging_face_contenders(
 
 
 def hugging_face_faults(config: ModelConfig) -> list[str]:
-    """Name what `bench_hugging_face.py` cannot express."""
+    """Return the settings of the model that M2M100 does not support."""
     return [
         f"{name} {getattr(config, name)}"
         for name, values in _M2M100.items()
@@ -180,7 +180,7 @@ def hugging_face_faults(config: ModelConfig) -> list[str]:
 
 
 def write_for_hugging_face(model: Transformer, folder: Path) -> None:
-    """Write what `bench_hugging_face.py` reads."""
+    """Write the files that `bench_hugging_face.py` reads."""
     folder.mkdir(parents=True)
     (folder / "shape.json").write_text(model.config.model_dump_json(), encoding="utf-8")
     weights = {name: value for name, value in model.state_dict().items() if "positions" not in name}
@@ -202,7 +202,7 @@ def _position_table(config: ModelConfig, positions: torch.nn.Module | None) -> T
 
 @contextmanager
 def _hugging_face(python: Path, folder: Path, kind: str) -> Iterator[Callable[[int], Run]]:
-    """Give what makes a run with so many threads in one process that holds the model."""
+    """Start a process with the model; yield a function: number of threads -> `Run`."""
     script = Path(__file__).with_name("bench_hugging_face.py")
     with subprocess.Popen(
         [python, script, folder, "--dtype", kind],

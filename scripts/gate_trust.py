@@ -1,11 +1,11 @@
-"""Can the gate of ``nmt evaluate --fail-if-worse`` be trusted? Three experiments with a model.
+"""Test whether ``nmt evaluate --fail-if-worse`` fails when it should, in three experiments.
 
-- noise: Gaussian noise on all weights, of each seed as little as loses 1.5 BLEU. Alarms: all.
-- settings: engine, batch size and threads in float32. Alarms: none.
-- null: pairs of samples of the model from seeds of their own, of 200 lines of the test each.
-  Alarms: at most 7% at alpha 0.05.
+- noise: adds Gaussian noise to all weights, just enough to lose 1.5 BLEU. Every trial should fail.
+- settings: changes engine, batch size and threads in float32. No trial should fail.
+- null: compares two samples of the same model on 200 lines of the test set. At most 7% of the
+  trials should fail, at alpha 0.05.
 
-An alarm is what exits with 6: BLEU or chrF significantly worse than the baseline's.
+A trial fails if BLEU or chrF is significantly worse than the baseline (exit code 6).
 
     python scripts/gate_trust.py MODEL SOURCE REFERENCE [--language de] [--only null]
 """
@@ -34,14 +34,14 @@ from nmt.model.transformer import Transformer
 METRICS = ("bleu", "chrf")
 ALPHA = 0.05
 PLAIN: dict[str, Any] = {"search": "auto", "beam_size": 1, "keep_special_mass": False}
-"""Decoding that both engines have, whatever the model was imported from."""
+"""Decoding settings that both engines support for every model."""
 _LOSS, _HALVINGS = 1.5, 5
 _BLOCK = 200
-"""Lines of a null pair: another part of the test in each, as far as it reaches."""
+"""Lines of a trial of `null`. Trials use different parts of the test set, as far as possible."""
 
 
 class Gate:
-    """The gate of a test set, and what it said."""
+    """The gate of ``--fail-if-worse`` for a test set."""
 
     def __init__(self, reference: Sequence[str], language: str) -> None:
         options = MetricOptions(target_language=language)
@@ -53,11 +53,11 @@ class Gate:
         return Gate(self._reference[lines], self._language)
 
     def bleu(self, lines: Sequence[str]) -> float:
-        """Score a system."""
+        """Return BLEU of a system."""
         return self._scorers[0].score(lines).value
 
     def alarms(self, lines: Sequence[str], baseline: Sequence[str], seed: int) -> list[str]:
-        """Return the metrics by which a system is significantly worse."""
+        """Return the metrics in which a system is significantly worse than the baseline."""
         (system,), _, _ = score_systems(
             [System("new", lines)],
             self._scorers,
@@ -69,7 +69,7 @@ class Gate:
 
 
 def add_noise(model: Transformer, clean: dict[str, torch.Tensor], scale: float, seed: int) -> None:
-    """Set the weights to the clean ones and noise of ``scale`` times their spread."""
+    """Set the weights to ``clean`` plus noise of ``scale`` times the standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -78,7 +78,7 @@ def add_noise(model: Transformer, clean: dict[str, torch.Tensor], scale: float, 
 
 
 def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
-    """Print how many noised models that lose 1.5 BLEU are caught."""
+    """Print how many noisy models, which lose 1.5 BLEU, fail the gate."""
     files = load_model(folder)
     options = TranslationOptions(
         decoding=files.config.decoding.model_copy(update=PLAIN),
@@ -97,7 +97,7 @@ def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     for seed in range(1, count + 1):
         low, high = 0.0, 0.4
         lines = translated(high, seed)
-        for _ in range(_HALVINGS):  # the least noise that loses enough
+        for _ in range(_HALVINGS):  # search the smallest noise that loses enough
             middle = (low + high) / 2
             some = translated(middle, seed)
             if before - gate.bleu(some) >= _LOSS:
@@ -107,12 +107,12 @@ def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
         found = gate.alarms(lines, baseline, seed)
         losses.append(before - gate.bleu(lines))
         caught += bool(found)
-        print(f"noise {seed}: scale {high:.4f}, loss {losses[-1]:.2f}, alarms {found}", flush=True)
-    print(f"noise: {caught} of {count} caught; loss {min(losses):.2f} to {max(losses):.2f} BLEU")
+        print(f"noise {seed}: scale {high:.4f}, loss {losses[-1]:.2f}, failed {found}", flush=True)
+    print(f"noise: {caught} of {count} failed; loss {min(losses):.2f} to {max(losses):.2f} BLEU")
 
 
 def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
-    """Print how many changes of engine, batch size and threads raise an alarm."""
+    """Print how many changes of engine, batch size and threads fail the gate."""
     drawn, alarms, changed = random.Random(1), 0, 0
     baseline: list[str] = []
     for number in range(count + 1):
@@ -127,12 +127,12 @@ def settings(folder: Path, source: list[str], gate: Gate, count: int) -> None:
         differing = sum(one != other for one, other in zip(lines, baseline, strict=True))
         changed += bool(differing)
         name = f"{translator.engine.name}, {threads} threads, {tokens} tokens"
-        print(f"settings {number}: {name}: {differing} lines differ, alarms {found}", flush=True)
-    print(f"settings: {alarms} alarms of {count}; {changed} changed a line")
+        print(f"settings {number}: {name}: {differing} lines differ, failed {found}", flush=True)
+    print(f"settings: {alarms} of {count} failed; {changed} changed a line")
 
 
 def null(folder: Path, source: list[str], gate: Gate, count: int) -> None:
-    """Print how many pairs of equally good systems raise an alarm."""
+    """Print how many pairs of equally good systems fail the gate."""
     options = PLAIN | {"sampling": True, "temperature": 0.5}
     translator = Translator.load(folder, engine="torch", guard=False, **options)
     by_metric = dict.fromkeys(METRICS, 0)
@@ -151,8 +151,8 @@ def null(folder: Path, source: list[str], gate: Gate, count: int) -> None:
             by_metric[metric] += 1
         scores += (own.bleu(one), own.bleu(other))
         if number % 20 == 19:
-            print(f"null {number + 1}: {either} alarms so far", flush=True)
-    print(f"null: {either} alarms of {count} ({either / count:.1%}): {by_metric}; "
+            print(f"null {number + 1}: {either} failed so far", flush=True)
+    print(f"null: {either} of {count} failed ({either / count:.1%}): {by_metric}; "
           f"BLEU {min(scores):.2f} to {max(scores):.2f}")  # fmt: skip
 
 
@@ -166,10 +166,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("model", "source", "reference"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--language", default="en", help="of the references")
-    parser.add_argument("--limit", type=int, help="read so many lines only")
-    parser.add_argument("--only", choices=EXPERIMENTS, action="append")
-    parser.add_argument("--count", type=int, help="noisings, changes or pairs")
+    parser.add_argument("--language", default="en", help="language code of the references")
+    parser.add_argument("--limit", type=int, help="maximum number of lines to read")
+    parser.add_argument("--only", choices=EXPERIMENTS, action="append", help="default: all")
+    parser.add_argument("--count", type=int, help="number of trials")
     given = parser.parse_args()
     torch.set_num_threads(1)
     source, reference = (read_lines(x)[: given.limit] for x in (given.source, given.reference))

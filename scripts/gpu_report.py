@@ -1,17 +1,17 @@
-"""Report on a GPU: first whether training and decoding are right there, then how fast they are.
+"""Check that training and decoding are correct on a GPU, then measure their speed.
 
     python scripts/gpu_report.py --model runs/multi30k-de-en
     python scripts/gpu_report.py --stages machine,gradients,training
     python scripts/gpu_report.py --device cpu --quick
 
-Each stage is a process of its own with a time limit. What it measures is written at once to
-``--output``, one JSON object a line, and shown as a table at the end. Some stages are gates: when
-one fails, the stages that depend on it are skipped, so that no time of a wrong result is reported.
-A gate that was not asked for counts as passed. ``--within 420`` ends what still runs after so many
-seconds, and keeps what was measured until then. Exit code 1: a gate failed, or a stage did not end.
+Each stage runs in a separate process with a time limit. Results are written to ``--output`` at
+once, one JSON object per line, and printed as a table at the end. Some stages are gates. If a gate
+fails, the stages that depend on it are skipped, so that the speed of wrong results is not reported.
+A gate that is not among ``--stages`` counts as passed. ``--within 420`` stops after 420 seconds and
+keeps the results so far. Exit code 1 means that a gate failed or a stage did not finish.
 
-Times are medians; the device is synchronised before each clock is read; inputs are drawn and never
-zeros. `--device cpu --quick` uses tiny sizes and shows only that the script works.
+Times are medians. The device is synchronised before each time measurement. Inputs are random.
+`--device cpu --quick` uses tiny sizes, only to test the script.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stage:
     seconds: int
     """Time limit."""
     needs: tuple[str, ...] = ()
-    """Stages that must not have failed."""
+    """Stages without which this stage is skipped, if they fail."""
 
 
 TRAINS = ("gradients", "updates", "compiled")
@@ -66,22 +66,22 @@ STAGES = (
     Stage("tatoeba", 400, (*TRAINS, "resume")),
     Stage("files", 120, ("search",)),
 )
-"""In this order: what is right, how fast the parts are, whole commands."""
+"""Correctness first, then the speed of parts, then whole commands."""
 
 
 class Report:
-    """The lines of JSON, on disk as soon as they are known."""
+    """The results. Each result is written to disk at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.records: list[dict[str, Any]] = []
         self.failed: set[str] = set()
-        """Stages with a failed gate, or that did not end."""
+        """Stages with a failed gate, and stages that did not finish."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("", encoding="utf-8")
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Write and show a record; see `gpu_stages.Recorder` for its fields."""
+        """Write and print a record; see `gpu_stages.Recorder` for its fields."""
         self.records.append(dict(record))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
@@ -90,7 +90,7 @@ class Report:
             self.failed.add(record["stage"])
 
     def table(self) -> str:
-        """All records as a Markdown table."""
+        """Return all records as a Markdown table."""
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_cells, self.records)]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -107,12 +107,12 @@ def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
 def run_stage(
     stage: Stage, command: Sequence[str], report: Report, *, left: float = math.inf
 ) -> None:
-    """Run one stage in a process group of its own, and kill that at its time limit.
+    """Run one stage in a new process group, and kill the group at the time limit.
 
     Args:
-        stage: Which.
-        command: What runs it, but for ``--run NAME``.
-        report: Given what it prints.
+        stage: The stage.
+        command: Command that runs a stage, without ``--run NAME``.
+        report: Receives the records that the stage prints.
         left: Seconds left for all stages.
     """
     begin = time.monotonic()
@@ -137,7 +137,7 @@ def run_stage(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     if code:
-        reason = f"ended by its limit of {limit:.0f} s" if is_late.is_set() else f"code {code}"
+        reason = f"stopped at its limit of {limit:.0f} s" if is_late.is_set() else f"code {code}"
         report.add({"stage": stage.name, "what": "stage", "value": reason, "passed": False})
     else:
         seconds = round(time.monotonic() - begin, 1)
@@ -145,7 +145,7 @@ def run_stage(
 
 
 def _records(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """What the process prints, as far as it is JSON; the rest goes to standard error."""
+    """Yield the JSON records that the process prints; copy other lines to standard error."""
     assert process.stdout is not None
     for line in process.stdout:
         try:
@@ -161,7 +161,7 @@ def _records(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 def run_all(
     stages: Sequence[Stage], command: Sequence[str], report: Report, *, within: float = math.inf
 ) -> None:
-    """Run stages one after another, but for those that depend on one that failed."""
+    """Run stages one after another. Skip stages that depend on a failed stage."""
     end = time.monotonic() + within
     for stage in stages:
         left = end - time.monotonic()
@@ -175,26 +175,26 @@ def run_all(
 
 
 def chosen_stages(names: str) -> list[Stage]:
-    """Return the stages of these names with commas between; all if empty."""
+    """Return the stages in a comma-separated list of names; all stages if it is empty."""
     wanted = {name for name in names.split(",") if name}
     if unknown := wanted - {stage.name for stage in STAGES}:
         known = ", ".join(stage.name for stage in STAGES)
-        raise SystemExit(f"error: no stage {', '.join(sorted(unknown))}; there are {known}")
+        raise SystemExit(f"error: unknown stage {', '.join(sorted(unknown))}; use some of {known}")
     return [stage for stage in STAGES if not wanted or stage.name in wanted]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works")
-    parser.add_argument("--stages", default="", help="names with commas between; default: all")
-    parser.add_argument("--within", type=float, default=math.inf, help="seconds for all stages")
-    parser.add_argument("--sizes", default="base,big", help="models of the stage training")
-    parser.add_argument("--model", type=Path, help="model folder for search and files")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
+    parser.add_argument("--stages", default="", help="comma-separated names; default: all")
+    parser.add_argument("--within", type=float, default=math.inf, help="time limit in seconds")
+    parser.add_argument("--sizes", default="base,big", help="model sizes of the stage training")
+    parser.add_argument("--model", type=Path, help="model folder for the stages search and files")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument(
-        "--folder", type=Path, help="for runs and prepared data; default: temporary"
+        "--folder", type=Path, help="folder of runs and prepared data; default: temporary"
     )
     parser.add_argument("--output", type=Path, default=Path("build/gpu_report.jsonl"))
     parser.add_argument("--run", help=argparse.SUPPRESS)  # one stage, in this process
@@ -205,10 +205,10 @@ def main() -> int:
     """Run the stages and print the table."""
     chosen = parse()
     if chosen.run:
-        # cuBLAS reads it at its first product: without it sums have no fixed order.
+        # cuBLAS reads this at its first product. Without it, sums are not deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
-        import gpu_stages  # noqa: PLC0415 - loads torch, which only stages need
+        import gpu_stages  # noqa: PLC0415 - imports torch, which only the stages need
 
         gpu_stages.run(chosen)
         return 0

@@ -1,7 +1,7 @@
-"""The stages of `gpu_report.py`: what each measures, and what it prints as JSON.
+"""The stages of `gpu_report.py`. Each stage prints its results as lines of JSON.
 
-Whole `nmt` commands where one measures it; the parts of the package otherwise. Drawn data have the
-shape of WMT: ids by Zipf's law in a vocabulary of 37,000, lengths by a log-normal law.
+Some stages run whole `nmt` commands, the others use parts of the package. Random data resemble WMT:
+the ids follow Zipf's law in a vocabulary of 37,000, the lengths a log-normal distribution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpu_report import ROOT
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-# The parts of the package that are not public; all that has to follow when one moves.
+# These parts of the package are not public, so this file must change when they move.
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.training import OptimizerConfig, TrainingConfig
 from nmt.data.loader import Batch, collate
@@ -67,23 +67,23 @@ SMOOTHING = 0.1
 SAMPLE = "configs/demo.sample"
 PRECISIONS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
 GATE_OF_LOSS = {"float32": 1e-3, "bfloat16": 1e-2}
-"""Largest relative error, as ||found - reference|| / ||reference||, of a loss and of what it gives
-back to its inputs."""
+"""Largest relative error of a loss and of the gradients of its inputs, as
+||found - reference|| / ||reference||."""
 GATE_OF_MODEL = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
-"""The same for the gradients of a model, all shapes together, by the type of its working weights.
-In bf16 with float32 weights (autocast, as on a GPU) the limit is that of the loss; with bf16 ones,
-as on a CPU, the sums over tokens are rounded, too."""
+"""The same for the gradients of a model over all shapes, by the dtype of its weights. With
+float32 weights under autocast to bf16, as on a GPU, the limit is that of the loss. With bf16
+weights, as on a CPU, the sums over tokens are also rounded, so the limit is larger."""
 GATE_OF_KINKS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""The same for models with ReLU. Its gradient jumps: a share e of the units changes sides when
-inputs move by e, which changes the gradient by a share of sqrt(e), not e. In bf16, e is about
-0.3%. (On a CPU under autocast, worst of 12 shapes: ReLU 2.4%, GELU 0.6%, SwiGLU 0.9%.)"""
+"""The same for models with ReLU, whose gradient jumps at 0. A relative error of e in the inputs
+flips a share e of the units, and this changes the gradient by sqrt(e). In bf16, e is about 0.3%.
+(On a CPU under autocast, the worst of 12 shapes: ReLU 2.4%, GELU 0.6%, SwiGLU 0.9%.)"""
 GATE_OF_PARAMETER = {"float32": 1e-3, "bfloat16": 2e-1}
-"""The same for each parameter alone: a gradient may be a small sum of large terms."""
+"""The same for each single parameter, whose gradient may be a small sum of large terms."""
 SHAPES = (
     (1, 1), (1, 60), (2, 3), (3, 17), (5, 8), (7, 33), (8, 64), (13, 5), (16, 21), (31, 9),
     (40, 12), (64, 30),
 )  # fmt: skip
-"""Sentences, and the longest length that may be drawn."""
+"""Number of sentences, and maximum length."""
 KINDS = {
     "fused, compiled": r"triton",
     "products": r"gemm|nvjet|cutlass|cublas|splitk|_mm",
@@ -96,28 +96,28 @@ KINDS = {
     "copies": r"memcpy|memset|copy",
     "element by element": r"elementwise|vectorized|reduce|cat",
 }
-"""Kernels by name; the first that fits."""
+"""Kind of kernel -> pattern of its name. The first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """What a stage is given: the choices, the device, and where results go."""
+    """Options and device of a stage; prints its results."""
 
     chosen: argparse.Namespace
     device: torch.device
 
     @property
     def quick(self) -> bool:
-        """Whether only to show that the script works."""
+        """Whether this run only tests the script."""
         return bool(self.chosen.quick)
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the device works while the host goes on."""
+        """Whether the device is a GPU, which works asynchronously."""
         return self.device.type == "cuda"
 
     def wait(self) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has finished all work."""
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
@@ -131,7 +131,16 @@ class Recorder:
         predicted: str = "",
         passed: bool | None = None,
     ) -> None:
-        """Print a result; one that ``passed`` or not is a gate."""
+        """Print a result as JSON.
+
+        Args:
+            what: Name of the result.
+            value: The result.
+            unit: Its unit.
+            target: Value to reach, as text.
+            predicted: Predicted value or effect, as text.
+            passed: For a gate, whether it passed.
+        """
         record = {"what": what, "value": value, "unit": unit, "target": target}
         print(json.dumps(record | {"predicted": predicted, "passed": passed}), flush=True)
 
@@ -149,12 +158,12 @@ class Recorder:
 
 
 class DrawnPairs:
-    """Sentence pairs of random ids, in the form that `nmt.data.loader.collate` reads.
+    """Random sentence pairs for `nmt.data.loader.collate`.
 
     Args:
-        vocab_size: Entries of both vocabularies.
+        vocab_size: Size of both vocabularies.
         lengths: Source and target lengths without EOS. (n,) each.
-        seed: Of the ids.
+        seed: Seed of the ids.
     """
 
     def __init__(self, vocab_size: int, lengths: tuple[Any, Any], seed: int) -> None:
@@ -168,16 +177,16 @@ class DrawnPairs:
         return ids.astype(np.int64), np.concatenate(([0], np.cumsum(lengths)))
 
     def source_ids(self, rows: Any) -> tuple[Any, Any]:
-        """As `nmt.data.store.ParallelStore.source_ids`."""
+        """Same as `nmt.data.store.ParallelStore.source_ids`."""
         return self._ids(self.source_lengths[rows])
 
     def target_ids(self, rows: Any) -> tuple[Any, Any]:
-        """As `nmt.data.store.ParallelStore.target_ids`."""
+        """Same as `nmt.data.store.ParallelStore.target_ids`."""
         return self._ids(self.target_lengths[rows])
 
 
 def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> list[Batch]:
-    """Draw ``count`` batches of ``max_tokens`` source and target tokens together."""
+    """Return ``count`` random batches with ``max_tokens`` source plus target tokens."""
     random, num_pairs = np.random.default_rng(seed), max(2000, count * max_tokens // 20)
     longest = min(150, max_tokens // 4)
     source = np.clip(random.lognormal(3.2, 0.55, num_pairs), 2, longest).astype(np.int32)
@@ -191,7 +200,7 @@ def wmt_like(vocab_size: int, max_tokens: int, count: int, seed: int = 1) -> lis
 
 
 def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
-    """Draw one batch: so many sentences, lengths evenly up to so many tokens."""
+    """Return a random batch of ``shape[0]`` sentences with lengths from 1 to ``shape[1]``."""
     random = np.random.default_rng(seed)
     lengths = [random.integers(1, shape[1] + 1, shape[0]).astype(np.int32) for _ in range(2)]
     store: Any = DrawnPairs(vocab_size, (lengths[0], lengths[1]), seed)
@@ -199,7 +208,7 @@ def of_shape(vocab_size: int, shape: tuple[int, int], seed: int) -> Batch:
 
 
 def length_sums(batches: Sequence[Batch]) -> LengthSums:
-    """Sum lengths, without the sentences that fill up."""
+    """Return the sums of lengths, without padding sentences."""
     lengths = [
         torch.stack([side.lengths[: len(batch.rows)] for side in (batch.source, batch.target)])
         for batch in batches
@@ -215,7 +224,7 @@ def make_updater(
     *,
     seed: int = 1,
 ) -> Updater:
-    """Return what makes updates as `nmt train` does, of a new model."""
+    """Return an updater of a new model, with the settings of `nmt train`."""
     torch.manual_seed(seed)
     model = build_model(config, vocab_size, vocab_size).to(device)
     optimizer = build_optimizer(model, OptimizerConfig(), precision.weight_dtype)
@@ -224,7 +233,7 @@ def make_updater(
 
 
 def have_compiled(updater: Updater, batch: Batch, device: torch.device) -> float:
-    """Compile the layers; return how long that takes, in seconds."""
+    """Compile the layers; return the seconds that this takes."""
     begin = time.perf_counter()
     compile_layers(
         True,
@@ -236,7 +245,7 @@ def have_compiled(updater: Updater, batch: Batch, device: torch.device) -> float
 
 
 def make_updates(updater: Updater, batches: Sequence[Batch]) -> None:
-    """Make an update with each batch, and wait for their numbers once."""
+    """Make an update with each batch, then wait for all statistics."""
     read_together([updater([batch], 1e-4) for batch in batches])
 
 
@@ -251,7 +260,7 @@ def digest(updater: Updater) -> str:
 
 
 def matrix_rate(report: Recorder, rows: int, inner: int, columns: int) -> float:
-    """FLOP/s of a product in the training's type, over several random input sets."""
+    """Return FLOP/s of a matrix product in the dtype of training, with several random inputs."""
     dtype = choose_precision("auto", report.device).dtype
     sets = [
         tuple(torch.randn(shape, device=report.device, dtype=dtype) for shape in shapes)
@@ -263,16 +272,16 @@ def matrix_rate(report: Recorder, rows: int, inner: int, columns: int) -> float:
 
 
 def peak_rate(report: Recorder) -> float:
-    """FLOP/s of large products, which utilisation is a share of."""
+    """Return FLOP/s of large matrix products, the reference for utilisation."""
     size = 256 if report.quick else 8192
     return matrix_rate(report, size, size, size)
 
 
-# Gates and the machine
+# Gates and machine
 
 
 def machine(report: Recorder) -> None:
-    """Versions, copy rate, products."""
+    """Report versions, the copy rate, and the rate of matrix products."""
     name = platform.processor() or platform.machine()
     if report.is_gpu:
         name = torch.cuda.get_device_name(report.device)
@@ -286,7 +295,7 @@ def machine(report: Recorder) -> None:
     there = torch.empty_like(here)
     rate = 2 * count / report.seconds(lambda: there.copy_(here))
     report.emit("copy, read and written", rate / 1e9, "GB/s")
-    here = there = torch.empty(0)  # gives the memory back
+    here = there = torch.empty(0)  # frees the memory
     report.emit("products, 8192 cubed", peak_rate(report) / 1e12, "TFLOP/s")
     rows, entries = (64, 400) if report.quick else (25_000, 37_000)
     for size, config in SIZES.items():
@@ -309,7 +318,7 @@ def machine(report: Recorder) -> None:
 
 
 def reference_gradients(model: Transformer, batch: Batch) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients in float64 on the CPU, by torch's own cross-entropy."""
+    """Return loss and gradients in float64 on the CPU, with torch's cross-entropy."""
     model.zero_grad()
     hidden = model(batch.source, batch.target)
     logits = F.linear(hidden, model.output_weight, model.output_bias)
@@ -326,7 +335,7 @@ def gradient_of(parameter: Tensor) -> Tensor:
 
 
 def gradients_of(updater: Updater, batch: Batch) -> tuple[float, dict[str, Tensor]]:
-    """The same as training has them, not divided by tokens."""
+    """Return loss and gradients as in training, but not divided by the number of tokens."""
     flat = updater.optimizer.parameters
     flat.clear()
     updater.model.train()
@@ -338,23 +347,23 @@ def gradients_of(updater: Updater, batch: Batch) -> tuple[float, dict[str, Tenso
 
 
 def error_of(found: Tensor, reference: Tensor) -> float:
-    """Relative norm of the difference; infinite where anything is not a number."""
+    """Return the relative norm of the difference; infinite if it contains NaN."""
     error = float((found - reference).norm() / reference.norm().clamp(min=1e-12))
     return error if np.isfinite(error) else inf
 
 
 def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
-    """Compare training with float64 on fresh random inputs over all shapes."""
+    """Compare the gradients of training with float64, for random batches of all shapes."""
     vocab_size = 500
     shapes = SHAPES[::4] if report.quick else SHAPES
     models = {"tiny": SMALL, "tiny with GELU": SMOOTH, "modern": MODERN}
     for (name, config), precision in itertools.product(models.items(), PRECISIONS):
         if is_compiled and (name == "tiny") != (precision == "float32"):
-            continue  # each of them is compiled for half a minute
+            continue  # compilation takes half a minute each
         still = config.model_copy(update={"dropout": 0.0})
         policy = Precision(precision, report.device.type)
         updater = make_updater(still, vocab_size, report.device, policy)
-        # Both multiply with rounded weights; what is compared is the arithmetic.
+        # Both use rounded weights, so that only the arithmetic differs.
         weights = {
             key: value.detach().to(policy.dtype).float().cpu()
             for key, value in updater.optimizer.weights().items()
@@ -378,7 +387,7 @@ def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
             ]
             differences.append(float((flat[0] - flat[1]).norm()))
             lengths.append(float(flat[1].norm()))
-            # A gradient that is zero by the mathematics (of a bias of keys) is noise in both.
+            # A gradient that is mathematically zero, as of key biases, is noise in both.
             least = 1e-3 * float(flat[1].norm())
             singles += [
                 error_of(found[key], of_key)
@@ -392,7 +401,7 @@ def _check_gradients(report: Recorder, *, is_compiled: bool) -> None:
         if is_smooth and policy.weight_dtype != policy.dtype:
             limit = GATE_OF_LOSS[precision]
         together = torch.tensor(differences).norm() / torch.tensor(lengths).norm()
-        # NaN is larger than any limit.
+        # NaN must fail the gate.
         _gate(report, f"{text}, gradients together", [float(together.nan_to_num(inf))], limit)
         _gate(report, f"{text}, gradient of a parameter", singles, GATE_OF_PARAMETER[precision])
 
@@ -404,7 +413,7 @@ def _gate(report: Recorder, what: str, errors: Sequence[float], limit: float) ->
 
 
 def _check_losses(report: Recorder) -> None:
-    """Compare the loss alone, and what it gives back to each input, with float64."""
+    """Compare the loss and the gradients of its inputs with float64."""
     random = np.random.default_rng(5)
     for precision in PRECISIONS:
         dtype = Precision(precision, report.device.type).dtype
@@ -413,8 +422,8 @@ def _check_losses(report: Recorder) -> None:
             rows, width = int(random.integers(1, 700)), 16 * int(random.integers(1, 12))
             vocab_size = int(random.integers(5, 400 if report.quick else 9000))
             torch.manual_seed(number)
-            # Logits spread by 2, as of a model in training: a 16-bit one of 40 is off by 0.1, and
-            # its probability by a tenth, whatever sums them up.
+            # Logits have a standard deviation of 2, as in training. A 16-bit logit of 40 would have
+            # an error of 0.1, and its probability an error of 10%, even with a perfect loss.
             scales = {(rows, width): 2 * width**-0.5, (vocab_size, width): 1, (vocab_size,): 0.5}
             inputs = [(torch.randn(shape) * scale).to(dtype) for shape, scale in scales.items()]
             gold = torch.randint(0, vocab_size, (rows,))
@@ -435,21 +444,21 @@ def _check_losses(report: Recorder) -> None:
 
 
 def gradients(report: Recorder) -> None:
-    """Gate: loss and gradients against float64."""
+    """Gate: loss and gradients agree with float64."""
     _check_losses(report)
     _check_gradients(report, is_compiled=False)
 
 
 def compiled(report: Recorder) -> None:
-    """Gate: the same of compiled layers."""
+    """Gate: loss and gradients of compiled layers agree with float64."""
     if report.quick and not report.is_gpu:
-        report.emit("compiled layers", "left out on a CPU")
+        report.emit("compiled layers", "skipped on a CPU")
         return
     _check_gradients(report, is_compiled=True)
 
 
 def updates(report: Recorder) -> None:
-    """Gate: the same updates, with dropout, give the same bytes twice."""
+    """Gate: the same updates with dropout give the same bytes twice."""
     count = 3 if report.quick else 20
     batches = wmt_like(500, 400 if report.quick else 4000, count)
     for name in PRECISIONS:
@@ -466,10 +475,10 @@ def updates(report: Recorder) -> None:
 
 
 def nmt(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]:
-    """Run a whole command; return standard output and standard error.
+    """Run `nmt` with ``arguments``; return standard output and standard error.
 
     Raises:
-        RuntimeError: It fails.
+        RuntimeError: The command failed.
     """
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -486,7 +495,7 @@ def nmt(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]:
 
 
 def settings(report: Recorder, run: str, **changes: Any) -> list[str]:
-    """Return ``--set`` flags: device and folders, and ``changes`` with ``__`` for a dot."""
+    """Return ``--set`` flags for device, folders and ``changes``, whose ``__`` becomes a dot."""
     folder = Path(report.chosen.folder)
     chosen = {
         "training.device": report.device.type,
@@ -504,11 +513,11 @@ def settings(report: Recorder, run: str, **changes: Any) -> list[str]:
 
 
 def resume(report: Recorder) -> None:
-    """Gate: training that is stopped and resumed ends with the bytes of one that is not."""
+    """Gate: stopped and resumed training gives the same bytes as uninterrupted training."""
     half = 4 if report.quick else 40
     sizes = {
         "training__schedule__shape": "constant",
-        "training__compile": report.is_gpu,  # `auto` finds so few updates too few
+        "training__compile": report.is_gpu,  # `auto` would not compile for so few updates
         "training__validate_every": 1000,
         "training__save_every": 1000,
         "training__validation__max_sentences": 4,
@@ -533,17 +542,17 @@ def resume(report: Recorder) -> None:
 
 
 def _model(report: Recorder) -> str:
-    """The model of the command line, else what an earlier stage has trained."""
+    """Return the model of ``--model``, or a model that an earlier stage has trained."""
     runs = Path(report.chosen.folder) / "runs"
     found = [report.chosen.model, runs / "multi30k", runs / "demo-whole"]
     for folder in found:
         if folder is not None and (folder / "config.yaml").exists():
             return str(folder)
-    raise RuntimeError("no model: give --model, or let the stage `resume` make one")
+    raise RuntimeError("no model found: pass --model, or add the stage `resume`")
 
 
 def _sources(report: Recorder, count: int, *, name: str = "test_2016_flickr") -> Path:
-    """A file of ``count`` lines to translate: of Multi30k, or of the demo without it."""
+    """Write a file of ``count`` lines to translate, from Multi30k or else from the demo."""
     place = Path(report.chosen.data) / "multi30k" / f"{name}.de.gz"
     if place.exists() and report.chosen.model is not None:
         lines = gzip.decompress(place.read_bytes()).decode().splitlines()
@@ -557,10 +566,11 @@ def _sources(report: Recorder, count: int, *, name: str = "test_2016_flickr") ->
 
 
 def search(report: Recorder) -> None:
-    """Gate: float32 searches find what the CPU finds, recorded steps what plain ones find.
+    """Gate: searches in float32 on the device find the same translations as on the CPU.
 
-    Without the guard, which would search wrong outputs again and hide them. A few lines may differ
-    where two hypotheses are as good as equal.
+    Few rows use recorded CUDA graphs, many rows do not. The guard is off, because it would search
+    wrong outputs again and hide them. A few lines may differ, where two hypotheses have almost the
+    same score.
     """
     model, count = _model(report), 4 if report.quick else 200
     path = _sources(report, count)
@@ -572,7 +582,7 @@ def search(report: Recorder) -> None:
         return nmt("translate", model, *flags, "--batch-tokens", str(batch_tokens))[0].split("\n")
 
     for beam_size in (5,) if report.quick else (1, 5):
-        # Steps are recorded for 256 rows at most.
+        # CUDA graphs are recorded for at most 256 rows.
         many, few = 60_000, 600
         expected = translate("cpu", beam_size, few)
         for name, batch_tokens in (("few rows", few), ("many rows", many)):
@@ -580,13 +590,13 @@ def search(report: Recorder) -> None:
                 continue
             found = translate(report.device.type, beam_size, batch_tokens)
             alike = sum(map(str.__eq__, found, expected)) / len(expected)
-            text = f"beam {beam_size}, {name}: lines as on the CPU"
+            text = f"beam {beam_size}, {name}: lines equal to the CPU"
             passed = len(found) == len(expected) and alike >= 0.98
             report.emit(text, 100 * alike, "%", target=">= 98%", passed=passed)
 
 
 def shapes(report: Recorder) -> None:
-    """Gate: hundreds of batch shapes without compiling again."""
+    """Gate: hundreds of batch shapes do not cause recompilation."""
     count = 6 if report.quick else 250
     flags = settings(
         report,
@@ -599,7 +609,7 @@ def shapes(report: Recorder) -> None:
     )
     _, said = nmt("train", "configs/demo.yaml", *flags, env={"TORCH_LOGS": "recompiles"})
     causes = said.split("Recompiling function")[1:]
-    # Training and validation have a graph each, which the warm-up makes.
+    # Training and validation have different graphs, which the warm-up compiles.
     found = [cause for cause in causes if "grad_mode" not in cause]
     text = f"recompiled in {count} updates"
     report.emit(text, float(len(found)), target="0", passed=not found)
@@ -614,7 +624,7 @@ def shapes(report: Recorder) -> None:
 def _rate(
     report: Recorder, updater: Updater, batches: Sequence[Batch], *, rounds: int = 3
 ) -> tuple[float, float]:
-    """Return seconds of an update, and of those the host's: until it could go on."""
+    """Return the seconds of an update, and the seconds until the host could continue."""
     hosts = []
 
     def work() -> None:
@@ -628,7 +638,7 @@ def _rate(
 
 
 def loss(report: Recorder) -> None:
-    """The output projection and its loss, forwards and backwards, beside its three products."""
+    """Time the output projection with its loss, forwards and backwards, against its products."""
     rows, entries = (300, 400) if report.quick else (25_000, 37_000)
     width, dtype = SIZES["base"].model_dim, choose_precision("auto", report.device).dtype
     options: Any = {"device": report.device, "dtype": dtype}
@@ -655,7 +665,7 @@ def loss(report: Recorder) -> None:
 
     alone = report.seconds(products) / len(sets)
     text = f"loss of {rows} x {width} x {entries}"
-    report.emit(f"{text}: its three products", 1e3 * alone, "ms")
+    report.emit(f"{text}: its three matrix products", 1e3 * alone, "ms")
     ways: dict[str, Callable[..., Any]] = {"not compiled": lambda function: function}
     if report.is_gpu:
         ways["compiled"] = cache(compile_function)
@@ -670,7 +680,7 @@ def loss(report: Recorder) -> None:
 
 
 def training(report: Recorder) -> None:
-    """Tokens/s, utilisation, host and device time, and peak memory of whole updates."""
+    """Report tokens/s, utilisation, host and device time, and peak memory of updates."""
     vocab_size = 400 if report.quick else 37_000
     peak = peak_rate(report)
     targets = {"base": (725_000, 35), "big": (306_000, 50)}
@@ -707,7 +717,7 @@ def training(report: Recorder) -> None:
                     target=f"{share_target}%" if is_recipe else "",
                 )
                 report.emit(f"{text}: an update", 1e3 * seconds, "ms")
-                report.emit(f"{text}: of that, until the host goes on", 1e3 * host, "ms")
+                report.emit(f"{text}: of that, until the host continues", 1e3 * host, "ms")
                 if report.is_gpu:
                     peak_bytes = torch.cuda.max_memory_allocated(report.device)
                     target = "<= 16" if is_recipe and name == "base" else ""
@@ -715,9 +725,10 @@ def training(report: Recorder) -> None:
 
 
 def kernels(report: Recorder) -> None:
-    """An update's time by kind of kernel, and by what the host does.
+    """Report the time of an update by kind of kernel and by operation on the host.
 
-    Of a tiny model, whose updates take the host longer than the device, without compiled layers.
+    Also for a tiny model without compiled layers, whose updates take more time on the host than on
+    the device.
     """
     vocab_size = 400 if report.quick else 37_000
     models = (("base", SIZES["base"], 50_000), ("tiny", ModelConfig(preset="tiny"), 2048))
@@ -750,7 +761,7 @@ def _by_kind(report: Recorder, name: str, found: Any, count: int, seconds: float
     host: Counter[str] = Counter()
     calls = 0
     for event in found.key_averages():
-        if event.is_user_annotation:  # of what others stand for already
+        if event.is_user_annotation:  # its time is counted by other events
             continue
         if event.self_device_time_total and not event.self_cpu_time_total:
             label = event.key.lower()
@@ -771,14 +782,14 @@ def _by_kind(report: Recorder, name: str, found: Any, count: int, seconds: float
 COPIED = (
     (0, "batch 64 -3 to +3%: 54 us less on the device, 50 more on the host"),
     (1 << 25, ""),
-    (1 << 40, "batch 512 -20%: 2.2 GB more a step"),
+    (1 << 40, "batch 512 -20%: 2.2 GB more per step"),
 )
-"""Least values in caches of which not all are copied where beams are reordered; what is expected
-beside the second, which is what `nmt translate` has."""
+"""Size of caches, in values, from which reordering of beams copies only a part; and the predicted
+effect compared to the second entry, which `nmt translate` uses."""
 
 
 def decoding(report: Recorder) -> None:
-    """Search with a new base model: every output has about 25 tokens."""
+    """Report the speed of searches with an untrained base model, with outputs of 25 tokens."""
     vocab_size, length = (400, 5) if report.quick else (37_000, 25)
     config = SMALL if report.quick else SIZES["base"]
     torch.manual_seed(1)
@@ -799,14 +810,14 @@ def decoding(report: Recorder) -> None:
     for size, (limit, predicted) in itertools.product((4,) if report.quick else (64, 512), COPIED):
         decoder_state.LARGE_ON_GPU = limit
         seconds, tokens = _search_time(report, engine, vocab_size, length, size, 5)
-        text = f"base, beam 5, batch {size}, caches stay from {limit:,} values on: tokens/s"
+        text = f"base, beam 5, batch {size}, partial copies from {limit:,} values: tokens/s"
         report.emit(text, tokens / seconds, predicted=predicted)
 
 
 def _search_time(
     report: Recorder, engine: TorchEngine, vocab_size: int, length: int, size: int, beam_size: int
 ) -> tuple[float, float]:
-    """Return the seconds and the output tokens of a batch of ``size`` drawn sentences."""
+    """Return the seconds and the output tokens of a batch of ``size`` random sentences."""
     random, num_batches = np.random.default_rng(3), 3
     batches = [
         [row.tolist() for row in random.integers(4, vocab_size, (size, length))]
@@ -829,17 +840,17 @@ def _search_time(
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One switch of training, and what it is expected to do to the time of an update."""
+    """A changed setting of training, and its predicted effect on the time of an update."""
 
     name: str
     predicted: str
     is_compiled: bool = True
     is_deterministic: bool = True
     num_slices: int = 1
-    """Micro-batches that the tokens of an update are cut into."""
+    """Number of micro-batches per update."""
     has_flash: bool = True
     inductor: tuple[str, ...] = ()
-    """Options of the compiler to be switched on."""
+    """Options of the compiler to enable."""
 
 
 VARIANTS = (
@@ -850,11 +861,11 @@ VARIANTS = (
     Variant("sums in any order", "0 to -3%", is_deterministic=False),
     Variant("two micro-batches", "+2 to +5%", num_slices=2),
 )
-"""The largest predicted effect first. To add one: a field of `Variant` and a line here."""
+"""To add a variant, add a field to `Variant` and a line here."""
 
 
 def variants(report: Recorder) -> None:
-    """One switch each, beside one version timed twice."""
+    """Report the effect of each variant, and the noise of two equal measurements."""
     vocab_size, max_tokens = (400, 200) if report.quick else (37_000, 50_000)
     config = SMALL if report.quick else SIZES["base"]
     precision = choose_precision("auto", report.device)
@@ -863,7 +874,7 @@ def variants(report: Recorder) -> None:
     plain = compilation.INDUCTOR
 
     def measure(variant: Variant) -> float:
-        torch.compiler.reset()  # all compile the same functions, and each has few graphs
+        torch.compiler.reset()  # variants compile the same functions, whose graphs are limited
         torch.compiler.set_stance("default")
         compilation.INDUCTOR = plain | dict.fromkeys(variant.inductor, True)
         updater = make_updater(config, vocab_size, report.device, precision)
@@ -876,18 +887,18 @@ def variants(report: Recorder) -> None:
                 have_compiled(updater, batches[0], report.device)
             work = lambda: read_together([updater(parts, 1e-4) for parts in slices])  # noqa: E731
             found = report.seconds(work, rounds=3, warm_up=1) / len(batches)
-        FLASH.pop("cuda", None)  # found again by the next
+        FLASH.pop("cuda", None)  # the next variant looks it up again
         return found
 
     base = Variant("as it is", "")
     before, again = measure(base), measure(base)
     report.emit("as it is, an update", 1e3 * before, "ms")
     noise = 100 * abs(again / before - 1)
-    report.emit("as it is, once more: difference, the noise", noise, "%")
+    report.emit("as it is, again: difference (noise)", noise, "%")
     for variant in VARIANTS:
         try:
             change = 100 * (measure(variant) / min(before, again) - 1)
-        except Exception as error:  # torch refuses some; the others are measured all the same
+        except Exception as error:  # torch may not support a variant; measure the others
             reason = str(error).strip().split("\n", 1)[0][:100]
             report.emit(f"{variant.name}: failed", reason, predicted=variant.predicted)
             continue
@@ -895,7 +906,7 @@ def variants(report: Recorder) -> None:
 
 
 def beside(report: Recorder) -> None:
-    """What updates wait for: a checkpoint, and subwords that are drawn anew."""
+    """Report how long updates wait for checkpoints, and how long BPE-dropout takes."""
     vocab_size = 400 if report.quick else 37_000
     config = SMALL if report.quick else SIZES["base"]
     updater = make_updater(
@@ -913,7 +924,7 @@ def beside(report: Recorder) -> None:
             writer.wait()
             seconds.append(time.perf_counter() - begin)
     report.emit("base: updates wait for a checkpoint", 1e3 * statistics.median(waits), "ms")
-    report.emit("base: a checkpoint, written beside them", statistics.median(seconds), "s")
+    report.emit("base: a checkpoint, written by a thread", statistics.median(seconds), "s")
     sizes = {"tokenizer__vocab_size": 320 if report.quick else 1000, "training__compile": False}
     sizes["training__max_steps"] = 8 if report.quick else 300
     sizes |= {"training__validation__max_sentences": 4, "training__log_every": 4}
@@ -933,7 +944,7 @@ def beside(report: Recorder) -> None:
 def _trained(
     report: Recorder, config: str, run: str, test: str, changes: Sequence[str]
 ) -> tuple[float, float]:
-    """Prepare and train; return seconds of training, and BLEU with beam 5 on a test set."""
+    """Prepare and train; return the seconds of training, and BLEU with beam 5 on a test set."""
     flags = [*settings(report, run), *changes]
     if report.quick:
         flags += ["--set=training.max_steps=4", "--set=training.validation.max_sentences=4"]
@@ -949,7 +960,7 @@ def _trained(
 
 
 def _files(report: Recorder, folder: str, names: dict[str, tuple[str, str]]) -> list[str] | None:
-    """Return ``--set`` flags for the corpora of a task, or None where they are not there."""
+    """Return ``--set`` flags for the corpora of a task; None if a file does not exist."""
     place = Path(report.chosen.data) / folder
     sides = {
         key: {"source": str(place / source), "target": str(place / target)}
@@ -963,7 +974,7 @@ def _files(report: Recorder, folder: str, names: dict[str, tuple[str, str]]) -> 
 
 
 def multi30k(report: Recorder) -> None:
-    """The Multi30k recipe from prepared data to its BLEU."""
+    """Train the Multi30k recipe, and report its time and BLEU."""
     corpora = _files(
         report,
         "multi30k",
@@ -973,10 +984,10 @@ def multi30k(report: Recorder) -> None:
             "test": ("test_2016_flickr.de.gz", "test_2016_flickr.en.gz"),
         },
     )
-    if corpora is None or report.quick:  # quickly: the demo stands for it
+    if corpora is None or report.quick:  # a quick run uses the demo instead
         corpora, config = ["--set=tokenizer.vocab_size=320"], "configs/demo.yaml"
         if not report.quick:
-            report.emit("Multi30k", "not measured: the data are not there")
+            report.emit("Multi30k", "skipped: data not found")
             return
     else:
         config = "configs/multi30k.yaml"
@@ -986,9 +997,9 @@ def multi30k(report: Recorder) -> None:
 
 
 def proof(report: Recorder) -> None:
-    """Gate: a training that is killed and resumed ends with the bytes of one that is not."""
+    """Gate: killed and resumed training gives the same bytes as uninterrupted training."""
     if report.quick:
-        report.emit("scripts/prove_resume.py", "left out: it takes a minute")
+        report.emit("scripts/prove_resume.py", "skipped: it takes a minute")
         return
     flags = settings(report, "proof", tokenizer__vocab_size=1000)
     command = [sys.executable, "scripts/prove_resume.py", "configs/demo.yaml", *flags]
@@ -997,7 +1008,7 @@ def proof(report: Recorder) -> None:
 
 
 def tatoeba(report: Recorder) -> None:
-    """Tatoeba English-German with the Multi30k recipe's model, 10,000 updates."""
+    """Train the Multi30k model on Tatoeba English-German, and report its time and BLEU."""
     corpora = _files(
         report,
         "tatoeba_en_de",
@@ -1005,7 +1016,7 @@ def tatoeba(report: Recorder) -> None:
          {"train": "train", "valid": "dev", "test": "test"}.items()},
     )  # fmt: skip
     if corpora is None or report.quick:
-        report.emit("Tatoeba", "left out" if report.quick else "not measured: no data")
+        report.emit("Tatoeba", "skipped" if report.quick else "skipped: data not found")
         return
     corpora += ["--set=source_language=en", "--set=target_language=de"]
     corpora += ["--set=training.max_steps=6000", "--set=batch.max_tokens=8192"]
@@ -1015,7 +1026,7 @@ def tatoeba(report: Recorder) -> None:
 
 
 def _search_rate(report: Recorder, model: str, path: Path, beam_size: int) -> float:
-    """Lines/s of searches alone, without the guard's second ones."""
+    """Return lines/s of the searches alone, without the second searches of the guard."""
     device = "cuda" if report.is_gpu else "cpu"
     translator = Translator.load(model, engine="torch", device=device, guard=False)
     translator = translator.with_options(beam_size=beam_size)
@@ -1025,7 +1036,7 @@ def _search_rate(report: Recorder, model: str, path: Path, beam_size: int) -> fl
 
 
 def files(report: Recorder) -> None:
-    """`nmt translate`, file to file, beside what its searches take alone."""
+    """Report the speed of `nmt translate` from file to file, and of its searches alone."""
     count = 8 if report.quick else 50_000
     model, path = _model(report), _sources(report, count, name="train")
     output = path.with_suffix(".out")
@@ -1055,7 +1066,7 @@ def _stages() -> Iterator[tuple[str, Callable[[Recorder], None]]]:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Run one stage in this process."""
+    """Run the stage ``chosen.run`` in this process."""
     prepare_process(None)
     report = Recorder(chosen, choose_device(chosen.device))
     dict(_stages())[chosen.run](report)

@@ -1,10 +1,11 @@
-"""Lines longer than any in training: BLEU by source length for each kind of positions.
+"""Measure BLEU on sources longer than all training pairs, for each kind of position encoding.
 
     python scripts/long_lines.py configs/multi30k.yaml --out runs/long --set training.max_steps=3000
 
-For each kind a model is trained on pairs of up to 15 tokens a side. Then it translates lines of the
-test sets, and training pairs that were left out because their source is longer, in segments as
-usual and whole (``--no-split``), without the guard. Learned positions read no longer lines whole.
+For each kind, the script trains a model on pairs of at most 15 subwords per side. The model then
+translates lines of the test sets, and training pairs that were excluded for their long source. It
+translates them in segments, as usual, and as whole lines (``--no-split``), without the guard. A
+model with learned positions cannot read longer lines as a whole.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from nmt.text.tokenizer import load_tokenizers
 
 KINDS = ("sinusoidal", "learned", "rotary", "relative", "none")
 BORDERS = (15, 20, 25, 30)
-"""Most source tokens of training, and of each further class but the last."""
+"""Upper limits of the length classes, in source subwords. The first is the limit of training."""
 
 
 def lines_by_length(config: RunConfig, most: int) -> dict[str, list[SentencePair]]:
-    """Return up to ``most`` pairs that training did not see for each class of source lengths."""
+    """Return up to ``most`` pairs that were not in training, for each length class."""
     tokenizer = load_tokenizers(config.prepared_dir / "tokenizer").source
     options = ReadOptions(config.source_language, config.target_language)
     names = [f"{a + 1}-{b}" for a, b in itertools.pairwise((0, *BORDERS))]
@@ -47,15 +48,15 @@ def lines_by_length(config: RunConfig, most: int) -> dict[str, list[SentencePair
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, translate and print a table in Markdown."""
+    """Train, translate and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/long-lines"))
     parser.add_argument("--kinds", nargs="+", default=KINDS)
-    parser.add_argument("--most", type=int, default=500, help="lines of a class")
+    parser.add_argument("--most", type=int, default=500, help="maximum lines per length class")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args(arguments)
-    logging.getLogger("nmt.inference").setLevel(logging.ERROR)  # each cut line is told
+    logging.getLogger("nmt.inference").setLevel(logging.ERROR)  # hides a warning per cut line
     rows: dict[str, list[str]] = defaultdict(list)
     classes: dict[str, list[SentencePair]] = {}
     for kind in options.kinds:

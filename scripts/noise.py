@@ -1,8 +1,9 @@
-"""Precision and recall of every reason of ``nmt prepare`` on damaged copies of a corpus.
+"""Measure precision and recall of every filter of ``nmt prepare`` on damaged copies of a corpus.
 
-Of the first pairs of a corpus, 2 in 100 are damaged in one way; the reasons then look at all.
-Recall is the share of the damaged pairs that have the reason, precision the share of damaged ones
-among those that have it, and "clean" the share of the undamaged corpus that it would drop.
+For each filter, the script damages 2% of the first pairs of a corpus, and applies the filter to all
+of them. Recall is the share of the damaged pairs that the filter finds. Precision is the share of
+damaged pairs among the pairs that it finds. "clean" is the share of pairs that it finds in the
+undamaged corpus.
 
     python scripts/noise.py SOURCE TARGET SOURCE_LANGUAGE TARGET_LANGUAGE
 """
@@ -103,12 +104,12 @@ def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[i
 
 
 def main() -> None:
-    """Print a table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("languages", nargs=2)
-    parser.add_argument("--pairs", type=int, default=5000)
+    parser.add_argument("--pairs", type=int, default=5000, help="number of pairs to read")
     options = parser.parse_args()
     languages = (options.languages[0], options.languages[1])
     corpus = CorpusConfig(source=options.source, target=options.target)

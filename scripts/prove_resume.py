@@ -1,10 +1,10 @@
-"""Kill and resume a short training, and compare its end with that of one in one go.
+"""Kill and resume a short training, and compare the result with an uninterrupted training.
 
     python scripts/prove_resume.py CONFIG [--kills 5] [--updates 60] [flags of nmt train]
 
-Both are processes of their own, in folders that are thrown away. Kills come at random moments, half
-of them while a checkpoint is being written. Weights, optimizer and metrics.jsonl must be equal to
-the byte, but for times.
+Both trainings run in separate processes and temporary folders. Kills come at random moments, half
+of them while a checkpoint is being written. The weights, the optimizer state and metrics.jsonl must
+be byte-identical, except for times in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_STARTS = 100
 
 
 def command(options: argparse.Namespace, flags: Sequence[str], run_dir: Path) -> list[str]:
-    """Return the command that trains, and makes errors of what kills cannot cause."""
+    """Return the training command, which fails if anything but a kill interrupts it."""
     save_every = max(1, options.updates // 8)
     rare = {"max_steps": options.updates, "save_every": save_every, "keep_last": 3}
     rare |= {"validate_every": 2 * save_every, "log_every": 1, "patience": "null"}
@@ -38,7 +38,7 @@ def command(options: argparse.Namespace, flags: Sequence[str], run_dir: Path) ->
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of ``metrics.jsonl``, without times."""
+    """Return the complete lines of ``metrics.jsonl``, without times."""
     path = run_dir / "metrics.jsonl"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = [json.loads(line) for line in text.split("\n")[:-1]]
@@ -46,18 +46,24 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def is_saving(run_dir: Path) -> bool:
-    """Return whether a checkpoint is there that has no final name yet."""
+    """Return whether a checkpoint is being written, which still has a temporary name."""
     folder = checkpoints_dir(run_dir)
     return folder.is_dir() and any(path.name.startswith(".") for path in folder.iterdir())
 
 
 def train_with_kills(words: Sequence[str], run_dir: Path, targets: Sequence[int]) -> list[int]:
-    """Train to the end, killed once after each of some steps; return the steps of the kills."""
+    """Train to the end, with a kill after each step of ``targets``; return the steps of the kills.
+
+    Args:
+        words: The training command.
+        run_dir: The run folder.
+        targets: Earliest step of each kill.
+    """
     killed_at = list[int]()
     for start in range(MOST_STARTS):
         left, at_save, step = targets[len(killed_at) :], start % 2 == 1, 0
         with subprocess.Popen(words) as process:
-            # Lines of an earlier process count only once this one has gone beyond them.
+            # The lines of earlier processes are in the file, too. Their steps are below the target.
             while process.poll() is None:
                 step = max((line["step"] for line in metrics(run_dir)), default=0)
                 if left and step >= left[0] and (is_saving(run_dir) or not at_save):
@@ -66,18 +72,18 @@ def train_with_kills(words: Sequence[str], run_dir: Path, targets: Sequence[int]
                     break
                 time.sleep(0.001)
         if process.returncode >= 0:
-            assert process.returncode == 0, f"the training ended with {process.returncode}"
+            assert process.returncode == 0, f"training failed with exit code {process.returncode}"
             return killed_at
         killed_at.append(step)
-    raise AssertionError(f"the training has not ended after {MOST_STARTS} starts")
+    raise AssertionError(f"training did not finish in {MOST_STARTS} starts")
 
 
 def main() -> None:
-    """Train both, and compare."""
+    """Run both trainings and compare them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("config")
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--kills", type=int, default=5, help="number of kills")
+    parser.add_argument("--updates", type=int, default=60, help="length of the training")
     options, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         whole, killed = Path(folder) / "whole", Path(folder) / "killed"

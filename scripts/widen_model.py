@@ -1,10 +1,11 @@
-"""A model of twice the size that says exactly the same: speed of a big one, lengths of a real one.
+"""Create a model of twice the size with exactly the same outputs, for speed measurements.
 
     python scripts/widen_model.py runs/multi30k-de-en runs/multi30k-de-en-wide
 
-Layers, width, heads and inner width are doubled (Net2Net, Chen et al. 2016): of 3 + 3 layers of
-width 256 come 6 + 6 of width 512, the published base model. Random weights would not do for a
-measurement: their outputs end nowhere, and have no BLEU that shows when an engine cheats.
+Layers, width, heads and inner width are doubled (Net2Net, Chen et al. 2016). For example, 3 + 3
+layers of width 256 become 6 + 6 layers of width 512, the size of the base Transformer. Random
+weights are not suitable for measurements: they do not produce EOS, and they have no BLEU that
+reveals wrong results of an engine.
 
 How it stays the same. Every feature comes twice, side by side: [x, x]. Mean and variance are those
 of x, so norms need their gains twice and nothing else. A matrix W becomes [[W/2, W/2], [W/2, W/2]]:
@@ -43,24 +44,24 @@ _DOUBLED = (
 )  # fmt: skip
 _TOKEN_VECTORS = ("source_vectors", "target_vectors", "output_vectors")
 _OUTPUTS = re.compile(r"\.(output|outer)\.(weight|bias)$")
-"""Parameters of what a sub-layer adds to the residual stream."""
+"""Output projections, whose results are added to the residual stream."""
 _LAYER = re.compile(r"^((?:en|de)coder)\.(\d+)\.")
 
 
 def doubled_config(config: ModelConfig, num_positions: int) -> ModelConfig:
-    """Return the shape of the widened model.
+    """Return the ``model`` section of the widened model.
 
     Args:
-        config: The model's.
-        num_positions: Rows of a table of positions that is not yet learned.
+        config: The ``model`` section of the original model.
+        num_positions: Number of positions, if sinusoidal positions become learned ones.
 
     Raises:
-        ConfigError: Zeros do not make a layer of this kind an identity.
+        ConfigError: The model is post-norm.
     """
     if config.norm_position != "pre":
         raise ConfigError(
-            "A post-norm model cannot be widened: it has no layer that changes nothing.",
-            fix="Take a model with model.norm_position pre.",
+            "A post-norm model cannot be widened, because no weights make its layers an identity.",
+            fix="Use a model with model.norm_position pre.",
         )
     changes = {name: 2 * value for name in _DOUBLED if (value := getattr(config, name)) is not None}
     if config.positions.startswith("sinusoidal"):
@@ -72,8 +73,8 @@ def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
     """Return a model of twice the size with the logits of ``model``.
 
     Args:
-        model: The small one; it stays as it is.
-        num_positions: Rows of a table of positions that was computed before.
+        model: The original model; not changed.
+        num_positions: Number of positions, if sinusoidal positions become learned ones.
     """
     sizes = len(model.source_vectors), len(model.target_embeddings)
     wide = build_model(doubled_config(model.config, num_positions), *sizes)
@@ -83,7 +84,7 @@ def widen(model: Transformer, num_positions: int = 1024) -> Transformer:
 
 
 def _value(name: str, like: Tensor, model: Transformer) -> Tensor:
-    """What the widened model has under ``name``, in the shape of ``like``."""
+    """Return the parameter ``name`` of the widened model, with the shape of ``like``."""
     scaled, known = model.config.scale_embeddings, model.state_dict()
     if name in _TOKEN_VECTORS:
         return known[name].repeat(1, 2) * (0.5**0.5 if scaled else 1)
@@ -94,7 +95,7 @@ def _value(name: str, like: Tensor, model: Transformer) -> Tensor:
         return torch.zeros_like(like)
     origin = _LAYER.sub(lambda found: f"{found[1]}.{int(found[2]) // 2}.", name)
     value = known[origin]
-    if value.shape == like.shape:  # a bias of the logits, or a norm inside of a head
+    if value.shape == like.shape:  # the bias of the logits, or a norm inside of a head
         return value
     weight_name = re.sub(r"bias$", "weight", origin)
     value = _doubled(value, fused_rows(model).get(weight_name, [len(value)]))
@@ -104,7 +105,7 @@ def _value(name: str, like: Tensor, model: Transformer) -> Tensor:
 
 
 def _doubled(value: Tensor, rows: Sequence[int]) -> Tensor:
-    """Double each of the matrices of so many rows that are stacked in ``value``, or its vectors."""
+    """Double each matrix or vector in ``value``, which stacks several with ``rows`` rows each."""
     parts = value.split(list(rows))
     if value.ndim == 1:
         return torch.cat([part.repeat(2) for part in parts])
@@ -123,13 +124,13 @@ def _positions(name: str, num_positions: int, model: Transformer) -> Tensor:
 
 
 def write_widened(source: Path, output: Path) -> ModelConfig:
-    """Write the model in ``source``, a run or model folder, widened as a model folder.
+    """Widen the model in ``source``, a run or model folder, and write the model folder ``output``.
 
     Returns:
-        Its shape.
+        The ``model`` section of the widened model.
 
     Raises:
-        ConfigError: ``output`` is taken, or the model cannot be widened.
+        ConfigError: ``output`` is not empty, or the model cannot be widened.
         CheckpointError: The model is missing or damaged, or the folder cannot be written.
     """
     check_new_folder(output, source)
@@ -147,7 +148,7 @@ def write_widened(source: Path, output: Path) -> ModelConfig:
 
 
 def _num_positions(config: RunConfig) -> int:
-    """Positions that no source of the longest allowed length, nor its output, goes beyond."""
+    """Return a number of positions that is enough for the longest source and output."""
     longest = config.filters.max_length
     outputs = limits_of(longest, config.decoding).longest
     return max(config.model.max_positions, longest + 1, outputs)

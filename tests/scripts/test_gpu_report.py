@@ -49,8 +49,8 @@ def test_a_stage_that_crashes_or_hangs_counts_as_failed_and_no_other_is_taken(
 ) -> None:
     report, found = run_fakes(tmp_path, Stage("crashes", 30), Stage("hangs", 1))
     assert report.failed == {"crashes", "hangs"}
-    assert found == {"crashes": [0.5, "code 1"], "hangs": ["ended by its limit of 1 s"]}
-    with pytest.raises(SystemExit, match="no stage speed; there are machine, gradients"):
+    assert found == {"crashes": [0.5, "code 1"], "hangs": ["stopped at its limit of 1 s"]}
+    with pytest.raises(SystemExit, match="unknown stage speed; use some of machine, gradients"):
         REPORT["chosen_stages"]("speed,machine")
 
 
