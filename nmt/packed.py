@@ -1,9 +1,9 @@
-"""Sentences of different lengths side by side, without padding.
+"""Batches of sentences of different lengths, concatenated without padding.
 
-Everything position-wise (embeddings, linear layers, norms, dropout, loss) runs on packed tokens, so
-padding costs nothing there. Rectangles exist only inside attention.
+Embeddings, linear layers, norms, dropout and the loss run on packed tokens, so padding costs
+nothing there. Only attention uses padded rectangles.
 
-Shapes: B sentences, N tokens in all, S the longest sentence.
+Shapes: B sentences, N tokens in total, S length of the longest sentence.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _TOKEN_STEP, _CELL_STEP = 32, 4
 
 
 class Packed:
-    """Token ids of a batch. Made once, by `nmt.data.loader.collate` or an engine.
+    """Token ids of a batch, created by `nmt.data.loader.collate` or an engine.
 
     Args:
-        ids: All tokens, one sentence after another. (N,), int64.
-        cu_seqlens: Where each sentence begins, and where the last one ends. (B + 1,), int32.
-        max_length: Tokens of the longest sentence, S, or more.
-        num_filler: Tokens at the end that are there to round sizes up: see `round_up`.
+        ids: Tokens of all sentences, concatenated. (N,), int64.
+        cu_seqlens: Start offset of each sentence, and the end of the last one. (B + 1,), int32.
+        max_length: Length S of the longest sentence in tokens, or a larger number.
+        num_filler: Tokens at the end that only round sizes up: see `round_up`.
     """
 
     def __init__(
@@ -36,34 +36,34 @@ class Packed:
         self.cu_seqlens = cu_seqlens
         self.max_length = max_length
         self.num_filler = num_filler
-        # Masks and indices that every layer needs: the first one that asks works them out.
+        # Masks and indices that every layer needs, computed at first use.
         self._derived: dict[Hashable, Any] = {}
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
-        """Pack lists of ids; none is empty."""
+        """Pack lists of token ids. No list may be empty."""
         lengths = [len(row) for row in rows]
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return cls(ids, ends, max(lengths, default=0)).to(torch.device(device))
 
     def rows(self) -> list[list[int]]:
-        """Return the ids of each sentence."""
+        """Return the token ids of each sentence."""
         ids = self.ids.tolist()
         return [ids[first:last] for first, last in pairwise(self.cu_seqlens.tolist())]
 
     def __len__(self) -> int:
-        """Sentences B."""
+        """Number of sentences B."""
         return len(self.cu_seqlens) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens N."""
+        """Number of tokens N, filler included."""
         return len(self.ids)
 
     @property
     def num_cells(self) -> int:
-        """Cells of the padded batch."""
+        """Number of cells of the padded rectangle, B * S."""
         return len(self) * self.max_length
 
     @property
@@ -73,14 +73,14 @@ class Packed:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each sentence. (B,), int32."""
+        """Number of tokens of each sentence. (B,), int32."""
         return self.cu_seqlens.diff()
 
     def derived(self, make: Callable[..., T], *args: Hashable) -> T:
-        """Return ``make(self, *args)``, which is worked out once a batch.
+        """Return ``make(self, *args)``, computed once per batch and cached.
 
-        Never as inference tensors, whoever asks first: training could not save them for its
-        backward pass, and layers compiled for the one kind would be compiled again for the other.
+        The result never contains inference tensors. Training could not save those for its backward
+        pass, and compiled layers would be compiled again for them.
         """
         key = (make, *args)
         if key not in self._derived:
@@ -91,7 +91,7 @@ class Packed:
 
     @property
     def sentences(self) -> Tensor:
-        """Which sentence each token is of. (N,), int64."""
+        """Index of the sentence that each token belongs to. (N,), int64."""
         return self.derived(Packed._sentences)
 
     @property
@@ -106,7 +106,7 @@ class Packed:
 
     def _sentences(self) -> Tensor:
         order = torch.arange(len(self), device=self.ids.device)
-        # With the size, or a GPU would have to be waited for to find it out.
+        # `output_size` avoids waiting for the GPU to compute the sum of the lengths.
         return order.repeat_interleave(self.lengths, output_size=self.num_tokens)
 
     def _positions(self) -> Tensor:
@@ -122,13 +122,14 @@ class Packed:
         return order < self.lengths.unsqueeze(1)
 
     def pad(self, packed: Tensor) -> Tensor:
-        """(N, ...) -> (B, S, ...): zeros where there is no token."""
+        """Pad with zeros: (N, ...) -> (B, S, ...)."""
         cells = packed.new_zeros(self.num_cells, *packed.shape[1:])
-        # The backward of index_copy is a selection; that of an assignment by index adds up.
+        # The backward pass of index_copy only selects. That of an indexed assignment sums, which is
+        # slower.
         return cells.index_copy(0, self.cells, packed).unflatten(0, (len(self), self.max_length))
 
     def prepend(self, token: int) -> Packed:
-        """Return the sentences with ``token`` before each."""
+        """Return the sentences with ``token`` added in front of each."""
         order = torch.arange(len(self) + 1, device=self.ids.device, dtype=torch.int32)
         ids = self.ids.new_full((self.num_tokens + len(self),), token)
         places = torch.arange(self.num_tokens, device=self.ids.device) + self.sentences + 1
@@ -136,20 +137,20 @@ class Packed:
         return Packed(ids, self.cu_seqlens + order, self.max_length + 1)
 
     def part(self, start: int, stop: int) -> Packed:
-        """Return the sentences from ``start`` to before ``stop``."""
+        """Return the sentences ``start`` (included) to ``stop`` (excluded)."""
         ends = self.cu_seqlens[start : stop + 1]
         first, last = int(ends[0]), int(ends[-1])
         return Packed(self.ids[first:last], ends - first, int(ends.diff().max()))
 
     def to(self, device: torch.device) -> Packed:
-        """Return a copy on ``device``, made without waiting for it; this one stays as it is."""
+        """Return a copy on ``device`` without waiting for the transfer. ``self`` is unchanged."""
         if self.ids.device.type == device.type:
             return self
         ids, ends = (move(tensor, device) for tensor in (self.ids, self.cu_seqlens))
         return Packed(ids, ends, self.max_length, self.num_filler)
 
     def _filled(self, rows: int, tokens: int, max_length: int) -> Packed:
-        """Return the sentences with ``rows`` more that hold ``tokens``, of about equal lengths."""
+        """Add ``rows`` filler sentences of about equal length, with ``tokens`` tokens in total."""
         ends = self.num_tokens + torch.arange(1, rows + 1) * tokens // max(rows, 1)
         ids = torch.cat((self.ids, self.ids[:1].expand(tokens)))
         ends = torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype)))
@@ -157,18 +158,21 @@ class Packed:
 
 
 def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Packed]:
-    """Add filler sentences, so that few sizes occur: 1 to 2% more tokens on a CPU.
+    """Add filler sentences, so that batches have few different sizes. Costs 1 to 2% more tokens.
 
-    Tokens become multiples of 32 (a 32nd to a 64th of them where they are many), sentences and
-    the longest length multiples of 4. `nmt.model.transformer.Transformer.forward` returns nothing
-    of filler, so that it has neither loss nor gradient.
+    The number of tokens becomes a multiple of 32, or of 1/64 to 1/32 of a large batch. The number
+    of sentences and the longest length become multiples of 4.
+    `nmt.model.transformer.Transformer.forward` drops the filler, so it has no loss and no gradient.
 
     Args:
-        source: Sentences on the CPU.
-        target: As many.
-        longest: Length that is not exceeded.
+        source: Source sentences, on the CPU.
+        target: The same number of target sentences, on the CPU.
+        longest: Upper limit of the rounded length, in tokens.
+
+    Returns:
+        Source and target with the same number of filler sentences.
     """
-    # Compiled layers and recorded GPU graphs are made for one size each: few sizes, few graphs.
+    # Every size needs a compiled layer or a recorded GPU graph of its own.
     sides = source, target
     widths = [max(s.max_length, min(rounded(s.max_length, _CELL_STEP), longest)) for s in sides]
     rows = rounded(len(source), _CELL_STEP) - len(source)
@@ -181,7 +185,9 @@ def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Pack
 
 
 def rounded(size: int, step: int) -> int:
-    """Return the next multiple of ``step``, or of a power of two that is at most size / 32.
+    """Round ``size`` up to a multiple of ``step``.
+
+    The step of large sizes is larger: a power of two between 1/64 and 1/32 of ``size``.
 
     >>> rounded(33, 32), rounded(3000, 32), rounded(9, 4), rounded(8, 4)
     (64, 3008, 12, 8)
@@ -191,8 +197,8 @@ def rounded(size: int, step: int) -> int:
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy to ``device`` without waiting for it."""
-    # Only copies from pinned memory run beside the host; MPS has none.
+    """Copy to ``device`` without waiting for the transfer."""
+    # Only copies from pinned memory are asynchronous. MPS does not have pinned memory.
     if device.type in ("cpu", "mps"):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

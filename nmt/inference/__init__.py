@@ -1,5 +1,5 @@
-"""Text in, text out: a model, tokenizers and a search put together.
+"""Translation of text: combines a model, its tokenizers and a search.
 
-Takes lines or `Request`s, gives `Result`s in the same order. Called by commands and by users of the
-Python API.
+Input is lines or `Request`s; output is one `Result` for each, in the same order. Commands and users
+of the Python API call this package.
 """

@@ -1,13 +1,15 @@
-"""How good each translation is expected to be, from what every search says of it anyway.
+"""Estimates the quality of each translation from its probability and its length.
 
-Ridge regression predicts the sentence chrF of a translation from its probability and its length. It
-is fitted when training ends, on the model's own translations of the validation set. Nothing is
-computed for it while translating, and all engines have what it reads. Probabilities of single
-tokens, agreement of the n best, rare subwords and alarms were tried, and left out: they add little
-in domain, and some harm out of it (scripts/README.md).
+Ridge regression predicts the sentence chrF of a translation. It is fitted at the end of training,
+on the model's translations of the validation set. The features come with every search of every
+engine, so the estimate adds no work to translation.
 
-Source: quality estimation by the model's own probabilities as in Fomicheva et al. (2020),
-"Unsupervised Quality Estimation for Neural Machine Translation", section 3.1; fitted to a score.
+Four more features were tried and left out: probabilities of single tokens, agreement of the n-best
+list, rare subwords, and the alarms of the guard. They add little on text like the training data and
+some of them harm on other text.
+
+Source: quality estimation from model probabilities as in Fomicheva et al. (2020), "Unsupervised
+Quality Estimation for Neural Machine Translation", section 3.1, here fitted to a score.
 """
 
 from __future__ import annotations
@@ -27,37 +29,37 @@ from nmt.files.progress import progress_bar
 from nmt.inference.request import Result
 from nmt.metrics.metric import MetricOptions, Scorer
 
-_RIDGE = 10.0  # beside as many lines as there are, of features with variance 1
+_RIDGE = 10.0  # for features with variance 1, summed over all lines
 _SMOOTH_CHARACTERS = 10
 _MOST_TRANSLATED = 1000
-_FEWEST_LINES = 100  # fewer say nothing about rare lines
+_FEWEST_LINES = 100  # fewer lines do not cover rare kinds of sentences
 
-# Lines, and a function that is called with how many are done -> their translations.
+# Takes lines and a callback that receives the number of finished lines; returns translations.
 Translate = Callable[[Sequence[str], Callable[[int], object]], Sequence[Result]]
 _Number = Annotated[float, Field(strict=True, ge=-1e6, le=1e6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One summand of a prediction: ``weight`` times a feature, which is cut to what was seen."""
+    """One term of the prediction: ``weight`` times a feature clipped to ``low`` and ``high``."""
 
     weight: _Number
-    low: _Number  # Least value among the lines that it was fitted on.
-    high: _Number  # Greatest one.
+    low: _Number  # Smallest value in the fitted lines.
+    high: _Number  # Largest value in the fitted lines.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidenceModel:
-    """Predicts sentence chrF, 0 to 100."""
+    """A linear model that predicts the sentence chrF of a translation, 0 to 100."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     intercept: _Number
-    log_prob: Term  # Mean log probability of a token, its end counted.
-    probability: Term  # Geometric mean of the probabilities of the tokens.
+    log_prob: Term  # Mean log probability per token, EOS included.
+    probability: Term  # Geometric mean of the token probabilities.
     length: Term  # Logarithm of the number of tokens.
     ratio: Term  # Logarithm of the smoothed ratio of output to source characters.
-    num_lines: int  # Lines that it was fitted on.
+    num_lines: int  # Number of lines used to fit the model.
 
     def estimate(self, result: Result) -> float | None:
         """Return the expected chrF of a translation; None for a blank line."""
@@ -69,12 +71,12 @@ class ConfidenceModel:
         return round(min(max(total, 0.0), 100.0), 2)
 
     def text(self) -> str:
-        """Return the content of the file."""
+        """Return the model as JSON, as stored in ``confidence.json``."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def features(result: Result) -> tuple[float, float, float, float]:
-    """Return what a prediction reads of a translation that is not blank, in the order of terms.
+    """Return the features of a non-blank translation: log_prob, probability, length, ratio.
 
     >>> [round(x, 2) for x in features(Result("ab", "abc", -1, log_prob=-2, num_tokens=4))]
     [-0.5, 0.61, 1.39, 0.08]
@@ -88,8 +90,8 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
     """Fit a model to translations.
 
     Args:
-        results: None of a blank line.
-        scores: The chrF of each, 0 to 100.
+        results: Translations of non-blank lines.
+        scores: Sentence chrF of each translation, 0 to 100.
     """
     table, wanted = np.array([features(result) for result in results]), np.array(scores)
     means, widths = table.mean(0), table.std(0) + 1e-9
@@ -107,30 +109,30 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
 
 
 def read_confidence(folder: Path) -> ConfidenceModel | None:
-    """Read the model of a run or model folder; None if it has none.
+    """Read ``confidence.json`` of a run or model folder; None if the file does not exist.
 
     Raises:
         CheckpointError: The file is damaged.
     """
-    fix = "Restore it, or remove it: translations have no confidence then."
+    fix = "Restore the file, or delete it to translate without confidence."
     return read_extra(folder / CONFIDENCE, ConfidenceModel, fix=fix)
 
 
 def calibrate_confidence(
     run_dir: Path, sources: Sequence[str], targets: Sequence[str], translate: Translate
 ) -> None:
-    """Fit a model to translations of a validation set, and write ``confidence.json``.
+    """Fit a model to translations of the validation set, and write ``confidence.json``.
 
-    Translates 1,000 lines at most. Does nothing if fewer than 100 lines have text.
+    Translates at most 1,000 lines. Does nothing if fewer than 100 lines are non-blank.
 
     Args:
-        run_dir: Of the run.
+        run_dir: Run folder to write to.
         sources: Source lines of the validation set.
-        targets: Their references.
-        translate: Translates with the trained model; is given what to tell of lines done.
+        targets: Reference lines of the validation set.
+        translate: Translates lines with the trained model.
 
     Raises:
-        CheckpointError: The folder cannot be written.
+        CheckpointError: The folder is not writable.
     """
     pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].strip()]
     if len(pairs) < _FEWEST_LINES:

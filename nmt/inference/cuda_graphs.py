@@ -1,13 +1,14 @@
-"""A decoding step on a GPU as recorded CUDA graphs.
+"""Decoding steps on a GPU, recorded as CUDA graphs.
 
-A step of one sentence or a few is some hundred kernels, and launching them from Python takes
-several times as long as they run. A CUDA graph launches all of them at once. It works on tensors
-that stay in their places and never change their sizes, so there is one for each of a few sizes; a
-step is done in the next larger one, with spare space that is masked out. Keys and values of one
-batch stay there from step to step, until sentences leave; of large ones also while beams are
-reordered.
+A decoding step of a few sentences is some hundred kernels. Launching them from Python takes several
+times longer than running them. A CUDA graph launches all of them at once.
 
-Shapes: `nmt.model.decoder_state`.
+A graph works on tensors of fixed address and size, so there is one graph for each of a few sizes. A
+step uses the next larger size and masks the unused positions. Keys and values stay in the tensors
+of the graph from step to step until sentences leave the batch. Large caches also stay there when
+beams are reordered.
+
+Shapes: see `nmt.model.decoder_state`.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ from nmt.device.device import free_bytes
 from nmt.model.decoder_state import DecoderState, StepInputs
 from nmt.model.transformer import Transformer
 
-# Records what a function does: returns what repeats it in place, and the tensor it returned.
+# Runs and records a function. Returns a function that repeats it in place, and its result tensor.
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 
-_MOST_ROWS = 4096  # of more the GPU is busy for longer than the launches take
+_MOST_ROWS = 4096  # with more rows the kernels take longer than their launches
 _MOST_GRAPHS = 64
-_MOST_BYTES = 1 << 30  # of copies of what steps read, all together; or this share of what is free:
-_SHARE = 0.25
+_MOST_BYTES = 1 << 30  # input tensors of all graphs together; or, if larger, this share of memory:
+_SHARE = 0.25  # of the free GPU memory
 _LEAST_POSITIONS = 16
-_MANY_SENTENCES = 64  # of more, sizes are nearer to each other: spare space takes time
-_USES_BEFORE = 8  # steps of a size before it is recorded, which takes as long as some
+_MANY_SENTENCES = 64  # above, sizes are closer to each other, because unused rows cost time
+_USES_BEFORE = 8  # steps of a size before it is recorded: recording takes as long as some steps
 
 
 class CudaGraphs:
-    """A `Recorder` whose graphs share their scratch memory: they must run one after another."""
+    """A `Recorder` of CUDA graphs that share scratch memory, so they must not run concurrently."""
 
     def __init__(self) -> None:
         self._pool: Any = None
         self._side: Any = None
 
     def __call__(self, step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Run ``step`` until libraries have all they allocate at first use, then record it."""
+        """Run ``step`` twice, so that libraries allocate their workspaces, then record it."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-            self._side = torch.cuda.Stream()  # one: cuBLAS keeps memory for each stream it has seen
+            self._side = torch.cuda.Stream()  # one stream: cuBLAS allocates memory for each stream
         side, main = self._side, torch.cuda.current_stream()
         side.wait_stream(main)
         with torch.cuda.stream(side):
@@ -59,7 +60,7 @@ class CudaGraphs:
         main.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         how = {"pool": self._pool, "stream": side, "capture_error_mode": "thread_local"}
-        with torch.cuda.stream(main), torch.cuda.graph(graph, **how):  # a failure stays on `side`
+        with torch.cuda.stream(main), torch.cuda.graph(graph, **how):  # failures only affect `side`
             result = step()
         return graph.replay, result
 
@@ -72,7 +73,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, source_mask: Tensor, self_kv: Tensor, length: int) -> _Sizes:
-        """Return the sizes for a mask and rows of caches with so many positions."""
+        """Return the graph size that fits this mask and cache with ``length`` target positions."""
         sentences, width = source_mask.shape[0], source_mask.shape[3]
         return cls(
             _num_sentences(sentences),
@@ -83,7 +84,7 @@ class _Sizes(NamedTuple):
 
 
 class _Step:
-    """One recorded step, and the tensors that it works on: like those given, but of ``sizes``."""
+    """One recorded step with its tensors: like the given tensors, but of size ``sizes``."""
 
     def __init__(
         self,
@@ -104,8 +105,8 @@ class _Step:
         self.self_kv = self_kv.new_zeros(layers, 2, rows, groups, sizes.target, width)
         self.order = torch.arange(sizes.target, device=self_kv.device)
 
-        # A graph holds no tensor that it reads: each must be an attribute, or its memory is given
-        # to another one.
+        # A graph does not keep its input tensors alive. Each must be an attribute, or torch reuses
+        # its memory.
         def step() -> Tensor:
             filled = self.self_kv.new_zeros(1, 1, 1, sizes.target)
             filled.masked_fill_(self.order > self.position, -torch.inf)
@@ -118,7 +119,7 @@ class _Step:
         self._lent: Callable[[], Tensor | None] = lambda: None
 
     def lend(self, state: DecoderState) -> DecoderState | None:
-        """Return the state with caches that stand here; None if another one has its own here."""
+        """Return ``state`` with its caches moved into this graph; None if another state uses it."""
         lent = self._lent()
         is_same = self._source() is state.cross_kv
         if lent is not None and (lent is not state.self_kv or not is_same):
@@ -133,11 +134,11 @@ class _Step:
         return replace(state, self_kv=lent)
 
     def holds(self, self_kv: Tensor) -> bool:
-        """Whether these caches are the first positions of those that stand here."""
+        """Whether ``self_kv`` is a view of the cache of this graph."""
         return self_kv.data_ptr() == self.self_kv.data_ptr()
 
     def _take_source(self, state: DecoderState) -> None:
-        # What was left here is of another text: nothing of it may be read, not even times 0.
+        # Clear the values of the previous batch: even multiplied by 0, NaN would remain.
         for tensor in (self.cross_kv, self.self_kv, self.mask):
             tensor.zero_()
         sentences, width = state.source_mask.shape[0], state.source_mask.shape[3]
@@ -147,7 +148,7 @@ class _Step:
         self._source = weakref.ref(state.cross_kv)
 
     def __call__(self, ids: Tensor, position: Tensor) -> Tensor:
-        """Do what `Transformer.decode_token` does with the caches that were lent."""
+        """Run `Transformer.decode_token` on the caches in this graph."""
         self.ids[: len(ids)].copy_(ids)
         self.position.copy_(position)
         self._repeat()
@@ -155,14 +156,14 @@ class _Step:
 
 
 class GraphedDecodeToken:
-    """Stands for `Transformer.decode_token`, with recorded steps where rows are few.
+    """A replacement of `Transformer.decode_token` that uses recorded steps for small batches.
 
-    Threads may share it: their steps follow each other, and of two batches of a size the second
-    has steps that are not recorded.
+    Threads may share an object: their steps run one after another. If two batches of the same size
+    are active, the second one runs without a graph.
 
     Args:
-        model: On its device; trains no more.
-        record: How to record a step; by `CudaGraphs` if None.
+        model: The model on its device. Its weights must not change any more.
+        record: Records a step; `CudaGraphs` if None.
     """
 
     def __init__(self, model: Transformer, record: Recorder | None = None) -> None:
@@ -175,7 +176,7 @@ class GraphedDecodeToken:
         self._share = int(_SHARE * free_bytes(device)) if device.type == "cuda" else 0
 
     def with_room(self, state: DecoderState) -> DecoderState:
-        """Return a state with space for one more position; in a recorded step where that pays."""
+        """Return a state with space for one more position, in a graph if that is faster."""
         sizes = _Sizes.of(state.source_mask, state.self_kv, state.length + 1)
         has_room = _num_bytes(sizes, state.self_kv) <= self._most_bytes
         if self._works and has_room and sizes.sentences * sizes.beams <= _MOST_ROWS:
@@ -187,7 +188,7 @@ class GraphedDecodeToken:
         return state.with_room()
 
     def __call__(self, inputs: StepInputs) -> Tensor:
-        """Do what `Transformer.decode_token` does."""
+        """Run `Transformer.decode_token`, by a graph if the caches are in one."""
         caches = inputs.self_kv
         sizes = _Sizes.of(inputs.source_mask, caches, caches.shape[4])
         with self._lock:
@@ -203,9 +204,9 @@ class GraphedDecodeToken:
     def _step(
         self, sizes: _Sizes, table: Tensor | None, cross_kv: Tensor, self_kv: Tensor
     ) -> _Step | None:
-        """Find or record a step; None if that does not pay yet, or the device cannot.
+        """Find or record a step; None if the size is rare so far, or recording fails.
 
-        Those used longest ago are dropped.
+        The least recently used steps are dropped.
         """
         self._uses[sizes] += 1
         if self._uses[sizes] <= _USES_BEFORE:
@@ -218,9 +219,9 @@ class GraphedDecodeToken:
                 self._steps.clear()
                 self._uses.clear()
                 lack = ("out of memory", "ALLOC_FAILED")
-                if not any(text in str(error) for text in lack):  # of memory, which may come back
+                if not any(text in str(error) for text in lack):  # memory may become free later
                     self._works = False
-                    warnings.warn(f"decoding steps are not recorded: {error}", stacklevel=2)
+                    warnings.warn(f"CUDA graphs are switched off: {error}", stacklevel=2)
                 return None
         self._steps[sizes] = step
         while (
@@ -233,14 +234,14 @@ class GraphedDecodeToken:
 
 
 def _num_bytes(sizes: _Sizes, self_kv: Tensor) -> int:
-    """Memory that a step of these sizes takes for what it reads."""
+    """Bytes of the input tensors of a step of these sizes."""
     layers, _, _, groups, _, width = self_kv.shape
     cells = sizes.sentences * (sizes.source + sizes.beams * sizes.target)
     return 2 * layers * cells * groups * width * self_kv.element_size()
 
 
 def _num_sentences(count: int) -> int:
-    """Return the least size that holds so many.
+    """Round a number of sentences up to a size of graphs.
 
     >>> [_num_sentences(n) for n in (5, 64, 65, 78, 100, 390, 512)]
     [8, 64, 80, 80, 112, 448, 512]
@@ -251,5 +252,5 @@ def _num_sentences(count: int) -> int:
 
 
 def _power_of_two(count: int, least: int = 1) -> int:
-    """Return the least power of two that is not below ``count`` or ``least``, which is one."""
+    """Round ``count`` up to a power of two, at least ``least`` (a power of two)."""
     return max(least, 1 << (count - 1).bit_length())

@@ -1,8 +1,8 @@
-"""Chunks of lines for several processes, and text work beside the search of a GPU. Loads no torch.
+"""Translation in several processes, and tokenization while a GPU searches. Does not import torch.
 
-Under torchrun each process translates a part of every chunk, and the first one reads and writes, so
-that all together behave as one. What decides about the order of their calls, such as whether more
-input is there, is what the first one says.
+Under torchrun each process translates a part of every chunk of lines. Only the first process (rank
+0) reads and writes. It also decides everything that affects the order of collective calls, such as
+whether more input is available.
 """
 
 from __future__ import annotations
@@ -28,41 +28,43 @@ _SECONDS_TO_REPORT = 5
 
 
 class Team(Protocol):
-    """Processes that make the same calls, seen from one: see `nmt.device.distributed`."""
+    """A group of processes that make the same collective calls: see `nmt.device.distributed`."""
 
     rank: int
     size: int
 
     def share(self, value: T) -> T:
-        """Return the value of the first process."""
+        """Return the value that the first process passed (broadcast)."""
         ...
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, by rank."""
+        """Return the values that all processes passed, in order of rank (all-gather)."""
         ...
 
 
 class Alone:
-    """One process: the usual case."""
+    """A team of a single process."""
 
     rank, size = 0, 1
 
     def share(self, value: T) -> T:
-        """Return the value."""
+        """Return ``value``."""
         return value
 
     def gather(self, value: T) -> list[T]:
-        """Return the value."""
+        """Return ``value`` in a list."""
         return [value]
 
 
 @contextmanager
 def join_team() -> Iterator[Team]:
-    """Join the processes that torchrun has started, if it has; the first that fails reports why.
+    """Join the processes of torchrun, if torchrun started this process.
+
+    If several processes fail, only the first one reports its error.
 
     Raises:
-        DeviceError: The processes do not find each other.
-        PeerLostError: Another one has ended without a report.
+        DeviceError: The processes cannot connect to each other.
+        PeerLostError: Another process ended without reporting an error.
     """
     if not is_one_of_torchrun():
         yield Alone()
@@ -76,7 +78,7 @@ def join_team() -> Iterator[Team]:
     except Exception as error:
         if processes.is_first_to_fail():
             raise
-        # As soon as one has failed torchrun ends the others: also the one that is to report.
+        # torchrun kills all processes as soon as one exits: give the reporting process time.
         time.sleep(_SECONDS_TO_REPORT)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
 
@@ -87,14 +89,16 @@ def translated(
     team: Team,
     is_ready: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[tuple[int, Sequence[Request | DataError]], list[Result | DataError]]]:
-    """Yield the chunks of the first process with their results; each process translates a part.
+    """Translate chunks together with the other processes, and yield each with its results.
+
+    Every process yields the same chunks and results.
 
     Args:
-        translator: The same in all processes.
-        chunks: The number of the first line, and lines; those of other processes are ignored.
+        translator: A translator of the same model in every process.
+        chunks: First line number and lines of each chunk. Only the first process's chunks are read.
         team: All processes.
-        is_ready: Whether the next chunk is there, in the first process. What is not ready is not
-            waited for while another chunk is to be answered.
+        is_ready: Whether the next chunk can be read without blocking; called in the first process.
+            If not, pending results are yielded first.
     """
 
     def prepare(chunk: tuple[int, Sequence[Request | DataError]]) -> Any:
@@ -104,18 +108,18 @@ def translated(
 
     common = shared(team, chunks)
     prepared: Iterator[Any] = map(prepare, common)
-    if translator.engine.on_gpu:  # it need not wait while lines are tokenized
+    if translator.engine.on_gpu:  # tokenize the next chunk while the GPU searches
         prepared = ahead(common, prepare, lambda: team.share(is_ready()))
     for chunk, segmented in prepared:
         yield chunk, list(chain(*team.gather(translator.finish(segmented))))
 
 
 def shared(team: Team, chunks: Iterator[T]) -> Iterator[T]:
-    """Yield in every process the chunks that the first one has; those of the others are ignored."""
+    """Yield the chunks of the first process in every process. Other processes' are ignored."""
     while True:
         try:
             chunk = next(chunks, None)
-        except Exception:  # the input is damaged: what was read before is translated by all
+        except Exception:  # the input is damaged: all processes finish the chunks read before
             team.share(None)
             raise
         if (common := team.share(chunk)) is None:
@@ -124,7 +128,9 @@ def shared(team: Team, chunks: Iterator[T]) -> Iterator[T]:
 
 
 def part_of(lines: Sequence[T], rank: int, size: int) -> tuple[int, Sequence[T]]:
-    """Return where the part of a process begins, and the part; all parts are about as long.
+    """Return the part of ``lines`` for process ``rank``: its start index, and its lines.
+
+    All parts have about the same length.
 
     >>> [part_of("abc", rank, size=2) for rank in range(2)]
     [(0, 'a'), (1, 'bc')]
@@ -136,9 +142,14 @@ def part_of(lines: Sequence[T], rank: int, size: int) -> tuple[int, Sequence[T]]
 def ahead(
     chunks: Iterator[T], prepare: Callable[[T], P], is_ready: Callable[[], bool]
 ) -> Iterator[P]:
-    """Yield ``prepare(chunk)`` of each; a thread prepares one while the caller works on the last.
+    """Yield ``prepare(chunk)`` for each chunk, prepared in a thread one chunk ahead.
 
-    Chunks are read in the caller's thread, where signals arrive.
+    Chunks are read in the caller's thread, because Python delivers signals to the main thread.
+
+    Args:
+        chunks: Input.
+        prepare: Runs in the background thread.
+        is_ready: Whether the next chunk can be read without blocking.
     """
     waiting: deque[Future[P]] = deque()
     is_open = True
@@ -147,7 +158,7 @@ def ahead(
             while is_open and len(waiting) < 2 and (not waiting or is_ready()):
                 try:
                     chunk = next(chunks, None)
-                except Exception as error:  # raised in its turn, after what was read before
+                except Exception as error:  # raised after the results of earlier chunks
                     failed: Future[P] = Future()
                     failed.set_exception(error)
                     waiting.append(failed)
@@ -164,7 +175,7 @@ def ahead(
 
 @contextmanager
 def errors_only(name: str = "nmt") -> Iterator[None]:
-    """Let nmt, or a part of it, log nothing below errors for a while."""
+    """Log only errors in the logger ``name`` and below while the context is active."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""What runs a trained model: `Engine`, the choice of one, and what it reads. Loads no torch.
+"""`Engine` (runs a trained model), the choice of an engine, and shortlists. Does not import torch.
 
-A second engine is a subclass of `Engine` with a method `search`, and a function that loads it,
-registered in `ENGINES`.
+To add an engine, write a subclass of `Engine` with a method `search` and a function that loads it,
+and register the function in `ENGINES`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
 logger = logging.getLogger(__name__)
-# What a model's weights are kept and multiplied in.
+# Data type of the weights, and of products with them.
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 Mean = Literal["arithmetic", "geometric"]
-# What is returned besides texts and scores.
+# Optional outputs, in addition to texts and scores.
 OutputName: TypeAlias = Literal["alignments", "attention", "token_scores"]
 _DEVICES = ("auto", "cpu", "cuda")
-_CONVERTED = (None, "float32", "int8")  # Dtypes in which CTranslate2 is chosen for a CPU.
+_CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
 def parse_dtype(text: str) -> Dtype | None:
-    """Return the dtype of this name; None for ``auto``.
+    """Return the full name of a dtype; None for ``auto``.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The dtype is unknown.
 
     >>> parse_dtype("bf16"), parse_dtype("int8"), parse_dtype("auto")
     ('bfloat16', 'int8', None)
@@ -55,10 +55,10 @@ def parse_dtype(text: str) -> Dtype | None:
 
 
 def parse_device(text: str) -> str:
-    """Return the device of this name.
+    """Return the full name of a device.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The device is unknown.
 
     >>> parse_device("gpu:1"), parse_device("auto")
     ('cuda:1', 'auto')
@@ -70,18 +70,21 @@ def parse_device(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """What joins the first model. They may differ in shape, not in languages and vocabulary."""
+    """Models that translate together with the first model.
 
-    others: tuple[Path, ...] = ()  # Run or model folders; none: the first model is alone.
-    # Of the first model and of the others; equal ones where there are none.
+    All models must have the same languages and vocabulary. Their shapes may differ.
+    """
+
+    others: tuple[Path, ...] = ()  # Run or model folders of the other models.
+    # One weight for the first model and for each other model; empty for equal weights.
     weights: tuple[float, ...] = ()
-    mean: Mean = "arithmetic"  # Of the probabilities of the next token, or of their logarithms.
+    mean: Mean = "arithmetic"  # Mean of next-token probabilities, or of their logarithms.
 
     def shares(self) -> tuple[float, ...]:
-        """Return the weight of every model; they sum to 1.
+        """Return the normalized weight of every model. The weights sum to 1.
 
         Raises:
-            ConfigError: Too few, too many, negative or only zeros.
+            ConfigError: Too few or too many weights, a negative weight, or only zeros.
 
         >>> Ensemble((Path("b"), Path("c")), (1.0, 1.0, 2.0)).shares()
         (0.25, 0.25, 0.5)
@@ -92,80 +95,80 @@ class Ensemble:
         if len(weights) != count:
             raise ConfigError(
                 f"{len(weights)} weights ({shown}) for {count} model{'s' if count > 1 else ''}.",
-                fix="Give one weight for MODEL and one for each `with`, in this order.",
+                fix="Pass one weight for MODEL and one for each `with`, in this order.",
             )
         total = sum(weights)
         if min(weights) < 0 or not 0 < total < math.inf:
             raise ConfigError(
-                f"{shown} cannot be used as weights.",
-                fix="Give numbers that are not negative, at least one of them above 0.",
+                f"`weights` {shown}: a weight is negative, or all are 0.",
+                fix="Pass non-negative weights, and at least one above 0.",
             )
         return tuple(weight / total for weight in weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Which engine runs a model, and where."""
+    """Options that select and load an engine."""
 
-    # ``torch``, ``ctranslate2``, another of `ENGINES`, or ``auto``:
-    # CTranslate2 on a CPU where it has all that is asked for, otherwise torch.
+    # A name in `ENGINES`, or ``auto``: CTranslate2 on a CPU if it supports all requested features,
+    # otherwise torch.
     engine: str = "auto"
-    # ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second of several GPUs.
+    # ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
     device: str = "auto"
-    # ``float32``, ``float16`` on GPUs, ``bfloat16``, or ``int8``, which needs CTranslate2; ``auto``
-    # is float32 on a CPU, 16 bits on a GPU, and what an exported model has.
+    # ``float32``, ``float16`` (GPU only), ``bfloat16``, ``int8`` (CTranslate2 only), or ``auto``:
+    # float32 on a CPU, 16 bits on a GPU, the stored type for an exported model.
     dtype: str = "auto"
-    checkpoint: str = "best"  # Of a run folder: ``best``, ``last``, ``step-N`` or ``average``.
-    threads: int | None = None  # CPU threads; the engine's choice when None.
-    ensemble: Ensemble | None = None  # Models that translate together with the first.
+    # Checkpoint of a run folder: ``best``, ``last``, ``step-N`` or ``average``.
+    checkpoint: str = "best"
+    threads: int | None = None  # CPU threads; chosen by the engine if None.
+    ensemble: Ensemble | None = None  # Models that translate together with the first one.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What is needed of an engine, so that one is chosen that has all of it."""
+    """Features that an engine must support."""
 
-    decoding: DecodingConfig = field(default_factory=DecodingConfig)  # How to search.
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)  # Options of the search.
     outputs: frozenset[OutputName] = frozenset()
     constraints: bool = False
     longest: int | None = None  # Tokens of the longest source; None if there is no limit.
 
 
-class BatchCapacity(NamedTuple):
-    """How much an engine searches at once, and how much a caller gathers for that."""
+class BatchRoom(NamedTuple):
+    """Upper limits of a batch of an engine."""
 
-    tokens: int = 2048  # Source tokens, padded, where ``decoding.batch_tokens`` is ``auto``.
-    probabilities: int = 1 << 26  # Of next tokens, of all hypotheses together: 256 MiB.
-    hypotheses: int = 1 << 20  # Of all sentences together.
+    tokens: int = 2048  # Padded source tokens if ``decoding.batch_tokens`` is ``auto``.
+    probabilities: int = 1 << 26  # Next-token probabilities of all hypotheses (256 MiB).
+    hypotheses: int = 1 << 20  # Hypotheses of all sentences.
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A batch to be searched."""
+    """One batch for `Engine.search_all`."""
 
-    sources: Sequence[Sequence[int]]  # Source ids of each sentence, without EOS; none is empty.
-    # What the output of each sentence must look like.
-    constraints: Sequence[Constraints] | None = None
+    sources: Sequence[Sequence[int]]  # Source ids of each sentence, without EOS; never empty.
+    constraints: Sequence[Constraints] | None = None  # Constraints of each sentence, if any.
 
 
 class EngineLacksError(ConfigError):
-    """An engine cannot do what is asked of it; another one may."""
+    """The engine does not support a requested feature. Another engine may support it."""
 
     @classmethod
     def of(cls, engine: str, names: Iterable[str]) -> EngineLacksError:
-        """Name what is missing."""
+        """Return the error for an engine and the names of the missing features."""
         return cls(
-            f"The {engine} engine does not have {', '.join(names)}.",
-            fix="Leave that out, or translate the run with `engine` torch.",
+            f"The {engine} engine does not support {', '.join(names)}.",
+            fix="Leave it out, or translate the run folder with `engine` torch.",
         )
 
 
 class Engine(ABC):
-    """Translates token ids with one model. Loads no text and knows no tokenizer."""
+    """Translates token ids with a loaded model. Text and tokenizers are handled elsewhere."""
 
-    name = "engine"  # What computes, as it is registered.
-    dtype = "float32"  # What the model's weights are multiplied in.
-    on_gpu = False  # Whether a GPU searches, beside which a CPU may do something else.
-    # Longest output, with EOS, that the model has positions for; None if there is no limit.
+    name = "engine"  # Name in `ENGINES`.
+    dtype = "float32"  # Data type of the computation.
+    on_gpu = False  # Whether the search runs on a GPU, so that the CPU is free for other work.
+    # Maximum output length in tokens, EOS included; None if there is no limit.
     max_positions: int | None = None
 
     @abstractmethod
@@ -178,26 +181,30 @@ class Engine(ABC):
         """Translate a batch.
 
         Args:
-            sources: Source ids of each sentence, without EOS; none is empty.
-            options: How to search.
-            constraints: What the output of each sentence must look like.
+            sources: Source ids of each sentence, without EOS; never empty.
+            options: Options of the search.
+            constraints: Constraints on the output of each sentence.
 
         Returns:
-            The n best hypotheses of each sentence, best first, or samples and alternatives in
-            their order; none where there is no output.
+            The n-best hypotheses of each sentence, best first; samples and alternatives by number.
+            An empty list for a sentence that has no possible output.
         """
 
     def attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[list[float]]]:
-        """Return how much of each source token is seen before each target token is said.
+        """Return the attention to each source token when each target token is predicted.
 
         Args:
-            sources: Source ids of each sentence, without EOS; none is empty.
-            targets: Target ids of each, without BOS and EOS.
+            sources: Source ids of each sentence, without EOS; never empty.
+            targets: Target ids of each sentence, without BOS and EOS.
 
         Returns:
-            For each sentence (T, S): rows of numbers that sum to at most 1.
+            A matrix (T, S) for each sentence. A row sums to at most 1, as the source EOS is left
+            out.
+
+        Raises:
+            EngineLacksError: The engine does not support attention.
         """
         del sources, targets
         raise EngineLacksError.of(self.name, ["attention"])
@@ -205,50 +212,55 @@ class Engine(ABC):
     def token_log_probs(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return the log probability of each target token, and of EOS, by the model itself.
+        """Return the natural-log probability of each target token, and of EOS.
 
-        The numbers are those of a search that says the same, without its limits and rules.
-        Arguments as of `attention`.
+        Limits and rules of the search are not applied. For the arguments see `attention`.
+
+        Raises:
+            EngineLacksError: The engine does not support token scores.
         """
         del sources, targets
-        raise EngineLacksError.of(self.name, ["scores of tokens"])
+        raise EngineLacksError.of(self.name, ["token scores"])
 
-    def lacks(self, needs: Needs) -> list[str]:  # noqa: ARG002 - most engines have all
-        """Return what is needed and not there; a translator that needs it is refused."""
+    def lacks(self, needs: Needs) -> list[str]:  # noqa: ARG002 - most engines support everything
+        """Return the names of needed features that the engine does not support."""
         return []
 
     @property
-    def capacity(self) -> BatchCapacity:
-        """How much `search` can be given at once, by all workers together."""
-        return BatchCapacity()
+    def room(self) -> BatchRoom:
+        """Limits of a batch, for all workers together."""
+        return BatchRoom()
 
     @property
     def num_workers(self) -> int:
-        """How many tasks `search_all` works on at the same time."""
+        """Number of tasks that `search_all` runs in parallel."""
         return 1
 
     def start_worker(self) -> None:
-        """Prepare a thread of `search_all`."""
+        """Initialize a worker thread of `search_all`."""
         return
 
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
-        """Yield what `search` finds for each task, in order."""
+        """Yield the result of `search` for each task, in order."""
         count = max(1, min(self.num_workers, len(tasks)))
         with ThreadPoolExecutor(count, initializer=self.start_worker) as pool:
-            # Where this ends early, `map` cancels what has not begun; `with` waits for the rest.
+            # If the caller stops early, `map` cancels pending tasks and `with` waits for the rest.
             yield from pool.map(lambda x: self.search(x.sources, options, x.constraints), tasks)
 
     def batches(
         self, lengths: Sequence[int], options: DecodingConfig, vocab_size: int
     ) -> list[list[int]]:
-        """Return rows of sentences of like length that can be searched at once, shortest first.
+        """Group sentences of similar length into batches within `room`, shortest first.
 
         Args:
             lengths: Source tokens of each sentence, without EOS.
-            options: Of the search.
+            options: Options of the search.
             vocab_size: Size of the target vocabulary.
+
+        Returns:
+            Batches of indices into ``lengths``.
         """
         capacity, width = self.capacity, options.num_hypotheses
         most = capacity.probabilities // self.num_workers // (width * vocab_size)
@@ -258,12 +270,16 @@ class Engine(ABC):
 
 
 def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> list[list[int]]:
-    """Return rows of like length together, the shortest first.
+    """Group rows of similar length into batches, shortest first.
 
     Args:
-        lengths: Tokens of each row without EOS; rows of equal length stay in their order.
-        max_tokens: Most tokens of a batch, with EOS and padding; a longer row is by itself.
-        max_rows: The limit for short lines and wide beams.
+        lengths: Tokens of each row without EOS. Rows of equal length stay in their order.
+        max_tokens: Maximum tokens of a batch, EOS and padding included. A longer row forms a batch
+            of its own.
+        max_rows: Maximum rows of a batch.
+
+    Returns:
+        Batches of indices into ``lengths``.
 
     >>> batch_by_length([3, 1, 1, 9], max_tokens=8, max_rows=5)
     [[1, 2], [0], [3]]
@@ -278,21 +294,20 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
 
 
 class ShortlistParts(NamedTuple):
-    """The shortlists of a model. F common tokens, V source tokens, C candidates of each."""
+    """The shortlist of a model: F common tokens, and C candidates for each of V source tokens."""
 
-    # Target ids that every sentence may need, the most frequent first. (F,).
+    # Target ids that every sentence may need, most frequent first. (F,).
     common: npt.NDArray[np.integer[Any]]
-    # Target ids that each source token may become, the likeliest first; -1 where there are fewer.
-    # (V, C).
+    # Target ids that translate each source token, most probable first, padded with -1. (V, C).
     candidates: npt.NDArray[np.integer[Any]]
 
 
 def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts | None:
-    """Return the shortlists of a run or model folder; None if it has none.
+    """Read the shortlist of a run or model folder; None if the file does not exist.
 
     Args:
-        folder: Where the file is looked for.
-        vocab_sizes: Sizes of the source and of the target vocabulary.
+        folder: Run or model folder.
+        vocab_sizes: Sizes of the source and the target vocabulary.
 
     Raises:
         CheckpointError: The file is damaged.
@@ -305,41 +320,41 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         parts = common, candidates = ShortlistParts(found["common"], found["candidates"])
         kinds = [(part.ndim, part.dtype.kind) for part in parts]
         if kinds != [(1, "i"), (2, "i")] or not candidates.size:
-            raise ValueError("its parts have other shapes or types")
+            raise ValueError("wrong shapes or types")
         largest = max(part.max(initial=-1) for part in parts)
         if len(candidates) != vocab_sizes[0] or largest >= vocab_sizes[1]:
-            raise ValueError("it is of another vocabulary")
+            raise ValueError("it was made for another vocabulary")
         if common.min(initial=0) < 0 or candidates.min() < -1:
-            raise ValueError("it holds numbers that are not tokens")
+            raise ValueError("some numbers are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}.",
-            fix="Remove it; a finished run gets it again when its training is started again.",
+            fix="Delete it. Then run `nmt train CONFIG` again: a finished run only restores it.",
         ) from error
     return parts
 
 
 def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts:
-    """Return the shortlists of a folder, which ``decoding.shortlist`` asks for.
+    """Read the shortlist of a folder if ``decoding.shortlist`` is on.
 
     Raises:
-        ConfigError: It has none.
-        CheckpointError: They are damaged.
+        ConfigError: The folder does not have a shortlist.
+        CheckpointError: The file is damaged.
     """
     if (parts := read_shortlist(folder, vocab_sizes)) is None:
         raise ConfigError(
-            f"decoding.shortlist is on, but {folder} has no {SHORTLIST}.",
-            fix="Start `nmt train CONFIG` again: a finished run only writes it. Or set "
+            f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist.",
+            fix="Run `nmt train CONFIG` again: a finished run only writes this file. Or set "
             "decoding.shortlist to false.",
         )
     return parts
 
 
 def copy_shortlist(prepared_dir: Path, run_dir: Path) -> None:
-    """Copy the shortlists that `prepare` made into a run, which is then complete without its data.
+    """Copy the shortlist of the prepared folder to the run, so that the run does not need its data.
 
     Raises:
-        CheckpointError: The folder cannot be written.
+        CheckpointError: The folder is not writable.
     """
     if (made := prepared_dir / SHORTLIST).is_file():
         write_extra(run_dir / SHORTLIST, made.read_bytes())
@@ -347,16 +362,17 @@ def copy_shortlist(prepared_dir: Path, run_dir: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a translator needs of a folder."""
+    """A loaded model folder."""
 
     engine: Engine
     tokenizers: Tokenizers
-    decoding: DecodingConfig  # The model's own options.
-    max_length: int  # Most source subwords that training saw; of several models the least.
-    languages: tuple[str, str]  # Source and target.
+    decoding: DecodingConfig  # Decoding section of the model's configuration.
+    # Maximum source length in training, in subwords; the minimum over the models of an ensemble.
+    max_length: int
+    languages: tuple[str, str]  # Source and target language code.
 
 
-# Loads the model of a folder; raises `EngineLacksError` where it cannot do what is needed.
+# Loads the model of a folder. Raises `EngineLacksError` if it does not support the needs.
 EngineLoader: TypeAlias = Callable[[Path, EngineOptions, Needs], LoadedModel]
 ENGINES: Registry[EngineLoader] = Registry(
     "engine",
@@ -370,46 +386,46 @@ ENGINES: Registry[EngineLoader] = Registry(
 def choose_engine(
     folder: Path, options: EngineOptions | None = None, needs: Needs | None = None
 ) -> LoadedModel:
-    """Load the engine that is named; ``auto``: CTranslate2 on a CPU if it has what is needed.
+    """Load a model with the requested engine.
+
+    ``auto`` chooses CTranslate2 on a CPU if it supports all needs, otherwise torch.
 
     Args:
         folder: Run or model folder.
-        options: Which engine, and where.
-        needs: By which ``auto`` decides, and what is loaded beside the weights.
+        options: Engine, device and dtype.
+        needs: Features that the engine must support.
 
     Raises:
-        ConfigError: The engine does not go with the folder, the device or the dtype.
-        EngineLacksError: The engine that is named cannot do what is needed.
-        CheckpointError: A part is missing or damaged, or the models do not go together.
+        ConfigError: The engine cannot load this folder, or not on this device or in this dtype.
+        EngineLacksError: The requested engine does not support the needs.
+        CheckpointError: A file is missing or damaged, or the models of an ensemble do not match.
     """
     options, needs = options or EngineOptions(), needs or Needs()
     options = replace(options, device=parse_device(options.device))
     name, dtype, loaded = options.engine, parse_dtype(options.dtype), None
     if options.threads is not None and options.threads < 1:
-        raise ConfigError(
-            f"`threads` is {options.threads}.", fix="Leave it out, or give 1 or more."
-        )
+        raise ConfigError(f"`threads` is {options.threads}.", fix="Leave it out, or use 1 or more.")
     with readable():
         if name == "auto" and is_ctranslate2(folder):
             name = "ctranslate2"
         if name == "auto":
             name = "torch"
-            # A GPU is torch's, and so are 16 bits.
+            # On a GPU and in 16 bits torch is chosen.
             if dtype in _CONVERTED and not _runs_on_gpu(options.device):
                 try:
                     on_cpu = replace(options, device="cpu")
                     loaded = ENGINES["ctranslate2"](folder, on_cpu, needs)
-                except ConfigError as error:  # not installed, say, or it lacks something
+                except ConfigError as error:  # for example not installed, or a missing feature
                     if dtype == "int8":
                         raise
-                    logger.debug("torch translates: %s", error.problem)
+                    logger.debug("using torch: %s", error.problem)
         loaded = loaded or ENGINES[name](folder, options, needs)
     logger.debug("engine: %s, %s", loaded.engine.name, loaded.engine.dtype)
     return loaded
 
 
 def _runs_on_gpu(device: str) -> bool:
-    """Whether torch takes a GPU; asked only where there are signs of one, as torch takes long."""
+    """Whether torch would use a GPU. Imports torch, which is slow, only if a GPU driver exists."""
     if device != "auto":
         return device != "cpu"
     if sys.platform == "linux" and not any(path.exists() for path in _GPU_DRIVERS):

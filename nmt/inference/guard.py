@@ -1,13 +1,13 @@
-"""The guard: finds translations that are wrong by their look, and has them searched again.
+"""The guard: detects translations that look wrong, and searches them again.
 
-A model that has lost its place repeats itself, stops early or goes on for ever. Each sign of that
-is a number computed from one line and its output, in about 0.1 ms. A line with an alarm is searched
-once more, by a search that avoids what the alarm is about; the second output is taken if it has
-fewer alarms. The limits are fixed: what is normal for one language pair is not gross for another.
+A model that loses track of the source repeats itself, stops early or does not stop. The guard
+computes a few numbers from each line and its translation, in about 0.1 ms. A number outside its
+limits is an alarm. A line with an alarm is searched a second time with options that prevent this
+fault. The second translation replaces the first if it has fewer alarms. The limits are the same for
+all language pairs, and wide enough for them.
 
 Source: n-grams repeated beyond the source's as in Raunak et al. (2021), "oscillatory
-hallucinations"; the compression ratio as in Radford et al. (2022), section 4.5, who decode again on
-alarm, too.
+hallucinations"; compression ratio and second search as in Radford et al. (2022), section 4.5.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from nmt.text.languages import longest_loop
 from nmt.text.tokenizer import Tokenizers
 
 _NGRAM = 3
-_LEAST_NGRAMS = 20  # a shorter output counts as one of so many
+_LEAST_NGRAMS = 20  # minimum denominator of the share of repeated n-grams
 _SMOOTH_CHARACTERS, _SMOOTH_SUBWORDS = 10, 5  # added to both lengths: short lines vary more
 _EMPTY_ZLIB_BYTES = len(zlib.compress(b""))
-_LARGEST_SHARE = 0.9  # that may be asked for
-_SOURCE_COMPRESSION = 0.8  # an output may compress so much better than its source
+_LARGEST_SHARE = 0.9  # upper bound of the compression limit
+_SOURCE_COMPRESSION = 0.8  # an output may compress to this fraction of its source's ratio
 _RETRY_BEAM_SIZE = 5
 _LOOP_NGRAM_SIZE = 2  # a word three times in a row has a bigram twice
 
@@ -43,37 +43,39 @@ _SIGNS: dict[str, str] = {
     **dict.fromkeys(("short", "long", "truncated"), "length"),
     "constraint": "required phrases",
 }
-_USUAL_SHARE, _FEWEST_LINES = 0.1, 20  # of alarms, and to say that there are more than that
+# The log asks about the input if more than this share of at least this many lines have alarms.
+_USUAL_SHARE, _FEWEST_LINES = 0.1, 20
 _NAMED_LINES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardLimits:
-    """What is normal. The defaults fit any language pair and catch only gross faults."""
+    """Limits of the alarms. The defaults fit any language pair and catch only gross faults."""
 
-    loop: int = 3  # Most tokens that repeat at once what stands before them, beyond the source's.
-    repetition: float = 0.3  # Largest share of n-grams that were there before, beyond the source's.
-    # Least and largest ratio of output to source characters.
+    # Maximum tokens that immediately repeat the tokens before them, beyond the source's.
+    loop: int = 3
+    repetition: float = 0.3  # Maximum share of repeated n-grams, beyond the source's.
+    # Minimum and maximum ratio of output to source characters.
     characters: tuple[float, float] = (0.15, 8.0)
-    # Least and largest ratio of output to source subwords.
+    # Minimum and maximum ratio of output to source subwords.
     subwords: tuple[float, float] = (0.25, 4.0)
-    # zlib must leave at least ``scale * bytes ** exponent`` of each byte of output.
+    # Minimum ratio of compressed to original bytes (zlib) is ``scale * bytes ** exponent``.
     compression_scale: float = 0.9
-    compression_exponent: float = -0.2  # See ``compression_scale``: longer texts compress better.
+    compression_exponent: float = -0.2  # Negative, because longer texts compress better.
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What was found for a segment, and what the guard thinks of the best of it."""
+    """Hypotheses of a segment, and the alarms of the best one."""
 
-    hypotheses: Sequence[Hypothesis]  # The best first; none where no output meets the constraints.
+    hypotheses: Sequence[Hypothesis]  # Best first; empty if no output meets the constraints.
     alarms: tuple[Alarm, ...] = ()
-    # Alarms of the first output, where a stricter search has found one without them.
+    # Alarms of the first output that the output of the second search does not have.
     retried: tuple[Alarm, ...] = ()
-    retry_seconds: float = 0.0  # Its share of the time of second searches.
+    retry_seconds: float = 0.0  # Share of this segment in the time of second searches.
 
 
-# Segments, and decoding options to change -> hypotheses of each.
+# Takes segments and changes of decoding options; returns the hypotheses of each segment.
 SearchAgain: TypeAlias = Callable[
     [Sequence[Segment], Mapping[str, Any]], Iterable[Sequence[Hypothesis]]
 ]
@@ -87,22 +89,25 @@ def check(
     limits: GuardLimits | None,
     search_again: SearchAgain | None,
 ) -> list[Output]:
-    """Look at the best output of each segment, and search again where it looks wrong.
+    """Check the best output of each segment, and search again if it looks wrong.
 
     Args:
         segments: Parts of lines.
-        found: Hypotheses of each.
-        tokenizers: Of both languages.
-        decoding: Options of the search that found them.
-        limits: What is normal; None: nothing but misplaced phrases raises an alarm.
-        search_again: None: outputs are taken as they are, with their alarms.
+        found: Hypotheses of each segment, best first.
+        tokenizers: Source and target tokenizer.
+        decoding: Options of the first search.
+        limits: Limits of the alarms; None checks only the place of required phrases.
+        search_again: Runs the second search; None reports alarms without a second search.
+
+    Returns:
+        One output for each segment.
 
     Raises:
-        CheckpointError: There is no output, and no constraint is to blame.
+        CheckpointError: A segment without constraints has no output, because the weights are NaN.
     """
     if any(not own and x.constraints == NONE for own, x in zip(found, segments, strict=True)):
         raise CheckpointError(
-            "The model's probabilities are not numbers: its weights are broken.",
+            "The model's probabilities are NaN: its weights are damaged.",
             fix="Use another checkpoint, or train again.",
         )
     outputs = [
@@ -138,15 +143,15 @@ def _retry(
     limits: GuardLimits,
     search_again: SearchAgain,
 ) -> None:
-    """Replace outputs with alarms where a second search finds a better one."""
-    # Segments with the same alarms are searched together: they change the search alike.
+    """Search outputs with alarms again, and replace those that then have fewer alarms. In place."""
+    # Segments that need the same changed options are searched as one batch.
     groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
     for row, output in enumerate(outputs):
         if changes := output.alarms and fallback_search(output.alarms, decoding, limits):
             groups[tuple(changes.items())].append(row)
     for key, rows in groups.items():
         begin = time.perf_counter()
-        with suppress(ConfigError):  # the engine cannot search so: the alarms stay
+        with suppress(ConfigError):  # the engine does not support these options: keep the alarms
             again = search_again([segments[row] for row in rows], dict(key))
             seconds = (time.perf_counter() - begin) / len(rows)
             for row, hypotheses in zip(rows, again, strict=True):
@@ -162,9 +167,15 @@ def _retry(
 def fallback_search(
     found: Iterable[Alarm], decoding: DecodingConfig, limits: GuardLimits
 ) -> dict[str, Any]:
-    """Return the changes of ``decoding`` that avoid what these alarms are about.
+    """Return the changes of ``decoding`` that prevent the faults behind some alarms.
 
-    None loosens a limit. They use only options that all engines define alike.
+    A change never loosens an option of the user. Only options with the same meaning in all engines
+    are changed.
+
+    Args:
+        found: Alarms of the first output.
+        decoding: Options of the first search.
+        limits: Limits of the alarms.
     """
     names = set(found)
     changes: dict[str, Any] = {}
@@ -178,7 +189,7 @@ def fallback_search(
         changes["beam_size"] = max(decoding.beam_size, _RETRY_BEAM_SIZE)
     changes = {name: x for name, x in changes.items() if x != getattr(decoding, name)}
     if changes or "long" in names:
-        # Of the longest output without the alarm "long": so a retry's cost is bounded, too.
+        # The longest output without the alarm "long": this also bounds the cost of the search.
         factor = limits.subwords[1]
         offset = max(1, math.floor((factor - 1) * _SMOOTH_SUBWORDS))
         changes["max_length_factor"] = min(decoding.max_length_factor, factor)
@@ -191,21 +202,21 @@ def alarms(
     tokens: tuple[Sequence[Hashable], Sequence[Hashable]],
     limits: GuardLimits,
 ) -> tuple[Alarm, ...]:
-    """Return the alarms of a line, which depend on nothing but the line; none for most lines.
+    """Return the alarms of one line. They depend only on this line; most lines have none.
 
     Args:
-        texts: The line, and what came of it.
-        tokens: Subwords of both.
-        limits: What is normal.
+        texts: Source line and its translation.
+        tokens: Source and target subwords.
+        limits: Limits of the alarms.
     """
     (source, output), (read, written) = texts, tokens
-    # Loops and repetitions count beyond those of the source; lengths are smoothed ratios.
+    # Loops and repetitions of the source are subtracted. Length ratios are smoothed.
     loop = longest_loop(written) - longest_loop(read)
     repeated = repeated_ngrams(written) - repeated_ngrams(read)
     repetition = repeated / max(len(written) - _NGRAM + 1, _LEAST_NGRAMS)
     characters = _ratio(output, source, _SMOOTH_CHARACTERS)
     subwords = _ratio(written, read, _SMOOTH_SUBWORDS)
-    # What zlib leaves of so long a text normally; less if the source repeats itself.
+    # The compression ratio of normal text of this length; lower if the source is repetitive.
     size = max(1, len(output.encode("utf-8", "replace")))
     normal = limits.compression_scale * size**limits.compression_exponent
     least_share = min(normal, _LARGEST_SHARE, _SOURCE_COMPRESSION * compressed_share(source))
@@ -224,7 +235,7 @@ def _ratio(output: Sequence[Any], source: Sequence[Any], smooth: int) -> float:
 
 
 def repeated_ngrams(tokens: Sequence[Hashable], size: int = _NGRAM) -> int:
-    """Return how many n-grams have been there before.
+    """Return how many n-grams occurred earlier in ``tokens``.
 
     >>> repeated_ngrams("a red car and a red car".split())
     1
@@ -234,7 +245,7 @@ def repeated_ngrams(tokens: Sequence[Hashable], size: int = _NGRAM) -> int:
 
 
 def compressed_share(text: str) -> float:
-    """Return the part of the UTF-8 bytes of ``text`` that zlib leaves; 1 for an empty text.
+    """Return the ratio of compressed (zlib) to original UTF-8 bytes; 1 for an empty text.
 
     >>> round(compressed_share("plastic stick"), 1), round(compressed_share("plastic " * 20), 1)
     (0.8, 0.1)
@@ -246,7 +257,7 @@ def compressed_share(text: str) -> float:
 def _is_misplaced(
     segment: Segment, hypotheses: Sequence[Hypothesis], tokenizers: Tokenizers
 ) -> bool:
-    """Whether a required phrase stands behind the sentence."""
+    """Whether a required phrase follows the end of the sentence, instead of being part of it."""
     if not (segment.constraints.required and hypotheses):
         return False
     decode = tokenizers.target.decode
@@ -256,7 +267,7 @@ def _is_misplaced(
 
 
 def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
-    """Whether a translation has one sentence more than its source, of required phrases alone.
+    """Whether a translation ends in an extra sentence that consists of required phrases only.
 
     >>> stands_past_end("A man walks his dog.", "Un homme marche. chat.", ["chat"])
     True
@@ -276,20 +287,19 @@ def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GuardCounts:
-    """What the guard saw in some lines, and what it cost. Counts of several parts add up."""
+    """Statistics of the guard over some lines. Add two of them with ``+``."""
 
     num_lines: int = 0
     num_alarmed: int = 0  # Lines whose first translation had an alarm.
-    num_cleared: int = 0  # Of these, lines whose second translation has none.
-    # What the alarms were about: ``loops``, ``length``, ``required phrases``.
+    num_cleared: int = 0  # Alarmed lines whose second translation has no alarm.
+    # Kinds of alarms that occurred: ``loops``, ``length``, ``required phrases``.
     signs: frozenset[str] = frozenset()
     retry_seconds: float = 0.0  # Time of the second searches.
-    # Numbers of the first lines that still have an alarm.
-    left: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()  # Line numbers of the first five lines that still have an alarm.
 
     @classmethod
     def of(cls, results: Mapping[int, Result]) -> GuardCounts:
-        """Count what raised alarms in some results, by the numbers of their lines."""
+        """Count the alarms of results. Keys are line numbers."""
         lines = [(result.alarms, result.retried) for result in results.values()]
         return cls(
             len(lines),

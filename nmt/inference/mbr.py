@@ -1,10 +1,10 @@
-"""Minimum Bayes risk decoding: of many candidates, the one most like all the others.
+"""Minimum Bayes risk decoding: chooses the candidate that is most similar to all candidates.
 
-The expected utility of a translation is its mean similarity to what the model might say instead
-(Kumar and Byrne 2004, over an n-best list; Eikema and Aziz 2020, over samples). The candidates
-stand for the references, too.
+The expected utility of a translation is its mean similarity to other likely translations (Kumar and
+Byrne 2004, over an n-best list; Eikema and Aziz 2020, over samples). The same candidates serve as
+hypotheses and as references.
 
-It raises the metric it is run with more than any other, so a score by that metric is optimistic.
+MBR raises its utility metric more than any other metric, so scores by that metric are optimistic.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from nmt.search.hypothesis import Hypothesis
 
 UtilityName = Literal["chrf", "bleu"]
 CandidateKind = Literal["samples", "beam"]
-# n texts -> how good each one (row) is if another one (column) is right. (n, n)
+# Takes n texts; returns the score of each text (row) with each text (column) as reference. (n, n)
 Utility = Callable[[Sequence[str]], Floats]
 
-# Cut-off of sampling where the options say nothing about sampling (Freitag et al. 2023): without
-# one, improbable tokens spoil many candidates.
+# Epsilon cutoff if the options do not configure sampling (Freitag et al. 2023). Without a cutoff,
+# improbable tokens spoil many candidates.
 EPSILON = 0.02
 
 
 def expected_utilities(texts: Sequence[str], utility: Utility) -> dict[str, float]:
-    """Return the mean utility of each different text over all texts, itself included.
+    """Return the mean utility of each distinct text over all texts, itself included.
 
-    In the order in which they come. A text that was drawn twice counts twice, and is compared once.
+    Keys are in order of first occurrence. A text that occurs twice counts twice as a reference.
 
     >>> expected_utilities(["a", "b", "a"], lambda texts: 90 * np.eye(len(texts)))
     {'a': 60.0, 'b': 30.0}
@@ -50,16 +50,15 @@ def expected_utilities(texts: Sequence[str], utility: Utility) -> dict[str, floa
 
 @dataclass(frozen=True, slots=True)
 class Mbr:
-    """Which candidates are found, and how one is chosen."""
+    """Settings of MBR decoding: how candidates are generated and compared."""
 
     utility: UtilityName  # The metric that compares candidates.
-    # Found for each sentence; equal ones count as often as they are found.
-    num_candidates: int = 32
-    kind: CandidateKind = "samples"  # Sampled, or the n best of a beam as wide.
-    compare: Utility = pairwise_chrf  # The utility of texts; see `of_language`.
+    num_candidates: int = 32  # For each sentence. Duplicates count as often as they occur.
+    kind: CandidateKind = "samples"  # Samples, or the n-best list of a beam of this size.
+    compare: Utility = pairwise_chrf  # Implementation of ``utility``; see `of_language`.
 
     def of_language(self, language: str | None) -> Mbr:
-        """Return one for texts of this language, which chooses BLEU's tokenizer.
+        """Return the same settings with the BLEU tokenizer of the target ``language``.
 
         Raises:
             ConfigError: The language's tokenizer is not installed.
@@ -70,7 +69,7 @@ class Mbr:
         return replace(self, compare=lambda texts: pairwise_bleu(texts, words))
 
     def search_options(self, options: DecodingConfig) -> DecodingConfig:
-        """Return the options that find the candidates, with everything else as in ``options``."""
+        """Return ``options``, changed to generate the candidates."""
         changes: dict[str, Any] = {"n_best": self.num_candidates}
         if self.kind == "beam":
             changes["beam_size"] = max(options.beam_size, self.num_candidates)
@@ -81,11 +80,17 @@ class Mbr:
     def choose(
         self, candidates: Sequence[Hypothesis], text_of: Callable[[Sequence[int]], str], count: int
     ) -> list[Hypothesis]:
-        """Return the best ``count`` of different texts; the score of each stays the model's.
+        """Return the ``count`` candidates of highest expected utility, best first.
 
-        Of candidates with the same text, the one with the highest score stands for them.
+        Texts are distinct: among candidates with the same text, the one with the highest model
+        score is returned. Scores are not changed.
+
+        Args:
+            candidates: All candidates of one sentence.
+            text_of: Decodes token ids to text.
+            count: Maximum number of candidates to return.
         """
-        # Sorts are stable: of equal utilities the one of the highest score comes first.
+        # Sorts are stable: candidates of equal utility stay in the order of their scores.
         ranked = sorted(candidates, key=lambda candidate: -candidate.score)
         texts = [text_of(candidate.ids) for candidate in ranked]
         values = expected_utilities(texts, self.compare)

@@ -1,4 +1,4 @@
-"""A line to translate and its translation: `Request`, `Result`, their JSON and word alignments."""
+"""`Request` (a line to translate) and `Result` (its translation): JSON and word alignments."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nmt.text import EOS_ID, without_surrogates
 from nmt.text.tokenizer import Tokenizer
 
 _SPACE, _SPACE_BYTES = "\u2581", ("<0xE2>", "<0x96>", "<0x81>")
-# A row for each target word, with a number for each source word.
+# One row for each target word, one column for each source word.
 Matrix = tuple[tuple[float, ...], ...]
 Links = tuple[tuple[int, int], ...]  # (source word, target word), from 0, sorted by the target.
 
-# A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``, which comes from the
-# length of the line, means that its end is not translated; ``constraint``, that a required phrase
-# stands behind the end of the sentence instead of in it.
+# A sign that a translation is wrong: see `nmt.inference.guard`. ``truncated``: the line is too
+# long, and its end is not translated. ``constraint``: a required phrase follows the end of the
+# sentence instead of being part of it.
 Alarm: TypeAlias = Literal[
     "loop", "repetition", "short", "long", "compression", "truncated", "constraint"
 ]
@@ -30,44 +30,43 @@ Alarm: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One line to translate, and what its translation must be like."""
+    """One line to translate, with optional constraints on its translation."""
 
     text: str
-    # Text that the translation begins with; with ``prefix_bias_beta``, is biased to.
+    # The translation begins with this text. With ``prefix_bias_beta`` it is only more probable.
     prefix: str = ""
-    # Phrases that it contains. Phrases are compared as subwords: the same text in other subwords is
-    # another phrase.
+    # Phrases that the translation must contain. Phrases are compared as subwords: the same text in
+    # other subwords is a different phrase.
     required: tuple[str, ...] = ()
-    forbidden: tuple[str, ...] = ()  # Phrases that it does not contain.
-    # Language or domain that it asks for, if the model was trained with tags; ``de`` names
-    # ``<2de>`` or ``<de>``.
+    forbidden: tuple[str, ...] = ()  # Phrases that the translation must not contain.
+    # Target language or domain, for models trained with tags: ``de`` means ``<2de>`` or ``<de>``.
     tag: str | None = None
-    # Fields of JSON that pass through to the output. None has the name of a field of results.
+    # Other JSON fields, copied to the output. They must not have the name of a result field.
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_constrained(self) -> bool:
-        """Whether it has a prefix or phrases that are not blank."""
+        """Whether the request has a non-blank prefix or phrase."""
         return any(map(str.strip, (self.prefix, *self.required, *self.forbidden)))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The model's probability of one token of a given translation."""
+    """One token of a translation with the model's log probability."""
 
-    piece: str  # The subword, as the vocabulary spells it; the last one is EOS.
-    log_prob: float  # Natural-log probability of the subword after those before it.
+    piece: str  # The subword as spelled in the vocabulary. The last token is EOS.
+    log_prob: float  # Natural-log probability, given the source and all earlier tokens.
 
 
 def score_tokens(
     pieces: Sequence[str], ids: Sequence[int], log_probs: Sequence[float]
 ) -> tuple[TokenScore, ...]:
-    """Return the tokens of a translation with their log probabilities, EOS the last.
+    """Return the tokens of a translation with their log probabilities. EOS is the last token.
 
     Args:
-        pieces: The text of each id of the target vocabulary.
+        pieces: Subword text of each id of the target vocabulary.
         ids: Target ids, without BOS and EOS.
-        log_probs: Of each of them, and of EOS.
+        log_probs: Log probability of each id, and of EOS at the end.
     """
     texts = (pieces[index] for index in (*ids, EOS_ID))
     return tuple(TokenScore(*token) for token in zip(texts, log_probs, strict=True))
@@ -75,14 +74,14 @@ def score_tokens(
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One of several translations."""
+    """One of several translations of a line."""
 
     text: str
     score: float  # Length-normalised natural-log probability; higher is better.
-    log_prob: float  # Natural-log probability of all its tokens and its end.
+    log_prob: float  # Natural-log probability of all tokens, EOS included.
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON, with the names that the best translation has."""
+        """Return plain data for JSON, with the same field names as `Result.as_dict`."""
         return {"translation": self.text, "score": self.score, "log_prob": self.log_prob}
 
 
@@ -90,37 +89,35 @@ class Alternative:
 class Result:
     """The translation of one line."""
 
-    source: str  # The line.
-    text: str  # Its translation; empty for a blank line. Never holds a line break.
+    source: str  # The source line.
+    text: str  # The translation, without line breaks; empty for a blank line.
     score: float  # Length-normalised natural-log probability; 0 for a blank line.
-    # The n best, best first, or samples or alternatives in their order; the first is the
+    # The n-best list, best first, or samples or alternatives by number. The first is the
     # translation itself. Empty for a blank line.
     alternatives: tuple[Alternative, ...] = ()
-    # Signs that the translation is wrong, after a retry, too: see `nmt.inference.guard`. Without
-    # the guard only ``truncated`` and ``constraint``.
+    # Signs that the translation is wrong, after the second search if there was one: see
+    # `nmt.inference.guard`. Without the guard only ``truncated`` and ``constraint`` are set.
     alarms: tuple[Alarm, ...] = ()
-    # Alarms of the first translation that this one, of a stricter search, does not raise.
+    # Alarms of the first translation that the second search removed.
     retried: tuple[Alarm, ...] = ()
-    # Pairs of source and target words, between spaces, that translate each other; None unless asked
-    # for.
+    # Aligned source and target words (split at spaces). None unless requested.
     alignment: Links | None = None
-    # Attention of each target word to each source word, from which the alignment is taken. None
-    # unless asked for.
+    # Attention of each target word to each source word, the basis of ``alignment``. None unless
+    # requested.
     attention: Matrix | None = None
-    # Natural-log probability of all tokens and of the end of each segment; 0 for a blank line.
+    # Natural-log probability of all tokens, with one EOS for each segment; 0 for a blank line.
     log_prob: float = 0.0
-    # The tokens of the translation with their log probabilities, an EOS at the end of each segment;
-    # None unless asked for.
+    # Tokens of the translation with log probabilities, with one EOS for each segment. None unless
+    # requested.
     tokens: tuple[TokenScore, ...] | None = None
-    # Tokens of the translation and ends of segments, over which ``log_prob`` is summed.
-    num_tokens: int = 0
+    num_tokens: int = 0  # Number of tokens in ``log_prob``, EOS included.
     # Expected sentence chrF, 0 to 100; None for a blank line, and without `confidence.json`.
     confidence: float | None = None
-    # Its share of the time that second searches took.
+    # Share of this line in the time of second searches.
     retry_seconds: float = field(default=0.0, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON, with both lists of alarms always there."""
+        """Return plain data for JSON. Optional fields are left out if they are None."""
         values: dict[str, Any] = {
             "source": self.source,
             "translation": self.text,
@@ -143,35 +140,39 @@ class Result:
 
 RESULT_FIELDS = {each.name for each in fields(Result)} | {"translation"}
 RESULT_FIELDS -= {"text", "num_tokens", "retry_seconds"}
-"""Names of all fields of `Result.as_dict`."""
-ERROR = "error"  # Field of a line that has no translation.
+"""Names of all possible fields of `Result.as_dict`."""
+ERROR = "error"  # JSON field of a line that could not be translated.
 _RESERVED = {"low_confidence", "prefix", "required", "forbidden", "tag", ERROR, *RESULT_FIELDS}
 _MEANINGS = {name: name for name in ("source", "prefix", "required", "forbidden", "tag")}
 _MEANINGS |= {"forced": "required", "constraints": "required"}
 _MEANINGS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
-"""The field that is meant, by a name that is written or is near to it."""
+"""Request field by its name, or by its name in other toolkits."""
 
 
 class RequestError(DataError):
-    """A line of JSON that asks for nothing that can be done."""
+    """A line of JSON that is not a valid request."""
 
     def __init__(self, problem: str, others: Mapping[str, Any]) -> None:
-        fix = 'Write one object a line, such as {"source": "Ein Hund.", "prefix": "A"}.'
+        fix = 'Write one object per line, such as {"source": "Ein Hund.", "prefix": "A"}.'
         super().__init__(problem, fix=fix)
-        # Its fields that pass through; of a line that is no object, its number.
+        # Fields to copy to the output; the line number if the line is not an object.
         self.others = others
 
-    def __reduce__(self) -> tuple[Any, ...]:  # processes of a translation exchange it
+    def __reduce__(self) -> tuple[Any, ...]:  # errors are pickled between processes
         return type(self), (self.problem, self.others)
 
 
 def parse_request(line: str, number: int) -> Request:
     """Read a JSON object: ``{"source": ..., "prefix": ..., "required": [...], ...}``.
 
-    A blank line is a blank text. Lone surrogates, which JSON may escape, become U+FFFD in text.
+    A blank line is a request with blank text. Lone surrogates become U+FFFD.
+
+    Args:
+        line: One line of JSON.
+        number: Line number for error messages, from 1.
 
     Raises:
-        RequestError: The line is something else; says its number.
+        RequestError: The line is not such an object.
     """
     others: dict[str, Any] = {"line": number}
 
@@ -187,19 +188,19 @@ def parse_request(line: str, number: int) -> Request:
     except ValueError as error:  # a number too long, brackets too deep
         raise refused(f"cannot be read as JSON ({error})") from error
     if not isinstance(values, dict):
-        raise refused("holds no JSON object")
+        raise refused("is not a JSON object")
     others = {x: values[x] for x in values if x not in _RESERVED or x == "source"}
     texts, phrases = {"source": None, "prefix": "", "tag": "", **values}, []
     for name in ("source", "prefix", "tag"):
         if not isinstance(texts[name], str):
-            raise refused(f"has no text in {name}")
+            raise refused(f"needs a string in {name}")
         texts[name] = without_surrogates(texts[name])
     for name in ("required", "forbidden"):
         given = values.get(name, [])
         if not (isinstance(given, list) and all(isinstance(each, str) for each in given)):
-            raise refused(f"has no list of texts in {name}")
+            raise refused(f"needs a list of strings in {name}")
         phrases.append(tuple(without_surrogates(each) for each in given))
-    # A line break would make two lines of one; other separators of Unicode are text.
+    # Replace line breaks, so that one request stays one line of output.
     text = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
     others.pop("source", None)
     return Request(text, texts["prefix"], phrases[0], phrases[1], texts["tag"] or None, others)
@@ -207,13 +208,13 @@ def parse_request(line: str, number: int) -> Request:
 
 @lru_cache(256)
 def meant_field(name: str) -> str | None:
-    """Return the field of a request that a field looks like."""
+    """Return the request field that ``name`` probably means; None if there is no similar field."""
     near = nearest_word(name, list(_MEANINGS))
     return near and _MEANINGS[near]
 
 
 def as_pharaoh(links: Links) -> str:
-    """Return an alignment in Pharaoh format, ``source-target`` pairs.
+    """Return an alignment in Pharaoh format: ``source-target`` pairs of word indices from 0.
 
     >>> as_pharaoh(((1, 0), (0, 1)))
     '1-0 0-1'
@@ -222,7 +223,7 @@ def as_pharaoh(links: Links) -> str:
 
 
 def words_of(pieces: Sequence[str]) -> list[int]:
-    """Return the word, between spaces, that each subword belongs to, from 0.
+    """Return the index of the word (split at spaces) that each subword belongs to, from 0.
 
     >>> words_of(["\u2581ein", "\u2581Hund", "e", "\u2581schl", "\u00e4ft"])
     [0, 1, 1, 2, 2]
@@ -235,7 +236,7 @@ def words_of(pieces: Sequence[str]) -> list[int]:
 
 
 class AlignedSegment(NamedTuple):
-    """The alignment of one segment, by words."""
+    """Word alignment of one segment."""
 
     links: Links
     weights: Matrix
@@ -245,16 +246,16 @@ class AlignedSegment(NamedTuple):
 def align_words(
     weights: Sequence[Sequence[float]], source: Sequence[str], target: Sequence[str]
 ) -> AlignedSegment:
-    """Align a segment by attention.
+    """Align the words of a segment by attention.
 
-    Each target subword is linked to the source subword of most attention. The weight of a target
-    word is the mean over its subwords of the sum over those of the source word; a row sums to at
-    most 1, as EOS of the source gets attention, too.
+    Each target subword is linked to the source subword with the highest attention. The weight of a
+    word pair is summed over the subwords of the source word, and averaged over the subwords of the
+    target word. A row of weights sums to at most 1, because the source EOS also gets attention.
 
     Args:
         weights: Attention of each target subword to each source subword. (T, S).
-        source: The source subwords, without EOS.
-        target: The target subwords, without EOS.
+        source: Source subwords, without EOS.
+        target: Target subwords, without EOS.
 
     >>> align_words([[0.5, 0.25], [0.25, 0.25]], ["\u2581a", "b"], ["\u2581c", "d"])
     AlignedSegment(links=((0, 0),), weights=((0.625,),), source_words=1)
@@ -274,7 +275,7 @@ def align_words(
 
 
 def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
-    """Number the words of all segments of a line through; no segment attends to another.
+    """Join the alignments of the segments of a line. Attention between segments is 0.
 
     >>> one = AlignedSegment(((0, 0),), ((0.5, 0.25),), 2)
     >>> join_alignments([one, AlignedSegment(((0, 0),), ((1.0,),), 1)])
@@ -293,5 +294,5 @@ def join_alignments(parts: Sequence[AlignedSegment]) -> tuple[Links, Matrix]:
 
 
 def subwords(tokenizer: Tokenizer) -> list[str]:
-    """Return the text of each id."""
+    """Return the subword text of each id of the vocabulary."""
     return [piece for piece, _, _ in tokenizer.pieces()]

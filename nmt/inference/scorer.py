@@ -1,8 +1,8 @@
-"""Pairs of lines -> how probable the model finds each translation.
+"""Scores given translations: the model's probability of a target line for a source line.
 
-Every target is read at once (teacher forcing) instead of token by token; the numbers are those of
-the search. Scoring given translations is what reranking, filtering of corpora and error analysis
-are made of, for example dual conditional cross-entropy (Junczys-Dowmunt 2018).
+The decoder reads a whole target at once (teacher forcing). The scores equal those of the search.
+Scores are used for reranking, corpus filtering and error analysis, for example for dual conditional
+cross-entropy (Junczys-Dowmunt 2018).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ IdPair = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
-    """How probable the model finds the translation of one line."""
+    """The score of one translation."""
 
-    source: str  # The line.
-    target: str  # Its translation.
-    # Natural-log probability of the target and of its end; minus infinity if it has none.
+    source: str
+    target: str
+    # Natural-log probability of the target, EOS included; minus infinity if it cannot be scored.
     log_prob: float
     score: float  # ``log_prob`` after length normalisation; higher is better.
-    tokens: tuple[TokenScore, ...] = ()  # What ``log_prob`` is the sum of.
+    tokens: tuple[TokenScore, ...] = ()  # ``log_prob`` is the sum over these tokens.
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON, which has no infinity: null stands for it."""
+        """Return plain data for JSON. Infinity becomes null."""
         return {
             "source": self.source,
             "target": self.target,
@@ -54,23 +54,21 @@ class PairScore:
 
 
 class Scorer:
-    """Scores given translations with one model, or with several at once.
+    """Scores given translations with one model or an ensemble.
 
-    The score of a text is that of its usual subwords. A search may have put the same text together
-    from other subwords: then its score differs. Limits, rules and coverage penalty of the search do
-    not count: a very short or long translation has its probability, and so have unknown characters.
-    Where the model gives none, the rule is:
+    A text is scored with the subwords that the tokenizer returns. A search may build the same text
+    from other subwords, whose score differs. Limits, rules and the coverage penalty of the search
+    are not applied. Special cases:
 
-    - blank to blank is 0, as in translating;
-    - a blank translation of a line is the model's probability of ending at once;
-    - a translation of a blank line, and a pair too long for the model, get minus infinity.
-
-    Too long is a source that translating would cut, and a target longer than any output of the
-    search or than the model has positions for.
+    - A blank translation of a blank line scores 0.
+    - A blank translation of any other line scores the probability of EOS as the first token.
+    - A translation of a blank line scores minus infinity.
+    - A pair that is too long scores minus infinity: `translate` would cut the source, or the target
+      is longer than the longest possible output.
 
     Args:
-        loaded: The engine, and what belongs to them.
-        options: The length normalisation and the size of batches; the model's own when None.
+        loaded: The loaded model.
+        options: Length normalisation and batch size; those of the model if None.
     """
 
     def __init__(self, loaded: LoadedModel, options: DecodingConfig | None = None) -> None:
@@ -86,19 +84,24 @@ class Scorer:
 
     @classmethod
     def load(cls, folder: Path | str, **options: Any) -> Scorer:
-        """Load a run or model folder. Options are fields of `EngineOptions`, by name."""
+        """Load a run or model folder. Keyword arguments are fields of `EngineOptions`.
+
+        Raises:
+            ConfigError: The device, dtype or checkpoint is unknown or not available.
+            CheckpointError: A file is missing or damaged.
+        """
         return cls(load_torch(Path(folder), EngineOptions(**options), Needs()))
 
     @property
     def languages(self) -> tuple[str, str]:
-        """Of source and target."""
+        """Source and target language code."""
         return self._loaded.languages
 
     def with_options(self, **changes: Any) -> Scorer:
         """Return a scorer of the same model with other decoding options.
 
         Raises:
-            ConfigError: An option is unknown or out of bounds. Lists every problem.
+            ConfigError: Options are unknown or out of bounds. The message lists all problems.
         """
         return Scorer(self._loaded, change_options(self.options, changes))
 
@@ -109,16 +112,16 @@ class Scorer:
         tag: str | None = None,
         progress: Callable[[int], object] = lambda _: None,
     ) -> list[PairScore]:
-        """Score pairs of source and target lines; results come in the same order.
+        """Score pairs of source and target lines. Results are in the same order.
 
         Args:
-            pairs: Any number.
-            tag: What the sources begin with; see `nmt.inference.translator.Translator.translate`.
-            progress: Called with the number of pairs of each batch, once it is scored.
+            pairs: Source and target lines.
+            tag: Language or domain tag in front of every source, for models trained with tags.
+            progress: Called after each batch with the number of scored pairs.
 
         Raises:
-            ConfigError: There is no such tag.
-            CheckpointError: The model's weights are broken.
+            ConfigError: The model does not have this tag.
+            CheckpointError: The model's weights are damaged.
         """
         texts = list(pairs)
         first, encoded = self._encode(texts, tag)
@@ -143,20 +146,20 @@ class Scorer:
     def score_ids(
         self, pairs: Sequence[IdPair], progress: Callable[[int], object] = lambda _: None
     ) -> list[list[float]]:
-        """Return the log probability of every target id, and of EOS, for each pair.
+        """Return the natural-log probability of every target id, and of EOS, for each pair.
 
         Args:
-            pairs: Source and target ids, without special ones. A source has at least one.
-            progress: As of `score`.
+            pairs: Source and target ids, without BOS and EOS. A source must not be empty.
+            progress: Called after each batch with the number of scored pairs.
 
         Raises:
-            CheckpointError: The model's weights are broken.
+            CheckpointError: The model's weights are damaged.
         """
         found: list[list[float]] = [[] for _ in pairs]
         lengths = [len(source) + len(target) + 1 for source, target in pairs]
         wanted = self.options.batch_tokens
-        tokens = self._loaded.engine.capacity.tokens if wanted == "auto" else wanted
-        # The budget is of sources: source and target together may have twice as many.
+        tokens = self._loaded.engine.room.tokens if wanted == "auto" else wanted
+        # The budget counts source tokens: source and target together may have twice as many.
         for rows in batch_by_length(lengths, max_tokens=2 * tokens, max_rows=max(1, len(pairs))):
             sources, targets = zip(*(pairs[row] for row in rows), strict=True)
             log_probs = self._loaded.engine.token_log_probs(sources, targets)
@@ -165,16 +168,17 @@ class Scorer:
             progress(len(rows))
         if not all(math.isfinite(sum(log_probs)) for log_probs in found):
             raise CheckpointError(
-                "The model's probabilities are not numbers: its weights are broken.",
+                "The model's probabilities are NaN: its weights are damaged.",
                 fix="Use another checkpoint, or train again.",
             )
         return found
 
     def align(self, pairs: Iterable[tuple[str, str]], *, tag: str | None = None) -> list[Links]:
-        """Return which source word each target word of a pair was made of, by attention.
+        """Align the words of each pair by attention.
 
-        None for a pair with a blank side, or one too long for the model. For arguments and errors
-        see `score`.
+        Returns:
+            Links (source word, target word), from 0, for each pair. Empty if a side is blank or too
+            long.
         """
         found, sources = list[Links](), subwords(self._loaded.tokenizers.source)
         first, encoded = self._encode(list(pairs), tag)
@@ -190,7 +194,7 @@ class Scorer:
     def _encode(
         self, texts: Sequence[tuple[str, str]], tag: str | None
     ) -> tuple[list[int], list[tuple[list[int] | None, list[int] | None]]]:
-        """Return the ids of the tag, and those of both sides of each pair; see `_encode`."""
+        """Return the ids of the tag, and of both sides of each pair; see the function `_encode`."""
         source, target = self._loaded.tokenizers
         first, sides = [] if tag is None else [source.tag_id(tag)], list(zip(*texts, strict=True))
         if not sides:
@@ -203,12 +207,12 @@ class Scorer:
 def _encode(
     tokenizer: Tokenizer, texts: Sequence[str], longest: int, side: str
 ) -> list[list[int] | None]:
-    """Ids of every text; [] for a blank one, None and a warning for one that has too many."""
+    """Return the ids of each text; [] if it is blank, None with a warning if it is too long."""
     found = encode_fitting(tokenizer, texts, longest)
     for text, ids in zip(texts, found, strict=True):
         if ids is None:
             logger.warning(
-                "%s line of %s characters has no score: the model reads %d %s subwords at once",
+                "%s line of %s characters is not scored: the limit is %d %s subwords",
                 side,
                 f"{len(text):,}",
                 longest,

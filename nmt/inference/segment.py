@@ -1,6 +1,6 @@
-"""Requests -> segments that a model can read, with their constraints.
+"""Splits lines into segments that a model can read, and encodes their constraints.
 
-A segment is a line, or a part of one that has more subwords than the model was trained for.
+A segment is a line, or a part of a line that has more subwords than the model was trained for.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
 
-# Characters of a line that are translated. The rest is left out, with a warning and an alarm, so
-# that the time for one line is bounded.
+# Maximum characters of a line. The rest is not translated, with a warning and an alarm, so that the
+# time for one line is bounded.
 LONGEST_LINE = 50_000
 
-_MOST_NAMED = 5  # Long lines of one call that get a warning each.
-_CHARACTERS_OF_SUBWORD = 20  # SentencePiece makes none longer than 16
-_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")  # and the names of their characters:
+_MOST_NAMED = 5  # Long lines of one call with a warning each.
+_CHARACTERS_OF_SUBWORD = 20  # the longest subword of SentencePiece has 16
+_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")  # and the Unicode names of their characters:
 _UNSPACED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
 SENTENCE_BORDER = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*")
 _BORDERS = (
@@ -37,31 +37,31 @@ _BORDERS = (
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What is translated by itself."""
+    """A line or part of a line, translated independently of other segments."""
 
-    line: int  # The line it is part of, from 0.
-    ids: Sequence[int]  # Its source ids, without tag and EOS; never empty.
-    tag: tuple[int, ...] = ()  # The id that asks for a domain or a language, if one is asked for.
-    constraints: Constraints = NONE  # What its translation must look like.
+    line: int  # Index of its line, from 0.
+    ids: Sequence[int]  # Source ids, without tag and EOS; never empty.
+    tag: tuple[int, ...] = ()  # Id of the language or domain tag, if any.
+    constraints: Constraints = NONE  # Constraints on its translation.
 
     @property
     def read_ids(self) -> list[int]:
-        """What the model reads: tag and source."""
+        """Input of the model: tag and source ids."""
         return [*self.tag, *self.ids]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentedLines:
-    """Lines as a model reads them."""
+    """Lines with their segments."""
 
     requests: Sequence[Request]
-    # Of all lines, in order. A blank line has none, and neither has one that fails.
+    # Segments of all lines, in order. Blank and failed lines do not have segments.
     segments: Sequence[Segment]
-    failures: Mapping[int, DataError]  # Why lines, counted from 0, cannot be translated.
+    failures: Mapping[int, DataError]  # Errors by line index, from 0.
 
 
 def joiner_for(language: str) -> str:
-    """Return what stands between the segments of a line in ``language``.
+    """Return the separator between the segments of a line in ``language``.
 
     >>> joiner_for("de"), joiner_for("zh-Hant")
     (' ', '')
@@ -77,18 +77,18 @@ def segment(
     tag: str | None = None,
     first_line: int = 1,
 ) -> SegmentedLines:
-    """Encode lines: a blank one gives no segment, an over-long one several.
+    """Encode lines and split long ones. A blank line has no segment.
 
-    Of each, `LONGEST_LINE` characters are taken. The first segment of a line gets its prefix and
-    its required phrases; all get what is forbidden.
+    At most `LONGEST_LINE` characters of a line are used. The first segment of a line gets the
+    prefix and the required phrases. All segments get the forbidden phrases.
 
     Args:
-        requests: A line each.
-        tokenizers: Of both languages.
-        decoding: Rules of the search, which constraints may contradict.
-        max_length: Most subwords of a segment, tag included; None: lines are not cut.
-        tag: Of lines that name none.
-        first_line: The number of the first line in warnings.
+        requests: One for each line.
+        tokenizers: Source and target tokenizer.
+        decoding: Options of the search, to detect constraints that contradict them.
+        max_length: Maximum subwords of a segment, tag included; None does not split lines.
+        tag: Tag of lines without one.
+        first_line: Number of the first line, for warnings.
     """
     texts = [_shortened(x.text, number) for number, x in enumerate(requests, first_line)]
     segments: list[Segment] = []
@@ -107,22 +107,22 @@ def segment(
                 parts = _encode_parts(text, tokenizers.source, longest)
             longest = max_length or len(parts[0]) + len(tag_ids)
             first = _constraints(request, tokenizers.target, decoding, longest)
-        except (ConfigError, DataError) as error:  # the former: there is no such tag
+        except (ConfigError, DataError) as error:  # ConfigError: unknown tag
             failures[row] = DataError(error.problem, fix=error.fix)
             continue
         num_cut += len(parts) > 1
         if len(parts) > 1 and num_cut <= _MOST_NAMED:
             logger.warning(
-                "line %s: %s characters cut into %s segments: the model reads %d subwords at once",
+                "line %s: %s characters cut into %s segments: the model reads at most %d subwords",
                 *(f"{x:,}" for x in (row + first_line, len(text), len(parts))),
                 longest,
             )
         others = Constraints(forbidden=first.forbidden) if first.forbidden else NONE
-        # A text of characters that normalisation drops is blank, too.
+        # Normalization may drop all characters of a text: the result has no segment.
         for number, part in enumerate(filter(None, parts)):
             segments.append(Segment(row, part, tag_ids, others if number else first))
     if num_cut > _MOST_NAMED:
-        logger.warning("%s more lines are cut likewise", f"{num_cut - _MOST_NAMED:,}")
+        logger.warning("%s more lines were cut into segments", f"{num_cut - _MOST_NAMED:,}")
     return SegmentedLines(requests, segments, failures)
 
 
@@ -139,10 +139,10 @@ def _shortened(text: str, number: int) -> str:
 def encode_fitting(
     tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None
 ) -> list[list[int] | None]:
-    """Encode texts; None for each that has more subwords than ``max_length``, if that is one."""
+    """Encode texts; None for a text with more than ``max_length`` subwords. None: no limit."""
     if max_length is None:
         return [*tokenizer.encode_batch(texts)]
-    # Texts that are far too long are not even encoded.
+    # Skip the encoding of texts that are certainly too long.
     short = [i for i, x in enumerate(texts) if len(x) <= _CHARACTERS_OF_SUBWORD * max_length]
     encoded = dict(zip(short, tokenizer.encode_batch([texts[i] for i in short]), strict=True))
     found = map(encoded.get, range(len(texts)))
@@ -150,31 +150,33 @@ def encode_fitting(
 
 
 def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list[int]]:
-    """Token ids of the parts of a text that does not fit. No part is empty."""
+    """Split a text into parts of at most ``max_length`` subwords, and return their ids."""
 
     def size(part: str) -> int:
-        """Subwords of a part; more than fit if it is far too long."""
+        """Return the number of subwords, or ``max_length + 1`` if the part is too long."""
         (ids,) = encode_fitting(tokenizer, [part], max_length)
         return max_length + 1 if ids is None else len(ids)
 
     parts = tokenizer.encode_batch(split_text(text, size, max_length))
-    # Some are too long still: a character of many bytes, or parts that joined badly.
+    # Some parts are still too long: a character of many bytes, or subwords that changed when parts
+    # were joined.
     return [
         ids[start : start + max_length] for ids in parts for start in range(0, len(ids), max_length)
     ]
 
 
 def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str]:
-    """Return pieces of ``text`` of at most ``limit``, in order, as long as they can be.
+    """Split ``text`` into as few parts as possible of at most ``limit``, in order.
 
-    Borders are tried in the order sentences, clauses, words; a word that does not fit is cut in
-    halves. Neighbours are joined by the sum of their sizes, so the time is linear in the text.
+    The text is split at sentence ends, then at clauses, then at spaces. A word that is too long is
+    cut in half. Neighbouring parts are joined while the sum of their sizes fits, so the time is
+    linear in the length of the text.
 
     Args:
-        text: What to cut.
-        size_of: Size of a text, for example its subwords. Any number above ``limit`` will do for
-            a text that is too long.
-        limit: Largest size of a piece. A single character is larger if it must.
+        text: Text to split.
+        size_of: Returns the size of a text, for example in subwords. For a text above ``limit`` any
+            number above ``limit`` will do.
+        limit: Maximum size of a part. A single character may exceed it.
 
     >>> split_text("One two. Three four, five. Six.", len, 12)
     ['One two.', 'Three four,', 'five. Six.']
@@ -192,7 +194,7 @@ def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str
 def _spans(
     text: str, start: int, end: int, size_of: Callable[[str], int], limit: int, level: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield start, end and size of parts that fit, without the white space between them."""
+    """Yield start, end and size of parts within ``limit``, without surrounding white space."""
     piece = text[start:end].strip()
     if not piece:
         return
@@ -215,16 +217,16 @@ def _spans(
 def _constraints(
     request: Request, tokenizer: Tokenizer, decoding: DecodingConfig, longest: int
 ) -> Constraints:
-    """Return the constraints of a line. Blank text is no constraint.
+    """Encode the constraints of a request. Blank phrases are ignored.
 
     Args:
-        request: The line.
-        tokenizer: Of the target language.
-        decoding: Rules of the search.
-        longest: Most subwords of a source; an output may be so much longer as ``decoding`` says.
+        request: The line with its constraints.
+        tokenizer: Target tokenizer.
+        decoding: Options of the search.
+        longest: Maximum source length in subwords, which limits the output length.
 
     Raises:
-        DataError: They contradict each other or the search, or are too long.
+        DataError: The constraints contradict each other or the search, or are too long.
     """
     if not request.is_constrained:
         return NONE
@@ -241,22 +243,22 @@ def _constraints(
         problem = "the prefix contains a forbidden phrase"
     elif problem is None and found.num_tokens > most:
         problem = (
-            f"its prefix and required phrases have {found.num_tokens:,} subwords, and a "
-            f"translation has at most {most:,}"
+            f"the prefix and the required phrases have {found.num_tokens:,} subwords, but a "
+            f"translation may have at most {most:,}"
         )
-        fix = "Require less, or cut the line into sentences."
+        fix = "Remove required phrases, or split the line into sentences."
     if problem is None:
         return found
     raise DataError(f"{problem}.", fix=fix)
 
 
 def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Encode phrases as they follow a space."""
+    """Encode phrases as they appear after a space."""
     return tuple(ids for text in texts if (ids := tuple(tokenizer.encode(text))))
 
 
 def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Encode phrases as they follow a letter, if they need no space before them."""
+    """Encode phrases as they appear after a letter, if they can do so without a space."""
     found = []
     for text in filter(str.strip, texts):
         starts_word = unicodedata.category(text[0])[0] in "LMN"

@@ -1,15 +1,15 @@
-"""A Transformer, or several together, as a `Stepper` of the search: over all tokens or a shortlist.
+"""Runs one Transformer or an ensemble as a `Stepper` of the search, with an optional shortlist.
 
-Averaging the predictions of networks that were trained apart is old (Hansen and Salamon 1990);
-for translation see Sutskever et al. (2014), table 1.
+An ensemble averages the predictions of models that were trained independently (Hansen and Salamon
+1990; for translation Sutskever et al. 2014, table 1).
 
-A shortlist is a few hundred target tokens of a vocabulary of many thousands. To score them alone
-saves most of the output projection and of all that follows it (Jean et al. 2015, section 3.2;
-Devlin 2017). What a sentence may need does not depend on what shares its batch: only the rows that
-are computed are those of all its sentences.
+A shortlist is a few hundred target tokens out of a vocabulary of many thousands. Scoring only these
+tokens saves most of the output projection and of later work (Jean et al. 2015, section 3.2; Devlin
+2017). The output layer computes the union of the shortlists of a batch. A mask restricts each
+sentence to its shortlist, so a translation does not depend on the other sentences of the batch.
 
-Shapes: B sentences, K beams, S source positions, V vocabulary; of shortlists, C candidates of a
-source token, V' target tokens of a batch.
+Shapes: B sentences, K beams, S source positions, V vocabulary, C candidates for each source token,
+V' tokens in the shortlist of a batch.
 """
 
 from __future__ import annotations
@@ -30,28 +30,30 @@ from nmt.packed import Packed
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 
-States = tuple[DecoderState, ...]  # Where each model is.
+States = tuple[DecoderState, ...]  # One state for each model.
 _SPECIAL = EOS_ID + 1  # PAD, UNK, BOS and EOS keep their ids
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How the log probabilities of several models become one."""
+    """Weights and kind of mean that combine the predictions of several models."""
 
-    shares: tuple[float, ...] = (1.0,)  # Weight of each model, above 0; they sum to 1.
-    # ``arithmetic``: log of the weighted mean of probabilities: what one model finds likely stays
-    # possible. ``geometric``: weighted mean of log probabilities, normalised again: every model can
-    # veto.
+    shares: tuple[float, ...] = (1.0,)  # Weight of each model, above 0. The weights sum to 1.
+    # ``arithmetic``: weighted mean of probabilities; a token stays possible if one model finds it
+    # probable. ``geometric``: weighted mean of log probabilities, normalized again; a token becomes
+    # improbable if one model finds it improbable.
     mean: Mean = "arithmetic"
 
     def combine(self, log_probs: Sequence[Tensor]) -> Tensor:
-        """Return the log probabilities of all models together. Overwrites its argument.
+        """Return the combined log probabilities. Overwrites the argument.
 
-        What is impossible (minus infinity) to one model is so to all: it is at the end of its
-        positions.
+        A token with minus infinity in one model gets minus infinity.
 
         Args:
-            log_probs: Of each model. (..., V), float32.
+            log_probs: One tensor for each model. (..., V), float32.
+
+        Returns:
+            (..., V), float32.
         """
         total, pairs = log_probs[0], list(zip(self.shares[1:], log_probs[1:], strict=True))
         if not pairs:
@@ -71,16 +73,16 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class BatchVocabulary:
-    """The target tokens of a batch. Ids of the search are indices into it."""
+    """The shortlist of a batch. The search uses indices into it as token ids."""
 
-    # Ids of the whole vocabulary, ascending; special tokens keep their ids. (V',), int64.
+    # Ids of the whole vocabulary, ascending. Special tokens keep their ids. (V',), int64.
     tokens: Tensor
-    # 0 for tokens that a sentence may use, minus infinity for the rest. (B, 1, V'), float32; None
-    # where every sentence may use all.
+    # 0 for the tokens of a sentence's shortlist, otherwise minus infinity. (B, 1, V'), float32.
+    # None if every sentence may use all tokens.
     allowed: Tensor | None
 
     def inside(self, constraints: Sequence[Constraints]) -> list[Constraints]:
-        """Return the constraints in ids of the search, without phrases that cannot come anyway."""
+        """Convert constraints to ids of the search. Impossible forbidden phrases are dropped."""
         table = {token: index for index, token in enumerate(self.tokens.tolist())}
 
         def inside(ids: Sequence[int]) -> tuple[int, ...]:
@@ -96,7 +98,7 @@ class BatchVocabulary:
         ]
 
     def outside(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Return what the search found with ids of the whole vocabulary."""
+        """Convert hypotheses of the search to ids of the whole vocabulary."""
         table = self.tokens.tolist()
         return [
             [replace(one, ids=tuple(table[token] for token in one.ids)) for one in each]
@@ -105,27 +107,27 @@ class BatchVocabulary:
 
 
 class Shortlist:
-    """Candidates of each source token, and those that every sentence may need.
+    """Translation candidates of each source token, and tokens that every sentence may need.
 
     Args:
-        common: (F,), int64, target ids.
-        candidates: (V, C), int32, target ids; -1 where there are fewer.
+        common: Target ids that are always included. (F,), int64.
+        candidates: Target ids for each source token, padded with -1. (V, C), int32.
         vocab_size: Size of the target vocabulary.
     """
 
     def __init__(self, common: Tensor, candidates: Tensor, vocab_size: int) -> None:
         always = torch.cat((torch.arange(_SPECIAL, device=common.device), common))
         self._always = common.new_zeros(vocab_size, dtype=torch.bool).index_fill_(0, always, True)
-        # In place of none stands what is there anyway.
+        # EOS replaces the padding: it is always included.
         self._candidates = candidates.masked_fill(candidates < 0, EOS_ID)
 
     @classmethod
     def load(cls, folder: Path, vocab_sizes: tuple[int, int], device: torch.device) -> Self:
-        """Return the shortlists of a folder, on a device.
+        """Load the shortlist of a run or model folder to a device.
 
         Raises:
-            ConfigError: It has none.
-            CheckpointError: They are damaged.
+            ConfigError: The folder does not have a shortlist.
+            CheckpointError: The file is damaged.
         """
         parts = require_shortlist(folder, vocab_sizes)
         common, candidates = (torch.tensor(part, device=device) for part in parts)
@@ -134,11 +136,12 @@ class Shortlist:
     def pick(
         self, source: Packed, constraints: Sequence[Constraints] | None = None
     ) -> BatchVocabulary:
-        """Return the tokens that a batch may need.
+        """Return the shortlist of a batch.
 
         Args:
             source: Source ids.
-            constraints: Of each sentence; their prefixes and required phrases are included.
+            constraints: Constraints of each sentence. Tokens of prefixes and required phrases are
+                added to the shortlist.
         """
         marks = self._always.repeat(len(source), 1)
         found = self._candidates.index_select(0, source.ids).long()  # (N, C)
@@ -156,21 +159,21 @@ class Shortlist:
 
 
 def source_of(model: Transformer, source: Packed) -> Packed:
-    """Return what a model reads of a source that ends in EOS."""
+    """Return the encoder input for a source that ends in EOS: with BOS if the model needs it."""
     return source.prepend(BOS_ID) if model.config.source_bos else source
 
 
 class ModelStepper:
-    """Gives log probabilities of one model, or of several. See `nmt.search.selector.Stepper`.
+    """Computes log probabilities of one model or an ensemble: see `nmt.search.selector.Stepper`.
 
     Args:
-        models: On their device.
-        mixture: How their probabilities become one.
-        runs: Do what `Transformer.decode_token` of each does, faster.
-        with_coverage: Whether a search will ask for the coverage of the source.
+        models: Models on their device.
+        mixture: How to combine the predictions of several models.
+        runs: A faster replacement of `Transformer.decode_token` for each model.
+        with_coverage: Whether the search needs the coverage of the source.
         keep_special_mass: See `nmt.config.model.DecodingConfig`.
-        vocabulary: The few tokens that the batch to be translated may need; all if None. Ids are
-            then indices into it.
+        vocabulary: The shortlist of the batch; None for the whole vocabulary. Token ids are indices
+            into it.
     """
 
     def __init__(
@@ -194,7 +197,7 @@ class ModelStepper:
 
     @property
     def max_positions(self) -> int | None:
-        """Positions that all models have; None if no model has learned positions."""
+        """Positions that every model supports; None if no model has learned positions."""
         limits = [model.config.position_limit for model in self._models]
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -208,10 +211,9 @@ class ModelStepper:
         )
 
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
-        """Log probabilities after ``tokens`` (B, K): (B, K, V), float32.
+        """Append ``tokens`` (B, K); return log probabilities (B, K, V), float32, and the state.
 
-        Of the tokens that a search may choose: PAD, UNK and BOS get minus infinity, unless their
-        mass is kept.
+        PAD, UNK and BOS get minus infinity before the softmax, unless ``keep_special_mass`` is on.
         """
         if self.tokens is not None:
             tokens = self.tokens.take(tokens)
@@ -220,8 +222,7 @@ class ModelStepper:
         for model, run, project, before in parts:
             hidden, own = model.decode_step(before, tokens, run)
             logits = project(hidden)
-            # Before the softmax, so that other tokens share what these would have got, and searches
-            # find and score the same as CTranslate2's.
+            # Masked before the softmax, as in CTranslate2: other tokens share their probability.
             if self._shares_special:
                 logits.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
             if own.allowed is not None:
@@ -231,11 +232,11 @@ class ModelStepper:
         return self._mixture.combine(log_probs), tuple(after)
 
     def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
-        """Keep sentences and beams."""
+        """Keep some sentences and beams in the state of every model."""
         return tuple(own.select(sentences, beams) for own in state)
 
     def coverage(self, state: States) -> Tensor:
-        """How much of each source token was read so far, as a mean of the models: (B, K, S)."""
+        """Attention to each source token, summed over steps, averaged over models: (B, K, S)."""
         found = [
             own.coverage[:, int(model.config.source_bos) :]
             for model, own in zip(self._models, state, strict=True)

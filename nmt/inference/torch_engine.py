@@ -1,4 +1,4 @@
-"""Our own model and search as an `Engine`, and folders -> such an engine."""
+"""The `Engine` that runs nmt's own model and search in PyTorch, and its loader."""
 
 from __future__ import annotations
 
@@ -34,26 +34,24 @@ from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 from nmt.text.tokenizer import tokenizer_hash
 
 _PLAIN = DecodingConfig()
-_MOST_PROBABILITIES = 1 << 23  # of one model, held at once: 32 MiB
-_GPU_CAPACITY = BatchCapacity(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
+_MOST_PROBABILITIES = 1 << 23  # held at once for each model: 32 MiB
+_GPU_ROOM = BatchRoom(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
 _MOST_TOKENS = 1 << 16
-_SHARE = 0.25  # of a GPU's free memory, for batches
-_BYTES_OF_PROBABILITY = 24  # with what is computed of it
+_SHARE = 0.25  # share of a GPU's free memory that batches may use
+_BYTES_OF_PROBABILITY = 24  # including temporary values
 
 
 class TorchEngine(Engine):
-    """Searches with one model, or with several at once.
+    """Searches with one model or an ensemble.
 
     Args:
-        models: The model, on its device. It may go on training between two calls. Of several, the
-            predictions are averaged.
-        mixture: How; left out for one model.
-        is_final: Whether no model trains any more: their steps are then prepared to run faster.
-        shortlist: For ``decoding.shortlist``. While the model trains there is none: all tokens
-            are scored.
-        end_loops: Whether outputs that go round in circles are ended: of a model that has learned
-            little, when nobody reads them.
-        keep_special_mass: In `token_log_probs`; see `nmt.config.model.DecodingConfig`.
+        models: Models on their device. They may be trained between two calls.
+        mixture: How to combine the predictions of several models.
+        is_final: Whether the weights no longer change. Decoding then uses CUDA graphs on a GPU.
+        shortlist: Used if ``decoding.shortlist`` is on; None scores all tokens.
+        end_loops: Whether to stop outputs that repeat endlessly. Saves time in validation early in
+            training.
+        keep_special_mass: For `token_log_probs`; see `nmt.config.model.DecodingConfig`.
     """
 
     name = "torch"
@@ -82,10 +80,10 @@ class TorchEngine(Engine):
         self.max_positions = self._stepper().max_positions
 
     @cached_property
-    def capacity(self) -> BatchCapacity:
-        """On a GPU, what the memory held that was free at first.
+    def room(self) -> BatchRoom:
+        """Limits of a batch. On a GPU they depend on the memory that was free at the first call.
 
-        While the model trains it is fixed, so that a resumed run finds the same.
+        During training the limits are constant, so that a resumed run computes the same batches.
         """
         if self._device.type == "cpu":
             return super().capacity
@@ -97,7 +95,7 @@ class TorchEngine(Engine):
     @property
     @override
     def num_workers(self) -> int:
-        """One for each CPU thread: the steps of a search are too short to be shared by threads."""
+        """One for each CPU thread: a decoding step is too short to be split between threads."""
         return torch.get_num_threads() if self._device.type == "cpu" else 1
 
     @override
@@ -121,7 +119,7 @@ class TorchEngine(Engine):
     def search_all(
         self, tasks: Sequence[Task], options: DecodingConfig
     ) -> Generator[list[list[Hypothesis]], None, None]:
-        with evaluating(*self._models):  # no worker may end it for the others
+        with evaluating(*self._models):  # for all workers: one must not end it for the others
             if min(self.num_workers, len(tasks)) < 2:
                 for task in tasks:
                     yield self.search(task.sources, options, task.constraints)
@@ -129,17 +127,17 @@ class TorchEngine(Engine):
             try:
                 yield from super().search_all(tasks, options)
             finally:
-                # What a worker sets, threads that start later begin with.
+                # Threads that start later inherit the setting of a worker: reset it.
                 torch.set_num_threads(torch.get_num_threads())
 
     @override
     def start_worker(self) -> None:
-        torch.set_num_threads(1)  # a setting of each thread
+        torch.set_num_threads(1)  # applies to this thread
 
     @override
     def lacks(self, needs: Needs) -> list[str]:
         missing = needs.decoding.shortlist and self._shortlist is None and self._is_final
-        return ["decoding.shortlist true, for which it was not loaded"] if missing else []
+        return ["decoding.shortlist: the model was loaded without it"] if missing else []
 
     def _stepper(
         self, vocabulary: BatchVocabulary | None = None, options: DecodingConfig = _PLAIN
@@ -187,7 +185,9 @@ class TorchEngine(Engine):
         for start in range(0, len(gold), at_once):
             rows = slice(start, start + at_once)
             logits = [m.logits(x[rows]) for m, x in zip(self._models, hidden, strict=True)]
-            for values in logits:  # as in a search, but for unknown words that the target has
+            for (
+                values
+            ) in logits:  # mask special tokens as a search does, except those of the target
                 own = values.gather(1, gold[rows])
                 if not self._keep_special_mass:
                     values[:, :NUM_NEVER_CHOSEN] = -torch.inf
@@ -198,42 +198,43 @@ class TorchEngine(Engine):
         return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
 
 
-def gpu_capacity(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchCapacity:
-    """Return how much a GPU searches at once: its hypotheses are no more than steps record.
+def gpu_room(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchRoom:
+    """Return the batch limits of a GPU. Hypotheses are limited to the rows of CUDA graphs.
 
     Args:
-        free: Bytes to be used.
-        configs: Of the models.
-        bytes_of_value: In caches.
+        free: Bytes of GPU memory that batches may use.
+        configs: Model section of each model.
+        bytes_of_value: Bytes of one value in the caches.
 
     >>> gpu_capacity(2 << 30, [ModelConfig()], 2)
     BatchCapacity(tokens=15887, probabilities=89478485, hypotheses=4096)
     """
-    # Of a source token, and of outputs as long as it is of five hypotheses.
+    # Caches of a source token, and of one output token in each of five hypotheses.
     widths = sum(2 * config.decoder_layers * config.decoder_dim for config in configs)
     tokens = min(_MOST_TOKENS, free // (widths * bytes_of_value * (1 + 2 * 5)))
     return _GPU_CAPACITY._replace(tokens=tokens, probabilities=free // _BYTES_OF_PROBABILITY)
 
 
 def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
-    """Load one model, or several that share languages and vocabulary.
+    """Load one model, or an ensemble with the same languages and vocabulary.
 
     Args:
-        folder: Of the first model.
-        options: What joins it, and where to compute.
-        needs: Whether shortlists are loaded.
+        folder: Run or model folder of the first model.
+        options: Device, dtype and the other models of the ensemble.
+        needs: Whether to load the shortlist.
 
     Raises:
-        CheckpointError: A part is missing or damaged, or the models do not go together.
-        ConfigError: The weights, the checkpoint or the dtype are none, or not for torch.
+        CheckpointError: A file is missing or damaged, or the models of an ensemble do not match.
+        ConfigError: Weights, checkpoint or dtype are invalid, or not supported by torch.
     """
     ensemble, dtype = options.ensemble or Ensemble(), parse_dtype(options.dtype)
     shares = ensemble.shares()
     folders = (folder, *ensemble.others)
     if exported := [str(each) for each in folders if is_ctranslate2(each)]:
         raise ConfigError(
-            f"{', '.join(exported)}: exported for CTranslate2, which only translates, and alone.",
-            fix="Leave `engine` out, or use the run it was exported from.",
+            f"{', '.join(exported)} is a CTranslate2 export: it cannot run in torch, score given "
+            "translations or join an ensemble.",
+            fix="Leave `engine` out, or use the run folder that was exported.",
         )
     if dtype == "int8":
         raise ConfigError("int8 needs the CTranslate2 engine.", fix="Leave `dtype` out.")
@@ -241,7 +242,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     place = choose_device(options.device)
     if dtype == "float16" and place.type == "cpu":
         raise ConfigError(
-            "float16 is for GPUs.", fix="Leave `dtype` out, or use `dtype` bfloat16 on this CPU."
+            "float16 needs a GPU.", fix="Leave `dtype` out, or use `dtype` bfloat16 on this CPU."
         )
     bundles = [load_model(each, options.checkpoint) for each in folders]
     _check_alike(folders, bundles)
@@ -250,7 +251,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     lists = None
     if needs.decoding.shortlist:
         lists = Shortlist.load(folder, tokenizers.vocab_sizes, place)
-    counted = [i for i, share in enumerate(shares) if share]  # 0 leaves a model out
+    counted = [i for i, share in enumerate(shares) if share]  # weight 0: model not used
     engine = TorchEngine(
         *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
@@ -268,7 +269,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
 
 
 def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:
-    """Compare what an id means: words of one language, and the same ones."""
+    """Check that a token id means the same in all models: same languages, same tokenizer."""
     kinds = [
         (each.config.languages, tokenizer_hash(own / "tokenizer"))
         for own, each in zip(folders, bundles, strict=True)
@@ -276,6 +277,6 @@ def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> Non
     others = [str(each) for each, kind in zip(folders, kinds, strict=True) if kind != kinds[0]]
     if others:
         raise CheckpointError(
-            f"{', '.join(others)}: other languages or another vocabulary than {folders[0]}.",
-            fix="Only models of the same languages and the same tokenizer folder can be averaged.",
+            f"{', '.join(others)}: languages or vocabulary differ from {folders[0]}.",
+            fix="Use models trained on the same languages with the same tokenizer.",
         )

@@ -1,7 +1,7 @@
-"""Lines -> translations: segment, search, check, join.
+"""Translates lines in four steps: segment, search, check, join.
 
-Read `Translator.finish` first. Each of the four steps is a function over a list: `segment` is in
-`nmt.inference.segment`, `check` in `nmt.inference.guard`, `search` and `join` are below.
+Read `Translator.finish` first. Each step is a function over a list: `segment` is in
+`nmt.inference.segment`, `check` is in `nmt.inference.guard`, `search` and `join` are below.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from nmt.inference.segment import LONGEST_LINE, Segment, SegmentedLines, joiner_
 from nmt.search.hypothesis import NONE, Hypothesis
 from nmt.text.tokenizer import Tokenizers
 
-if TYPE_CHECKING:  # its metrics take time to load
+if TYPE_CHECKING:  # slow to import
     from nmt.inference.mbr import Mbr
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
@@ -53,32 +53,33 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslationOptions:
-    """What holds for all lines of a translator."""
+    """Options of a translator. They apply to all lines."""
 
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     outputs: frozenset[OutputName] = frozenset()
-    # Whether lines may have a prefix or phrases, which not every engine can follow.
+    # Whether requests may have constraints. Not every engine supports them.
     constraints: bool = False
-    # Most source subwords at once; longer lines are cut, translated and joined. None: none is.
+    # Maximum source subwords of a segment. Longer lines are split, translated and joined again.
+    # None does not split lines.
     max_length: int | None = 256
-    joiner: str = " "  # What joins the parts.
-    tag: str | None = None  # Language or domain of lines that name none.
-    guard: bool = True  # Whether outputs are looked at: see `nmt.inference.guard`.
-    retry: bool = True  # Whether the guard searches again; otherwise it only raises alarms.
-    limits: GuardLimits = field(default_factory=GuardLimits)  # What the guard takes for normal.
+    joiner: str = " "  # Separator between the translated segments of a line.
+    tag: str | None = None  # Language or domain tag of requests without a tag.
+    guard: bool = True  # Whether to check translations: see `nmt.inference.guard`.
+    retry: bool = True  # Whether the guard searches again; otherwise it only sets alarms.
+    limits: GuardLimits = field(default_factory=GuardLimits)  # Limits of the guard's alarms.
     confidence: ConfidenceModel | None = None  # Predicts the quality of each translation.
-    mbr: Mbr | None = None  # Chooses the candidate most like all others, by minimum Bayes risk.
-    # Called after each batch with the lines that it completes; may raise to interrupt.
+    mbr: Mbr | None = None  # Minimum Bayes risk decoding; None for plain search.
+    # Called after each batch with the number of completed lines. It may raise to interrupt.
     progress: Callable[[int], object] = lambda _: None
 
     @property
     def search(self) -> DecodingConfig:
-        """What the engine is asked for: with MBR more than what is returned."""
+        """Decoding options of the engine. With MBR they request all candidates."""
         return self.mbr.search_options(self.decoding) if self.mbr else self.decoding
 
     @property
     def needs(self) -> Needs:
-        """What the engine must have."""
+        """Features that the engine must support."""
         return Needs(
             decoding=self.search,
             outputs=self.outputs,
@@ -92,23 +93,23 @@ _OWN = {each.name for each in fields(TranslationOptions)} - {"decoding"}
 
 
 class Details(NamedTuple):
-    """What is wanted of the best output of a segment besides text and score."""
+    """Optional outputs for the best hypothesis of a segment."""
 
     aligned: AlignedSegment | None = None
     tokens: tuple[TokenScore, ...] = ()
 
 
 class Translator:
-    """Translates text with one model. Never changes: what holds for all lines is in its options.
+    """Translates text with one model. Immutable: `with_options` returns a changed copy.
 
     Args:
-        engine: The model, and how it is searched.
-        tokenizers: Of both languages.
-        options: The same for all lines.
+        engine: A loaded model.
+        tokenizers: Source and target tokenizer.
+        options: Options for all lines.
 
     Raises:
-        EngineLacksError: The engine cannot do what the options ask for.
-        ConfigError: The model has no such tag.
+        EngineLacksError: The engine does not support an option.
+        ConfigError: The model does not have the tag.
     """
 
     def __init__(self, engine: Engine, tokenizers: Tokenizers, options: TranslationOptions) -> None:
@@ -120,19 +121,21 @@ class Translator:
 
     @classmethod
     def load(cls, folder: Path | str, *, split: bool = True, **options: Any) -> Translator:
-        """Load a run or model folder into an engine that has what is asked for.
+        """Load a run or model folder into an engine that supports the options.
 
         Args:
-            folder: What `nmt train`, `nmt average` or `nmt export` wrote.
-            split: Cut lines of more subwords than training saw into segments. Otherwise they go
-                through whole, which only some positions allow, and are often translated worse.
-            options: Fields of `EngineOptions` and `TranslationOptions`, and decoding options, by
-                name: ``engine="torch"``, ``outputs={"alignments"}``, ``beam_size=1``.
+            folder: A folder that `nmt train`, `nmt average`, `nmt export` or `nmt import` wrote.
+            split: Whether to split lines that are longer than the sentences in training. Long lines
+                that are not split are often translated badly, and learned positions cannot read
+                them.
+            options: Fields of `EngineOptions` and `TranslationOptions`, and decoding options:
+                ``engine="torch"``, ``outputs={"alignments"}``, ``beam_size=1``.
 
         Raises:
-            ConfigError: An option is unknown or out of bounds, the engine or the device does not go
-                with the folder, or lines are not to be split and the model has few positions.
-            CheckpointError: A part is missing or damaged, or the models do not go together.
+            ConfigError: An option is unknown or out of bounds, the engine or the device cannot be
+                used, or ``split`` is off and the model has a limited number of positions.
+            CheckpointError: A file is missing or damaged, or the models of an ensemble do not
+                match.
         """
         folder = Path(folder)
         config = load_folder_config(folder)
@@ -145,41 +148,43 @@ class Translator:
         )
         wanted = _changed(wanted, options)
         loaded = choose_engine(folder, engine, wanted.needs)
-        if split:  # of several models, one may read less than the first
+        if split:  # another model of an ensemble may have a lower limit than the first
             wanted = replace(wanted, max_length=options.get("max_length", loaded.max_length))
         elif (most := loaded.engine.max_positions) is not None:
             raise ConfigError(
-                f"{folder} cannot read lines of any length: it has {most:,} positions.",
-                fix="Leave `no_split` (split=False) out: lines are then cut into segments of "
-                f"{loaded.max_length:,} tokens or less.",
+                f"{folder} cannot read lines of any length: the model has {most:,} positions.",
+                fix="Leave `no_split` (split=False) out to cut lines into segments of at most "
+                f"{loaded.max_length:,} tokens.",
             )
         return cls(loaded.engine, loaded.tokenizers, wanted)
 
     def with_options(self, **changes: Any) -> Translator:
-        """Return a translator with the same engine and other options, named as in `load`.
+        """Return a translator with the same engine and changed options, named as in `load`.
 
         Raises:
-            ConfigError: An option is unknown or out of bounds. Lists every problem.
-            EngineLacksError: The engine cannot do that: give it to `load`, which chooses one.
+            ConfigError: Options are unknown or out of bounds. The message lists all problems.
+            EngineLacksError: The engine does not support an option. Pass the option to `load`,
+                which chooses another engine.
         """
         return Translator(self.engine, self.tokenizers, _changed(self.options, changes))
 
     def translate(self, lines: Iterable[Request | str], first_line: int = 1) -> list[Result]:
-        """Translate ``lines``; results come in the same order.
+        """Translate ``lines``. Results are in the same order.
 
-        A line of more than `LONGEST_LINE` characters is translated up to there, and has the alarm
-        ``truncated``. Of a line with more subwords than the model reads at once, the first segment
-        gets prefix and required phrases.
+        Only the first `LONGEST_LINE` characters of a line are translated; a longer line gets the
+        alarm ``truncated``. If a line is split into segments, the prefix and the required phrases
+        apply to the first segment.
 
         Args:
-            lines: One sentence each.
-            first_line: The number of the first line in messages.
+            lines: Texts or requests, one sentence each.
+            first_line: Number of the first line, for messages.
 
         Raises:
-            DataError: A line's constraints cannot be met, or its tag is unknown.
-            EngineLacksError: The engine was chosen for lines without constraints.
-            CheckpointError: The model's weights are broken.
-            TypeError: The lines are a single text, or no texts.
+            DataError: The constraints of a line cannot be met, or its tag is unknown.
+            EngineLacksError: The engine does not support constraints. Pass ``constraints=True`` to
+                `load`.
+            CheckpointError: The model's weights are damaged.
+            TypeError: ``lines`` is a string, or contains other types.
         """
         results = []
         for number, result in enumerate(self.try_translate(lines, first_line), first_line):
@@ -191,21 +196,21 @@ class Translator:
     def try_translate(
         self, lines: Iterable[Request | str | DataError], first_line: int = 1
     ) -> list[Result | DataError]:
-        """Do what `translate` does; a line that has no translation has its error instead.
+        """Translate lines as `translate` does, but return errors instead of raising them.
 
-        A line that could not even be read may be given as its error.
+        A line that could not be read may be passed as its `DataError`, which is then returned.
         """
         return self.finish(self.segment(lines, first_line))
 
     def segment(
         self, lines: Iterable[Request | str | DataError], first_line: int = 1
     ) -> SegmentedLines:
-        """Do the text work before the search, which needs no model: see `try_translate`."""
+        """Split and encode lines for `finish`. Does not use the model: see `try_translate`."""
         given = list(lines)
         if isinstance(lines, str) or not all(
             isinstance(x, (str, Request, DataError)) for x in given
         ):
-            raise TypeError("lines are a list of str, one sentence each")
+            raise TypeError("lines must be a list of str, one sentence each")
         unread = {row: x for row, x in enumerate(given) if isinstance(x, DataError)}
         requests = [
             x if isinstance(x, Request) else Request(x if isinstance(x, str) else "") for x in given
@@ -220,7 +225,7 @@ class Translator:
         return replace(found, failures={**found.failures, **unread})
 
     def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
-        """Translate lines that `segment` has prepared."""
+        """Translate lines that `segment` returned."""
         options, segments = self.options, lines.segments
         count = _line_counter(lines, options.progress)
         found = self._search(segments, options.decoding, count)
@@ -247,18 +252,18 @@ class Translator:
         found = search(self.engine, segments, asked, vocab_size, finish)
         if mbr is None:
             return found
-        # The engine finds more candidates than are returned: of these the most typical are chosen.
+        # The engine returns all candidates: choose the ones of highest expected utility.
         return [mbr.choose(candidates, self._text, decoding.n_best) for candidates in found]
 
     def _search_again(
         self, segments: Sequence[Segment], changes: Mapping[str, Any]
     ) -> list[list[Hypothesis]]:
         decoding = self.options.decoding.model_copy(update=dict(changes))
-        # Progress may interrupt; the lines are counted already.
+        # `progress` is called to allow an interruption. The lines were already counted.
         return self._search(segments, decoding, lambda _: self.options.progress(0))
 
     def _details(self, segments: Sequence[Segment], outputs: Sequence[Output]) -> list[Details]:
-        """Return what is wanted of the best output of each segment besides text and score."""
+        """Compute the requested optional outputs for the best hypothesis of each segment."""
         wanted, engine = self.options.outputs, self.engine
         details = [Details()] * len(segments)
         if not wanted:
@@ -282,12 +287,12 @@ class Translator:
         return details
 
     def _text(self, ids: Sequence[int]) -> str:
-        """Decode; byte pieces may spell line breaks, which would break the line count."""
+        """Decode ids. Line breaks, which byte subwords may spell, become spaces."""
         return _LINE_BREAKS.sub(" ", self.tokenizers.target.decode(ids)).strip()
 
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:
-    """Return options with changes, each where its name belongs: to these, or to decoding."""
+    """Apply changes to translation options, or to the decoding options in them, by name."""
     own = {name: changes[name] for name in changes.keys() & _OWN}
     if "outputs" in own:
         own["outputs"] = frozenset(own["outputs"])
@@ -299,15 +304,15 @@ def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> Transla
 def _line_counter(
     lines: SegmentedLines, progress: Callable[[int], object]
 ) -> Callable[[Sequence[Segment]], object]:
-    """Return what is told of each batch, and tells how many lines are complete."""
+    """Return a function that takes finished segments and reports the completed lines."""
     left = Counter(segment.line for segment in lines.segments)
-    done = len(lines.requests) - len(left)  # blank ones, and those that fail
+    done = len(lines.requests) - len(left)  # blank and failed lines
 
     def count(batch: Sequence[Segment]) -> None:
         nonlocal done
         progress(done)
         left.subtract(segment.line for segment in batch)
-        # Told with the next batch, the last when the guard has ended: all is done only then.
+        # Reported with the next batch; the last lines are reported after the guard has finished.
         done = sum(not left[line] for line in {segment.line for segment in batch})
 
     return count
@@ -320,17 +325,17 @@ def search(
     vocab_size: int,
     finish: Callable[[Sequence[Segment]], object],
 ) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each segment, best first; none where there is no output.
+    """Return the hypotheses of each segment, best first; an empty list if no output is possible.
 
     Args:
-        engine: Searches batches of segments of like length.
-        segments: In any order.
-        decoding: How to search.
+        engine: A loaded model.
+        segments: Segments in any order. They are searched in batches of similar length.
+        decoding: Options of the search.
         vocab_size: Size of the target vocabulary.
-        finish: Called with each batch; may raise to interrupt.
+        finish: Called with the segments of each finished batch. It may raise to interrupt.
     """
     lengths = [len(segment.ids) for segment in segments]
-    # The longest first: the last batch, for which other workers wait, is then a short one.
+    # Longest first, so that workers do not wait for a long batch at the end.
     batches = engine.batches(lengths, decoding, vocab_size)[::-1]
     tasks = []
     for batch in batches:
@@ -339,7 +344,7 @@ def search(
         sources = [segments[row].read_ids for row in batch]
         tasks.append(Task(sources, None if is_free else constraints))
     found: list[list[Hypothesis]] = [[] for _ in segments]
-    # Closed at once when interrupted: no worker may go on with a model that trains again.
+    # Close on interruption: workers must not use a model whose training continues.
     with closing(engine.search_all(tasks, decoding)) as results:
         for batch, hypotheses in zip(batches, results, strict=True):
             for row, own in zip(batch, hypotheses, strict=True):
@@ -355,14 +360,14 @@ def join(
     text_of: Callable[[Sequence[int]], str],
     options: TranslationOptions,
 ) -> list[Result | DataError]:
-    """Return the result of each line: what was found for its segments, the best of each.
+    """Join the outputs of segments to one result for each line.
 
     Args:
-        lines: With their segments.
-        outputs: Of each segment.
-        details: Of each segment.
-        text_of: Decodes tokens.
-        options: Of the translator.
+        lines: Lines with their segments.
+        outputs: Hypotheses of each segment.
+        details: Optional outputs of each segment.
+        text_of: Decodes token ids to text.
+        options: Options of the translator.
     """
     rows: list[list[int]] = [[] for _ in lines.requests]
     for row, part in enumerate(lines.segments):
@@ -373,9 +378,9 @@ def join(
         if line in lines.failures:
             results.append(lines.failures[line])
         elif not all(part.hypotheses for part in parts):
-            problem = "no output has its prefix and its required phrases and none of the forbidden"
-            fix = "Drop some of the constraints, or the rule of repeated n-grams."
-            results.append(DataError(f"{problem} ones.", fix=fix))
+            problem = "no output meets the prefix, the required and the forbidden phrases together."
+            fix = "Drop some of the constraints, or set no_repeat_ngram_size to 0."
+            results.append(DataError(problem, fix=fix))
         else:
             found = [details[row] for row in own]
             results.append(_result(request.text, parts, found, text_of, options))
@@ -391,7 +396,7 @@ def _result(
 ) -> Result:
     if len(parts) == 1:
         found = [Alternative(text_of(h.ids), h.score, h.log_prob) for h in parts[0].hypotheses]
-    else:  # segments are independent: the best of a line is made of the best of each
+    else:  # segments are independent: join the best hypothesis of each
         best = [part.hypotheses[0] for part in parts]
         text = options.joiner.join(text_of(hypothesis.ids) for hypothesis in best)
         score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
@@ -403,7 +408,7 @@ def _result(
         found[0].text,
         found[0].score,
         tuple(found) if parts else (),
-        # Every alarm once, in the order of the first ones.
+        # Each alarm once, in order of first occurrence.
         alarms=(
             *(("truncated",) if is_truncated else ()),
             *dict.fromkeys(chain(*(part.alarms for part in parts))),

@@ -1,10 +1,11 @@
-"""Scores of translations and how sure they are. Strings in, `Score` values out; no model, no torch.
+"""Metrics with confidence intervals and significance tests: strings in, `Score` values out.
 
-Every metric turns a sentence into a row of statistics; a score is a function of sums of rows. Test
-sets, resampled test sets and slices are such sums, so text is compared once.
+A metric computes a row of statistics for each sentence. A corpus score is a function of the sum of
+these rows. Test sets, resampled test sets and slices are such sums, so each text is compared only
+once. This package does not import torch.
 """
 
+# These three defaults equal sacrebleu's, so intervals and p-values do, too.
 DEFAULT_RESAMPLES = 1000
-DEFAULT_TRIALS = 10_000  # Exchanges of approximate randomisation.
-# These three are sacrebleu's defaults, so intervals and p-values are sacrebleu's, too.
+DEFAULT_TRIALS = 10_000  # Trials of approximate randomisation.
 DEFAULT_SEED = 12345

@@ -1,9 +1,9 @@
-"""Clipped n-gram matches of many sentences at once, and the BLEU and chrF of their sums; pure.
+"""Vectorized n-gram matching, and BLEU and chrF of summed counts.
 
-What sacrebleu computes sentence by sentence with dictionaries is computed here for a thousand
-sentences by sorting: an n-gram of a sentence is one integer, whose high bits are the sentence.
-Scores are equal to sacrebleu's up to rounding. To choose among many translations of one sentence,
-`pairwise_chrf` and `pairwise_bleu` score each of them against each other one.
+sacrebleu counts n-grams sentence by sentence with dictionaries. Here an n-gram is one integer, with
+the number of its sentence in the high bits, and many sentences are matched at once by sorting.
+Scores equal sacrebleu's up to rounding. `pairwise_chrf` and `pairwise_bleu` score each of many
+translations of a sentence against each other translation, for minimum Bayes risk decoding.
 
 Shapes: n sentences or texts, M n-gram orders; any leading shape for scores.
 
@@ -21,37 +21,42 @@ import numpy.typing as npt
 from nmt.metrics.metric import Floats
 
 Ints = npt.NDArray[np.int64]
-_SENTENCES_AT_ONCE = 512  # so that what is sorted stays in the cache of a core
+_SENTENCES_AT_ONCE = 512  # sorted keys then fit into the CPU cache
 _KEY_BITS = 62
 _BETA = 2
 _CHRF_ORDERS = 6
 _BLEU_ORDERS = 4
-_MOST_CELLS = 1 << 22  # Cells of the table held at once.
+_MOST_CELLS = 1 << 22  # Maximum size of the matrix of counts.
 
 
 class Lines(NamedTuple):
-    """Lines as numbers: one for each character or word, equal where these are equal."""
+    """Lines as sequences of symbols: integers that identify characters or words."""
 
-    symbols: npt.NDArray[np.integer]  # Of all lines, one after the other.
-    lengths: Ints  # Symbols of each line. (n,).
+    symbols: npt.NDArray[np.integer]  # Symbols of all lines, concatenated.
+    lengths: Ints  # Number of symbols of each line. (n,).
 
     def totals(self, max_order: int) -> Floats:
-        """Return the number of n-grams of each line, by order. (n, M)."""
+        """Return the number of n-grams of each line and order. (n, M)."""
         counts: Floats = np.maximum(self.lengths[:, None] - np.arange(max_order), 0.0)
         return counts
 
 
 def characters(texts: Iterable[str]) -> Lines:
-    """Return texts as characters, without white space."""
+    """Convert texts to characters, without white space."""
     lines = ["".join(text.split()) for text in texts]
     symbols = np.frombuffer("".join(lines).encode("utf-32-le", "surrogatepass"), "<u4")
     return Lines(symbols, np.array([len(line) for line in lines], np.int64))
 
 
 def match_counts(hypotheses: Lines, references: Sequence[Lines], max_order: int) -> Floats:
-    """Return how many n-grams of each hypothesis a reference has, by order. (n, M).
+    """Count clipped n-gram matches of each hypothesis, by order. (n, M).
 
-    An n-gram counts at most as often as the reference has it that has it most often.
+    The count of an n-gram is clipped to its maximum count over the references of the sentence.
+
+    Args:
+        hypotheses: One line for each sentence.
+        references: One or more streams of lines.
+        max_order: Longest n-grams, M.
     """
     sides = [hypotheses, *references]
     num_lines = len(hypotheses.lengths)
@@ -68,16 +73,16 @@ def match_counts(hypotheses: Lines, references: Sequence[Lines], max_order: int)
 
 
 def _match_part(sides: Sequence[Lines], found: Floats) -> None:
-    """Count the matches of a few sentences. ``found``: (n, M)."""
+    """Count the matches of a few sentences, and store them in ``found`` (n, M)."""
     num_lines, max_order = found.shape
     lengths = np.concatenate([side.lengths for side in sides])
     borders = np.cumsum([len(side.symbols) for side in sides])
     symbols = _renumbered(np.concatenate([side.symbols for side in sides]))
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(symbols))  # to the line's end
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(symbols))  # symbols to line end
     lines, width = np.arange(num_lines), int(symbols.max(initial=0)).bit_length() or 1
     keys = np.repeat(np.tile(lines, len(sides)), lengths)
     starts, shift, used = np.arange(len(symbols)), 0, num_lines.bit_length()
-    for order in range(max_order):  # an n-gram is a shorter one and a symbol
+    for order in range(max_order):  # an n-gram is a shorter n-gram plus a symbol
         fits = left[starts] > order
         starts, keys = starts[fits], keys[fits]
         if used + width > _KEY_BITS:
@@ -95,7 +100,7 @@ def _match_part(sides: Sequence[Lines], found: Floats) -> None:
 
 
 def _counts_of(grams: Ints, others: Ints) -> Ints:
-    """Return how often each of some n-grams is among others."""
+    """Return how often each of ``grams`` occurs in ``others``."""
     values, counts = np.unique(others, return_counts=True)
     if not len(values):
         return np.zeros(len(grams), np.int64)
@@ -104,7 +109,7 @@ def _counts_of(grams: Ints, others: Ints) -> Ints:
 
 
 def _renumbered(symbols: npt.NDArray[np.integer]) -> Ints:
-    """Number symbols from 0 without gaps."""
+    """Renumber symbols from 0 without gaps."""
     is_there = np.zeros(int(symbols.max(initial=0)) + 1, bool)
     is_there[symbols] = True
     return (np.cumsum(is_there) - 1)[symbols]
@@ -113,14 +118,15 @@ def _renumbered(symbols: npt.NDArray[np.integer]) -> Ints:
 def bleu(
     lengths: Floats, reference_lengths: Floats, matches: Floats, totals: Floats, *, effective: bool
 ) -> Floats:
-    """Return BLEU, 0 to 100, of sums of counts.
+    """Return BLEU, 0 to 100, from summed counts. Any leading shape (...).
 
     Args:
         lengths: Words of the hypotheses. (...).
         reference_lengths: Words of the references. (...).
         matches: Clipped matches by order. (..., M).
         totals: N-grams of the hypotheses by order. (..., M).
-        effective: Leave orders out that a short hypothesis does not have; otherwise it scores 0.
+        effective: Whether to ignore n-gram orders that are longer than the hypothesis. Otherwise
+            such a hypothesis scores 0.
     """
     exists = totals > 0
     is_missed = exists & (matches == 0)
@@ -135,12 +141,12 @@ def bleu(
 
 
 def chrf(totals: Floats, reference_totals: Floats, matches: Floats) -> Floats:
-    """Return chrF2, 0 to 100, of sums of counts. (..., M) -> (...).
+    """Return chrF2, 0 to 100, from summed counts. (..., M) -> (...).
 
     Args:
         totals: N-grams of the hypotheses by order.
-        reference_totals: Those of the references.
-        matches: Clipped matches.
+        reference_totals: N-grams of the references by order.
+        matches: Clipped matches by order.
     """
     both = (totals > 0) & (reference_totals > 0)
     orders = np.maximum(both.sum(-1), 1)
@@ -152,7 +158,7 @@ def chrf(totals: Floats, reference_totals: Floats, matches: Floats) -> Floats:
 
 
 def pairwise_chrf(texts: Sequence[str]) -> Floats:
-    """Return chrF2 of each text (row) with each other text as the reference (column), 0 to 100.
+    """Return chrF2, 0 to 100, of each text (row) with each text as reference (column). (n, n).
 
     >>> pairwise_chrf(["a dog", "a dog", "cat"]).round(1)
     array([[100. , 100. ,  10.4],
@@ -165,11 +171,11 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
 
 
 def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -> Floats:
-    """Return BLEU of each text (row) with each other text as the reference (column), 0 to 100.
+    """Return BLEU, 0 to 100, of each text (row) with each text as reference (column). (n, n).
 
     Args:
         texts: The translations.
-        words: Cuts a text into what BLEU counts.
+        words: Splits a text into words.
 
     >>> pairwise_bleu(["a b c d e", "a b c d f"], str.split).round(1)
     array([[100. ,  66.9],
@@ -186,15 +192,15 @@ def pairwise_bleu(texts: Sequence[str], words: Callable[[str], Sequence[str]]) -
 
 
 def _matches(lines: Sequence[Ints], max_order: int) -> tuple[Floats, Floats]:
-    """Return clipped matches of each pair (n, n, M), and n-grams of each text (n, M), by order."""
+    """Return clipped matches of each pair of lines, (n, n, M), and n-grams of each line, (n, M)."""
     lengths = np.array([len(line) for line in lines], np.int64)
     rows = np.repeat(np.arange(len(lines)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(lengths.sum())  # to the line's end
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(lengths.sum())  # symbols to line end
     _, symbols = np.unique(np.concatenate(lines), return_inverse=True)
     starts, grams = np.arange(len(symbols)), symbols
     matches, totals = [], []
     for order in range(1, max_order + 1):
-        if order > 1:  # an n-gram is a shorter one and a symbol, numbered again
+        if order > 1:  # an n-gram is a shorter n-gram plus a symbol, renumbered
             fits = left[starts] >= order
             starts = starts[fits]
             longer = grams[fits] * (len(symbols) + 1) + symbols[starts + order - 1]
@@ -205,9 +211,9 @@ def _matches(lines: Sequence[Ints], max_order: int) -> tuple[Floats, Floats]:
 
 
 def _common(rows: Ints, grams: Ints, num_lines: int) -> Floats:
-    """Sum over n-grams of the smaller count of each pair of lines. (n, n).
+    """Return the number of common n-grams of each pair of lines: the sum of minimum counts. (n, n).
 
-    The smaller of two counts is how many of 1, 2, 3, ... both of them reach.
+    The minimum of two counts is computed as the number of levels 1, 2, 3, ... that both reach.
     """
     found = np.zeros((num_lines, num_lines))
     order = np.argsort(grams, kind="stable")

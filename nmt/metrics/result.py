@@ -1,4 +1,4 @@
-"""What an evaluation found, as frozen values with full precision, and its text and JSON."""
+"""Results of an evaluation, with full precision, and their text and JSON form."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from nmt.metrics.metric import Floats, Score
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Translations, what they are called, and their scores."""
+    """The translations of one system, and their scores."""
 
-    name: str  # The model folder or the name of the file of translations.
+    name: str  # Model folder, or name of the file of translations.
     lines: Sequence[str]
-    # How a model translated, for example ``engine`` and ``beam_size``; empty for a file of
-    # translations.
+    # Settings of the translation, for example ``engine`` and ``beam_size``. Empty for a file.
     settings: Mapping[str, str | int | float] = field(default_factory=dict)
-    # What the model says of each line (a `Result` of `nmt.inference`): its score, its
-    # confidence and the alarms of the guard. Empty for a file of translations.
+    # Results of `nmt.inference`, with scores, confidence and alarms of each line. Empty for a file.
     results: Sequence[Any] = ()
-    # Source lines that are in the model's training data word for word, if that is known.
+    # Number of source lines that are in the training data word for word; None if unknown.
     num_in_training: int | None = None
-    # One for each metric, in the order asked for; empty before the system is scored.
+    # One score for each metric, in the requested order. Empty before the system is scored.
     scores: tuple[Score, ...] = ()
-    # For each metric, the statistics of each sentence, whose sums give the score. (n, D).
+    # For each metric, the statistics of each sentence. (n, D).
     tables: tuple[Floats, ...] = ()
-    # By metric, the score of each sentence; empty unless asked for.
+    # By metric, the score of each sentence. Empty unless requested.
     sentence_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,15 +48,14 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What an analysis adds to the scores: a table to read, and the same as data."""
+    """The result of an analysis: a table to read, and the same values as data."""
 
     key: str  # Name in JSON.
     title: str
-    # Cells of the table; the first row is its head. Empty if ``meaning`` says all.
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]]  # Cells of the table, head first. May be empty.
     values: Sequence[Mapping[str, Any]]  # Plain values for JSON, with full precision.
-    meaning: str = ""  # How to read it.
-    missed: Sequence[str] = ()  # Gates that were missed, in words: they make the command fail.
+    meaning: str = ""  # One line below the tables that explains how to read the table.
+    missed: Sequence[str] = ()  # Descriptions of missed gates, which make the command fail.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,28 +63,28 @@ class Evaluation:
     """The scores of some systems on one test set."""
 
     test: str  # Name of the test set.
-    # Streams of reference lines; line i of each is a reference of sentence i.
+    # Streams of reference lines. Line i of each stream is a reference of sentence i.
     references: Sequence[Sequence[str]]
-    source: Sequence[str] | None = None  # Source lines, if they are known.
-    systems: tuple[System, ...]  # What was scored.
-    baseline: System | None = None  # What it was compared with.
-    paired_test: str | None = None  # Where p-values come from, in words; None where there are none.
-    sections: tuple[Section, ...] = ()  # What was computed beside the scores.
+    source: Sequence[str] | None = None  # Source lines, if known.
+    systems: tuple[System, ...]
+    baseline: System | None = None  # The system that all others are compared with.
+    paired_test: str | None = None  # Description of the significance test; None without p-values.
+    sections: tuple[Section, ...] = ()  # Results of analyses.
 
     @property
     def title(self) -> str:
-        """The test set and its size in words."""
+        """Name and size of the test set, for example ``test: 300 sentences, 1 reference``."""
         count, references = len(self.references[0]), len(self.references)
         sentences = "1 sentence" if count == 1 else f"{count:,} sentences"
         return f"{self.test}: {sentences}, {references} reference{'s' * (references != 1)}"
 
     def named_systems(self) -> dict[str, System]:
-        """Return baseline and systems by their names in tables."""
+        """Return the baseline, then all systems, by their names in tables."""
         base = {f"{self.baseline.name} (baseline)": self.baseline} if self.baseline else {}
         return base | {system.name: system for system in self.systems}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; what was not asked for is left out."""
+        """Return plain values for JSON. Empty values are left out."""
         values = {
             "systems": [system.as_dict() for system in self.systems],
             "test": self.test,
@@ -101,7 +98,7 @@ class Evaluation:
         return {name: value for name, value in values.items() if value}
 
     def sentences(self) -> Iterator[dict[str, Any]]:
-        """Yield an object for every sentence of every system, with scores and the model's view."""
+        """Yield a JSON object for every sentence of every system: texts, scores and alarms."""
         for system in self.systems:
             for row, line in enumerate(system.lines):
                 values: dict[str, Any] = {"test": self.test, "system": system.name, "line": row + 1}
@@ -121,16 +118,16 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """The result of one call of ``nmt evaluate``: one evaluation for each test set."""
+    """The result of ``nmt evaluate``: one evaluation for each test set."""
 
     evaluations: tuple[Evaluation, ...]
-    sections: tuple[Section, ...] = ()  # What belongs to no test set.
-    failures: tuple[NmtError, ...] = ()  # What could not be computed or saved.
-    sentence_level: bool = False  # Whether the text is a line of JSON for each sentence.
+    sections: tuple[Section, ...] = ()  # Sections that do not belong to a test set.
+    failures: tuple[NmtError, ...] = ()  # Errors in computing or saving a part of the result.
+    sentence_level: bool = False  # Whether `as_text` returns a line of JSON for each sentence.
 
     @property
     def failure(self) -> NmtError | None:
-        """What ends the command once the scores are printed: a failure, or the missed gates."""
+        """The error to raise after the scores are printed: the first failure, or missed gates."""
         if self.failures:
             return self.failures[0]
         sections = [section for each in self.evaluations for section in each.sections]
@@ -143,7 +140,7 @@ class EvaluationReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON: those of the test set, or a list of them for several."""
+        """Return plain values for JSON. Several test sets are a list under ``evaluations``."""
         several = [each.as_dict() for each in self.evaluations]
         values = several[0] if len(several) == 1 else {"evaluations": several}
         values |= {section.key: list(section.values) for section in self.sections}
@@ -155,7 +152,7 @@ class EvaluationReport:
         return (sentence for each in self.evaluations for sentence in each.sentences())
 
     def as_text(self) -> str:
-        """Return tables with two decimals and 95% intervals, and below them how to read them."""
+        """Return tables with two decimals and 95% intervals, then one-line explanations."""
         if self.sentence_level:
             return "\n".join(json.dumps(x, ensure_ascii=False) for x in self._sentences())
         titles = "\n".join(each.title for each in self.evaluations)
@@ -180,12 +177,12 @@ class EvaluationReport:
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
-    """Return each evaluation with its test set's name for tables, if there are several."""
+    """Return each evaluation with a prefix for tables: its test set's name if there are several."""
     return [(each, f"{each.test}: " if len(evaluations) > 1 else "") for each in evaluations]
 
 
 def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Return a table with a row for each system and a column for each metric of each test set."""
+    """Return a table: a row for each system, a column for each metric of each test set."""
     columns = [each.named_systems() for each in evaluations]
     head, rows = ["system"], {name: [name] for named in columns for name in named}
     for each, named in zip(evaluations, columns, strict=True):
@@ -198,7 +195,7 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def show_score(score: Score) -> str:
-    """Return a score with its interval, and its difference from the baseline."""
+    """Format a score with its interval, and its difference from the baseline if there is one."""
     text = f"{score.value:.2f}"
     if score.confidence is not None:
         text += f" ± {score.confidence.half_width:.2f}"
@@ -209,31 +206,31 @@ def show_score(score: Score) -> str:
 
 
 def show_p_value(p_value: float) -> str:
-    """Return a p-value with three decimals."""
+    """Format a p-value with three decimals."""
     return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
 
 
 def paired_tests(evaluations: Iterable[Evaluation]) -> list[str]:
-    """Return where the p-values come from; nothing where there are none."""
+    """Return the descriptions of the significance tests; empty without p-values."""
     return list(dict.fromkeys(f"p: {x.paired_test}" for x in evaluations if x.paired_test))
 
 
 def hash_references(references: Iterable[Sequence[str]]) -> str:
-    """Return what tells one test set from another: sha256 of its references."""
+    """Return the sha256 of the references, which identifies a test set."""
     text = "".join("".join(f"{line}\n" for line in stream) + "\0" for stream in references)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None."""
+    """Return a copy of ``values`` without None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as aligned columns, with two spaces between and none at the end of a line.
+    """Format rows as aligned columns with two spaces between, without trailing spaces.
 
-    Cells may hold any script: a wide character counts as two. Nothing is cut or wrapped, whatever
-    the terminal's width, so that output can be searched and compared.
+    Wide characters count as two. Nothing is cut or wrapped, whatever the width of the terminal, so
+    that the output can be searched and compared.
     """
     columns = zip_longest(*rows, fillvalue="")
     widths = [max(map(cell_len, column)) for column in columns]

@@ -1,6 +1,6 @@
-"""BLEU, chrF and TER as sacrebleu defines them: its tokenizers and signatures, and its TER.
+"""BLEU, chrF and TER with the definitions, tokenizers and signatures of sacrebleu.
 
-N-grams are counted, and sums of counts scored, by `nmt.metrics.ngrams`.
+`nmt.metrics.ngrams` counts n-grams and computes BLEU and chrF; sacrebleu computes TER.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LANGUAGE_TOKENIZERS = {
     "zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab",
     "ko": "ko-mecab", "kor": "ko-mecab",
 }  # fmt: skip
-# What a tokenizer raises whose library or model is missing.
+# Errors of a tokenizer whose library or model is missing.
 _UNUSABLE = (RuntimeError, ImportError, OSError, SystemExit)
 _BLEU_ORDERS, _CHARACTER_ORDERS = 4, 6
 _CHRF_COUNTS = 3
@@ -39,14 +39,14 @@ _PUNCTUATION = frozenset(punctuation)
 
 
 class _Words:
-    """Numbers of words, equal for equal words."""
+    """Assigns a number to each distinct word."""
 
     def __init__(self, words_of: Callable[[str], Sequence[str]]) -> None:
         self._words_of = words_of
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
 
     def lines(self, texts: Iterable[str]) -> Lines:
-        """Return texts as words."""
+        """Convert texts to sequences of word numbers."""
         cut = [self._words_of(text) for text in texts]
         numbers = [self._numbers[word] for words in cut for word in words]
         return Lines(np.array(numbers, np.int64), np.array([len(x) for x in cut], np.int64))
@@ -55,15 +55,15 @@ class _Words:
 class Bleu(Metric):
     """BLEU (Papineni et al. 2002) with the tokenizer of the target language.
 
-    Statistics: words of the hypothesis and of the reference of the closest length, clipped matches
-    and n-grams of the hypothesis by order.
+    Statistics (10): words of the hypothesis, words of the reference of closest length, clipped
+    matches by order (4), n-grams of the hypothesis by order (4).
     """
 
     label = "BLEU"
 
     def __init__(self, references: References, options: MetricOptions) -> None:
-        # `force` silences a warning that names a flag of sacrebleu's own command line. The first
-        # sentence tells it how many references there are, which the signature says.
+        # `force` turns off a warning about a flag of sacrebleu's command line. sacrebleu takes the
+        # number of references, which is in the signature, from the first sentence.
         name, first = bleu_tokenizer(options), [stream[:1] for stream in references]
         try:
             metric = BLEU(lowercase=options.lowercase, force=True, tokenize=name, references=first)
@@ -72,19 +72,19 @@ class Bleu(Metric):
             self._references = [self._words.lines(stream) for stream in references]
         except _UNUSABLE as error:
             extra = name.partition("-")[0]
-            remedy = "Its model is downloaded on first use; check the connection"
+            remedy = "Its model is downloaded at first use: check the connection"
             if name.endswith("mecab"):
                 remedy = f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
             why = str(error).strip().partition("\n")[0]
             raise ConfigError(
                 f"BLEU's tokenizer {name} cannot be used here: {why}",
-                fix=f"{remedy}. chrf needs no tokenizer.",
+                fix=f"{remedy}. Or use chrf, which needs no tokenizer.",
             ) from error
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 10)."""
         lines = self._words.lines(hypotheses)
-        lengths = np.sort([each.lengths for each in self._references], axis=0)  # the shorter first
+        lengths = np.sort([each.lengths for each in self._references], axis=0)  # ties: the shorter
         closest = np.abs(lengths - lines.lengths).argmin(0)
         matches = ngrams.match_counts(lines, self._references, _BLEU_ORDERS)
         chosen = np.take_along_axis(lengths, closest[None], 0)[0]
@@ -96,15 +96,15 @@ class Bleu(Metric):
         return ngrams.bleu(sums[:, 0], sums[:, 1], matches, totals, effective=effective)
 
     def sentence_score(self, statistics: Floats) -> Floats:
-        """Return the scores of single sentences, whose missing orders of n-grams do not count."""
+        """Return sentence-level BLEU, which ignores n-gram orders longer than the hypothesis."""
         return self.score(statistics, effective=True)
 
 
 class Chrf(Metric):
     """chrF2 (Popović 2015).
 
-    Statistics, by order, of characters and then of words: n-grams of the hypothesis, of the
-    reference, and matches, with the reference that gives the highest score.
+    Statistics (3 M for M orders): n-grams of the hypothesis, n-grams of the reference, and matches,
+    for each order of characters, then of words. The reference with the highest score is used.
     """
 
     label = "chrF"
@@ -129,7 +129,7 @@ class Chrf(Metric):
         return ngrams.chrf(*(sums[:, place::_CHRF_COUNTS] for place in range(_CHRF_COUNTS)))
 
     def _lines(self, texts: Sequence[str]) -> list[tuple[Lines, int]]:
-        """Return texts as symbols of each kind, with the orders that count."""
+        """Convert texts to characters, and to words if used, each with its maximum n-gram order."""
         if self._lowercase:
             texts = [text.lower() for text in texts]
         found = [(ngrams.characters(texts), _CHARACTER_ORDERS)]
@@ -142,7 +142,7 @@ class Chrf(Metric):
         columns = []
         for (lines, orders), (other, _) in zip(own, others, strict=True):
             totals, matches = other.totals(orders), ngrams.match_counts(lines, [other], orders)
-            # As in sacrebleu, n-grams of an order that the reference lacks are not counted.
+            # As in sacrebleu, orders without n-grams in the reference are not counted.
             counted = lines.totals(orders) * (totals > 0)
             columns.append(np.stack([counted, totals, matches], axis=-1))
         table = np.concatenate(columns, axis=1)
@@ -157,9 +157,9 @@ class ChrfPlusPlus(Chrf):
 
 
 class Ter(Metric):
-    """TER (Snover et al. 2006), which ignores case.
+    """TER (Snover et al. 2006). Always ignores case.
 
-    Statistics: edits, and the mean length of the references.
+    Statistics (2): number of edits, and mean length of the references in words.
     """
 
     label, lower_is_better = "TER", True
@@ -176,14 +176,14 @@ class Ter(Metric):
         return np.array([(x.num_edits, x.ref_length) for x in scores], np.float64)
 
     def score(self, sums: Floats) -> Floats:
-        """Return the scores of summed counts; 100 where edits remove all there is. (R, 2)."""
+        """Return the scores of summed counts; 100 if the reference is empty. (R, 2) -> (R,)."""
         edits, lengths = sums.T
         rates = np.divide(edits, lengths, out=(edits > 0).astype(np.float64), where=lengths > 0)
         return 100 * rates
 
 
 def default_tokenizer(language: str | None) -> str:
-    """Return the usual tokenizer of BLEU for a target language, installed or not.
+    """Return the default tokenizer of BLEU for a target language, whether installed or not.
 
     >>> default_tokenizer("zh-CN"), default_tokenizer("de"), default_tokenizer(None)
     ('zh', '13a', '13a')
@@ -193,19 +193,19 @@ def default_tokenizer(language: str | None) -> str:
 
 
 def bleu_tokenizer(options: MetricOptions) -> str:
-    """Return the tokenizer of BLEU: the one asked for, else the usual one of the target language.
+    """Return the tokenizer of BLEU: ``options.tokenize``, or the default of the target language.
 
-    Where the usual one is not installed (Japanese and Korean need MeCab), BLEU counts characters,
-    in validation as in evaluation, and a warning says so.
+    If the default is not installed (Japanese and Korean need MeCab), BLEU counts characters, with a
+    warning.
 
     Raises:
-        ConfigError: The one asked for does not exist.
+        ConfigError: ``options.tokenize`` is unknown.
     """
     if options.tokenize is not None:
         if options.tokenize not in TOKENIZERS:
             hint = did_you_mean(options.tokenize.lower(), TOKENIZERS)
             raise ConfigError(
-                f"There is no tokenizer {options.tokenize!r}.{hint}",
+                f"Unknown tokenizer {options.tokenize!r}.{hint}",
                 fix=f"Use {', '.join(TOKENIZERS)}.",
             )
         return options.tokenize
@@ -214,8 +214,8 @@ def bleu_tokenizer(options: MetricOptions) -> str:
         BLEU(tokenize=name, force=True)
     except _UNUSABLE:
         logger.warning(
-            "BLEU counts characters (tokenizer char), as the usual tokenizer %s is not installed; "
-            "`pip install 'sacrebleu[%s]'` adds it.",
+            "BLEU's tokenizer %s is not installed, so BLEU counts characters; "
+            "`pip install 'sacrebleu[%s]'` installs it.",
             name,
             name.partition("-")[0],
         )
@@ -224,7 +224,7 @@ def bleu_tokenizer(options: MetricOptions) -> str:
 
 
 def bleu_words(language: str | None) -> Callable[[str], list[str]]:
-    """Return what cuts a line into the words that BLEU counts in a language."""
+    """Return a function that splits a line into words, as BLEU does for this target language."""
     tokenizer = bleu_tokenizer(MetricOptions(target_language=language))
     return _bleu_words(BLEU(force=True, tokenize=tokenizer))
 
@@ -239,7 +239,7 @@ def _bleu_words(metric: BLEU, *, lowercase: bool = False) -> Callable[[str], lis
 
 
 def _split_punctuation(line: str) -> list[str]:
-    """Return words, with one mark at the end, or else at the beginning, apart.
+    """Split a line into words, and one punctuation mark off the end or the start of each word.
 
     >>> _split_punctuation("(now) (then .")
     ['(now', ')', '(', 'then', '.']

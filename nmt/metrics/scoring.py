@@ -1,12 +1,12 @@
-"""Systems and references -> scores with confidence intervals and significance. Pure.
+"""Scores systems, with confidence intervals and significance tests.
 
-Bootstrap resampling and approximate randomisation work on sums: a corpus score is a function of
-sums over sentences, so a resampled corpus needs no text. Drawing n of n sentences with replacement
-is a row of counts, and all rows times the table of statistics is one matrix product. Exchanging the
-outputs of two systems is a row of zeros and ones.
+A corpus score is a function of sums over sentences, so resampling does not need texts. A bootstrap
+sample (n sentences drawn with replacement) is a row of counts. One matrix product of counts and
+statistics computes all samples. In approximate randomisation, a row of zeros and ones says which
+outputs of two systems are exchanged.
 
 Source: paired bootstrap as in Koehn (2004), approximate randomisation as in Riezler and Maxwell
-(2005); draws, statistics and the order of draws are those of sacrebleu.
+(2005). Draws and their order, and so all numbers, equal sacrebleu's.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from nmt.metrics.metric import Comparison, Confidence, Floats, Score, Scorer, Si
 from nmt.metrics.result import Section, System, show_p_value
 from nmt.metrics.sacrebleu import default_tokenizer
 
-# Statistics summed over the sentences of each of R corpora (R, D) -> their scores (R,).
+# Takes statistics summed over the sentences of R corpora, (R, D); returns their scores, (R,).
 CorpusScore: TypeAlias = Callable[[Floats], Floats]
 
 _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
-# numpy draws so many truth values at once; chunks of whole multiples give the same ones.
+# numpy draws this many booleans at once: chunks must be multiples, to draw the same values.
 _BITS_AT_ONCE = 32
-_SLACK = 1e-9  # Scores so close are equal: the order of a sum changes its last digits.
-# So many lines ending in a space and a full stop look as if they were tokenized.
+_SLACK = 1e-9  # Tolerance for equal scores: the order of a sum changes its last digits.
+# A file with at least this many lines that end in " ." is probably tokenized.
 _TOKENIZED_ENDINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """What is behind confidence intervals and p-values."""
+    """Options of confidence intervals and significance tests."""
 
-    count: int = DEFAULT_RESAMPLES  # Resampled test sets; 0 leaves intervals and p-values out.
+    count: int = DEFAULT_RESAMPLES  # Resampled test sets; 0 for no intervals and no p-values.
     seed: int = DEFAULT_SEED
-    significance: Significance = "bs"  # The paired test.
-    trials: int = DEFAULT_TRIALS  # Of approximate randomisation.
+    significance: Significance = "bs"  # The significance test.
+    trials: int = DEFAULT_TRIALS  # Trials of approximate randomisation.
 
     @property
     def paired_test(self) -> str | None:
-        """Where p-values come from, in words; None where there are none.
+        """Description of the significance test for reports; None without p-values.
 
         >>> Resampling().paired_test, Resampling(significance="ar").paired_test
-        ('paired bootstrap, 1,000 resamples', 'approximate randomisation, 10,000 exchanges')
+        ('paired bootstrap, 1,000 resamples', 'approximate randomisation, 10,000 trials')
         """
         if not self.count:
             return None
         if self.significance == "bs":
             return f"paired bootstrap, {self.count:,} resamples"
-        return f"approximate randomisation, {self.trials:,} exchanges"
+        return f"approximate randomisation, {self.trials:,} trials"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One system under one metric."""
+    """The score of one system under one metric, with the data behind it."""
 
     score: Score
     table: Floats  # Statistics of each sentence. (n, D).
-    samples: Floats | None = None  # Scores of the resampled test sets, if there are any. (R,).
+    samples: Floats | None = None  # Scores of resampled test sets. (R,). None without resampling.
 
 
 def score_systems(
@@ -73,14 +73,20 @@ def score_systems(
     baseline: System | None,
     resampling: Resampling,
 ) -> tuple[tuple[System, ...], System | None, Section | None]:
-    """Score systems, and compare each with the baseline, or else every two of several.
+    """Score systems, and compare each with the baseline; without a baseline, compare all pairs.
+
+    Args:
+        systems: Systems to score.
+        scorers: One for each metric.
+        baseline: System to compare with.
+        resampling: Options of intervals and tests.
 
     Returns:
-        The systems and the baseline, with one score for each scorer, in their order; and the
-        differences of every two systems, if there is no baseline.
+        The systems and the baseline, with one score for each scorer. Without a baseline also a
+        section with the differences of all pairs of systems.
 
     Raises:
-        DataError: A system has more or fewer lines than the references.
+        DataError: A system does not have as many lines as the references.
     """
     everyone = [*systems, *([baseline] if baseline else [])]
     tables = [tuple(s.statistics(system.lines) for s in scorers) for system in everyone]
@@ -108,7 +114,7 @@ def _every_two(
     scorers: Sequence[Scorer],
     resampling: Resampling,
 ) -> Section | None:
-    """Return the differences of every two systems: a row for each two, a column for each metric."""
+    """Return the differences of all pairs of systems: a row for each pair; None without tests."""
     values, rows = [], {"": ["difference", *(scorer.name for scorer in scorers)]}
     for (one, first), (other, second) in combinations(systems, 2):
         for old, new, scorer in zip(first, second, scorers, strict=True):
@@ -128,12 +134,15 @@ def _every_two(
 def measure(
     tables: Sequence[Sequence[Floats]], scorers: Sequence[Scorer], resampling: Resampling
 ) -> list[list[Measured]]:
-    """Score systems by the statistics of their sentences, with intervals if those are asked for.
+    """Score systems by the statistics of their sentences, with intervals if configured.
 
     Args:
-        tables: For each system, the statistics of each sentence under each metric. (n, D).
-        scorers: The metrics.
-        resampling: All systems get the same draws.
+        tables: For each system and each metric, the statistics of each sentence. (n, D).
+        scorers: One for each metric.
+        resampling: Options of the intervals. All systems get the same draws.
+
+    Returns:
+        For each system, one result for each metric.
     """
     pairs = [pair for own in tables for pair in zip(scorers, own, strict=True)]
     samples: Sequence[Floats | None] = [None] * len(pairs)
@@ -179,20 +188,20 @@ def _compare(
 def odd_texts(
     systems: Sequence[System], reference: Sequence[str], tokenize: str | None, language: str | None
 ) -> Iterator[str]:
-    """Yield warnings: systems that look tokenized, and a script that BLEU's tokenizer does not fit.
+    """Yield warnings about tokenized systems, and about an unsuitable tokenizer of BLEU.
 
     Args:
-        systems: Translations.
-        reference: Lines of text.
-        tokenize: The tokenizer asked for; None for that of the language.
+        systems: Systems to check.
+        reference: Reference lines.
+        tokenize: Tokenizer of BLEU; None for the default of the language.
         language: Code of the target language, if known.
     """
     for system in systems:
         endings = sum(line.endswith(" .") for line in system.lines)
         if endings >= min(_TOKENIZED_ENDINGS, len(system.lines)):
             yield (
-                f"{system.name}: {endings:,} lines end in a space and a full stop; scores of "
-                "tokenized text cannot be compared with others."
+                f"{system.name}: {endings:,} lines end in a space and a full stop. If the text is "
+                "tokenized, its scores are not comparable."
             )
     sample = "".join(reference[:100])
     is_east_asian = sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3
@@ -214,19 +223,18 @@ def resample_scores(
     resamples: int = DEFAULT_RESAMPLES,
     seed: int = DEFAULT_SEED,
 ) -> list[Floats]:
-    """Scores of test sets drawn from the sentences with replacement.
+    """Score test sets that are drawn from the sentences with replacement (bootstrap).
 
-    All tables get the same draws, so results of different systems pair up. The order of draws is
-    sacrebleu's.
+    All tables get the same draws, so that systems can be compared. Draws equal sacrebleu's.
 
     Args:
-        tables: Statistics of each sentence, of one system under one metric each. (n, D).
-        scores: Of each table, the score of a corpus whose statistics sum to the argument.
-        resamples: Number of drawn test sets, at least 1.
+        tables: Statistics of each sentence, one table for each system and metric. (n, D).
+        scores: The score function of each table.
+        resamples: Number of resampled test sets, at least 1.
         seed: Seed of the draws.
 
     Returns:
-        For each table, one score for each drawn test set. (resamples,).
+        For each table, one score for each resampled test set. (resamples,).
     """
     num_sentences, joined = len(tables[0]), np.hstack(tables)
     ends = np.cumsum([table.shape[1] for table in tables])[:-1]
@@ -252,16 +260,16 @@ def randomised_differences(
     trials: int = DEFAULT_TRIALS,
     seed: int = DEFAULT_SEED,
 ) -> Floats:
-    """Absolute differences of two systems whose outputs are exchanged at random.
+    """Return absolute score differences after random exchanges of the outputs of two systems.
 
-    In every trial each sentence's outputs change sides with probability 1/2. The order of draws is
+    In every trial the outputs of each sentence are exchanged with probability 1/2. Draws equal
     sacrebleu's.
 
     Args:
         system: Statistics of each sentence of the system. (n, D).
-        baseline: Those of the baseline. (n, D).
-        score: Score of a corpus whose statistics sum to the argument. (D,).
-        trials: Number of exchanges, at least 1.
+        baseline: Statistics of each sentence of the baseline. (n, D).
+        score: The score function.
+        trials: Number of trials, at least 1.
         seed: Seed of the draws.
 
     Returns:
@@ -279,11 +287,11 @@ def randomised_differences(
 
 
 def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confidence:
-    """The 95% interval of resampled scores, the way sacrebleu cuts it.
+    """Return the 95% interval of resampled scores, equal to sacrebleu's.
 
     Args:
-        scores: What `resample_scores` returned. (R,).
-        seed: The seed it was given, for the record.
+        scores: From `resample_scores`. (R,).
+        seed: Seed of the resampling, to be stored.
     """
     ordered = np.sort(scores)
     cut = len(ordered) // 40
@@ -299,18 +307,18 @@ def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confiden
 
 
 def paired_p_value(system: Floats, baseline: Floats, *, delta: float) -> float:
-    """How often resampling alone makes a difference as large as ``delta``.
+    """Return the p-value of the paired bootstrap test.
 
-    The statistic is that of the Moses script and of sacrebleu's paired bootstrap: the absolute
-    difference on each resampled test set, centred.
+    The statistic is that of sacrebleu and of the Moses script: the centred absolute difference on
+    each resampled test set.
 
     Args:
         system: Resampled scores of the system. (R,).
         baseline: Resampled scores of the baseline, from the same draws. (R,).
-        delta: Difference of the scores on the whole test set; its sign does not matter.
+        delta: Difference of the scores on the whole test set. The sign does not matter.
 
     Returns:
-        Above 0, at most 1; below 0.05 is commonly called significant. See `least_p_value`, too.
+        A p-value above 0, at most 1. See also `least_p_value`.
 
     >>> paired_p_value(np.array([20.0, 21.0, 22.0]), np.array([20.0, 22.0, 20.0]), delta=-0.5)
     0.5
@@ -320,26 +328,29 @@ def paired_p_value(system: Floats, baseline: Floats, *, delta: float) -> float:
 
 
 def share_of_chance(differences: Floats, *, delta: float) -> float:
-    """How many differences that chance made are larger than ``delta``; ties are not, as there.
+    """Return the share of random differences that are larger than ``delta``.
+
+    Ties do not count as larger, as in sacrebleu.
 
     Args:
-        differences: What chance made. (R,).
-        delta: Difference of the scores on the whole test set; its sign does not matter.
+        differences: Differences of resampled or exchanged test sets. (R,).
+        delta: Difference of the scores on the whole test set. The sign does not matter.
     """
     larger = int(np.count_nonzero(differences > abs(delta) + _SLACK))
     return (larger + 1) / (len(differences) + 1)
 
 
 def least_p_value(system: Floats, baseline: Floats) -> float:
-    """The least p-value that this many different sentences can have, at most 1.
+    """Return the smallest meaningful p-value for two systems, at most 1.
 
-    Of the 2^k exchanges of two systems that differ on k sentences, at least 2 make a difference as
-    large. So no p-value below 2^(1-k) means anything, though both tests give one: 1 / (R + 1) for
-    equal systems, which get 1 here. From k = 15 on it is below what 10,000 trials can show.
+    If two systems differ in k sentences, there are 2^k exchanges, and at least 2 of them have a
+    difference as large as the observed one. So a p-value below 2^(1-k) has no meaning, but both
+    tests return smaller ones, for example 1 / (R + 1) for equal systems. From k = 15 on the limit
+    is below the resolution of 10,000 trials.
 
     Args:
         system: Statistics of each sentence of the system. (n, D).
-        baseline: Those of the baseline. (n, D).
+        baseline: Statistics of each sentence of the baseline. (n, D).
     """
     num_different = int(np.count_nonzero((system != baseline).any(axis=1)))
     return min(1.0, 2.0 ** (1 - num_different))

@@ -1,5 +1,6 @@
-"""Token ids in, hidden states and logits out: the Transformer.
+"""The Transformer: maps token ids to hidden states and logits.
 
-Knows no text, files or search; `transformer.build_model` makes it from its config section.
-Training calls it with whole targets, translation with one token at a time.
+`transformer.build_model` builds it from the model section of a configuration. Training calls it
+with whole target sentences, translation with one token at a time. Text, files and the search are in
+other packages.
 """

@@ -1,11 +1,11 @@
 """Scaled dot-product attention over packed tokens (Vaswani et al. 2017, section 3.2).
 
-`attention` reads whole sentences, by a backend of `BACKENDS`; `cached_attention` lets a new token
-of each row read what came before. Rectangles, packed tokens with padding, serve attention alone.
-Flash attention (Dao 2023) needs none: `FlashAttention`.
+`attention` computes whole sentences, with a backend from `BACKENDS`. `cached_attention` computes
+one new token of each row, while decoding. Most backends pad packed tokens to rectangles.
+`FlashAttention` (Dao 2023) works without padding.
 
 Shapes: B sentences, N query and M key tokens, T and S the longest sentence of each, H query heads,
-G key/value heads (G divides H; each serves H / G query heads, Ainslie et al. 2023), E head width.
+G key/value heads (each is shared by H / G query heads, Ainslie et al. 2023), E head width.
 Decoding: R = B * K rows, K beams of each sentence.
 """
 
@@ -25,11 +25,11 @@ from nmt.model.dropout import dropout as drop
 from nmt.model.dropout import dropped_share, keep_mask
 from nmt.packed import Packed
 
-_MANY_SCORES = 2048  # of fewer torch's fused kernel is faster, on a CPU
+_MANY_SCORES = 2048  # with fewer scores torch's fused kernel is faster on a CPU
 _DTYPES = (torch.bfloat16, torch.float16)
 _LEAST_CAPABILITY = 8
 _WIDEST_HEAD = 256
-# The sentences of queries and of keys; one object twice in self-attention.
+# The sentences of queries and of keys: the same object twice in self-attention.
 Segments = tuple[Packed, Packed]
 
 
@@ -44,17 +44,17 @@ def attention(
     vectors: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Read from the keys of each query's sentence what the query asks for.
+    """Compute attention within each sentence.
 
     Args:
         query: (N, H, E).
         key: (M, G, E).
         value: (M, G, E).
         segments: Sentences of queries and keys.
-        causal: Whether a token reads only itself and those before it.
-        bias: Added to the scores: (H, T, S).
-        vectors: Added to the keys and to the values that each query reads, of all positions in
-            rows of `row_width`: (W, W', E) each.
+        causal: Whether to mask later tokens.
+        bias: Added to the scores. (H, T, S).
+        vectors: Added to keys and to values, depending on the position of the query. (W, W', E)
+            each, with widths from `row_width`.
         dropout: Probability of dropping an attention weight.
 
     Returns:
@@ -73,18 +73,17 @@ def attention(
 def cached_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None = None
 ) -> Tensor:
-    """Let R rows, one new token each, read cached keys and values.
+    """Compute attention of one new token of each row over cached keys and values.
 
-    The beams of a sentence and the heads of a group read the same keys: they are the queries of one
-    product, (B, G, K * H / G, E).
+    The beams of a sentence and the heads of a group share keys, so their queries are multiplied in
+    one product, (B, G, K * H / G, E).
 
     Args:
         query: (R, H, E).
-        key: (R, G, S, E), or (B, G, S, E) where beams share them.
-        value: As ``key``.
-        mask: Minus infinity where a key must not be read and else 0: (B, G, 1, S), or what can be
-            expanded to it.
-        bias: Added to the scores: (H, 1, S).
+        key: (R, G, S, E), or (B, G, S, E) if the beams of a sentence share keys.
+        value: Same shape as ``key``.
+        mask: 0, or minus infinity for masked keys. (B, G, 1, S), or a shape that expands to it.
+        bias: Added to the scores. (H, 1, S).
 
     Returns:
         (R, H, E).
@@ -107,7 +106,7 @@ def cached_attention(
 
 
 def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention as three operations, in down to half the time of torch's fused kernel."""
+    """Compute attention as three operations, up to twice as fast as torch's fused kernel."""
     queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
     added, beta = queries.new_empty(1), 0
     if mask is not None:
@@ -117,10 +116,15 @@ def _cpu_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 
 
 def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    """Return how much of each key each query reads: the mean over the heads.
+    """Return attention weights, averaged over the heads.
 
-    Queries (B, T, H, E), keys (B, S, G, E), and whether there is a key, (B, S), bool -> (B, T, S),
-    float32, whose rows sum to 1.
+    Args:
+        query: (B, T, H, E).
+        key: (B, S, G, E).
+        mask: Whether a key is not padding. (B, S), bool.
+
+    Returns:
+        (B, T, S), float32. Rows sum to 1.
     """
     key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
     scores = query.float().transpose(1, 2) @ key.float().permute(0, 2, 3, 1)
@@ -129,24 +133,24 @@ def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 def _padding_rows(packed: Packed, heads: int) -> Tensor:
-    """Rows of (B * heads * S, E) that are padding."""
+    """Return the indices of the rows of (B * heads * S, E) that are padding."""
     padding = (~packed.mask()).unsqueeze(1).expand(-1, heads, -1)
     return padding.flatten().nonzero().squeeze(1)
 
 
 def _key_mask(packed: Packed, heads: int) -> Tensor:
-    """0 for real keys and minus infinity for padding. (B * heads, 1, S), float32."""
+    """Return 0 for real keys and minus infinity for padding. (B * heads, 1, S), float32."""
     mask = packed.mask()
     bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
     return bias.repeat_interleave(heads, dim=0).unsqueeze(1)
 
 
 class _BmmAttention(torch.autograd.Function):
-    """Batched matrix products with a hand-written backward, for sentences on a CPU.
+    """Attention on a CPU by batched matrix products, with a hand-written backward pass.
 
-    Copies each operand once, saves queries, keys, values and weights only, and is much faster at
-    sentence lengths than torch's fused kernels there, whose backward is slow. The H / G query heads
-    of a group are in one matrix, so shared keys and values are never repeated.
+    It copies each operand once, and saves only queries, keys, values and weights. At sentence
+    lengths it is much faster than torch's fused CPU kernels, whose backward pass is slow. The H / G
+    query heads of a group are rows of one matrix, so shared keys and values are not repeated.
     """
 
     @staticmethod
@@ -198,9 +202,8 @@ class _BmmAttention(torch.autograd.Function):
         of_weights = torch.bmm(mixed, value.mT)
         if kept is not None:
             of_weights.mul_(kept)
-        # Of softmax: weights * (gradient - sum(gradient * weights)). torch's own kernel differs in
-        # the last bit, but has no public name; and torch.autograd.grad on a graph of softmax alone
-        # would run each layer once more where layers are recomputed.
+        # Gradient of softmax: weights * (gradient - sum(gradient * weights)). torch's kernel for it
+        # is not public. torch.autograd.grad on softmax would run recomputed layers once more.
         of_scores = of_weights.mul_(weights)
         of_scores.addcmul_(weights, of_scores.sum(-1, keepdim=True), value=-1)
         of_bias = None
@@ -222,7 +225,7 @@ class _BmmAttention(torch.autograd.Function):
 def _added(
     query: Tensor, bias: Tensor | None, keys: Packed, groups: int, causal: bool
 ) -> Tensor | None:
-    """What is added to the scores (B * G, H / G * T, S), or broadcast to them."""
+    """Return masks plus bias, broadcastable to (B * G, H / G * T, S); None if there are none."""
     width, added = keys.max_length, None
     if causal:
         shares = query.shape[1] // width
@@ -236,9 +239,9 @@ def _added(
     return own if added is None else own + added
 
 
-# Query, key, value, bias, segments, causal and dropout as of `attention` -> what it returns.
+# Takes query, key, value, bias, segments, causal and dropout of `attention`; returns its result.
 Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
-# Whole sentences by batched matrix products on the padded batch.
+# Attention by batched matrix products on padded rectangles.
 bmm_attention: Backend = _BmmAttention.apply
 
 
@@ -251,14 +254,14 @@ def sdpa_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """Whole sentences by torch's fused kernels on the padded batch.
+    """Attention by torch's fused kernels on padded rectangles. For the arguments see `attention`.
 
     No branch depends on the batch, so one compiled graph serves all batches.
     """
-    queries, keys = (Padding.of(packed) for packed in segments)
-    # A causal query that holds a token reads only keys that hold tokens: padding is on the right.
+    queries, keys = (Rectangle.of(packed) for packed in segments)
+    # Causal attention needs no padding mask, because padding is on the right.
     mask = None if causal else keys.is_real[:, None, None, :]
-    if bias is not None:  # one float mask, the causal one included
+    if bias is not None:  # one float mask that includes the causal mask
         widths = queries.token.shape[1], keys.token.shape[1]
         missing = 0, widths[1] - bias.shape[2], 0, widths[0] - bias.shape[1]
         if mask is None:
@@ -286,10 +289,10 @@ def _plain_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """Whole sentences whose keys and values depend on the query, too (Shaw et al. 2018).
+    """Attention whose keys and values depend on the position of the query (Shaw et al. 2018).
 
-    No fused kernel has them. Scores and outputs are sums of two products, one with the keys or
-    values of the sentence, one with those of the pair of positions (section 3.3 there).
+    Fused kernels do not support this. Scores and outputs are sums of two products: with the keys or
+    values of tokens, and with the vectors of pairs of positions (section 3.3 of the paper).
     """
     queries, keys = (Padding.of(packed) for packed in segments)
     of_keys, of_values = (x.to(query.dtype) for x in vectors)
@@ -309,19 +312,19 @@ def _plain_attention(
     weights = drop(weights, dropout, training=True)
     mixed = torch.einsum("bghts,bsge->btghe", weights, value)
     mixed = mixed + torch.einsum("bghts,tse->btghe", weights, of_values)
-    # Not `Padding.unpad`: in the unused row beside a single sentence its gradient is not 0.
+    # Not `Rectangle.unpad`, whose gradient is not 0 in the unused second row of a single sentence.
     return mixed.flatten(2, 3).flatten(0, 1).index_select(0, queries.cell)
 
 
-def to_padded(heads: Tensor, packed: Packed) -> Tensor:
-    """(N, G, E) -> (B * G, S, E). Padding holds the first token: finite, and to be ignored.
+def to_rectangle(heads: Tensor, packed: Packed) -> Tensor:
+    """Pad heads: (N, G, E) -> (B * G, S, E). Padding contains the values of the first token.
 
-    Heads that lie between others, as those of fused projections do, are copied once.
+    Views into a fused projection are copied only once.
     """
     _, num_heads, dim = heads.shape
     if heads.stride(1) != dim or heads.stride(2) != 1 or heads.stride(0) % dim:
         heads = heads.contiguous()
-    # Selecting from the fused projection itself saves the copy that `contiguous` would make.
+    # Select from the fused projection: this saves the copy of `contiguous`.
     apart = heads.stride(0) // dim
     rows = heads.as_strided(((len(heads) - 1) * apart + num_heads, dim), (dim, 1))
     found = rows.index_select(0, packed.derived(_padded_rows, apart, num_heads))
@@ -329,13 +332,13 @@ def to_padded(heads: Tensor, packed: Packed) -> Tensor:
 
 
 def to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tensor:
-    """Rows of rectangles (B * heads, S, E) of each part, one after another -> (N, heads, E)."""
+    """Remove padding: (B * heads, S, E) of each part, concatenated -> (N, sum of heads, E)."""
     rows = packed.derived(_packed_rows, *parts)
     return rectangles.index_select(0, rows).view(packed.num_tokens, sum(parts), -1)
 
 
-def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
-    """Rows of tokens with ``apart`` rows each, for (B, heads, S)."""
+def _rectangle_rows(packed: Packed, apart: int, heads: int) -> Tensor:
+    """Return the row index for each cell of (B, heads, S), if a token has ``apart`` rows."""
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
     tokens = order.new_zeros(packed.num_cells).index_copy(0, packed.cells, order)
     head = torch.arange(heads, device=order.device).view(1, heads, 1)
@@ -343,7 +346,7 @@ def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
 
 
 def _packed_rows(packed: Packed, *parts: int) -> Tensor:
-    """Rows of rectangles (B, heads, S), one for each part, for (N, sum of heads)."""
+    """Return the row index, in concatenated rectangles (B, heads, S), of (N, sum of heads)."""
     columns, first = [], 0
     sentences, positions = packed.sentences.unsqueeze(1), packed.positions.unsqueeze(1)
     for heads in parts:
@@ -353,36 +356,35 @@ def _packed_rows(packed: Packed, *parts: int) -> Tensor:
     return torch.cat(columns, dim=1).flatten()
 
 
-class Padding(NamedTuple):
-    """Cells (B, W) for packed tokens, as GPUs and compiled layers use them.
+class Rectangle(NamedTuple):
+    """Index maps between packed tokens and a padded rectangle of B x W cells.
 
-    B and W may be more than they need. W is a multiple of 8, so that masks need not be copied for
-    a GPU's kernels; and a single sentence has an unused second row, because a compiled layer
-    would be compiled again for a size of 1.
+    Used on GPUs and by compiled layers. W is rounded up to a multiple of 8, because GPU kernels
+    copy other masks. B is at least 2, because torch compiles a layer again for size 1.
     """
 
-    token: Tensor  # The token that each cell shows; the first one in padding. (B, W), int64.
-    cell: Tensor  # The cell of each token. (N,), int64.
-    is_real: Tensor  # Whether a cell holds a token; the first one of each row does. (B, W), bool.
+    token: Tensor  # Index of the token in each cell; padding has token 0. (B, W), int64.
+    cell: Tensor  # Index of the cell of each token. (N,), int64.
+    is_real: Tensor  # Whether a cell is not padding; True in column 0. (B, W), bool.
 
     @classmethod
-    def of(cls, packed: Packed) -> Padding:
-        """Return the padding of ``packed``, computed once per batch."""
-        return packed.derived(_padding_of)
+    def of(cls, packed: Packed) -> Rectangle:
+        """Return the rectangle of ``packed``, computed once per batch."""
+        return packed.derived(_rectangle)
 
     def pad(self, packed: Tensor) -> Tensor:
-        """(N, ...) -> (B, W, ...). Padding is finite and to be ignored."""
+        """Pad: (N, ...) -> (B, W, ...). Padding contains the values of the first token."""
         cells: Tensor = _Select.apply(packed, self.token.flatten(), self.cell, None)  # type: ignore[no-untyped-call]
         return cells.unflatten(0, self.token.shape)
 
     def unpad(self, cells: Tensor) -> Tensor:
-        """(B, W, ...) -> (N, ...). The gradient of padding beside a sentence is 0."""
+        """Remove padding: (B, W, ...) -> (N, ...). The gradient of padding is 0."""
         selections = self.cell, self.token.flatten(), self.is_real.flatten()
         return _Select.apply(cells.flatten(0, 1), *selections)  # type: ignore[no-untyped-call]
 
 
 def row_width(packed: Packed) -> int:
-    """Cells W of a row of `Padding`."""
+    """Return the width W of the `Rectangle` of ``packed``."""
     return -(-packed.max_length // 8) * 8
 
 
@@ -393,14 +395,15 @@ def _padding_of(packed: Packed) -> Padding:
     token.view(-1).index_copy_(0, cell, torch.arange(len(cell), device=cell.device))
     is_real = torch.zeros_like(token, dtype=torch.bool)
     is_real.view(-1).index_fill_(0, cell, True)
-    is_real[:, 0] = True  # a row of no keys at all would have no defined output
-    return Padding(token, cell, is_real)
+    is_real[:, 0] = True  # attention over a row without any key is NaN
+    return Rectangle(token, cell, is_real)
 
 
 class _Select(torch.autograd.Function):
-    """Select rows, each at most once where it matters; so the gradient is a selection, too.
+    """Select rows, with a gradient that is also a selection.
 
-    Torch does not know that no row is selected twice, and would add up.
+    This is correct if no real row is selected twice. torch does not assume that, and would use a
+    slower sum.
     """
 
     @staticmethod
@@ -422,28 +425,28 @@ class _Select(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """torch's variable-length flash attention over packed tokens, without padding.
+    """torch's variable-length flash attention, which needs no padding.
 
-    For GPUs from compute capability 8.0 on and 16-bit types. Its public function changes: torch
-    2.10 says ``is_causal`` where later releases say ``window_size``, and shared keys came after
-    2.11. The signatures of 2.10 and 2.13 are tested, with another kernel; tests marked ``gpu`` run
-    the kernel itself.
+    It needs a GPU of compute capability 8.0 or higher, and 16-bit types. The arguments of torch's
+    function depend on the release: ``is_causal`` in 2.10 is ``window_size`` later, and shared keys
+    came after 2.11. Tests check the signatures of 2.10 and 2.13 with a substitute kernel; tests
+    marked ``gpu`` run the real kernel.
     """
 
     kernel: Callable[..., Any]
-    causal: dict[str, Any]  # Arguments that let a token read only itself and those before it.
-    # Arguments that let several query heads share keys; None where they cannot.
+    causal: dict[str, Any]  # Arguments for causal attention.
+    # Arguments for query heads that share keys; None if the kernel does not support it.
     shared: dict[str, Any] | None
 
     @classmethod
     def of(cls, kernel: Callable[..., Any]) -> FlashAttention:
-        """Read what ``kernel`` has from its signature."""
+        """Wrap ``kernel``, with arguments that fit its signature."""
         names = inspect.signature(kernel).parameters
         causal = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
         return cls(kernel, causal, {"enable_gqa": True} if "enable_gqa" in names else None)
 
     def fits(self, query: Tensor, key: Tensor, bias: Tensor | None, dropout: float) -> bool:
-        """Whether it does all that is asked: see `nmt.model.attention.attention`."""
+        """Whether the kernel supports these arguments of `attention`."""
         width, can_share = query.shape[2], self.shared is not None
         fits_heads = query.dtype in _DTYPES and width % 8 == 0 and width <= _WIDEST_HEAD
         fits_keys = can_share or query.shape[1] == key.shape[1]
@@ -457,7 +460,7 @@ class FlashAttention:
         segments: tuple[Packed, Packed],
         causal: bool,
     ) -> Tensor:
-        """(N, H, E), (M, G, E) twice -> (N, H, E)."""
+        """Compute attention: (N, H, E) and twice (M, G, E) -> (N, H, E)."""
         queries, keys = segments
         options = dict(self.causal) if causal else {}
         if query.shape[1] != key.shape[1]:
@@ -468,26 +471,25 @@ class FlashAttention:
 
 
 def find_flash(device: torch.device) -> FlashAttention | None:
-    """Return the kernel for ``device``; None where torch or the device has none."""
+    """Return flash attention for ``device``; None if torch or the device does not support it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < _LEAST_CAPABILITY:
         return None
     try:
-        # Here, because it loads the compiler, which takes seconds.
+        # Imported here, because it loads the compiler, which takes seconds.
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
     except ImportError:  # before torch 2.10
         return None
     return FlashAttention.of(varlen_attn)
 
 
-# Device type, or ``compiled`` for compiled layers -> its attention of whole sentences. Any other
-# type has `sdpa_attention`.
+# Backend by device type, or by ``compiled`` for compiled layers. Other types use `sdpa_attention`.
 BACKENDS: dict[str, Backend] = {"cpu": bmm_attention, "compiled": sdpa_attention}
-# Device type -> what stands before its backend, for all that it does; None: nothing.
+# Flash attention by device type, used instead of the backend if it supports the arguments.
 FLASH: dict[str, FlashAttention | None] = {"cpu": None}
 
 
 def prepare(packed: Packed) -> None:
-    """Find what attention of sentences on this device needs: compiled layers must not."""
+    """Look for flash attention on the device of ``packed``. Must run outside compiled layers."""
     device = packed.ids.device
     if device.type not in FLASH:
         FLASH[device.type] = find_flash(device)

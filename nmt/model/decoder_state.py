@@ -1,8 +1,8 @@
-"""Keys and values that decoding keeps between two steps, and how beams are reordered in them.
+"""Key/value caches of the decoder, and how they follow reordered beams.
 
-Shapes: B sentences, K beams of each, R = B * K rows, L layers, G key/value heads (their true
-number, which grouped queries share), E head width, S source positions, t target positions so far, C
-positions that fit, V vocabulary.
+Shapes: B sentences, K beams of each sentence, R = B * K rows, L layers, G key/value heads (not
+repeated for grouped queries), E head width, S source positions, t target positions so far, C
+allocated target positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,28 +14,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GROWTH = 8  # positions that caches grow by: a copy is as rare, and little room is left unused
-LARGE = 1 << 20  # values in caches that are not copied whole when beams are reordered
-LARGE_ON_GPU = 1 << 25  # less is copied sooner than the host counts what must be
+GROWTH = 8  # positions that caches grow by: few copies, little unused memory
+LARGE = 1 << 20  # caches with more values are not copied as a whole when beams are reordered
+LARGE_ON_GPU = 1 << 25  # the same on a GPU, where copying smaller caches is faster than planning
 
 
 class SelfCache(NamedTuple):
-    """Keys and values of the target so far, in one layer."""
+    """Self-attention cache of one layer: keys and values of the target tokens so far."""
 
-    # Keys, then values, with the place of the new token. (2, R, G, t + 1, E), or more positions
-    # where ``mask`` is given.
+    # Keys, then values, with space for the new token. (2, R, G, t + 1, E), or more positions if
+    # ``mask`` is set.
     kv: Tensor
-    position: Tensor  # Position of the new token, t. (1,), int64.
-    # 0 up to ``position`` and minus infinity after it, for a cache of fixed size: (1, 1, 1, C).
+    position: Tensor  # Position t of the new token. (1,), int64.
+    # For a cache of fixed size: 0 up to ``position``, minus infinity after it. (1, 1, 1, C).
     mask: Tensor | None = None
 
     @property
     def order(self) -> Tensor:
-        """Positions of the keys."""
+        """Positions of the keys: 0, 1, 2 and so on. int64."""
         return torch.arange(self.kv.shape[3], device=self.kv.device)
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add those of the new token of each row (R, G, E), in place; return all, and the mask."""
+        """Store key and value of the new token of each row, (R, G, E) each, in place.
+
+        Returns:
+            All keys, all values, (R, G, t + 1, E) each, and the mask.
+        """
         keys, values = self.kv.unbind(0)
         for heads, new in ((keys, key), (values, value)):
             if self.mask is None:
@@ -46,60 +50,58 @@ class SelfCache(NamedTuple):
 
 
 class CrossCache(NamedTuple):
-    """Keys and values of the source in one layer."""
+    """Cross-attention cache of one layer: keys and values of the source."""
 
     key: Tensor  # (B, G, S, E).
     value: Tensor  # (B, G, S, E).
-    mask: Tensor  # 0, and minus infinity where the source is padding. (B, G, 1, S).
+    mask: Tensor  # 0 for source tokens, minus infinity for padding. (B, G, 1, S).
 
 
 LayerCache = tuple[SelfCache, CrossCache]
 
 
 class StepInputs(NamedTuple):
-    """What a step of the decoder reads."""
+    """Inputs of one decoding step."""
 
-    ids: Tensor  # Tokens. (R,), int64.
-    position: Tensor  # Where they stand. (1,), int64.
+    ids: Tensor  # The new token of each row. (R,), int64.
+    position: Tensor  # Position of the new tokens. (1,), int64.
     table: Tensor | None  # From `nmt.model.positions.Embedding.position_table`.
-    source_mask: Tensor  # See `DecoderState`, as the next two.
-    cross_kv: Tensor  # Keys and values of the source.
-    # Those of the target so far, with space for these tokens, which are filled in. (L, 2, R, G, t +
-    # 1, E).
+    source_mask: Tensor  # See `DecoderState`.
+    cross_kv: Tensor  # See `DecoderState`.
+    # Self-attention caches with space for the new tokens, which the step fills in.
+    # (L, 2, R, G, t + 1, E).
     self_kv: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderState:
-    """The state of `nmt.model.transformer.Transformer`. Opaque to the search.
+    """State of `nmt.model.transformer.Transformer` between two decoding steps.
 
-    The state after it may reuse its caches, in place: continue from one state once.
+    The next state may reuse the caches in place, so continue from each state only once.
     """
 
-    cross_kv: Tensor  # Keys and values of the encoded source, of each layer. (L, 2, B, G, S, E)
-    source_mask: Tensor  # 0, and minus infinity where the source is padding. (B, G, 1, S)
-    # Keys and values of the target so far, of each layer, and space for more: the first t of C
-    # positions are filled. (L, 2, R, G, C, E).
+    cross_kv: Tensor  # Keys and values of the source in every layer. (L, 2, B, G, S, E).
+    source_mask: Tensor  # 0 for source tokens, minus infinity for padding. (B, G, 1, S).
+    # Keys and values of the target in every layer. The first t of C positions are filled.
+    # (L, 2, R, G, C, E).
     self_kv: Tensor
     num_beams: int  # Beams K of each sentence.
     length: int  # Target positions t so far.
-    # How much of each source token all steps so far have read together. (R, S), float32; None
-    # unless asked for.
+    # Attention to each source token, summed over all steps. (R, S), float32; None unless requested.
     coverage: Tensor | None = None
-    # 0 for tokens that may come, and minus infinity for the rest. (B, 1, V); None for all.
+    # 0 for allowed tokens, minus infinity for the rest. (B, 1, V); None if all are allowed.
     allowed: Tensor | None = None
-    # Row of ``self_kv`` of each beam, among those of its sentence. (B, K), int64; None where they
-    # are in order.
+    # Row of ``self_kv`` of each beam, relative to its sentence. (B, K), int64; None if in order.
     slots: Tensor | None = None
 
     @property
     def rows(self) -> Tensor | None:
-        """Row of ``self_kv`` of each beam. (R,), int64; None where they are in order."""
+        """Row of ``self_kv`` of each beam. (R,), int64; None if the rows are in order."""
         return None if self.slots is None else _rows(self.slots).to(self.self_kv.device)
 
     @property
     def _filled(self) -> Tensor:
-        """The caches, without the spare space if that is much, as in those of recorded steps."""
+        """The caches; without unused positions if these are many, as in CUDA graphs."""
         is_roomy = self.self_kv.shape[4] - self.length > GROWTH
         return self.self_kv.narrow(4, 0, self.length) if is_roomy else self.self_kv
 
@@ -110,23 +112,23 @@ class DecoderState:
         return replace(self, self_kv=F.pad(self.self_kv, (0, 0, 0, GROWTH)))
 
     def after_step(self, coverage: Tensor | None) -> DecoderState:
-        """Return the state with one position more, and this coverage."""
+        """Return the state with a length of one more, and with this coverage."""
         return replace(self, length=self.length + 1, coverage=coverage)
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
-        """Keep some sentences, and in each some beams.
+        """Keep some sentences, and some beams of each.
+
+        Both tensors may be on the CPU, even if the state is not. Less memory is then copied.
 
         Args:
-            sentences: Which of the B sentences stay, ascending. (B',), int64.
-            beams: Which of their K beams stay; one may do so more than once. (B', K'), int64.
-
-        Both may be on the CPU though the state is not: fewer caches are then copied.
+            sentences: Sentences to keep, ascending. (B',), int64.
+            beams: Beams to keep in each sentence, possibly several times. (B', K'), int64.
         """
         caches, device = self._filled, self.self_kv.device
         chosen = (sentences.unsqueeze(1) * self.num_beams + beams).flatten().to(device)
         coverage = None if self.coverage is None else self.coverage.index_select(0, chosen)
         stay_all = len(sentences) == len(self.source_mask)
-        # To be counted without waiting for the device.
+        # Only with `beams` on the CPU: `reorder_cache` would wait for the device.
         is_large = beams.device.type == "cpu" and caches.numel() >= (
             LARGE if device.type == "cpu" else LARGE_ON_GPU
         )
@@ -146,24 +148,24 @@ class DecoderState:
 
 
 def _rows(slots: Tensor) -> Tensor:
-    """Slots (B, K) within sentences -> rows of the batch (R,)."""
+    """Convert slots (B, K), relative to sentences, to rows (R,) of the batch."""
     first = torch.arange(len(slots), device=slots.device).unsqueeze(1) * slots.shape[1]
     return (slots + first).flatten()
 
 
 def reorder_cache(self_kv: Tensor, slots: Tensor | None, beams: Tensor) -> Tensor:
-    """Let every beam continue another one, with as little copying as possible.
+    """Reorder the caches of beams with as little copying as possible.
 
-    The first that continues a beam keeps its slot, and others get the slots of beams that are not
-    continued. Of beams of five that is about a quarter, copied twice.
+    The first beam that continues a parent keeps the parent's slot. Further beams of the same parent
+    are copied to slots of beams that end. With five beams about a quarter of the cache is copied.
 
     Args:
         self_kv: Caches, changed in place. (L, 2, R, G, C, E).
-        slots: Slots of the beams; in order if None. (B, K), int64.
-        beams: Which beam each continues. (B, K), int64.
+        slots: Slot of each beam before; None if in order. (B, K), int64.
+        beams: Parent of each beam. (B, K), int64.
 
     Returns:
-        The slots afterwards. (B, K), int64.
+        Slot of each beam afterwards. (B, K), int64.
     """
     order = torch.arange(beams.shape[1], device=beams.device)
     before = beams if slots is None else slots.gather(1, beams)

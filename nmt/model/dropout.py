@@ -1,8 +1,8 @@
-"""Dropout whose random numbers are cheap on a CPU (Srivastava et al. 2014).
+"""Dropout (Srivastava et al. 2014) with fast random numbers on a CPU.
 
-torch's CPU dropout draws one number for each element, which takes longer than the layer norm
-beside it. Here one 64-bit number decides eight elements: a byte each, so probabilities are
-multiples of 1/256 (0.1 becomes 26/256), and the scale uses the probability that was applied.
+torch's CPU dropout draws one number for each element, which takes longer than a layer norm. Here
+one 64-bit number decides eight elements, with one byte for each. So probabilities are multiples of
+1/256: 0.1 becomes 26/256. The scale uses the rounded probability.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 
 def dropped_share(probability: float) -> float:
-    """Return the probability that byte masks apply: the nearest multiple of 1/256.
+    """Round a dropout probability to the nearest multiple of 1/256, from 1/256 to 255/256.
 
     >>> dropped_share(0.1)
     0.1015625
@@ -25,15 +25,15 @@ def dropped_share(probability: float) -> float:
 
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
-    """Draw whether to keep each element, on the CPU: bool, or 0 and 1 in a 16-bit ``dtype``."""
+    """Draw a mask of kept elements on the CPU: bool, or 0 and 1 if ``dtype`` has 16 bits."""
     size = shape.numel()
-    # One number for eight elements: drawing is most of what dropout costs on a CPU.
+    # One number for eight elements, because drawing is most of the cost of dropout on a CPU.
     words = torch.empty((size + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
     dropped = round(dropped_share(probability) * 256)
     keep = words.view(torch.uint8)[:size].view(shape).ge(dropped)
     if dtype.itemsize != 2:
         return keep
-    # As bits of integers: torch takes thirty times as long to copy bool to a 16-bit float.
+    # Built from integer bits: torch converts bool to a 16-bit float thirty times slower.
     one = int(torch.ones((), dtype=dtype).view(torch.int16))
     return keep.to(torch.int16).mul_(one).view(dtype)
 
@@ -54,10 +54,10 @@ class _ByteDropout(torch.autograd.Function):
 
 
 def dropout(values: Tensor, probability: float, training: bool) -> Tensor:
-    """Zero each element with ``probability`` and scale the rest, while training.
+    """Zero each element with ``probability`` and scale the rest, if ``training``.
 
     Random numbers come from torch's default generator of the device. Compiled layers use torch's
-    dropout, which becomes part of the kernels around it.
+    dropout, which is fused into neighbouring kernels.
     """
     if not training or probability == 0:
         return values

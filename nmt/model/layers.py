@@ -1,11 +1,12 @@
-"""The layers that encoder and decoder are stacked from.
+"""The layers of encoder and decoder.
 
-One `forward` each, for training, scoring, alignment and decoding: a decoder layer that is given a
-cache reads one new token of each row. Parameters keep fused layouts: queries, keys and values of
-self-attention are one matrix; of cross-attention, keys with values are one.
+Each layer has one `forward` for training, scoring, alignment and decoding. With a cache, a decoder
+layer computes one new token of each row. Projections are fused: queries, keys and values of
+self-attention are one matrix, and keys and values of cross-attention are one matrix.
 
-Shapes: N packed tokens of the side that is computed, M of the source, D model width, F inner width,
-H heads, G key/value heads, E head width. Decoding: N is R = B * K rows, one new token each.
+Shapes: N packed tokens of the computed side, M packed source tokens, D model width, D' width of the
+encoder, F inner width, H heads, G key/value heads, E head width. Decoding: N is R = B * K rows with
+one new token each.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ _LEAST_VARIANCE = 1e-30
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Linear:
-    """Make a linear layer with Glorot-uniform weights (Glorot and Bengio 2010) and zero bias.
+    """Make a linear layer with Xavier-uniform weights (Glorot and Bengio 2010) and zero bias.
 
     Args:
         inputs: Width of the input.
         outputs: Width of the output.
         bias: Whether to add a bias.
-        blocks: Layers fused side by side in the output (2 for keys and values): each gets the
-            values it would have alone.
+        blocks: Number of layers that are fused in the output, for example 2 for keys and values.
+            Each block is initialized like a separate layer.
     """
     layer = nn.Linear(inputs, outputs, bias=bias)
-    # Glorot's bound depends on the shape: of a fused matrix it would be too small for its parts.
+    # Xavier's bound depends on the shape. For the whole fused matrix it would be too small.
     for block in layer.weight.detach().chunk(blocks):
         nn.init.xavier_uniform_(block)
     if bias:
@@ -49,7 +50,7 @@ def linear(inputs: int, outputs: int, *, bias: bool, blocks: int = 1) -> nn.Line
 
 
 def make_norm(config: ModelConfig, dim: int) -> nn.Module:
-    """Make a LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), ``dim`` wide."""
+    """Make a LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019) of width ``dim``."""
     if config.norm == "rms":
         return RMSNorm(dim, eps=config.norm_epsilon or 1e-6)
     kind = StdLayerNorm if config.norm == "layer-std" else nn.LayerNorm
@@ -57,45 +58,45 @@ def make_norm(config: ModelConfig, dim: int) -> nn.Module:
 
 
 class StdLayerNorm(nn.LayerNorm):
-    """LayerNorm that divides by (standard deviation + epsilon), not sqrt(variance + epsilon).
+    """LayerNorm that divides by (standard deviation + epsilon), not by sqrt(variance + epsilon).
 
-    As lecture notes often write it; the deviation is that of all D features (divided by D).
+    Lecture notes often define it this way. The variance is the mean over all D features.
     """
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(N, D) -> (N, D), or more dimensions in front; in float32 as `RMSNorm`."""
+        """Normalize (..., D), computed in float32, returned in the dtype of ``x``."""
         wide, bias = _wide(x), cast("Tensor | None", self.bias)
         centred = wide - wide.mean(-1, keepdim=True)
-        # The slope of the square root has no value at 0, where all features are equal.
+        # Clamped, because the gradient of the square root is infinite at 0.
         deviation = centred.square().mean(-1, keepdim=True).clamp_min(_LEAST_VARIANCE).sqrt()
         scaled = centred / (deviation + self.eps) * self.weight
         return (scaled if bias is None else scaled + bias).to(x.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Return ``x`` in float32, or in float64 as it is."""
+    """Convert ``x`` to float32, unless it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, worked out in float32 and returned in the dtype of its input.
+    """torch's RMSNorm, computed in float32 and returned in the dtype of its input.
 
-    Under autocast torch's own returns float32 or takes a slow path, as its release has it.
+    Under autocast, torch's version returns float32 or is slow, depending on the release.
     """
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """(N, D) -> (N, D), or more dimensions in front."""
+        """Normalize (..., D)."""
         weight = _wide(self.weight)
         # In 16 bits the mean of squares overflows (float16) or loses digits (bfloat16).
         return F.rms_norm(_wide(x), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with a non-linearity between (Vaswani et al. 2017, section 3.3).
+    """Two linear layers with an activation function between (Vaswani et al. 2017, section 3.3).
 
-    ``swiglu`` gates the inner layer (Shazeer 2020): its first linear layer is twice as wide.
+    ``swiglu`` gates the inner layer (Shazeer 2020), so its first linear layer is twice as wide.
     """
 
     def __init__(self, dim: int, inner_dim: int, config: ModelConfig) -> None:
@@ -119,15 +120,16 @@ def _swiglu(values: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-# ReLU in place: its backward needs only the output, so the inner layer, the widest tensor of the
-# model, is kept once.
+# ReLU in place: its backward pass only needs the output. So the inner layer, the widest tensor of
+# the model, is stored once.
 _ACTIVATIONS = {"relu": torch.relu_, "gelu": F.gelu, "silu": F.silu, "swiglu": _swiglu}
 
 
 class _SplitHeads(torch.autograd.Function):
-    """Split fused projections (N, heads, E) without a copy, in the backward pass neither.
+    """Split a fused projection (N, heads, E) without a copy, also in the backward pass.
 
-    There torch would copy gradients to lie side by side; those of `nmt.model.attention` do already.
+    torch's backward pass would concatenate the gradients. Gradients of `nmt.model.attention` are
+    already adjacent in memory.
     """
 
     @staticmethod
@@ -141,7 +143,7 @@ class _SplitHeads(torch.autograd.Function):
         first, heads, place = gradients[0], sum(ctx.sizes), gradients[0].data_ptr()
         step = first.element_size() * first.shape[2]
         strides = heads * first.shape[2], first.shape[2], 1
-        # If the gradients are already neighbours in one tensor, that tensor is the answer.
+        # If the gradients are adjacent parts of one tensor, return that tensor.
         for gradient, size in zip(gradients, ctx.sizes, strict=True):
             if gradient.stride() != strides or gradient.data_ptr() != place:
                 return torch.cat(gradients, dim=1), None
@@ -150,16 +152,16 @@ class _SplitHeads(torch.autograd.Function):
 
 
 def _split_heads(fused: Tensor, sizes: list[int], dim: int) -> tuple[Tensor, ...]:
-    """(N, heads * E) -> views (N, size, E), one for each of ``sizes``."""
+    """Split (N, heads * E) into views (N, size, E), one for each of ``sizes``."""
     heads = fused.view(len(fused), -1, dim)
-    # A compiler fuses the copy away and does not see through custom functions.
+    # The compiler removes the copy, and cannot optimize custom functions.
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return heads.split_with_sizes(sizes, 1)
     return _SplitHeads.apply(heads, sizes)  # type: ignore[no-untyped-call]
 
 
 class _Attention(nn.Module):
-    """What self- and cross-attention share."""
+    """Common parts of self- and cross-attention."""
 
     def __init__(self, dim: int, config: ModelConfig, *, dropout: float) -> None:
         super().__init__()
@@ -169,9 +171,9 @@ class _Attention(nn.Module):
         self._dropout, self._bias = dropout, config.has_bias("attention")
 
     def _add_output(self, dim: int, config: ModelConfig) -> None:
-        """Add the last layer, and QK-norm (Henry et al. 2020) if the model has it."""
+        """Add the output projection, and QK-norm (Henry et al. 2020) if configured."""
         self.output = linear(dim, dim, bias=self._bias)
-        # Of RMSNorm whatever the other norms are: heads are compared by direction.
+        # Always RMSNorm, whatever the other norms are: only the direction of heads matters.
         names = ("query_norm", "key_norm") if config.qk_norm else ()
         self.heads = nn.ModuleDict({name: RMSNorm(self.head_dim, eps=1e-6) for name in names})
 
@@ -188,7 +190,7 @@ class SelfAttention(_Attention):
 
     def __init__(self, dim: int, config: ModelConfig, *, dropout: float) -> None:
         super().__init__(dim, config, dropout=dropout)
-        # Heads of the matrices that are fused.
+        # Number of heads of each fused matrix: queries, keys, values.
         self.sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         rows = [size * self.head_dim for size in self.sizes]
         self.query_key_value = linear(dim, sum(rows), bias=self._bias)
@@ -207,32 +209,33 @@ class SelfAttention(_Attention):
         causal: bool = False,
         cache: SelfCache | None = None,
     ) -> Tensor:
-        """(N, D) -> (N, D).
+        """Compute self-attention: (N, D) -> (N, D).
 
         Args:
-            values: Packed tokens.
-            segments: Their sentences; not used with a cache.
-            causal: Whether a token reads only itself and those before it.
-            cache: While decoding: keys and values so far; those of ``values`` are added in place.
+            values: Hidden states of packed tokens.
+            segments: Sentences of the tokens; not used with a cache.
+            causal: Whether to mask later tokens.
+            cache: Keys and values of earlier tokens, for decoding. The new keys and values are
+                stored in it.
         """
         query, key, value = _split_heads(self.query_key_value(values), self.sizes, self.head_dim)
         query, key = self._norm("query_norm", query), self._norm("key_norm", key)
         relative, bias, vectors = self.positions, None, None
         if cache is not None:
-            # Keys are stored rotated: their position never changes, so a step rotates one key.
+            # Keys are stored after rotation, because their positions never change.
             if relative is not None:
                 query, key = (relative.rotate(heads, cache.position) for heads in (query, key))
                 bias = relative.bias(cache.position, cache.order)
                 vectors = relative.vectors(cache.position, cache.order)
             keys, values, mask = cache.extend(key, value)
-            if vectors is not None:  # of one position: added here, as all rows share them
+            if vectors is not None:  # the query has one position, so all rows share the vectors
                 keys, values = keys + vectors[0], values + vectors[1]
             return self.output(cached_attention(query, keys, values, mask, bias).flatten(1))
         assert segments is not None
         if relative is not None:
             query, key = (relative.rotate(heads, segments.positions) for heads in (query, key))
-            # Vectors for whole rows of padded cells, the bias for the longest sentence: kernels of
-            # whole sentences want the former's width, and the latter is padded where it must be.
+            # Backends expect vectors of the width of the rectangle. They pad the bias, which has
+            # the width of the longest sentence.
             order = torch.arange(row_width(segments), device=values.device)
             vectors = relative.vectors(order, order)
             order = order[: segments.max_length]
@@ -245,18 +248,18 @@ class SelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Multi-head attention of the target over the encoded source."""
+    """Multi-head attention of the decoder over the encoder's output."""
 
     def __init__(self, dim: int, memory_dim: int, config: ModelConfig, *, dropout: float) -> None:
         super().__init__(dim, config, dropout=dropout)
-        self.sizes = [self.num_kv_heads] * 2  # Heads of the matrices that are fused.
+        self.sizes = [self.num_kv_heads] * 2  # Number of heads of each fused matrix: keys, values.
         self.query = linear(dim, dim, bias=self._bias)
         kv_rows = sum(self.sizes) * self.head_dim
         self.key_value = linear(memory_dim, kv_rows, bias=self._bias, blocks=2)
         self._add_output(dim, config)
 
     def project_cross_kv(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Project the encoder's output (M, D') to keys and values: (M, G, E) each."""
+        """Project the encoder's output (M, D') to keys and values, (M, G, E) each."""
         key, value = _split_heads(self.key_value(memory), self.sizes, self.head_dim)
         return self._norm("key_norm", key), value
 
@@ -270,20 +273,20 @@ class CrossAttention(_Attention):
         cache: CrossCache | None = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """(N, D) -> (N, D).
+        """Compute cross-attention: (N, D) -> (N, D).
 
         Args:
-            values: Packed tokens of the target.
-            memory: The encoder's output (M, D'); not used with a cache, as the next one.
-            segments: Sentences of target and source.
-            cache: While decoding: keys and values of the source.
-            weights: Where to append how much of each source token is read, the mean over the heads:
-                (B, T, S), or (B, K, S) with a cache; float32.
+            values: Hidden states of packed target tokens.
+            memory: The encoder's output (M, D'); not used with a cache.
+            segments: Sentences of target and source; not used with a cache.
+            cache: Keys and values of the source, for decoding.
+            weights: A list to append attention weights to, averaged over heads: (B, T, S), or
+                (B, K, S) with a cache; float32.
         """
         query = self.query(values).view(len(values), -1, self.head_dim)
         query = self._norm("query_norm", query)
         if cache is not None:
-            # Once more and in float32: the kernels that mix the values do not return weights.
+            # Computed separately, in float32: fused kernels do not return attention weights.
             if weights is not None:
                 beams = query.unflatten(0, (len(cache.key), -1))
                 keys, is_real = cache.key.transpose(1, 2), cache.mask[:, 0, 0] == 0
@@ -300,7 +303,7 @@ class CrossAttention(_Attention):
 
 
 class Residual(nn.Module):
-    """Wraps sub-layers of one width: norm, dropout and the sum, before or after (post or pre)."""
+    """Residual connection around a sub-layer, with norm (before or after) and dropout."""
 
     def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__()
@@ -310,9 +313,9 @@ class Residual(nn.Module):
 
     @override
     def forward(self, values: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """(N, D) -> (N, D)."""
-        # Pre-norm keeps an identity path from input to output, so deep stacks train without
-        # warm-up (Xiong et al. 2020); post-norm is the paper's.
+        """Apply ``sublayer`` with norm, dropout and residual: (N, D) -> (N, D)."""
+        # Pre-norm keeps an identity path from input to output, so deep models train without
+        # warm-up (Xiong et al. 2020). Post-norm is the original (Vaswani et al. 2017).
         if self._is_pre:
             return values + dropout(sublayer(self.norm(values)), self._dropout, self.training)
         return self.norm(values + dropout(sublayer(values), self._dropout, self.training))
@@ -360,14 +363,14 @@ class DecoderLayer(nn.Module):
         cache: LayerCache | None = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """(N, D) -> (N, D).
+        """Run the layer: (N, D) -> (N, D).
 
         Args:
-            values: Packed tokens of the target; with a cache the new one of each row.
+            values: Hidden states of packed target tokens; with a cache, of one token of each row.
             memory: The encoder's output (M, D').
             target: Sentences of ``values``.
             source: Sentences of ``memory``.
-            cache: While decoding it stands for the three before.
+            cache: Caches for decoding, instead of ``memory``, ``target`` and ``source``.
             weights: See `CrossAttention.forward`.
         """
         segments = None if target is None or source is None else (target, source)

@@ -1,9 +1,9 @@
-"""How tokens know where they stand: position schemes, their registry, and the embeddings.
+"""Position schemes, their registry, and token embeddings.
 
-A scheme has up to two parts: a table that is added to the embeddings (`AbsolutePositions`), and
-what self-attention does with distances (`RelativePositions`): rotating queries and keys, adding a
-bias to the scores, or adding vectors to keys and values. To add one, write its parts in a file of
-their own and register it in `POSITIONS`; then ``model.positions: NAME`` selects it.
+A scheme has up to two parts. `AbsolutePositions` are vectors that are added to the embeddings.
+`RelativePositions` change self-attention: they rotate queries and keys, add a bias to the scores,
+or add vectors to keys and values. To add a scheme, write its parts in a new file and register it in
+`POSITIONS`; then ``model.positions: NAME`` selects it.
 
 Shapes: N packed tokens, D model width, H heads, E head width, T query and S key positions.
 """
@@ -28,27 +28,34 @@ class AbsolutePositions(nn.Module):
     """Vectors that are added to the embeddings."""
 
     def table(self, num_positions: int) -> Tensor:
-        """Return the vectors of all positions below ``num_positions`` or more: (>= that, D)."""
+        """Return vectors of positions from 0. At least ``num_positions`` rows, D columns."""
         raise NotImplementedError
 
 
 class RelativePositions(nn.Module):
-    """What self-attention does with positions; does nothing unless overridden."""
+    """Position-dependent changes of self-attention. A method does nothing unless overridden."""
 
     def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Change queries or keys (N, H, E) that stand at ``positions``, (N,) or (1,)."""
+        """Rotate queries or keys (N, H, E) at ``positions``, (N,) or (1,). Same shape."""
         del positions
         return heads
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Return what is added to the scores, (H, T, S), for positions (T,) and (S,); or None."""
+        """Return a bias of the scores, (H, T, S), for positions (T,) and (S,); None for no bias."""
         del queries, keys
         return None
 
     def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return what is added to the keys and to the values that each query reads, or None.
+        """Return vectors to add to keys and to values, depending on the position of the query.
 
-        For positions (T,) and (S,): (T, S, E) each. No fused kernel of attention has them.
+        They prevent the use of fused attention kernels.
+
+        Args:
+            queries: Positions of queries. (T,).
+            keys: Positions of keys. (S,).
+
+        Returns:
+            Vectors for keys and vectors for values, (T, S, E) each; None for no vectors.
         """
         del queries, keys
         return None
@@ -56,11 +63,11 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class PositionScheme:
-    """Constructors of the parts of a scheme, of the model section and a width; None: no part."""
+    """Constructors of the parts of a scheme. They take the model section and a width."""
 
-    # Gets the width D; made for encoder and decoder.
+    # Takes the model width D. Called once for the encoder and once for the decoder.
     absolute: Callable[[ModelConfig, int], AbsolutePositions] | None = None
-    # Gets the head width E; made for each self-attention.
+    # Takes the head width E. Called for each self-attention.
     relative: Callable[[ModelConfig, int], RelativePositions] | None = None
 
 
@@ -71,12 +78,13 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     """Return the fixed position encodings of Vaswani et al. (2017), section 3.5.
 
     Args:
-        num_positions: Rows.
+        num_positions: Number of rows.
         dim: Width D, even.
-        layout: ``sinusoidal`` interleaves sines and cosines of wavelengths from 2 pi to below
-            10000 * 2 pi, as in the paper; ``sinusoidal-concatenated`` puts all sines first, as
-            Hugging Face does; so does ``sinusoidal-halves``, in D / 2 wavelengths that end exactly
-            at 10000 * 2 pi, as in Tensor2Tensor and Marian.
+        layout: Order of the columns. ``sinusoidal`` alternates sines and cosines of wavelengths
+            from 2 pi to below 10000 * 2 pi, as in the paper. ``sinusoidal-concatenated`` has the
+            same columns, all sines first, as in Hugging Face. ``sinusoidal-halves`` also has all
+            sines first, but its largest wavelength is exactly 10000 * 2 pi, as in Tensor2Tensor and
+            Marian.
 
     Returns:
         (num_positions, D), in torch's default dtype.
@@ -84,7 +92,7 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
     half = dim // 2
     steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
     rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10_000.0) / steps))
-    # In float64: late positions have large angles, of which float32 keeps few digits.
+    # In float64, because late positions have large angles, which lose digits in float32.
     angles = torch.arange(num_positions, dtype=torch.float64).unsqueeze(1) * rates
     waves = angles.sin(), angles.cos()
     interleaved = layout == "sinusoidal"
@@ -93,19 +101,19 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
 
 
 class SinusoidalPositions(AbsolutePositions):
-    """Sinusoids for any position; the table grows when a longer sentence comes."""
+    """Sinusoidal encodings of any position. The matrix grows when a longer sentence comes."""
 
     _table: Tensor
 
     def __init__(self, dim: int, layout: str) -> None:
         super().__init__()
         self._dim, self._layout = dim, layout
-        # Not persistent: a checkpoint must not depend on the longest sentence so far.
+        # Not saved: a checkpoint must not depend on the longest sentence so far.
         self.register_buffer("_table", sinusoids(256, dim, layout), persistent=False)
 
     @override
     def table(self, num_positions: int) -> Tensor:
-        table = self._table  # another thread may change it meanwhile
+        table = self._table  # another thread may replace the attribute
         if num_positions > len(table):
             table = sinusoids(2 * num_positions, self._dim, self._layout).to(table)
             self._table = table
@@ -122,20 +130,20 @@ class LearnedPositions(AbsolutePositions):
     @override
     def table(self, num_positions: int) -> Tensor:
         if num_positions > len(self.weight):
-            raise ValueError(f"{num_positions} positions, but the table holds {len(self.weight)}")
+            raise ValueError(f"{num_positions} positions, but the model has {len(self.weight)}")
         return self.weight
 
 
 class RotaryPositions(RelativePositions):
-    """Rotates pairs of features by angles that grow with the position (Su et al. 2021).
+    """Rotates pairs of features by angles proportional to the position (Su et al. 2021).
 
-    Feature i of the first half and of the second half form a pair; E is even.
+    Feature i of the first half and feature i of the second half form a pair. E must be even.
     """
 
     @override
     def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         half = heads.shape[-1] // 2
-        # Worked out anew: a table would have to grow with the longest sentence.
+        # Computed in each call: a stored matrix would have to grow with the longest sentence.
         rates = torch.arange(half, device=heads.device, dtype=torch.float32)
         rates = torch.exp(rates * (-math.log(10_000.0) / half))
         angles = (positions.unsqueeze(1) * rates).unsqueeze(1)  # (N, 1, E / 2)
@@ -145,14 +153,15 @@ class RotaryPositions(RelativePositions):
 
 
 class RelativeEmbeddings(RelativePositions):
-    """One trained vector for each distance of a key from its query, and one for each of a value.
+    """Trained vectors for keys and for values, one for each distance between query and key.
 
-    Distances beyond ``longest`` share its vectors; all heads of a layer share them, too. Source:
-    Shaw et al. (2018), section 3.2.
+    Larger distances use the vectors of ``longest``. All heads of a layer share the vectors.
+
+    Source: Shaw et al. (2018), section 3.2.
 
     Args:
-        longest: Distance k, in both directions: 2k + 1 vectors.
-        dim: Width E of a head.
+        longest: Maximum distance k in both directions. There are 2k + 1 vectors.
+        dim: Head width E.
     """
 
     def __init__(self, longest: int, dim: int) -> None:
@@ -163,18 +172,18 @@ class RelativeEmbeddings(RelativePositions):
     @override
     def vectors(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         longest = len(self.keys) // 2
-        # Clamped: the paper's hypothesis is that exact distances matter only nearby.
+        # Clamped: exact distances are only useful nearby (a hypothesis of the paper).
         rows = (keys - queries.unsqueeze(1)).clamp(-longest, longest) + longest  # (T, S)
         return F.embedding(rows, self.keys), F.embedding(rows, self.values)
 
 
 class Embedding(nn.Module):
-    """Vectors of tokens, scaled, with those of their positions.
+    """Scaled token embeddings plus position vectors, with dropout.
 
     Args:
         config: The model section.
         dim: Width D.
-        zero_start: Whether the first token is zeros, whatever it is.
+        zero_start: Whether the embedding of the first position is zero, whatever its token.
     """
 
     def __init__(self, config: ModelConfig, dim: int, *, zero_start: bool = False) -> None:
@@ -186,20 +195,24 @@ class Embedding(nn.Module):
         self.positions = absolute(config, dim) if absolute else None
 
     def position_table(self, num_positions: int) -> Tensor | None:
-        """Return vectors of at least ``num_positions`` positions; None where none are added."""
+        """Return vectors of at least ``num_positions`` positions; None if the scheme has none."""
         return None if self.positions is None else self.positions.table(num_positions + self._first)
 
     @override
     def forward(
         self, ids: Tensor, positions: Tensor, vectors: Tensor, table: Tensor | None
     ) -> Tensor:
-        """Embed ``ids`` (N,) at ``positions``, (N,) or (1,): (N, D).
+        """Embed tokens.
 
         Args:
-            ids: Tokens.
-            positions: Of each token, or of all; from 0, whatever ``first_position`` is.
-            vectors: Of the vocabulary. (V, D).
-            table: From `position_table`.
+            ids: Token ids. (N,), int64.
+            positions: Position of each token, or one position for all tokens, from 0 even if
+                ``first_position`` is not 0. (N,) or (1,), int64.
+            vectors: Embedding matrix. (V, D).
+            table: Position vectors from `position_table`.
+
+        Returns:
+            (N, D).
         """
         values = F.embedding(ids, vectors)
         if self._scale != 1:
@@ -207,7 +220,7 @@ class Embedding(nn.Module):
         if self._zero_start:
             values = values.masked_fill((positions == 0).unsqueeze(1), 0)
         if self.training and self._word_dropout:
-            # A whole token is missing then, as if it were unknown: the others are not scaled up.
+            # A whole token is dropped, as if it were unknown, so other tokens are not scaled up.
             kept = torch.rand(len(ids), 1, device=ids.device) >= self._word_dropout
             values = values * kept.to(values.dtype)
         if table is not None:

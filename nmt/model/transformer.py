@@ -1,6 +1,6 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017) and its step-by-step decoding.
+"""The encoder-decoder Transformer (Vaswani et al. 2017), for training and step-by-step decoding.
 
-Shapes: B sentences, S source and T target positions, N packed target and M source tokens, V
+Shapes: B sentences, S source and T target positions, N packed target and M packed source tokens, V
 vocabulary, D model width. Decoding: K beams, R = B * K rows; caches: `nmt.model.decoder_state`.
 """
 
@@ -31,14 +31,14 @@ from nmt.model.layers import (
 from nmt.model.positions import Embedding
 from nmt.packed import Packed
 
-_Forward = Callable[..., Tensor]  # The `forward` of a layer, or what calls a layer with its inputs.
+_Forward = Callable[..., Tensor]  # The `forward` of a layer, or a function that calls it.
 
 
 class DecodeToken(Protocol):
-    """Does what `Transformer.decode_token` does, faster."""
+    """A faster replacement of `Transformer.decode_token`."""
 
     def with_room(self, state: DecoderState) -> DecoderState:
-        """Return a state with space for one more position, where its caches are read best."""
+        """Return a state with space for one more position, in memory that this object prefers."""
         ...
 
     def __call__(self, inputs: StepInputs, /) -> Tensor:
@@ -49,8 +49,8 @@ class DecodeToken(Protocol):
 class Transformer(nn.Module):
     """Encoder, decoder and output projection.
 
-    Training calls it whole (`forward`, then the loss on `output_weight`); decoding calls `start`
-    once, and for each position `decode_step`, `logits` and `DecoderState.select`.
+    Training calls `forward`, then computes the loss with `output_weight`. Decoding calls `start`
+    once, then `decode_step`, `logits` and `DecoderState.select` for each position.
 
     Args:
         config: The model section.
@@ -61,14 +61,15 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        # Keep only the inputs of each layer for the backward pass, and work the rest out again.
+        # Whether to store only the inputs of each layer, and recompute the rest in the backward
+        # pass.
         self.recompute = False
         self._forwards: dict[type[nn.Module], _Forward] = {}
         self._compiler: Callable[[_Forward], _Forward] | None = None
         self._compiled: dict[_Forward, _Forward] = {}
         self._shares_inputs, self._ties_output = config.shares_inputs, config.ties_output
         self.source_vectors = _vectors(source_vocab_size, config.model_dim)
-        # Tied matrices are one parameter under the first name, so that nothing is stored twice.
+        # Tied embeddings are one parameter under the first name, so they are stored once.
         if not config.shares_inputs:
             self.target_vectors = _vectors(target_vocab_size, config.decoder_dim)
         if not config.ties_output:
@@ -77,7 +78,7 @@ class Transformer(nn.Module):
             nn.Parameter(torch.zeros(target_vocab_size)) if config.output_bias else None
         )
         self.source_embedding = Embedding(config, config.model_dim)
-        # Marian shifts the embedded target by one instead of reading BOS: its first vector is 0.
+        # Marian shifts the embedded target by one position instead of using BOS: the first is 0.
         zero_start = config.decoder_start == "zero"
         self.target_embedding = Embedding(config, config.decoder_dim, zero_start=zero_start)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
@@ -90,8 +91,8 @@ class Transformer(nn.Module):
                     nn.init.xavier_uniform_(parameter)
 
     @property
-    def target_embeddings(self) -> Tensor:
-        """Vectors of the target tokens: (V, D)."""
+    def target_table(self) -> Tensor:
+        """Embedding matrix of the target: (V, D)."""
         return self.source_vectors if self._shares_inputs else self.target_vectors
 
     @property
@@ -101,27 +102,29 @@ class Transformer(nn.Module):
 
     @property
     def _aligning_layers(self) -> set[nn.Module]:
-        """The upper half of the decoder, whose attention over the source aligns words.
+        """The decoder layers whose cross-attention is used for word alignment: the upper half.
 
-        Upper layers say it best: Garg et al. (2019), Jointly Learning to Align and Translate, found
-        the last but one of six. In a model with three decoder layers, trained on Multi30k, the step
-        that predicts a token looked at its source; that of Chen et al. (2020), which reads it,
-        looked further.
+        Upper layers align best. Garg et al. (2019), Jointly Learning to Align and Translate, found
+        the fifth of six layers. Attention is taken from the step that predicts a token. Chen et al.
+        (2020) take the step that reads it, which was worse for three decoder layers on Multi30k.
         """
         return {*list(self.decoder)[len(self.decoder) // 2 :]}
 
     def compile_layers(self, compiled: Callable[[_Forward], _Forward] | None) -> None:
-        """Run the layers by what ``compiled`` makes of their `forward`; None undoes it.
+        """Compile the layers with ``compiled``; None undoes it.
 
-        Each kind of layer is compiled once, however many there are. Only `forward` runs compiled
-        layers: training and its validation loss. Parameters keep their names.
+        Each type of layer is compiled once. Only `forward` uses compiled layers, in training and
+        for the validation loss. Names of parameters do not change.
+
+        Args:
+            compiled: Compiles a function, for example `torch.compile`.
         """
         kinds = EncoderLayer, DecoderLayer
         self._forwards = {kind: compiled(kind.forward) for kind in kinds} if compiled else {}
         self._compiler, self._compiled = compiled, {}
 
     def compiled(self, function: _Forward) -> _Forward:
-        """Return ``function``, compiled if the layers are: for what a loss does after them."""
+        """Return ``function``, compiled if the layers are compiled. For use in loss functions."""
         if self._compiler is None:
             return function
         if function not in self._compiled:
@@ -129,15 +132,20 @@ class Transformer(nn.Module):
         return self._compiled[function]
 
     def _run(self, layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
-        # `__call__` and not `forward`: hooks, as those of `nmt inspect`, are run.
+        # `__call__`, not `forward`, so that hooks run (`nmt inspect` uses them).
         run = partial(self._forwards.get(type(layer), nn.Module.__call__), layer)
         if self.recompute and self.training:
             return checkpoint(run, *inputs, use_reentrant=False)
         return run(*inputs)
 
     def encode(self, source: Packed, *, run: _Forward = nn.Module.__call__) -> Tensor:
-        """Encode packed source ids: (M, D)."""
-        # Looking for a kernel imports a compiler: not inside a layer that is being compiled.
+        """Encode source sentences: (M, D).
+
+        Args:
+            source: Source ids, each sentence ending in EOS.
+            run: Calls a layer with its inputs.
+        """
+        # Searching for a kernel imports a compiler, which must not happen inside compiled layers.
         prepare(source)
         table = self.source_embedding.position_table(source.max_length)
         values = self.source_embedding(source.ids, source.positions, self.source_vectors, table)
@@ -148,7 +156,14 @@ class Transformer(nn.Module):
     def decode(
         self, target: Packed, memory: Tensor, source: Packed, *, run: _Forward = nn.Module.__call__
     ) -> Tensor:
-        """Read target inputs and the encoder's output (M, D): hidden states (N, D)."""
+        """Run the decoder over whole target sentences: (N, D).
+
+        Args:
+            target: BOS and target ids.
+            memory: The encoder's output. (M, D).
+            source: Sentences of ``memory``.
+            run: Calls a layer with its inputs.
+        """
         table = self.target_embedding.position_table(target.max_length)
         values = self.target_embedding(target.ids, target.positions, self.target_embeddings, table)
         for layer in self.decoder:
@@ -157,52 +172,52 @@ class Transformer(nn.Module):
 
     @override
     def forward(self, source: Packed, target: Packed) -> Tensor:
-        """Return the decoder's hidden state before each token that is to be predicted.
+        """Return hidden states of the decoder, from which the next tokens are predicted.
 
         Args:
             source: Source ids, each sentence ending in EOS.
             target: BOS and target ids.
 
         Returns:
-            (N, D), without the filler of ``target``. `logits` or a loss on `output_weight` goes on
-            from there.
+            (N, D), without the filler of ``target``.
         """
         if self._forwards:
             for packed in (source, target):
-                Padding.of(packed)  # here: no layer is to make what the next one finds
+                Rectangle.of(packed)  # cached here, because compiled layers must not do it
         hidden = self.decode(target, self.encode(source, run=self._run), source, run=self._run)
         return hidden[: -target.num_filler] if target.num_filler else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., D) -> (..., V), not normalised."""
+        """Project hidden states to logits: (..., D) -> (..., V)."""
         return _project(hidden, self.output_weight, self.output_bias)
 
     def narrow_output(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return what gives the logits of some ``tokens`` (V',) alone: (..., D) -> (..., V')."""
+        """Return a function for the logits of ``tokens`` (V',) only: (..., D) -> (..., V')."""
         weight = self.output_weight.index_select(0, tokens)
         bias = None if self.output_bias is None else self.output_bias.index_select(0, tokens)
         return lambda hidden: _project(hidden, weight, bias)
 
     @torch.inference_mode()
     def align(self, source: Packed, target: Packed) -> Tensor:
-        """Return how much of each source token the decoder reads before it says each target token.
+        """Return the attention to each source token when each target token is predicted.
 
-        Runs in evaluation mode whatever mode the model is in.
+        Always runs in evaluation mode.
 
         Args:
             source: Source ids, each sentence ending in EOS.
             target: BOS and target ids.
 
         Returns:
-            (B, T, S), float32: row t is of the token after the t-th one; the mean over the heads of
-            the upper half of the layers. Rows sum to 1; those of padding are to be ignored.
+            (B, T, S), float32, averaged over the heads of the upper half of the layers. Row t
+            belongs to the prediction of token t + 1 of ``target``. Rows sum to 1. Rows of padding
+            have no meaning.
         """
         weights, aligning = list[Tensor](), self._aligning_layers
 
         def run(layer: nn.Module, *inputs: Tensor | Packed) -> Tensor:
             return layer(*inputs, weights=weights if layer in aligning else None)
 
-        # By keys and queries of the same layers that decoding uses, over the whole target at once.
+        # The same layers as in decoding, over the whole target at once.
         with evaluating(self):
             self.decode(target, self.encode(source), source, run=run)
         return torch.stack(weights).mean(0)
@@ -211,14 +226,14 @@ class Transformer(nn.Module):
     def start(
         self, source: Packed, *, with_coverage: bool = False, allowed: Tensor | None = None
     ) -> DecoderState:
-        """Encode a batch of sources, with one beam a sentence.
+        """Encode a batch of sources, and return a state with one beam per sentence.
 
         Args:
             source: Source ids, each sentence ending in EOS.
-            with_coverage: Whether to count from here on how much of each source token is read.
+            with_coverage: Whether to sum the attention to each source token over all steps.
             allowed: See `DecoderState.allowed`.
         """
-        # Keys and values of the source are the same in every step: projected once, here.
+        # Keys and values of the source are the same in every step, so they are projected once.
         memory = self.encode(source)
         layers = [m for m in self.decoder.modules() if isinstance(m, CrossAttention)]
         groups, width = layers[0].num_kv_heads, source.max_length
@@ -241,22 +256,25 @@ class Transformer(nn.Module):
     def decode_step(
         self, state: DecoderState, tokens: Tensor, run: DecodeToken | None = None
     ) -> tuple[Tensor, DecoderState]:
-        """Read the next token of each beam (B, K): hidden states (B, K, D) and the state after it.
+        """Append one token to each beam.
 
         Args:
-            state: Where decoding is. Its caches are reused.
-            tokens: (B, K), int64.
-            run: Does what `decode_token` does; not asked where the state counts a coverage.
+            state: State before. Its caches are reused.
+            tokens: The new tokens. (B, K), int64.
+            run: A replacement of `decode_token`. Not used if the state has a coverage.
+
+        Returns:
+            Hidden states (B, K, D), and the next state.
         """
-        # Recorded steps have no place to write attention weights to.
+        # Recorded steps cannot return attention weights.
         run = run if state.coverage is None else None
         state = state.with_room() if run is None else run.with_room(state)
         longer = state.length + 1
         position = tokens.new_full((1,), state.length)
         table = self.target_embedding.position_table(longer)
         ids, rows, coverage = tokens.flatten(), state.rows, state.coverage
-        # Beams may sit in other rows than their order says (see `reorder_cache`): tokens are put
-        # where their caches are, and the results back into order.
+        # Caches may be in a different order than beams (see `reorder_cache`). Move tokens to the
+        # rows of their caches, and move results back.
         if rows is not None:
             ids = torch.empty_like(ids).index_copy_(0, rows, ids)
         kv = state.self_kv.narrow(4, 0, longer)
@@ -279,12 +297,14 @@ class Transformer(nn.Module):
         filled: Tensor | None = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """Send a token of each row through the decoder; nothing here depends on values.
+        """Run the decoder on one token of each row.
+
+        No branch depends on tensor values, so a CUDA graph can record this method.
 
         Args:
-            inputs: Tokens, and what they look back on.
+            inputs: Tokens and caches.
             filled: See `SelfCache.mask`.
-            weights: Where the aligning layers append what they read of the source. (B, K, S) each.
+            weights: A list to append attention weights of the aligning layers to. (B, K, S) each.
 
         Returns:
             Hidden states. (R, D).
@@ -301,21 +321,21 @@ class Transformer(nn.Module):
 
 
 def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(..., D) -> (..., V); in float32 from 16 bits on a GPU, where no gradient is wanted.
+    """Project (..., D) to logits (..., V). On a GPU, 16-bit inputs give float32 if not training.
 
-    Logits in 16 bits tie where they are near each other, which is often so for the best.
+    Similar logits are often equal in 16 bits, which would make the best tokens ambiguous.
     """
     is_narrow = hidden.is_cuda and hidden.dtype.itemsize == 2
     if not is_narrow or torch.is_grad_enabled():
         return F.linear(hidden, weight, bias)
-    # A product of 16 bits with a float32 result: the weights are not cast, which would double them.
+    # A 16-bit product with a float32 result: casting the weights would double their memory.
     rows = torch.mm(hidden.reshape(-1, hidden.shape[-1]), weight.mT, out_dtype=torch.float32)
     return (rows if bias is None else rows + bias).view(*hidden.shape[:-1], -1)
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put models into evaluation mode, and back into training those that were in it."""
+    """Put models into evaluation mode; afterwards restore training mode where it was active."""
     were_training = [model for model in models if model.training]
     for model in were_training:
         model.eval()
@@ -327,7 +347,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: int) -> Transformer:
-    """Build the Transformer on the CPU in float32, from torch's default random generator.
+    """Build a Transformer on the CPU in float32, initialized by torch's default random generator.
 
     Raises:
         ValueError: Source and target share embeddings, but their vocabularies differ in size.
@@ -341,7 +361,7 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
 
 
 def count_parameters(model: Transformer) -> Mapping[str, int]:
-    """Count parameters by part: embedding and output, encoder, decoder."""
+    """Count parameters of ``embeddings`` (with the output projection), ``encoder``, ``decoder``."""
     sizes = {"embeddings": 0, "encoder": 0, "decoder": 0}
     for name, parameter in model.named_parameters():
         part = name.split("_")[0].split(".")[0]
@@ -350,9 +370,9 @@ def count_parameters(model: Transformer) -> Mapping[str, int]:
 
 
 def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
-    """Return, for each weight that holds several matrices one above the other, their rows.
+    """Return the number of rows of each matrix in each fused weight, by name of the weight.
 
-    Weight name -> rows of queries, keys and values; of keys and values; of gates and values.
+    Fused matrices are queries, keys and values; keys and values; gates and values.
     """
     fused = {}
     for name, module in model.named_modules():
@@ -366,12 +386,12 @@ def fused_rows(model: nn.Module) -> Mapping[str, list[int]]:
 
 
 def _final_norm(config: ModelConfig, dim: int) -> nn.Module:
-    """Norm after a stack of pre-norm layers; nothing after post-norm ones."""
+    """Return the norm after a stack of pre-norm layers; the identity for post-norm layers."""
     if config.norm_position == "post":
         return nn.Identity()
     return make_norm(config, dim)
 
 
 def _vectors(vocab_size: int, dim: int) -> nn.Parameter:
-    """Token vectors of expected length 1: times sqrt(D) they enter the model with variance 1."""
+    """Return random embeddings of expected norm 1. Scaled by sqrt(D) they have variance 1."""
     return nn.Parameter(torch.randn(vocab_size, dim) * dim**-0.5)

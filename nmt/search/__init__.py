@@ -1,4 +1,5 @@
-"""Token log probabilities in, hypotheses out: one search loop and its selectors.
+"""The search loop and its algorithms: beam search, greedy search, sampling and others.
 
-Knows no model, only a `nmt.search.selector.Stepper`, which may be a table or a Transformer.
+A search is independent of the model: it reads log probabilities from a
+`nmt.search.selector.Stepper`, which may be a Transformer or a lookup table.
 """

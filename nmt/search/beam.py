@@ -1,10 +1,10 @@
-"""Beam search (Graves 2012; Sutskever et al. 2014): plain, in groups, or with required phrases.
+"""Beam search (Graves 2012; Sutskever et al. 2014): plain, diverse, or with required phrases.
 
-Required phrases as in Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018). In
-addition, a hypothesis that continues where the model would have ended has a cost: phrases then
-stand inside the sentence.
+Required phrases follow Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018). In
+addition, a hypothesis pays a cost if it continues where the model would end. So phrases are placed
+inside the sentence, not after it.
 
-Shapes: B sentences still active, K beams in G groups of k, V vocabulary, t tokens so far.
+Shapes: B active sentences, K beams in G groups of k, V vocabulary, t tokens generated so far.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from nmt.search.selector import (
 )
 from nmt.text import EOS_ID, PAD_ID
 
-# Of each phrase, the length of its longest beginning that the output ends in; its whole length,
-# once it has been there.
+# For each phrase, how many of its first tokens the output ends with; the whole length once the
+# output contains the phrase.
 Progress = tuple[int, ...]
-# Cost, in nats, of going on for a phrase where the model finds the end most probable.
+# Cost, in nats, of continuing for a phrase where EOS is the most probable token.
 _PAST_END = 10.0
 
 
 class Candidates(NamedTuple):
     """The best continuations of the hypotheses of each sentence, best first. On the CPU."""
 
-    parents: Tensor  # Which beam each one continues. (B, 2K), int64.
-    tokens: Tensor  # The id it appends. (B, 2K), int64.
-    log_probs: Tensor  # Log probability of the whole longer hypothesis. (B, 2K), float32.
+    parents: Tensor  # Beam that each candidate continues. (B, 2K), int64.
+    tokens: Tensor  # Id that each candidate appends. (B, 2K), int64.
+    log_probs: Tensor  # Log probability of the whole extended hypothesis. (B, 2K), float32.
 
     def active(self, beam_size: int) -> Candidates:
-        """Return the best ``beam_size`` that do not end, in the same order.
+        """Return the best ``beam_size`` candidates that do not end in EOS, in the same order.
 
-        Those that end stand behind all others, as hypotheses that do not exist.
+        If there are too few, ended candidates with a log probability of minus infinity fill up.
         """
         ends = self.tokens == EOS_ID
         if not bool(ends.any()):
@@ -61,17 +61,19 @@ class Candidates(NamedTuple):
 def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
     """Rank all continuations of every sentence and keep the best 2 x ``beam_size``.
 
-    Twice as many as beams, because at most one for each beam can end in EOS, and so enough
-    unfinished ones are sure to remain. Each beam's best are found first: none below can matter.
-    Of equals, the one of the better beam goes first, then the one with the lower id.
+    At most one continuation of each beam ends in EOS, so at least ``beam_size`` unfinished
+    candidates remain. Ties are broken by the better beam, then by the lower token id.
 
     Args:
-        totals: Log probability of each hypothesis, best first; minus infinity for one that does
-            not exist. (B, K), float32, on the CPU. K is 1 at the first step, later ``beam_size``.
+        totals: Log probability of each hypothesis, best first; minus infinity marks an empty beam.
+            (B, K), float32, on the CPU. K is 1 at the first step, later ``beam_size``.
         log_probs: Log probability of each next token. (B, K, V), float32, on any device.
-        beam_size: Hypotheses to keep.
+        beam_size: Number of beams.
+
+    Returns:
+        2 x ``beam_size`` candidates for each sentence, best first.
     """
-    # Ranking each beam first looks at 2K instead of K x V sums on the host.
+    # Rank within each beam first: the host then sorts 2K x K sums instead of K x V.
     of_beam, tokens = largest(log_probs, 2 * beam_size)
     sums = (totals.unsqueeze(-1) + of_beam).flatten(1)
     best, order = torch.sort(sums, stable=True, dim=-1, descending=True)
@@ -80,23 +82,23 @@ def expand(totals: Tensor, log_probs: Tensor, beam_size: int) -> Candidates:
     short = 2 * beam_size - order.shape[1]
     if not short:
         return found
-    # A vocabulary smaller than the beam: hypotheses that do not exist fill up.
+    # The vocabulary is smaller than the beam: fill up with empty candidates.
     fillings = zip(found, (0, 0, -math.inf), strict=True)
     return Candidates(*(F.pad(x, (0, short), value=filling) for x, filling in fillings))
 
 
 class BeamSelector(Selector):
-    """Keeps the K best continuations.
+    """Plain beam search: keeps the K best continuations of each sentence.
 
-    A continuation may finish only if it ends in EOS *and* stands among the best K: so a beam of
-    one is greedy search. The search of a sentence ends with K finished hypotheses, or earlier
-    when no unfinished one can still reach its n best.
+    A hypothesis finishes if it ends in EOS *and* is among the best K, so a beam of one is greedy
+    search. The search of a sentence stops after K finished hypotheses, or earlier if no unfinished
+    hypothesis can still reach the n-best list.
     """
 
     def __init__(self, inputs: SearchInputs, num_groups: int = 1) -> None:
         options, self._count = inputs.options, len(inputs.source)
         self._num_groups, self._n_best = num_groups, options.n_best
-        self._beam_size = options.beam_size // num_groups  # of a group
+        self._beam_size = options.beam_size // num_groups  # of each group
         self._finished = FinishedHypotheses(
             inputs,
             beam_size=self._beam_size,
@@ -113,13 +115,13 @@ class BeamSelector(Selector):
         return Selection(tokens, totals, parents, active)
 
     def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
-        """Continuations: the first K may end, and the first K others continue."""
+        """Return candidates. Those among the first K may end; the first K others may continue."""
         return expand(beams.totals, log_probs, self._beam_size)
 
     def _finish(
         self, found: Candidates, pools: Tensor, history: Tensor, coverage: Tensor | None
     ) -> None:
-        """Add to the ``pools`` (B,) what ends among the best K."""
+        """Add candidates among the best K that end in EOS to the ``pools`` (B,)."""
         ends = found.tokens[:, : self._beam_size] == EOS_ID
         if not bool(ends.any()):
             return
@@ -132,11 +134,14 @@ class BeamSelector(Selector):
 
     @override
     def results(self) -> list[list[Hypothesis]]:
-        """The n best of every sentence: of each group the best, then the second; by score."""
+        """Return the n-best list of every sentence, by score.
+
+        Groups contribute in turn: the best of each group, then the second best of each group.
+        """
         found, groups = [], self._num_groups
         for first in range(0, self._count * groups, groups):
             rounds = zip_longest(*map(self._finished.ranked, range(first, first + groups)))
-            # Groups may meet: each output once.
+            # Groups may find the same output: keep it once.
             unique = {h.ids: h for round_ in rounds for h in round_ if h is not None}
             best = list(unique.values())[: self._n_best]
             found.append(sorted(best, key=lambda hypothesis: -hypothesis.score))
@@ -144,12 +149,12 @@ class BeamSelector(Selector):
 
 
 class DiverseSelector(BeamSelector):
-    """Groups of beams that avoid each other's tokens (Vijayakumar et al. 2016).
+    """Diverse beam search: groups of beams avoid each other's tokens (Vijayakumar et al. 2016).
 
-    The groups choose one after the other; the first is plain beam search with k beams. For a later
-    group a token loses ``diverse_beam_strength`` for each beam of an earlier one that continued
-    with it in this step (Hamming diversity). That decides what is kept, and is not part of the log
-    probability of a hypothesis. A group that has its finished hypotheses stops.
+    Groups choose tokens one after another; the first group is plain beam search with k beams. In a
+    later group, a token loses ``diverse_beam_strength`` for each beam of an earlier group that
+    chose it in this step (Hamming diversity). This penalty only affects the ranking, not the log
+    probabilities of hypotheses. A group stops when it has enough finished hypotheses.
     """
 
     def __init__(self, inputs: SearchInputs) -> None:
@@ -165,10 +170,9 @@ class DiverseSelector(BeamSelector):
         for group in range(self._num_groups):
             first = group * self._beam_size if beams.history.shape[1] > 1 else 0
             own = slice(first, first + self._beam_size)
-            # A full group goes on as hypotheses that do not exist: groups stay equally wide.
+            # A full group continues with empty beams, so that all groups keep the same width.
             before = beams.totals[:, own].masked_fill(full[:, group, None], -torch.inf)
-            # Ranked as if tokens were less likely the more often they are taken; the totals that
-            # are kept below come from `log_probs`, without the penalty.
+            # The penalty only affects the ranking: the totals below are sums of `log_probs`.
             ranked = log_probs[:, own] - self._strength * taken.unsqueeze(1)
             found = expand(before, ranked, self._beam_size)
             where = rows, *(x.to(rows.device) for x in (found.parents + first, found.tokens))
@@ -186,7 +190,14 @@ class DiverseSelector(BeamSelector):
 
 @lru_cache(1 << 16)
 def _advance(phrase: Ids, matched: int, token: int) -> int:
-    """Length of the longest beginning of ``phrase`` that the matched one ends in with ``token``.
+    """Return how many first tokens of ``phrase`` are matched after one more token.
+
+    This is a step of the Knuth-Morris-Pratt automaton of the phrase.
+
+    Args:
+        phrase: Token ids.
+        matched: Matched tokens before.
+        token: The new token.
 
     >>> _advance((4, 4, 5, 4, 4, 6), 5, 5), _advance((4, 4, 5), 2, 6)
     (3, 0)
@@ -196,10 +207,10 @@ def _advance(phrase: Ids, matched: int, token: int) -> int:
 
 
 class RequiredPhrases:
-    """The phrases of one sentence, each an automaton.
+    """Tracks which required phrases of one sentence an output contains.
 
     Args:
-        phrases: Token ids. One that is part of another is met with it.
+        phrases: Token ids of each phrase. A phrase inside another phrase is dropped.
     """
 
     def __init__(self, phrases: Sequence[Ids]) -> None:
@@ -210,7 +221,7 @@ class RequiredPhrases:
             if not any(contains(other, phrase) for other in unique if other != phrase)
         )
         self.num_tokens = sum(map(len, self.phrases))  # Tokens of all phrases.
-        self.start: Progress = (0,) * len(self.phrases)  # Of an empty output.
+        self.start: Progress = (0,) * len(self.phrases)  # Progress of an empty output.
 
     def advance(self, progress: Progress, token: int) -> Progress:
         """Return the progress after one more token."""
@@ -220,14 +231,13 @@ class RequiredPhrases:
         )
 
     def wanted(self, progress: Progress) -> set[int]:
-        """Tokens that bring a phrase further."""
+        """Return the tokens that continue or start a phrase."""
         return {phrase[matched] for phrase, matched in self._open(progress)}
 
     def num_met(self, progress: Progress) -> int:
-        """Return how many tokens are met: of finished phrases and of the one that is furthest.
+        """Return the number of met tokens: of all finished phrases, and of the longest started one.
 
-        Every wanted token that belongs to that one adds one or more. The output contains all
-        phrases when all tokens are met.
+        The output contains all phrases if this equals ``num_tokens``.
         """
         begun = max((matched for _, matched in self._open(progress)), default=0)
         missing = sum(len(phrase) for phrase, _ in self._open(progress))
@@ -239,18 +249,19 @@ class RequiredPhrases:
 
 
 def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
-    """Divide the beam among banks of hypotheses that have met equally many tokens.
+    """Divide the beam among banks. A bank holds the hypotheses with the same number of met tokens.
 
-    Every bank gets the same part, the last one the remainder; what a bank cannot fill goes to the
-    highest banks that can use it. Source: Post and Vilar (2018), section 3.2, who pass it on from
-    bank to bank.
+    Every bank gets the same number of beams; the last bank also gets the remainder. Beams that a
+    bank cannot fill go to the highest banks with more candidates.
+
+    Source: Post and Vilar (2018), section 3.2, except that they pass unused beams to neighbours.
 
     Args:
-        counts: Candidates in each bank, by tokens met.
-        beam_size: Places to give.
+        counts: Candidates in each bank, by number of met tokens.
+        beam_size: Number of beams.
 
     Returns:
-        Places of each bank, none above its count; together ``beam_size`` or all candidates.
+        Beams of each bank, at most its count. They sum to ``beam_size``, or to all candidates.
 
     >>> bank_sizes([9, 9, 1], 8)
     [2, 5, 1]
@@ -269,10 +280,9 @@ def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
 
 
 class _Candidate(NamedTuple):
-    """One continuation."""
+    """One continuation. Candidates are sorted by their fields, in this order."""
 
-    # Negative log probability, and ``past_end``. The order of fields is that of candidates.
-    cost: float
+    cost: float  # Negative log probability plus ``past_end``.
     beam: int
     token: int
     progress: Progress
@@ -280,12 +290,13 @@ class _Candidate(NamedTuple):
 
 
 class ConstrainedSelector(BeamSelector):
-    """Shares the beam among hypotheses with different numbers of met tokens.
+    """Beam search with required phrases (lexical constraints).
 
-    Candidates are the continuations of plain beam search, and for each beam its best one and all
-    that bring a required phrase further. Only what contains all phrases may end; what goes on for
-    a phrase past the model's own end ranks, and scores, as if it were less likely by `_PAST_END`
-    nats. A sentence without required phrases is searched as by `BeamSelector`.
+    Candidates are those of plain beam search, and for each beam its best token and all tokens that
+    continue a required phrase. The beam is divided by the number of met tokens: see `bank_sizes`. A
+    hypothesis may only end if it contains all phrases. A hypothesis that continues for a phrase
+    where EOS is most probable pays `_PAST_END` nats. Sentences without required phrases use plain
+    beam search.
     """
 
     meets_required_phrases = True
@@ -293,9 +304,9 @@ class ConstrainedSelector(BeamSelector):
     def __init__(self, inputs: SearchInputs) -> None:
         super().__init__(inputs)
         self._phrases = [RequiredPhrases(own.required) for own in inputs.constraints]
-        self._progress = [[own.start] for own in self._phrases]  # of each sentence, of each beam
+        self._progress = [[own.start] for own in self._phrases]  # for each sentence and beam
         self._past_end = [[0.0] for _ in self._phrases]
-        self._paid: dict[int, list[float]] = {}  # what the beams of this step had paid before
+        self._paid: dict[int, list[float]] = {}  # costs of the beams before this step
         self._penalty = length_penalty(inputs.options)
 
     @override
@@ -331,7 +342,7 @@ class ConstrainedSelector(BeamSelector):
         tokens: list[int],
         scores: list[float],
     ) -> list[tuple[int, int, float]]:
-        """Choose what ends and, behind it, what continues; note the progress of the latter."""
+        """Return the candidates that end, then those that continue, and store their progress."""
         own, before = self._phrases[sentence], self._progress[sentence]
         paid = self._paid[sentence] = self._past_end[sentence]
 
@@ -372,7 +383,7 @@ class ConstrainedSelector(BeamSelector):
     def _within_banks(
         self, own: RequiredPhrases, candidates: Sequence[_Candidate]
     ) -> list[_Candidate]:
-        """The best of each bank, in the same order."""
+        """Return the best candidates of each bank, in the same order."""
         banks = [own.num_met(candidate.progress) for candidate in candidates]
         counts = [banks.count(bank) for bank in range(own.num_tokens + 1)]
         places, kept = bank_sizes(counts, self._beam_size), []

@@ -1,10 +1,10 @@
-"""Searches without a beam: greedy search, its variant that does not wait, alternatives, samples.
+"""Searches without a beam: greedy search, alternatives and sampling.
 
-Hypotheses grow independently: there is nothing to rank or to reorder, so a step costs less than one
-of beam search.
+Hypotheses grow independently. They are not ranked or reordered, so a step is cheaper than a step of
+beam search.
 
-Shapes: B sentences still active, n hypotheses of each, V vocabulary, t tokens so far, C
-tokens to choose from.
+Shapes: B active sentences, n hypotheses of each, V vocabulary, t tokens generated so far, C
+candidate tokens.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ from nmt.search.selector import (
 )
 from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
 
-# Waiting in each step leaves a GPU idle while the host decides; waiting rarely computes steps for
+# Checking every step leaves the GPU idle while the host decides. Checking rarely wastes steps on
 # sentences that have ended.
 _STEPS_BETWEEN_LOOKS = 4
-# SplitMix64 (Steele et al. 2014) instead of a torch.Generator: what a generator draws depends on
-# what was drawn before it, hence on the batch. As signed numbers: torch's integers wrap around.
+# SplitMix64 (Steele et al. 2014) instead of torch.Generator, whose numbers depend on earlier draws
+# and so on the batch. The constants are signed, because torch integers are; they wrap around.
 _GOLDEN, _MIX_1, _MIX_2 = (
     x - 2**64 for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 _BITS = 32
 _MOST_POSITIONS = 1 << 32
-_FIRST_LOOK = 256  # tokens: most nuclei are smaller
+_FIRST_LOOK = 256  # tokens; most nuclei are smaller
 
 
 class IndependentSelector(Selector):
-    """Continues each hypothesis with one token that `pick` returns.
+    """Continues each hypothesis with the token that `pick` returns.
 
-    All hypotheses of a sentence begin as one; those that have ended leave the batch.
+    The first step has one hypothesis for each sentence, which is then copied. Ended hypotheses
+    leave the batch.
 
     Args:
         inputs: The batch.
-        num_hypotheses: Of each sentence, numbered from 0.
+        num_hypotheses: Hypotheses of each sentence, numbered from 0.
     """
 
     def __init__(self, inputs: SearchInputs, num_hypotheses: int) -> None:
@@ -69,16 +70,16 @@ class IndependentSelector(Selector):
 
     @abstractmethod
     def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next token of each hypothesis.
+        """Choose the next token of each hypothesis.
 
         Args:
-            log_probs: Of all tokens. (B, n, V), float32, on the device of the stepper.
-            beams: The hypotheses; at the first step they are one.
-            numbers: Of the hypotheses. (B, n), int64, on the CPU.
+            log_probs: Log probabilities of all tokens. (B, n, V), float32, on the stepper's device.
+            beams: The hypotheses; one for each sentence at the first step.
+            numbers: Numbers of the hypotheses. (B, n), int64, on the CPU.
 
         Returns:
-            Log probabilities (B, n), float32, and ids, int64, on the CPU. A hypothesis is dropped
-            where its log probability is not above minus infinity.
+            Log probabilities (B, n), float32, and token ids (B, n), int64, on the CPU. A hypothesis
+            with minus infinity or NaN is dropped.
         """
 
     @override
@@ -87,7 +88,7 @@ class IndependentSelector(Selector):
         are_one = log_probs.shape[1] < count
         best, ids = self.pick(log_probs.expand(-1, count, -1), beams, self._numbers)
         totals = beams.totals + best
-        # Most steps end nothing. That is found out on lists: tensors would take most of a step.
+        # No hypothesis ends in most steps. Lists detect this much faster than tensor operations.
         has_end = EOS_ID in ids.flatten().tolist()
         may_end = has_end or not math.isfinite(sum(best.flatten().tolist()))
         if not are_one and not may_end:
@@ -99,8 +100,8 @@ class IndependentSelector(Selector):
             history = beams.history.expand(-1, count, -1)[rows, slots]
             self._finished.add(pools, history, totals[rows, slots])
         self._is_open = self._is_open & ~ends
-        # Tensors are rectangles: sentences with fewer open hypotheses keep some that have ended,
-        # which stand behind the open ones and are not counted again.
+        # Tensors are rectangular: sentences with fewer open hypotheses are filled up with ended
+        # hypotheses at the end, which are not counted again.
         active, width = self._is_open.any(1), int(self._is_open.sum(1).max())
         if not width:
             return Selection(ids, totals, active=active)
@@ -113,16 +114,16 @@ class IndependentSelector(Selector):
 
     @override
     def results(self) -> list[list[Hypothesis]]:
-        """In the order of their numbers, without those that could not end."""
+        """Return the hypotheses of each sentence by number, without those that were dropped."""
         n = self._num_hypotheses
         pools = (range(first, first + n) for first in range(0, self._count * n, n))
         return [[h for pool in own for h in self._finished.ranked(pool)] for own in pools]
 
 
 class GreedySelector(IndependentSelector):
-    """The most probable token, again and again; of equals the lowest id.
+    """Greedy search: always the most probable token; of equal tokens the one with the lowest id.
 
-    Finds what a beam of one finds.
+    The result equals that of beam search with one beam.
     """
 
     def __init__(self, inputs: SearchInputs) -> None:
@@ -135,10 +136,10 @@ class GreedySelector(IndependentSelector):
 
 
 class AlternativesSelector(IndependentSelector):
-    """The most probable tokens that can follow the prefix, each completed by greedy search.
+    """Alternatives: the most probable tokens after the prefix, each completed by greedy search.
 
-    Results are in the order of these tokens, the most probable first; fewer than ``n_best`` where
-    fewer tokens are possible.
+    Results are in the order of these tokens, most probable first. There are fewer than ``n_best``
+    if fewer tokens are possible.
     """
 
     def __init__(self, inputs: SearchInputs) -> None:
@@ -151,7 +152,7 @@ class AlternativesSelector(IndependentSelector):
         best, ids = (x.cpu() for x in first_largest(log_probs))
         parting = self._part_at[beams.sentences] == beams.history.shape[2]
         rows = parting.nonzero().squeeze(1)
-        if len(rows):  # until here all hypotheses of a sentence are the same
+        if len(rows):  # before this step all hypotheses of a sentence are equal
             values, tokens = largest(log_probs[rows.to(log_probs.device), 0], self._n_best)
             missing = self._n_best - values.shape[1]
             best[rows] = F.pad(values, (0, missing), value=-torch.inf)
@@ -162,19 +163,20 @@ class AlternativesSelector(IndependentSelector):
 def greedy_without_waiting(
     stepper: Stepper[S], source: Packed, limits: Tensor, penalty: LengthPenalty
 ) -> list[list[Hypothesis]]:
-    """Append the most probable token until EOS, or until EOS alone may come.
+    """Run greedy search without waiting for the device in every step.
 
-    Finds what `GreedySelector` finds, which waits for the device in each step: here tokens are
-    chosen on the device, and the host looks every few steps at what has ended.
+    The result equals that of `GreedySelector`, which waits in every step. Here tokens are chosen on
+    the device, and the host checks every few steps which sentences have ended.
 
     Args:
-        stepper: Gives probabilities.
+        stepper: Computes log probabilities.
         source: Source ids, each sentence ending in EOS.
-        limits: Shortest and longest output of each sentence with EOS. (2, B), int64, on the CPU.
-        penalty: Divides the log probability of an output.
+        limits: Minimum and maximum output length of each sentence, EOS included. (2, B), int64, on
+            the CPU.
+        penalty: Length penalty, the divisor of log probabilities.
 
     Returns:
-        One hypothesis of each sentence; none where no token was possible.
+        One hypothesis for each sentence; an empty list if no token was possible.
     """
     device, count = source.ids.device, limits.shape[1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
@@ -186,14 +188,14 @@ def greedy_without_waiting(
     while len(sentences):
         log_probs, state = stepper.step(state, tokens)
         length += 1
-        # Limits are lists on the host: to ask the device whether one is near would wait for it.
+        # Limits are compared on the host, because reading them from the device would wait for it.
         shortest, longest = limits.tolist()
         early = own_limits[0] > length if length < max(shortest) else None
         last = own_limits[1] <= length if length >= min(longest) else None
         tokens, best = _choose(log_probs, early, last)
-        # Sentences that have ended run along until the next look; their totals must not change.
+        # Ended sentences stay in the batch until the next check; their totals must not change.
         totals = torch.where(is_done, totals, totals + best)
-        # Not `best == -inf`: NaN is not an output either.
+        # Not `best == -inf`: NaN also ends a sentence.
         is_done = is_done | (tokens == EOS_ID).squeeze(1) | ~(best > -torch.inf)
         new.append(tokens)
         if len(new) < _STEPS_BETWEEN_LOOKS and length < max(longest):
@@ -221,10 +223,12 @@ def greedy_without_waiting(
 
 
 def _choose(log_probs: Tensor, early: Tensor | None, last: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the first of the most probable tokens, (B, 1), int64, and its log probability, (B,).
+    """Return the most probable token, (B, 1), int64, and its log probability, (B,), float32.
 
-    Overwrites ``log_probs`` (B, 1, V), float32. EOS may not come where ``early`` (B,), and nothing
-    else where ``last`` (B,).
+    Args:
+        log_probs: (B, 1, V), float32. Overwritten.
+        early: Sentences in which EOS is not allowed yet. (B,), bool; None for no sentence.
+        last: Sentences in which only EOS is allowed. (B,), bool; None for no sentence.
     """
     log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
     ends = log_probs[..., EOS_ID]  # (B, 1), a view
@@ -235,17 +239,17 @@ def _choose(log_probs: Tensor, early: Tensor | None, last: Tensor | None) -> tup
         kept = ends.clone()
         log_probs.masked_fill_(last[:, None, None], -torch.inf)
         ends.copy_(kept)
-    # Of equals `max` finds the first; `first_largest` is a shortcut for CPUs.
+    # `max` returns the first of equal values, as `first_largest` does, which is faster on CPUs.
     best, tokens = log_probs.squeeze(1).max(dim=-1, keepdim=True)
     return tokens, best.squeeze(1)
 
 
 class SamplingSelector(IndependentSelector):
-    """Draws ``n_best`` translations of each sentence; results are in the order of their numbers.
+    """Sampling: draws ``n_best`` translations of each sentence. Results are in order of number.
 
-    Every draw is a pure function of seed, source ids, number of the sample and position: a sentence
-    gets the same samples in whatever batch and order, on every device. The log probability of a
-    hypothesis is the model's, whatever the temperature.
+    Every draw is a pure function of seed, source ids, sample number and position. So a sentence
+    gets the same samples in every batch and on every device. Log probabilities of hypotheses do not
+    depend on the temperature.
     """
 
     def __init__(self, inputs: SearchInputs) -> None:
@@ -263,70 +267,70 @@ class SamplingSelector(IndependentSelector):
 
 
 def source_key(seed: int, ids: Sequence[int]) -> int:
-    """Hash seed and source ids to 64 bits."""
+    """Hash the seed and the source ids of a sentence to a signed 64-bit integer."""
     digest = hashlib.blake2b(f"{seed}:{','.join(map(str, ids))}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def sample_keys(keys: Tensor, numbers: Tensor, position: int) -> Tensor:
-    """Return 64 bits for each sample of a sentence at one position: (B, n), int64.
+    """Return a random 64-bit key for each sample at one position: (B, n), int64.
 
     Args:
-        keys: Of the sentences. (B, 1), int64.
-        numbers: Of the samples. (B, n), int64.
-        position: In the output, from 1.
+        keys: Keys of the sentences, from `source_key`. (B, 1), int64.
+        numbers: Numbers of the samples. (B, n), int64.
+        position: Position in the output, from 1.
     """
-    # SplitMix64 adds an odd constant for each number drawn, and mixes: here the count is made of
-    # sample and position, so that any number can be drawn without those before it.
+    # SplitMix64 adds an odd constant for each draw, then mixes. Here the number of the draw is
+    # computed from sample and position, so that every draw is independent of earlier draws.
     return _mixed(keys + (numbers * _MOST_POSITIONS + position) * _GOLDEN)
 
 
 def exponential(keys: Tensor, ids: Tensor) -> Tensor:
-    """Return numbers above 0, exponentially distributed with mean 1: a pure function.
+    """Return exponentially distributed numbers with mean 1, a pure function of the arguments.
 
     Args:
-        keys: Of the samples. (B, n, 1), int64.
-        ids: Tokens. (C,) or (B, n, C), int64.
+        keys: Keys of the samples, from `sample_keys`. (B, n, 1), int64.
+        ids: Token ids. (C,) or (B, n, C), int64.
 
     Returns:
         (B, n, C), float32.
     """
     bits = _shift(_mixed(keys + (ids + 1) * _GOLDEN), 64 - _BITS)
-    # At most the largest float32 below 1, as log(1 - 1) is infinite.
+    # Below 1 in float32, because log(1 - 1) is infinite.
     chances = bits.float().add_(0.5).mul_(2.0**-_BITS).clamp_(max=1 - 2**-24)
     return chances.neg_().log1p_().neg_()
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Mix all bits of each number, in place."""
+    """Mix the bits of each number (SplitMix64), in place."""
     bits.bitwise_xor_(_shift(bits, 30)).mul_(_MIX_1)
     bits.bitwise_xor_(_shift(bits, 27)).mul_(_MIX_2)
     return bits.bitwise_xor_(_shift(bits, 31))
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
-    """Shift right, zeros coming in on the left."""
+    """Shift right, filling with zeros (logical shift)."""
     return (bits >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def draw(
     log_probs: Tensor, keys: Tensor, config: DecodingConfig, tokens: Tensor | None = None
 ) -> Tensor:
-    """Choose one token of each row, by its temperature, then top k, top p and epsilon.
+    """Draw one token of each row, after temperature, top k, top p and epsilon cutoff.
 
-    Each token has an exponential number of its own, and the largest ratio of probability to number
-    wins: each token as often as it is probable. Probabilities are rounded otherwise in other
-    batches, which matters only where two ratios are all but equal. On a scale of sums it would
-    wherever one token ends and the next begins.
+    Each token gets an exponentially distributed number. The token with the largest ratio of
+    probability to number is drawn, so each token is drawn with its probability. Probabilities are
+    rounded differently in other batches, but this only changes the result if two ratios are almost
+    equal. With cumulative sums it would change results more often.
 
     Args:
-        log_probs: (B, n, V), float32. Minus infinity for what may not come.
-        keys: Of `sample_keys`. (B, n), int64.
-        config: How to sample.
-        tokens: What V stands for; see `nmt.search.selector.Stepper`.
+        log_probs: (B, n, V), float32. Minus infinity for tokens that are not allowed.
+        keys: Keys from `sample_keys`. (B, n), int64.
+        config: Options of sampling.
+        tokens: Vocabulary ids of the V columns; see `nmt.search.selector.Stepper.tokens`.
 
     Returns:
-        (B, n), int64. Any id in a row that has nothing to draw.
+        Column of each drawn token. (B, n), int64. Undefined in a row without allowed tokens.
     """
     scores = log_probs / config.temperature
     ids = torch.arange(scores.shape[-1], device=scores.device)
@@ -340,16 +344,16 @@ def draw(
     if config.epsilon_cutoff:
         least = probs.amax(-1, keepdim=True).clamp(max=config.epsilon_cutoff)
         probs = probs * (probs >= least)
-    # The "exponential race": of clocks with rates p the first rings with probability p. Nothing is
-    # summed over the vocabulary, so shortlists and other batches draw the same token.
+    # The "exponential race": of clocks with rates p, each rings first with probability p. There is
+    # no sum over the vocabulary, so shortlists and other batches draw the same token.
     places = (probs / exponential(keys.unsqueeze(-1), names)).argmax(-1, keepdim=True)
     return ids.expand_as(probs).gather(-1, places).squeeze(-1)
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of tokens with a mass of ``top_p`` (Holtzman et al. 2020), and ties.
+    """Zero all probabilities outside the smallest set with mass ``top_p`` (Holtzman et al. 2020).
 
-    Most of the probability is in few tokens: more are sorted only where that is not so.
+    Tokens as probable as the last token of the set are also kept.
 
     >>> nucleus(torch.tensor([0.1, 0.4, 0.2, 0.3]), 0.6)
     tensor([0.0000, 0.4000, 0.0000, 0.3000])
@@ -361,7 +365,6 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
         if count == size or bool((mass[..., -1] >= top_p).all()):
             break
         count = min(8 * count, size)
-    # The last one needed is compared by its value: tokens as probable as it stay as well, so that
-    # the set does not depend on how `topk` orders equals.
+    # Compare by value, so that the set does not depend on the order of equal values in `topk`.
     needed = (mass < top_p).sum(-1, keepdim=True).clamp(max=count - 1)
     return probs * (probs >= best.gather(-1, needed))

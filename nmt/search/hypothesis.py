@@ -1,6 +1,6 @@
-"""A translation: what it must look like, how long it may be, and how it is scored.
+"""Hypotheses, constraints on them, length limits and length penalty. Does not import torch.
 
-A length counts the tokens of a hypothesis with its EOS. Loads no torch.
+The length of a hypothesis is its number of tokens, EOS included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nmt.config.model import DecodingConfig
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 Ids = tuple[int, ...]
-# Length, from 1 -> divisor of the log probability. Never falls with the length.
+# Takes a length from 1; returns the divisor of the log probability, which never decreases.
 LengthPenalty = Callable[[int], float]
 
 
@@ -24,24 +24,27 @@ class Hypothesis:
 
     ids: Ids  # Target ids without BOS and EOS.
     log_prob: float  # Natural-log probability of the ids and of EOS.
-    # ``log_prob`` after length normalisation, and after the coverage penalty if there is one and
-    # the cost of required phrases past the end; higher is better.
+    # ``log_prob`` after length normalisation, minus the coverage penalty and the cost of required
+    # phrases after the end, if any. Higher is better.
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What the output of one sentence is like, as target ids. Phrases have one token or more.
+    """Constraints on the output of one sentence, as target ids.
 
-    A rule about ids is not quite one about text: a phrase may be written in other subwords.
+    Phrases are compared by ids: the same text in other subwords is a different phrase.
+
+    Raises:
+        ValueError: A phrase is empty, or contains PAD, BOS or EOS.
     """
 
-    # What the output begins with, or with ``prefix_bias_beta`` is drawn to. Any ids but PAD, BOS
-    # and EOS; no other rule holds for a forced prefix.
+    # The output begins with these ids. With ``prefix_bias_beta`` they are only more probable. Other
+    # rules do not apply to a forced prefix.
     prefix: Ids = ()
-    # Phrases that the output contains, in any order; they may overlap, and the prefix counts.
+    # Phrases that the output must contain, in any order. They may overlap or be in the prefix.
     required: tuple[Ids, ...] = ()
-    # Phrases that the output does not contain, unless in a forced prefix.
+    # Phrases that the output must not contain, except in a forced prefix.
     forbidden: tuple[Ids, ...] = ()
 
     def __post_init__(self) -> None:
@@ -49,15 +52,15 @@ class Constraints:
         if not all(phrases):
             raise ValueError("a phrase has no tokens")
         if {PAD_ID, BOS_ID, EOS_ID} & {token for ids in (self.prefix, *phrases) for token in ids}:
-            raise ValueError("PAD, BOS and EOS are no part of an output")
+            raise ValueError("a prefix or phrase must not contain PAD, BOS or EOS")
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that an output needs for its prefix and required phrases, at most."""
+        """Maximum number of tokens that the prefix and the required phrases need."""
         return len(self.prefix) + sum(map(len, self.required))
 
     def contradiction(self, no_repeat_ngram_size: int = 0) -> str | None:
-        """Say why no output can meet them, if that is plain from the phrases alone.
+        """Return why no output can meet the constraints; None if there is no obvious reason.
 
         >>> Constraints(required=((5, 6, 7),), forbidden=((6, 7),)).contradiction()
         'a required phrase contains a forbidden one'
@@ -78,7 +81,7 @@ NONE = Constraints()
 
 
 def contains(ids: Ids, phrase: Ids) -> bool:
-    """Whether ``phrase`` stands somewhere in ``ids``.
+    """Whether ``phrase`` is a contiguous part of ``ids``.
 
     >>> contains((4, 5, 6), (5, 6)), contains((4, 5, 6), (4, 6))
     (True, False)
@@ -87,21 +90,19 @@ def contains(ids: Ids, phrase: Ids) -> bool:
 
 
 class Limits(NamedTuple):
-    """Shortest and longest length of an output."""
+    """Minimum and maximum length of an output in tokens, EOS included."""
 
     shortest: int
     longest: int
 
 
 def limits_of(num_tokens: int, config: DecodingConfig, max_positions: int | None = None) -> Limits:
-    """Return the limits of the output for so many source tokens, without their EOS.
-
-    At least EOS may come, and the lower limit is never above the upper one.
+    """Return the limits of the output length. The minimum is never above the maximum.
 
     Args:
-        num_tokens: Source tokens.
+        num_tokens: Number of source tokens, without EOS.
         config: The decoding section.
-        max_positions: Longest output that the model can produce; None if there is no limit.
+        max_positions: Maximum output length of the model; None if there is no limit.
 
     >>> limits_of(10, DecodingConfig(max_length_factor=1.5, max_length_offset=2))
     Limits(shortest=1, longest=18)
@@ -115,7 +116,7 @@ def limits_of(num_tokens: int, config: DecodingConfig, max_positions: int | None
 
 
 def length_penalty(config: DecodingConfig) -> LengthPenalty:
-    """Return the configured penalty.
+    """Return the length penalty of the decoding section.
 
     >>> length_penalty(DecodingConfig(length_penalty=1.0))(7)
     7.0
@@ -129,7 +130,7 @@ def length_penalty(config: DecodingConfig) -> LengthPenalty:
 
 
 def max_finished(config: DecodingConfig, beam_size: int) -> int:
-    """Return how many finished hypotheses end a search: patience x beam size, rounded up.
+    """Return how many finished hypotheses stop a search: patience x beam size, rounded up.
 
     Source: Kasai et al. (2022), section 3.
 

@@ -1,11 +1,13 @@
-"""The search loop: one for greedy search, beam search and sampling, over a batch that shrinks.
+"""The search loop, shared by greedy search, beam search, sampling and others.
 
-Every step asks the stepper for log probabilities, applies the rules and has a selector choose what
-continues; finished sentences leave the batch. Only the stepper, the rules and the ranking of log
-probabilities work on the device; a selector decides on the CPU from the best few of every beam, so
-that a step waits for the device once. Plain greedy search on a GPU waits every few steps.
+In every step the stepper computes log probabilities, the rules change them, and a selector chooses
+the hypotheses that continue. Finished sentences leave the batch.
 
-Shapes: B sentences still active, S source positions, K beams of each sentence, V vocabulary.
+The stepper, the rules and the ranking of log probabilities run on the device. The selector decides
+on the CPU from the best few tokens of every beam, so a step waits for the device only once. Plain
+greedy search on a GPU waits every few steps.
+
+Shapes: B active sentences, S source positions, K beams of each sentence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from nmt.search.hypothesis import NONE, Constraints, Hypothesis, length_penalty
 from nmt.search.rules import Rules
 from nmt.search.selector import SELECTORS, BeamState, S, SearchInputs, Stepper
 
-_LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # a score must stay a number
+_LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # keeps the logarithm finite
 
 
 @torch.inference_mode()
@@ -35,21 +37,22 @@ def search(
     *,
     end_loops: bool = False,
 ) -> list[list[Hypothesis]]:
-    """Translate B sentences. The result of a sentence does not depend on the others.
+    """Translate B sentences. The result of a sentence does not depend on the other sentences.
 
     Args:
-        stepper: Gives probabilities.
+        stepper: Computes log probabilities.
         source: Source ids, each sentence ending in EOS.
-        options: How to search.
-        constraints: Of each sentence. Length limits give way to its prefix and required phrases.
-        end_loops: Whether to end outputs that go round in circles; not in greedy search on a GPU.
+        options: Options of the search.
+        constraints: Constraints of each sentence. Prefixes and required phrases may exceed the
+            length limits.
+        end_loops: Whether to stop outputs that repeat endlessly. Ignored in greedy search on a GPU.
 
     Returns:
-        ``n_best`` hypotheses of each sentence, best first (samples: by number); fewer where fewer
-        outputs are possible.
+        ``n_best`` hypotheses of each sentence, best first; samples and alternatives by number.
+        Fewer if fewer outputs are possible.
 
     Raises:
-        ConfigError: No search has this name, or it cannot meet required phrases.
+        ConfigError: The search is unknown, or does not support required phrases.
     """
     own = [NONE] * len(source) if constraints is None else constraints
     has_phrases = any(each.required for each in own)
@@ -57,8 +60,8 @@ def search(
     make_selector = SELECTORS[name]
     if has_phrases and not make_selector.meets_required_phrases:
         raise ConfigError(
-            f"decoding: {name} search does not go with required phrases.",
-            fix="Search for them with beam search: leave the option out.",
+            f"decoding: {name} search does not support required phrases.",
+            fix="Use beam search: leave the option of the other search out.",
         )
     rules = Rules(
         source.lengths, options, constraints or (), stepper.max_positions, end_loops=end_loops
@@ -68,7 +71,7 @@ def search(
     selector = make_selector(SearchInputs(source, options, own, rules.limits[1], stepper.tokens))
     device, weight = source.ids.device, options.coverage_penalty
     state = stepper.start(source)
-    # One beam per sentence at first: K copies of the empty output would be ranked K times.
+    # Start with one beam per sentence: K copies of the empty output would give K equal results.
     beams = BeamState.first(len(source))
     while len(beams.sentences):
         log_probs, state = stepper.step(state, beams.tokens.to(device))  # (B, K, V)
@@ -78,14 +81,14 @@ def search(
             lengths = source.lengths[beams.sentences.to(device)]
             coverage = coverage_penalty(stepper.coverage(state), lengths, weight).cpu()
         beams, kept = beams.advance(selector.select(beams, log_probs, coverage))
-        # Nothing moved, as in most steps of greedy search: the caches need not be copied.
+        # None if no beam moved, as in most steps of greedy search: caches are not copied.
         if kept is not None:
             state = stepper.select(state, *kept)
     return selector.results()
 
 
 def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
-    """Return the search that is named, or else implied by the other options."""
+    """Return ``options.search``; if it is ``auto``, the search that the other options imply."""
     if options.search != "auto":
         return options.search
     implied = {
@@ -93,28 +96,30 @@ def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:
         "alternatives": options.return_alternatives,
         "diverse": options.diverse_beam_groups > 1,
         "constrained": has_phrases,
-        # A beam of one finds the same as greedy search, and can have a coverage penalty.
+        # A beam of one equals greedy search, and also supports the coverage penalty.
         "greedy": options.beam_size == 1 and not options.coverage_penalty,
     }
     return next((name for name, is_asked in implied.items() if is_asked), "beam")
 
 
 def coverage_penalty(coverage: Tensor, source_lengths: Tensor, weight: float) -> Tensor:
-    """Return weight x sum over source tokens of log(min(coverage, 1)): at most 0. (B, K), float32.
+    """Return weight x sum over source tokens of log(min(coverage, 1)), at most 0.
 
-    Source: Wu et al. (2016), section 7. The EOS of the source is left out: nothing of it is to be
-    translated, and its attention says where the decoder looks when it needs no word.
+    Source: Wu et al. (2016), section 7. The source EOS is excluded, because it has no translation.
 
     Args:
-        coverage: Attention that each source token got in all steps. (B, K, S), float32.
-        source_lengths: Tokens of each source with EOS. (B,), int.
+        coverage: Attention to each source token, summed over all steps. (B, K, S), float32.
+        source_lengths: Tokens of each source, EOS included. (B,), int.
         weight: The paper's beta.
+
+    Returns:
+        (B, K), float32.
 
     >>> coverage_penalty(torch.tensor([[[0.5, 2.0, 0.1]]]), torch.tensor([3]), 2.0)
     tensor([[-1.3863]])
     """
     places = torch.arange(coverage.shape[-1], device=coverage.device)
     words = places < (source_lengths - 1).unsqueeze(-1)  # (B, S)
-    # A source token that got no attention at all would make every score minus infinity.
+    # Clamped: a source token without any attention would make every score minus infinity.
     logs = coverage.clamp(_LEAST_COVERAGE, 1).log().masked_fill(~words.unsqueeze(1), 0)
     return weight * logs.sum(-1)

@@ -1,11 +1,13 @@
-"""Which tokens may come next, and which are made less likely.
+"""Rules of the search: which tokens are allowed next, and which become less probable.
 
-Every rule is an edit of log probabilities in place, for all hypotheses at once; one that is off
-costs nothing. Log probabilities stay at most 0: the search relies on it.
+Every rule changes log probabilities in place, for all hypotheses at once. A rule that is off costs
+nothing. Log probabilities must stay at most 0, because the search stops early based on this.
 
-Shapes: B sentences still active, K beams, V vocabulary, t tokens so far, P phrases. Log
-probabilities are (B, K, V), float32, on any device; other tensors are on the CPU, to wait for no
-device: ids so far, (B, K, t), and which of all sentences they belong to, (B,), both int64.
+Shapes: B active sentences, K beams, V vocabulary, t tokens generated so far, P phrases.
+
+- ``log_probs``: (B, K, V), float32, on any device.
+- ``history``: ids generated so far. (B, K, t), int64, on the CPU, to avoid waiting for the device.
+- ``sentences``: index of each active sentence among all sentences. (B,), int64, on the CPU.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ class Rules:
     """All rules of one search.
 
     Args:
-        source_lengths: Source tokens of each sentence with EOS. (B,), int.
+        source_lengths: Source tokens of each sentence, EOS included. (B,), int.
         config: The decoding section.
-        constraints: Of each sentence; empty if none has any.
-        max_positions: Longest output that the model can produce, EOS included; None: any.
-        end_loops: Whether to end outputs that go round in circles; see `end_loops`.
+        constraints: Constraints of each sentence; empty for no constraints.
+        max_positions: Maximum output length, EOS included; None if there is no limit.
+        end_loops: Whether to stop outputs that repeat endlessly; see `end_loops`.
     """
 
-    # Shortest and longest output of each sentence with EOS. (2, sentences), int64, on the CPU.
+    # Minimum and maximum output length of each sentence, EOS included. (2, sentences), int64, on
+    # the CPU.
     limits: Tensor
 
     def __init__(
@@ -56,7 +59,7 @@ class Rules:
             needed = torch.tensor([min(own.num_tokens + 1, most) for own in constraints])
             longest = torch.maximum(longest, needed)
         self.limits = torch.stack((shortest, longest))
-        # Between them no sentence is at a limit.
+        # Lengths at which no sentence is at a limit.
         bounds = max(shortest.tolist(), default=0), min(longest.tolist(), default=0)
         self._free_lengths = range(*bounds)
         self._config, self._max_positions = config, max_positions
@@ -67,14 +70,14 @@ class Rules:
 
     @property
     def only_limit_length(self) -> bool:
-        """Whether there is no other rule than `limits`."""
+        """Whether all rules except the length limits are off."""
         config = self._config
         has_phrases = self._forbidden is not None or self._prefixes is not None
         changes = config.no_repeat_ngram_size or config.repetition_penalty != 1
         return not (has_phrases or changes)
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply all rules."""
+        """Apply all rules to ``log_probs``, in place. For the shapes see the module."""
         begun, beta = None, self._config.prefix_bias_beta
         if self._prefixes is not None:
             begun = self._prefixes.next_tokens(sentences, history, log_probs.device)
@@ -82,7 +85,7 @@ class Rules:
             bias(log_probs, *begun, beta)
         forced = None
         if begun is not None and not beta:
-            # An unknown token of a prefix is given, not chosen: it adds nothing to the score.
+            # An unknown token of a forced prefix does not change the score.
             forced = log_probs[begun].where(begun[2] >= NUM_NEVER_CHOSEN, 0.0)
         self._apply_others(log_probs, sentences, history)
         if begun is not None and forced is not None:
@@ -91,7 +94,7 @@ class Rules:
                 log_probs[begun] = forced
 
     def _apply_others(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply what does not hold for forced prefixes."""
+        """Apply the rules that forced prefixes are exempt from."""
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
         length = history.shape[-1] + 1
         early = last = None
@@ -117,34 +120,38 @@ class Rules:
 def length_limits(
     source_lengths: Tensor, config: DecodingConfig, max_positions: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the shortest and longest output of each sentence, EOS included. (B,), int64 each."""
+    """Return the minimum and the maximum output length, EOS included. (B,), int64 each."""
     limits = [limits_of(n - 1, config, max_positions) for n in source_lengths.tolist()]
     shortest, longest = torch.tensor(limits, dtype=torch.int64).view(-1, 2).unbind(1)
     return shortest, longest
 
 
 def renormalize(log_probs: Tensor, sentences: Tensor | None) -> None:
-    """Share out the probability of tokens that were forbidden in some sentences; None for all.
+    """Normalize log probabilities again after tokens were forbidden, in place.
 
-    As if they had been forbidden before the softmax, which is what CTranslate2 does: so searches
-    with a shortest length or without repeated n-grams score alike in both engines.
+    The result is the same as if the tokens were forbidden before the softmax. CTranslate2 does
+    that, so both engines return the same scores.
+
+    Args:
+        log_probs: (B, K, V), float32.
+        sentences: Sentences to normalize. (B,), bool; None for all.
     """
     totals = log_probs.logsumexp(-1, keepdim=True).clamp_(min=torch.finfo(log_probs.dtype).min)
     if sentences is not None:
         totals *= sentences.to(log_probs.device, log_probs.dtype)[:, None, None]
     log_probs -= totals
-    log_probs.clamp_(max=0.0)  # the search relies on it
+    log_probs.clamp_(max=0.0)  # rounding may exceed 0
 
 
 def delay_end(log_probs: Tensor, early: Tensor) -> None:
-    """Forbid EOS in sentences whose outputs are shorter than their limit, (B,), bool."""
+    """Forbid EOS in the sentences ``early``, (B,), bool, whose outputs are too short."""
     log_probs[early, :, EOS_ID] = -torch.inf
 
 
 def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
-    """Allow nothing but EOS where outputs are at their longest: in sentences (B,) or beams (B, K).
+    """Allow only EOS in outputs of maximum length: sentences (B,) or beams (B, K), bool.
 
-    So every hypothesis ends and counts the probability of its end.
+    So every hypothesis ends in EOS and its score includes EOS.
     """
     if bool(last.any()):
         where = last.to(log_probs.device)
@@ -154,9 +161,9 @@ def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
 
 
 def end_loops(log_probs: Tensor, history: Tensor) -> None:
-    """Allow nothing but EOS after 8 tokens that repeat, in whole copies, what stands before them.
+    """Allow only EOS after a loop: the last 8 tokens equal the tokens one period before them.
 
-    It is the guard's loop alarm at its widest limit, for copies of up to 8 tokens.
+    Periods of 1 to 8 tokens are detected. This is a faster form of the guard's loop alarm.
 
     >>> log_probs = torch.full((1, 2, 4), -1.0)
     >>> end_loops(log_probs, torch.tensor([[[7, 5, 6] * 4, [7, 5, 6] * 3 + [7, 5, 5]]]))
@@ -171,9 +178,10 @@ def end_loops(log_probs: Tensor, history: Tensor) -> None:
 
 
 def penalize_repetition(log_probs: Tensor, history: Tensor, penalty: float) -> None:
-    """Multiply the log probability of every token of ``history``, once (Keskar et al. 2019).
+    """Multiply the log probability of each token in ``history`` by ``penalty``.
 
-    The paper divides logits above 0; log probabilities are not above 0, so a product does it.
+    Source: Keskar et al. (2019). The paper divides positive logits and multiplies negative ones.
+    Log probabilities are never positive.
 
     >>> log_probs = torch.tensor([[[-1.0, -2.0, -3.0]]])
     >>> penalize_repetition(log_probs, torch.tensor([[[1, 1]]]), 1.5)
@@ -185,7 +193,7 @@ def penalize_repetition(log_probs: Tensor, history: Tensor, penalty: float) -> N
 
 
 def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> None:
-    """Forbid tokens that would end an n-gram which ``history`` already has (Paulus et al. 2018).
+    """Forbid tokens that would complete an n-gram that ``history`` contains (Paulus et al. 2018).
 
     >>> log_probs = torch.full((1, 1, 8), -2.0)
     >>> forbid_repeated_ngrams(log_probs, torch.tensor([[[4, 5, 4, 6, 4]]]), 2)
@@ -202,15 +210,15 @@ def forbid_repeated_ngrams(log_probs: Tensor, history: Tensor, size: int) -> Non
 
 
 class ForbiddenPhrases:
-    """Forbids the last token of a phrase after all others of it.
+    """Forbids the last token of a phrase where the output ends with the rest of the phrase.
 
     Args:
-        phrases: Of each sentence; not all are empty.
+        phrases: Forbidden phrases of each sentence. At least one sentence has a phrase.
     """
 
     def __init__(self, phrases: Sequence[Sequence[Ids]]) -> None:
         width = max(len(phrase) for own in phrases for phrase in own)
-        # Right-aligned: before a short phrase anything may stand. Where there is none, PAD is.
+        # Right-aligned: any tokens may precede a short phrase. PAD fills up missing phrases.
         table = torch.full((len(phrases), max(map(len, phrases)), width), _ANY)
         table[..., -1] = PAD_ID
         for row, own in enumerate(phrases):
@@ -219,7 +227,7 @@ class ForbiddenPhrases:
         self._table = table  # (sentences, P, width)
 
     def __call__(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply."""
+        """Apply the rule in place. For the shapes see the module."""
         table = self._table[sentences].unsqueeze(1)  # (B, 1, P, width)
         starts, width = table[..., :-1], table.shape[-1] - 1
         tail = torch.full((*history.shape[:2], 1, width), _NOTHING)
@@ -230,16 +238,16 @@ class ForbiddenPhrases:
 
 
 def _forbid(log_probs: Tensor, *where: Tensor) -> None:
-    """Forbid tokens of rows and beams."""
+    """Forbid tokens, given as indices of rows, beams and tokens."""
     if len(where[0]):
         log_probs[tuple(x.to(log_probs.device) for x in where)] = -torch.inf
 
 
 class Prefixes:
-    """What outputs begin with.
+    """Prefixes that outputs are forced or biased to begin with.
 
     Args:
-        prefixes: Of each sentence; empty for none.
+        prefixes: Prefix of each sentence; may be empty.
     """
 
     def __init__(self, prefixes: Sequence[Ids]) -> None:
@@ -250,9 +258,10 @@ class Prefixes:
     def next_tokens(
         self, sentences: Tensor, history: Tensor, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return rows, beams and next tokens of hypotheses that have a beginning of their prefix.
+        """Return rows, beams and next prefix tokens of hypotheses that follow their prefix so far.
 
-        None if there are none.
+        Returns:
+            Three tensors of equal length, int64, on ``device``; None if no prefix continues.
         """
         length = history.shape[-1]
         if length >= self._table.shape[1]:
@@ -267,10 +276,17 @@ class Prefixes:
 
 
 def bias(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor, beta: float) -> None:
-    """Draw hypotheses to their prefixes (Arivazhagan et al. 2020).
+    """Bias hypotheses towards their prefixes (Arivazhagan et al. 2020), in place.
 
-    The next token of the prefix gets the share beta of the probability, all tokens together the
-    rest: (1 - beta) p + beta [token is the prefix's]. Before other rules.
+    The probability p of a token becomes (1 - beta) p, plus beta for the next token of the prefix.
+    Must be applied before other rules.
+
+    Args:
+        log_probs: (B, K, V), float32.
+        rows: From `Prefixes.next_tokens`, as ``beams`` and ``tokens``.
+        beams: Beam of each hypothesis.
+        tokens: Next token of each prefix.
+        beta: Weight of the bias, between 0 and 1.
     """
     log_probs[rows, beams] += math.log1p(-beta)
     gain = torch.tensor(math.log(beta), device=log_probs.device)

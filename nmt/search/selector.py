@@ -1,10 +1,10 @@
-"""What a search needs of a model, `Stepper`, and what an algorithm is: a `Selector`.
+"""Interfaces of the search: `Stepper` (the model) and `Selector` (the search algorithm).
 
-To add an algorithm, write a `Selector` in a module of its own and register it in `SELECTORS`; with
-``decoding.search`` it is then chosen by its name. `FinishedHypotheses` holds what ended;
-`largest` and `first_largest` rank log probabilities, equals in a fixed order.
+To add an algorithm, write a `Selector` in its own module and register it in `SELECTORS`. Then
+``decoding.search`` selects it by name. `FinishedHypotheses` collects the results; `largest` and
+`first_largest` rank log probabilities, with ties in a fixed order.
 
-Shapes: B sentences still active, K beams of each, V vocabulary, t tokens so far.
+Shapes: B active sentences, K beams of each sentence, V vocabulary, t tokens generated so far.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ S = TypeVar("S")
 
 
 class Stepper(Protocol[S]):
-    """Gives the log probabilities of the next token. Its state is opaque to the search.
+    """Computes the log probabilities of the next token. The search does not look into its state.
 
-    What comes after a state may use its memory again: the search continues each state once.
+    A new state may reuse the memory of the old one, so the search continues each state only once.
 
-    Shapes: B sentences still active, S source positions, K beams of each sentence, V vocabulary.
+    Shapes: B active sentences, S source positions, K beams of each sentence, V vocabulary.
     """
 
     @property
     def tokens(self) -> Tensor | None:
-        """What the ids of the search stand for. (V,), int64; None where they are themselves."""
+        """Vocabulary id of each column of the log probabilities. (V,), int64; None if equal."""
         ...
 
     @property
     def max_positions(self) -> int | None:
-        """Positions of the decoder: the longest output, with EOS; None if there is no limit."""
+        """Maximum output length, EOS included; None if there is no limit."""
         ...
 
     def start(self, source: Packed) -> S:
-        """Read the source ids of B sentences; one beam for each."""
+        """Encode the source ids of B sentences, with one beam for each sentence."""
         ...
 
     def step(self, state: S, tokens: Tensor) -> tuple[Tensor, S]:
@@ -59,71 +59,77 @@ class Stepper(Protocol[S]):
         ...
 
     def select(self, state: S, sentences: Tensor, beams: Tensor) -> S:
-        """Keep ``sentences`` (B',), ascending, and in each the given ``beams`` (B', K').
+        """Keep some sentences, and some beams of each.
 
-        Both may be on the CPU, wherever the state is. A beam may be kept several times: K' need not
-        be K.
+        Both tensors may be on the CPU, even if the state is not.
+
+        Args:
+            state: The state to select from.
+            sentences: Rows to keep, ascending. (B',), int64.
+            beams: Beams to keep in each row. A beam may be kept several times. (B', K'), int64.
         """
         ...
 
     def coverage(self, state: S) -> Tensor:
-        """Attention that each source token got in all steps so far: (B, K, S), float32.
+        """Return the attention to each source token, summed over all steps: (B, K, S), float32.
 
-        The search asks only where it has a coverage penalty; a stepper not made for it may refuse.
+        Only called if the search has a coverage penalty.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SearchInputs:
-    """What a selector is built from."""
+    """Arguments of a selector."""
 
     source: Packed  # Source ids, each sentence ending in EOS.
-    options: DecodingConfig  # How to search.
-    # Of each sentence. Forced prefixes and forbidden phrases are seen to by the loop.
+    options: DecodingConfig  # Options of the search.
+    # Constraints of each sentence. The search loop handles prefixes and forbidden phrases.
     constraints: Sequence[Constraints]
-    # Longest output of each sentence with EOS. (sentences,), int64, on the CPU.
+    # Maximum output length of each sentence, EOS included. (sentences,), int64, on the CPU.
     max_lengths: Tensor
-    tokens: Tensor | None  # See `nmt.search.selector.Stepper`.
+    tokens: Tensor | None  # See `Stepper.tokens`.
 
 
 class Selection(NamedTuple):
-    """The hypotheses that continue. All on the CPU."""
+    """The hypotheses that continue. All tensors are on the CPU."""
 
-    tokens: Tensor  # The id that each appends. (B, K'), int64.
-    # Its log probability; minus infinity for one that does not exist. (B, K'), float32.
+    tokens: Tensor  # Id that each hypothesis appends. (B, K'), int64.
+    # Log probability of each hypothesis; minus infinity marks an empty beam. (B, K'), float32.
     totals: Tensor
-    # The beam that each continues. (B, K'), int64; None if every beam continues itself.
+    # Beam that each hypothesis continues. (B, K'), int64; None if every beam continues itself.
     parents: Tensor | None = None
-    # Which sentences continue. (B,), bool; None for all. Others leave the batch.
+    # Whether each sentence stays in the batch. (B,), bool; None if all stay.
     active: Tensor | None = None
 
 
 class BeamState(NamedTuple):
-    """The unfinished hypotheses of each active sentence. All on the CPU."""
+    """The unfinished hypotheses of each active sentence. All tensors are on the CPU."""
 
-    sentences: Tensor  # Which of all sentences each row is, ascending. (B,), int64.
-    history: Tensor  # Ids so far, without BOS. (B, K, t), int64. K is 1 at the first step.
-    tokens: Tensor  # The last id of each; BOS at the first step. (B, K), int64.
-    # Log probability of each; minus infinity for one that does not exist. (B, K), float32.
+    sentences: Tensor  # Index of each row among all sentences, ascending. (B,), int64.
+    history: Tensor  # Ids generated so far, without BOS. (B, K, t), int64. K is 1 at first.
+    tokens: Tensor  # Last id of each hypothesis; BOS at the first step. (B, K), int64.
+    # Log probability of each hypothesis; minus infinity marks an empty beam. (B, K), float32.
     totals: Tensor
 
     @classmethod
     def first(cls, count: int) -> BeamState:
-        """Return the empty hypothesis of each of ``count`` sentences."""
+        """Return one empty hypothesis for each of ``count`` sentences."""
         history = torch.empty(count, 1, 0, dtype=torch.int64)
         tokens = torch.full((count, 1), BOS_ID)
         return cls(torch.arange(count), history, tokens, torch.zeros(count, 1))
 
     def advance(self, chosen: Selection) -> tuple[BeamState, tuple[Tensor, Tensor] | None]:
-        """Return the state after one more token, and what `Stepper.select` keeps.
+        """Append one token to each selected hypothesis.
 
-        The latter are rows (B',) and beams (B', K'), int64, or None if everything stays in place.
+        Returns:
+            The next state, and the arguments of `Stepper.select`: rows (B',) and beams (B', K'),
+            int64; None if all beams stay in place.
         """
         sentences, history = self.sentences, self.history
         tokens, totals, parents, active = chosen
-        # The common steps, in which nothing moves or nothing ends, are told apart on lists: they
-        # cost no copy of the caches, which are far larger than all that is here.
+        # Detect common steps in which no beam moves or no sentence ends: they need no copy of the
+        # caches, which are far larger than the tensors here.
         stay = [True] if active is None else active.tolist()
         if not any(stay):
             return self._replace(sentences=sentences[:0]), None
@@ -145,13 +151,14 @@ class BeamState(NamedTuple):
 
 
 class Selector(ABC):
-    """Selects, step by step, the hypotheses that continue, and collects those that end in EOS.
+    """A search algorithm: chooses the hypotheses that continue, and collects the finished ones.
 
     Args:
-        inputs: The batch. A subclass takes the same.
+        inputs: The batch.
     """
 
-    # Whether outputs contain the required phrases of `Constraints`. What does not is refused.
+    # Whether outputs contain the required phrases of `Constraints`. If not, such a search raises an
+    # error.
     meets_required_phrases: ClassVar[bool] = False
 
     @abstractmethod
@@ -159,19 +166,19 @@ class Selector(ABC):
 
     @abstractmethod
     def select(self, beams: BeamState, log_probs: Tensor, coverage: Tensor | None) -> Selection:
-        """Take one step.
+        """Choose the hypotheses that continue with one more token.
 
         Args:
             beams: The hypotheses to continue.
-            log_probs: Of each next token; minus infinity for one that may not come. Not to be
-                changed. (B, K, V), float32, on the device of the stepper.
-            coverage: The coverage penalty of each hypothesis: added to its score if it ends here,
-                at most 0. (B, K), float32, on the CPU; None without one.
+            log_probs: Log probability of each next token; minus infinity if it is not allowed. Must
+                not be changed. (B, K, V), float32, on the stepper's device.
+            coverage: Coverage penalty of each hypothesis, at most 0, added to its score if it ends
+                in this step. (B, K), float32, on the CPU; None if the penalty is off.
         """
 
     @abstractmethod
     def results(self) -> list[list[Hypothesis]]:
-        """Return the hypotheses of every sentence, in the order in which they are shown."""
+        """Return the hypotheses of every sentence, in the order of the output."""
 
 
 SELECTORS: Registry[type[Selector]] = Registry(
@@ -188,14 +195,14 @@ SELECTORS: Registry[type[Selector]] = Registry(
 
 
 class FinishedHypotheses:
-    """Finished hypotheses of a search, in pools, and whether better ones may still come.
+    """Collects finished hypotheses in pools, and decides when to stop the search.
 
     Args:
         inputs: The batch.
-        pools_per_sentence: For example one for each group of beams; the pools of a sentence have
+        beam_size: Number of beams K that fill a pool.
+        n_best: Number of hypotheses to return from each pool.
+        pools_per_sentence: Pools of a sentence, for example one for each group of beams. They have
             consecutive numbers.
-        beam_size: Beams K that fill a pool.
-        n_best: Hypotheses wanted of each pool.
     """
 
     def __init__(
@@ -208,19 +215,19 @@ class FinishedHypotheses:
         self._largest_penalty = largest.repeat_interleave(pools_per_sentence)
         self._to_beat = torch.full_like(self._largest_penalty, -torch.inf)
         self._counts = torch.zeros_like(self._to_beat, dtype=torch.int64)
-        self._of: list[list[Hypothesis]] = [[] for _ in self._counts]  # each best first
+        self._of: list[list[Hypothesis]] = [[] for _ in self._counts]  # pools, each best first
         self._is_any_found = False
 
     def add(
         self, pools: Tensor, histories: Tensor, log_probs: Tensor, coverage: Tensor | None = None
     ) -> None:
-        """Take in E hypotheses that end.
+        """Add E finished hypotheses.
 
         Args:
-            pools: (E,), int64.
+            pools: Pool of each hypothesis. (E,), int64.
             histories: Ids without EOS. (E, t), int64.
-            log_probs: With EOS. (E,), float32.
-            coverage: Added to the scores; at most 0. (E,), float32.
+            log_probs: Log probabilities, EOS included. (E,), float32.
+            coverage: Coverage penalty, added to the scores; at most 0. (E,), float32.
         """
         self._is_any_found = True
         penalty = self._penalty(histories.shape[1] + 1)
@@ -236,17 +243,17 @@ class FinishedHypotheses:
         self._to_beat[pools] = torch.tensor(nth, dtype=torch.float64)
 
     def full(self, pools: Tensor) -> Tensor:
-        """Whether ``pools`` have their K, or with patience (Kasai et al. 2022) more or fewer."""
+        """Whether ``pools`` have ``patience`` x K hypotheses (Kasai et al. 2022)."""
         return self._counts[pools] >= self._full
 
     def active(self, pools: Tensor, best_active: Tensor) -> Tensor:
-        """Whether the search of each of ``pools`` continues.
+        """Whether the search of each pool continues.
 
-        Not for a pool that is full, nor where no hypothesis is left or none can reach the n best.
+        It stops if the pool is full, or if no unfinished hypothesis can reach the n-best list.
 
         Args:
-            pools: Which. Any shape, int64.
-            best_active: Highest log probability of the unfinished hypotheses of each. The same
+            pools: Pool numbers. Any shape, int64.
+            best_active: Highest log probability of the unfinished hypotheses of each pool. The same
                 shape.
         """
         exists = best_active.isfinite()
@@ -255,54 +262,53 @@ class FinishedHypotheses:
         return exists & ~self.full(pools) & ~self._hopeless(pools, best_active)
 
     def _hopeless(self, pools: Tensor, best_active: Tensor) -> Tensor:
-        """Whether no unfinished hypothesis can reach the n best: to stop there changes no result.
+        """Whether no unfinished hypothesis can reach the n-best list, so stopping is exact.
 
-        A log probability only falls, and the penalty of the longest output is the largest: no
-        continuation scores above their quotient, as what is added to it is never above 0. Of
-        equals the one found first is kept.
+        Log probabilities only decrease, and the longest output has the largest length penalty. So
+        their quotient is an upper bound of future scores. A tie does not replace an earlier result.
         """
-        # In float64, as the scores: rounded to float32 an equal bound could look larger.
+        # In float64, like the scores: in float32 an equal bound could be rounded up.
         return self._to_beat[pools] >= best_active.double() / self._largest_penalty[pools]
 
     def ranked(self, pool: int) -> list[Hypothesis]:
-        """All hypotheses of a pool, best first."""
+        """Return all hypotheses of a pool, best first."""
         return self._of[pool]
 
 
-# Of blocks, the best first: peaks and blocks are then about equally many.
+# Block sizes, best first: the number of blocks should be similar to the size of a block.
 _SIZES = sorted(range(32, 129), key=lambda size: abs(size - 64))
-_FEW = 1 << 12  # values that one plain search is quicker for
+_FEW = 1 << 12  # fewer values are searched faster without blocks
 
 
 @cache
 def _block_size(width: int) -> int:
-    """Return a size of blocks that divides rows evenly; all of the row if there is none."""
+    """Return a block size that divides ``width``; ``width`` itself if there is none."""
     return next((size for size in _SIZES if width % size == 0), width)
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """(..., V) -> (..., n, size): one block where one plain search is quicker.
+    """Split rows into blocks: (..., V) -> (..., n, size). Small tensors become one block.
 
-    Torch looks at every value of a row one after the other. To find the peaks of blocks first, and
-    then to look into the few best blocks only, takes a fraction of the time.
+    Torch searches a row sequentially. It is several times faster to compute the maximum of each
+    block, and then to search only the best blocks.
     """
     width = values.shape[-1]
     return values.unflatten(-1, (-1, width if values.numel() < _FEW else _block_size(width)))
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` largest of each row and where they are, on the CPU, best first.
+    """Return the ``count`` largest values of each row and their indices, on the CPU, best first.
 
-    Of equals the first in the row comes first. `torch.topk` promises no order, so one more than
-    asked for is looked at: it shows whether equals were left out. That is rare, but for a model
-    that computes in 16 bits, whose logits have few values: to sort such rows took most of its time.
+    Of equal values the one with the lower index comes first. `torch.topk` does not guarantee this.
+    So one more value is computed, which shows whether the result cuts through equal values. This is
+    rare in float32, but frequent for models that compute in 16 bits.
 
     Args:
-        values: (..., V), float32. Minus infinity stands for what is not there.
-        count: How many; all V of a shorter row.
+        values: (..., V), float32. Minus infinity marks missing values.
+        count: Number of values; a shorter row returns all V.
 
     Returns:
-        Values (..., min(count, V)), float32, and indices, int64.
+        Values (..., min(count, V)), float32, and indices of the same shape, int64.
 
     >>> largest(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)
     (tensor([3., 3.]), tensor([1, 3]))
@@ -321,10 +327,10 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     index, order = index.sort(dim=-1)
     best, order = best.gather(-1, order).sort(stable=True, dim=-1, descending=True)
     index = index.gather(-1, order)
-    if more <= count:  # all of the row
+    if more <= count:  # the whole row
         return best, index
     border = best[..., count - 1]
-    cut = (border == best[..., count]) & (border > -math.inf)  # between equals
+    cut = (border == best[..., count]) & (border > -math.inf)  # equal values were left out
     best, index = best[..., :count], index[..., :count]
     if bool(cut.any()):
         where, border = cut.to(values.device), border[cut].unsqueeze(-1)
@@ -338,13 +344,13 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of each row and where it stands first. `torch.max`, but fast on a CPU.
+    """Return the largest value of each row and its first index: `torch.max`, but faster on a CPU.
 
     Args:
         values: (..., V), float32.
 
     Returns:
-        Values (...), float32, and indices, int64, on the device of ``values``.
+        Values (...), float32, and indices (...), int64, on the device of ``values``.
 
     >>> first_largest(torch.tensor([1.0, 3.0, 2.0, 3.0]))
     (tensor(3.), tensor(1))

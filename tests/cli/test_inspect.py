@@ -86,7 +86,7 @@ def test_an_export_for_ctranslate2_has_only_structure(
     export = tmp_path / "export"
     copytree(runs["plain"], export)
     (export / MODEL).touch()
-    refused(inspect(export, "attention", "--source", SENTENCE), 4, "exported for CTranslate2")
+    refused(inspect(export, "attention", "--source", SENTENCE), 4, "CTranslate2")
     assert "parameters" in shown(export, "parameters")
 
 

@@ -374,9 +374,9 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
         assert found[row]["translation"] == json.loads(line)["translation"]
     assert found[1]["error"].startswith("Line 2: a required phrase contains a forbidden one")
     assert found[1]["id"] == 7
-    assert found[2] == {"sourc": "x", "error": "Line 3 has no text in source."}
+    assert found[2] == {"sourc": "x", "error": "Line 3 needs a string in source."}
     assert found[5] == {"line": 6, "error": "Line 6 is not JSON (Expecting value, at column 1)."}
-    assert found[4]["error"].startswith("Line 5: its prefix and required phrases have ")
+    assert found[4]["error"].startswith("Line 5: the prefix and the required phrases have ")
 
 
 def test_a_field_that_looks_like_one_of_a_request_is_named_once(run_dir: Path) -> None:

@@ -52,7 +52,7 @@ def test_only_positions_without_end_take_any_line(
     assert result.text
     assert not caplog.messages  # it was not cut
     for folder, others in ((learned, ()), (run_dir, (learned,))):
-        with pytest.raises(ConfigError, match=r"it has 40 positions.*\n.* 32 tokens"):
+        with pytest.raises(ConfigError, match=r"the model has 40 positions.*\n.* 32 tokens"):
             Translator.load(folder, device="cpu", split=False, ensemble=Ensemble(others))
 
 

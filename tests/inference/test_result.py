@@ -212,12 +212,12 @@ def test_lines_are_read(line: str, request_: Request) -> None:
         ('{"source": "a"', "Line 7 is not JSON"),
         ('{"source": "a", "x": NaN}', "Line 7 cannot be read as JSON (NaN is not finite"),
         ('{"source": "a", "x": 1e400}', "Line 7 cannot be read as JSON (1e400 is not finite"),
-        ('["a"]', "Line 7 holds no JSON object"),
-        ('{"text": "a"}', "Line 7 has no text in source"),
-        ('{"source": 3}', "Line 7 has no text in source"),
-        ('{"source": "a", "prefix": ["b"]}', "Line 7 has no text in prefix"),
-        ('{"source": "a", "required": "b"}', "Line 7 has no list of texts in required"),
-        ('{"source": "a", "forbidden": [1]}', "Line 7 has no list of texts in forbidden"),
+        ('["a"]', "Line 7 is not a JSON object"),
+        ('{"text": "a"}', "Line 7 needs a string in source"),
+        ('{"source": 3}', "Line 7 needs a string in source"),
+        ('{"source": "a", "prefix": ["b"]}', "Line 7 needs a string in prefix"),
+        ('{"source": "a", "required": "b"}', "Line 7 needs a list of strings in required"),
+        ('{"source": "a", "forbidden": [1]}', "Line 7 needs a list of strings in forbidden"),
     ],
 )
 def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) -> None:

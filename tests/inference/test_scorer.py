@@ -117,7 +117,7 @@ def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
     notes = caplog.messages
     sides = [note.split(" of ")[0] for note in notes]
     assert sides == ["source line", "source line", "target line"]
-    assert "reads 8 source subwords" in notes[0]
+    assert "limit is 8 source subwords" in notes[0]
     assert "reads 12 target subwords" in notes[2]
     alone = scorer.score([("und", "und")])[0]
     assert found[3].score == pytest.approx(alone.score, abs=1e-5)
@@ -136,5 +136,5 @@ def test_broken_weights_are_named(tokenizers: Tokenizers) -> None:
     model = small_model(tokenizers)
     with torch.no_grad():
         model.output_weight.fill_(torch.nan)
-    with pytest.raises(CheckpointError, match="not numbers"):
+    with pytest.raises(CheckpointError, match="weights are damaged"):
         Scorer(loaded(model, tokenizers=tokenizers)).score(PAIRS[:2])

@@ -28,7 +28,7 @@ def test_a_few_long_lines_are_named(
 ) -> None:
     assert {part.line for part in segments_of(["🐕" * 99] * 9, tokenizers)} == {*range(9)}
     assert [text[:7] for text in caplog.messages[:-1]] == [f"line {n}:" for n in range(1, 6)]
-    assert caplog.messages[-1] == "4 more lines are cut likewise"
+    assert caplog.messages[-1] == "4 more lines were cut into segments"
 
 
 def test_nothing_of_a_line_is_dropped(
@@ -43,7 +43,7 @@ def test_nothing_of_a_line_is_dropped(
         assert record.levelno == logging.WARNING
         assert record.getMessage() == (
             f"line 2,000: {len(text):,} characters cut into {len(segments):,} segments: the model "
-            "reads 32 subwords at once"
+            "reads at most 32 subwords"
         )
         assert all(1 <= len(segment.ids) <= 32 for segment in segments)
         joined = "".join(tokenizers.source.decode(segment.ids) for segment in segments)

@@ -126,7 +126,7 @@ def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: 
     broken = copy.deepcopy(model)
     with torch.no_grad():
         broken.output_weight.fill_(torch.nan)
-    with pytest.raises(CheckpointError, match="not numbers"):
+    with pytest.raises(CheckpointError, match="weights are damaged"):
         translator_of(TorchEngine(broken), tokenizers).translate(["Hund"])
 
 
@@ -212,7 +212,7 @@ def test_an_engine_is_refused_what_it_lacks(tokenizers: Tokenizers) -> None:
             return ["a prefix"] if needs.constraints else []
 
     translator = translator_of(Limited([5]), tokenizers)
-    lacks = pytest.raises(EngineLacksError, match="engine does not have a prefix")
+    lacks = pytest.raises(EngineLacksError, match="engine does not support a prefix")
     with lacks:
         translator.with_options(constraints=True)
     with lacks:

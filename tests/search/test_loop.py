@@ -221,5 +221,5 @@ def test_a_registered_selector_is_chosen_by_its_name() -> None:
         search(stepper, inputs, DecodingConfig.model_construct(search="shortst"))
     own = [Constraints(required=((5,),)), NONE]
     for kind in ({"search": "shortest"}, *KINDS[4:]):
-        with pytest.raises(ConfigError, match="does not go with required phrases"):
+        with pytest.raises(ConfigError, match="does not support required phrases"):
             search(stepper, inputs, options_of(**kind), own)

@@ -338,11 +338,11 @@ def test_what_it_does_not_have_is_refused(
         ({"diverse_beam_groups": 3, "seed": 4}, "decoding.diverse_beam_groups 3"),
         ({"outputs": {"alignments"}}, "alignments"),
     ):
-        with pytest.raises(ConfigError, match=f"does not have {named}"):
+        with pytest.raises(ConfigError, match=f"does not support {named}"):
             theirs.with_options(**changes).translate(["Hund"])
     with pytest.raises(ConfigError, match="a prefix or phrases"):
         theirs.engine.search([[5]], theirs.options.decoding, [Constraints(prefix=(7,))])
-    with pytest.raises(ConfigError, match="does not have attention"):
+    with pytest.raises(ConfigError, match="does not support attention"):
         theirs.engine.attention([[5]], [[6]])
     monkeypatch.setattr(import_ctranslate2(), "get_cuda_device_count", lambda: 0)
     with pytest.raises(DeviceError, match="does not find a CUDA device"):
@@ -396,7 +396,7 @@ def test_a_cpu_gets_ctranslate2_for_what_it_has(
     others = Ensemble((run_dir,))
     assert chosen(tmp_path / "qk")[0] == chosen(run_dir, ensemble=others)[0] == "torch"
     for choice in CHOICES:
-        with pytest.raises(ConfigError, match=r"does not have model.qk_norm true"):
+        with pytest.raises(ConfigError, match=r"does not support model.qk_norm true"):
             load_engine(tmp_path / "qk", **choice)
     with pytest.raises(ConfigError, match="several models at a time"):
         load_engine(run_dir, engine="ctranslate2", ensemble=others)
@@ -425,8 +425,8 @@ def test_torch_replaces_ctranslate2_for_unsupported_requirements(
     """With -v the reason is logged. Unknown options count as unsupported."""
     caplog.set_level(logging.DEBUG, "nmt.inference")
     assert chosen(run_dir, needs) == ("torch", "float32")
-    assert any(text.startswith("torch translates") and why in text for text in caplog.messages)
-    with pytest.raises(EngineLacksError, match=f"engine does not have {re.escape(why)}"):
+    assert any(text.startswith("using torch") and why in text for text in caplog.messages)
+    with pytest.raises(EngineLacksError, match=f"engine does not support {re.escape(why)}"):
         chosen(run_dir, needs, engine="ctranslate2")
     assert not (run_dir / ".cache").exists()  # nothing was converted for nothing
 
@@ -469,7 +469,7 @@ def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
     assert converted(cache) == ["ctranslate2-float32"] * 2 + ["ctranslate2-int8"]
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     (run_dir / SHORTLIST).unlink()
-    with pytest.raises(ConfigError, match=r"shortlist is on, but .* has no"):
+    with pytest.raises(ConfigError, match=r"shortlist is on, but .* does not exist"):
         load(run_dir, shortlist=True)
 
 
