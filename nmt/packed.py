@@ -1,7 +1,7 @@
 """Batches of sentences of different lengths, concatenated without padding.
 
 Embeddings, linear layers, norms, dropout and the loss run on packed tokens, so padding costs
-nothing there. Only attention uses padded rectangles.
+nothing there. Only attention uses padded batches.
 
 Shapes: B sentences, N tokens in total, S length of the longest sentence.
 """
@@ -63,7 +63,7 @@ class Packed:
 
     @property
     def num_cells(self) -> int:
-        """Number of cells of the padded rectangle, B * S."""
+        """Number of cells of the padded batch, B * S."""
         return len(self) * self.max_length
 
     @property
@@ -117,7 +117,7 @@ class Packed:
         return self.sentences * self.max_length + self.positions
 
     def mask(self) -> Tensor:
-        """True where the padded batch holds a token. (B, S), bool."""
+        """True where the padded batch has a token. (B, S), bool."""
         order = torch.arange(self.max_length, device=self.ids.device)
         return order < self.lengths.unsqueeze(1)
 
@@ -172,7 +172,7 @@ def round_up(source: Packed, target: Packed, longest: int) -> tuple[Packed, Pack
     Returns:
         Source and target with the same number of filler sentences.
     """
-    # Every size needs a compiled layer or a recorded GPU graph of its own.
+    # A compiled layer or a recorded GPU graph only serves one size.
     sides = source, target
     widths = [max(s.max_length, min(rounded(s.max_length, _CELL_STEP), longest)) for s in sides]
     rows = rounded(len(source), _CELL_STEP) - len(source)

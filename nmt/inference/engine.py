@@ -134,7 +134,7 @@ class Needs:
     longest: int | None = None  # Tokens of the longest source; None if there is no limit.
 
 
-class BatchRoom(NamedTuple):
+class BatchCapacity(NamedTuple):
     """Upper limits of a batch of an engine."""
 
     tokens: int = 2048  # Padded source tokens if ``decoding.batch_tokens`` is ``auto``.
@@ -227,9 +227,9 @@ class Engine(ABC):
         return []
 
     @property
-    def room(self) -> BatchRoom:
+    def capacity(self) -> BatchCapacity:
         """Limits of a batch, for all workers together."""
-        return BatchRoom()
+        return BatchCapacity()
 
     @property
     def num_workers(self) -> int:
@@ -252,7 +252,7 @@ class Engine(ABC):
     def batches(
         self, lengths: Sequence[int], options: DecodingConfig, vocab_size: int
     ) -> list[list[int]]:
-        """Group sentences of similar length into batches within `room`, shortest first.
+        """Group sentences of similar length into batches within `capacity`, shortest first.
 
         Args:
             lengths: Source tokens of each sentence, without EOS.
@@ -274,8 +274,8 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int, max_rows: int) -> l
 
     Args:
         lengths: Tokens of each row without EOS. Rows of equal length stay in their order.
-        max_tokens: Maximum tokens of a batch, EOS and padding included. A longer row forms a batch
-            of its own.
+        max_tokens: Maximum tokens of a batch, EOS and padding included. A longer row forms a
+            batch alone.
         max_rows: Maximum rows of a batch.
 
     Returns:

@@ -158,7 +158,7 @@ class Scorer:
         found: list[list[float]] = [[] for _ in pairs]
         lengths = [len(source) + len(target) + 1 for source, target in pairs]
         wanted = self.options.batch_tokens
-        tokens = self._loaded.engine.room.tokens if wanted == "auto" else wanted
+        tokens = self._loaded.engine.capacity.tokens if wanted == "auto" else wanted
         # The budget counts source tokens: source and target together may have twice as many.
         for rows in batch_by_length(lengths, max_tokens=2 * tokens, max_rows=max(1, len(pairs))):
             sources, targets = zip(*(pairs[row] for row in rows), strict=True)

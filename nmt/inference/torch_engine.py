@@ -35,7 +35,7 @@ from nmt.text.tokenizer import tokenizer_hash
 
 _PLAIN = DecodingConfig()
 _MOST_PROBABILITIES = 1 << 23  # held at once for each model: 32 MiB
-_GPU_ROOM = BatchRoom(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
+_GPU_CAPACITY = BatchCapacity(tokens=1 << 14, probabilities=1 << 28, hypotheses=4096)
 _MOST_TOKENS = 1 << 16
 _SHARE = 0.25  # share of a GPU's free memory that batches may use
 _BYTES_OF_PROBABILITY = 24  # including temporary values
@@ -80,7 +80,7 @@ class TorchEngine(Engine):
         self.max_positions = self._stepper().max_positions
 
     @cached_property
-    def room(self) -> BatchRoom:
+    def capacity(self) -> BatchCapacity:
         """Limits of a batch. On a GPU they depend on the memory that was free at the first call.
 
         During training the limits are constant, so that a resumed run computes the same batches.
@@ -185,9 +185,7 @@ class TorchEngine(Engine):
         for start in range(0, len(gold), at_once):
             rows = slice(start, start + at_once)
             logits = [m.logits(x[rows]) for m, x in zip(self._models, hidden, strict=True)]
-            for (
-                values
-            ) in logits:  # mask special tokens as a search does, except those of the target
+            for values in logits:  # mask special tokens as a search does, except in the target
                 own = values.gather(1, gold[rows])
                 if not self._keep_special_mass:
                     values[:, :NUM_NEVER_CHOSEN] = -torch.inf
@@ -198,7 +196,7 @@ class TorchEngine(Engine):
         return [values.tolist() for values in torch.cat(parts).cpu().split(sizes)]
 
 
-def gpu_room(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchRoom:
+def gpu_capacity(free: int, configs: Sequence[ModelConfig], bytes_of_value: int) -> BatchCapacity:
     """Return the batch limits of a GPU. Hypotheses are limited to the rows of CUDA graphs.
 
     Args:

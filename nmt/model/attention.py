@@ -1,7 +1,7 @@
 """Scaled dot-product attention over packed tokens (Vaswani et al. 2017, section 3.2).
 
 `attention` computes whole sentences, with a backend from `BACKENDS`. `cached_attention` computes
-one new token of each row, while decoding. Most backends pad packed tokens to rectangles.
+one new token of each row, while decoding. Most backends pad packed tokens.
 `FlashAttention` (Dao 2023) works without padding.
 
 Shapes: B sentences, N query and M key tokens, T and S the longest sentence of each, H query heads,
@@ -241,7 +241,7 @@ def _added(
 
 # Takes query, key, value, bias, segments, causal and dropout of `attention`; returns its result.
 Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Segments, bool, float], Tensor]
-# Attention by batched matrix products on padded rectangles.
+# Attention by batched matrix products on padded batches.
 bmm_attention: Backend = _BmmAttention.apply
 
 
@@ -254,11 +254,11 @@ def sdpa_attention(
     causal: bool,
     dropout: float,
 ) -> Tensor:
-    """Attention by torch's fused kernels on padded rectangles. For the arguments see `attention`.
+    """Attention by torch's fused kernels on padded batches. For the arguments see `attention`.
 
     No branch depends on the batch, so one compiled graph serves all batches.
     """
-    queries, keys = (Rectangle.of(packed) for packed in segments)
+    queries, keys = (Padding.of(packed) for packed in segments)
     # Causal attention needs no padding mask, because padding is on the right.
     mask = None if causal else keys.is_real[:, None, None, :]
     if bias is not None:  # one float mask that includes the causal mask
@@ -312,11 +312,11 @@ def _plain_attention(
     weights = drop(weights, dropout, training=True)
     mixed = torch.einsum("bghts,bsge->btghe", weights, value)
     mixed = mixed + torch.einsum("bghts,tse->btghe", weights, of_values)
-    # Not `Rectangle.unpad`, whose gradient is not 0 in the unused second row of a single sentence.
+    # Not `Padding.unpad`, whose gradient is not 0 in the unused second row of a single sentence.
     return mixed.flatten(2, 3).flatten(0, 1).index_select(0, queries.cell)
 
 
-def to_rectangle(heads: Tensor, packed: Packed) -> Tensor:
+def to_padded(heads: Tensor, packed: Packed) -> Tensor:
     """Pad heads: (N, G, E) -> (B * G, S, E). Padding contains the values of the first token.
 
     Views into a fused projection are copied only once.
@@ -337,7 +337,7 @@ def to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tenso
     return rectangles.index_select(0, rows).view(packed.num_tokens, sum(parts), -1)
 
 
-def _rectangle_rows(packed: Packed, apart: int, heads: int) -> Tensor:
+def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
     """Return the row index for each cell of (B, heads, S), if a token has ``apart`` rows."""
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
     tokens = order.new_zeros(packed.num_cells).index_copy(0, packed.cells, order)
@@ -346,7 +346,7 @@ def _rectangle_rows(packed: Packed, apart: int, heads: int) -> Tensor:
 
 
 def _packed_rows(packed: Packed, *parts: int) -> Tensor:
-    """Return the row index, in concatenated rectangles (B, heads, S), of (N, sum of heads)."""
+    """Return the row index, in concatenated padded batches (B, heads, S), of (N, sum of heads)."""
     columns, first = [], 0
     sentences, positions = packed.sentences.unsqueeze(1), packed.positions.unsqueeze(1)
     for heads in parts:
@@ -356,8 +356,8 @@ def _packed_rows(packed: Packed, *parts: int) -> Tensor:
     return torch.cat(columns, dim=1).flatten()
 
 
-class Rectangle(NamedTuple):
-    """Index maps between packed tokens and a padded rectangle of B x W cells.
+class Padding(NamedTuple):
+    """Index maps between packed tokens and a padded batch of B x W cells.
 
     Used on GPUs and by compiled layers. W is rounded up to a multiple of 8, because GPU kernels
     copy other masks. B is at least 2, because torch compiles a layer again for size 1.
@@ -368,9 +368,9 @@ class Rectangle(NamedTuple):
     is_real: Tensor  # Whether a cell is not padding; True in column 0. (B, W), bool.
 
     @classmethod
-    def of(cls, packed: Packed) -> Rectangle:
-        """Return the rectangle of ``packed``, computed once per batch."""
-        return packed.derived(_rectangle)
+    def of(cls, packed: Packed) -> Padding:
+        """Return the padding of ``packed``, computed once per batch."""
+        return packed.derived(_padding_of)
 
     def pad(self, packed: Tensor) -> Tensor:
         """Pad: (N, ...) -> (B, W, ...). Padding contains the values of the first token."""
@@ -384,7 +384,7 @@ class Rectangle(NamedTuple):
 
 
 def row_width(packed: Packed) -> int:
-    """Return the width W of the `Rectangle` of ``packed``."""
+    """Return the width W of the `Padding` of ``packed``."""
     return -(-packed.max_length // 8) * 8
 
 
@@ -396,7 +396,7 @@ def _padding_of(packed: Packed) -> Padding:
     is_real = torch.zeros_like(token, dtype=torch.bool)
     is_real.view(-1).index_fill_(0, cell, True)
     is_real[:, 0] = True  # attention over a row without any key is NaN
-    return Rectangle(token, cell, is_real)
+    return Padding(token, cell, is_real)
 
 
 class _Select(torch.autograd.Function):

@@ -234,7 +234,7 @@ class SelfAttention(_Attention):
         assert segments is not None
         if relative is not None:
             query, key = (relative.rotate(heads, segments.positions) for heads in (query, key))
-            # Backends expect vectors of the width of the rectangle. They pad the bias, which has
+            # Backends expect vectors of the width of `Padding`. They pad the bias, which has
             # the width of the longest sentence.
             order = torch.arange(row_width(segments), device=values.device)
             vectors = relative.vectors(order, order)

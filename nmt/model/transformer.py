@@ -91,7 +91,7 @@ class Transformer(nn.Module):
                     nn.init.xavier_uniform_(parameter)
 
     @property
-    def target_table(self) -> Tensor:
+    def target_embeddings(self) -> Tensor:
         """Embedding matrix of the target: (V, D)."""
         return self.source_vectors if self._shares_inputs else self.target_vectors
 
@@ -183,7 +183,7 @@ class Transformer(nn.Module):
         """
         if self._forwards:
             for packed in (source, target):
-                Rectangle.of(packed)  # cached here, because compiled layers must not do it
+                Padding.of(packed)  # cached here, because compiled layers must not do it
         hidden = self.decode(target, self.encode(source, run=self._run), source, run=self._run)
         return hidden[: -target.num_filler] if target.num_filler else hidden
 

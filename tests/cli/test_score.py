@@ -170,14 +170,6 @@ def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(run: Path, tmp_path: Pa
     assert f"nmt: warning: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
 
 
-def test_a_pair_that_is_too_long_gives_a_line_and_a_note(run: Path) -> None:
-    found = score(run, text="und " * 200 + "\tdog\nHund\tdog\n")
-    lines = lines_of(found)
-    assert lines[0] == "-inf"
-    assert -100 < float(lines[1]) < 0
-    assert "nmt: warning: source line of 800 characters is not scored" in found.stderr
-
-
 def test_bad_flags_are_refused(run: Path, tmp_path: Path) -> None:
     refused(score(run, "--source", tmp_path / "a"), 2, "--target is missing")
     refused(score(run, "--source", "-", "--target", "-"), 2, "once")

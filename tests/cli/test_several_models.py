@@ -49,16 +49,9 @@ def test_a_beam_that_mbr_cannot_have_and_weights_of_no_ensemble_are_refused(
     refused(call("translate", runs["plain"], *weights), 2, "2 weights (1,2) for 1 model.")
 
 
-def test_models_that_do_not_go_together_are_refused(runs: dict[str, Path]) -> None:
-    plain, other, modern = (runs[name] for name in ("plain", "other", "modern"))
-    problem = f"error: {other}: languages or vocabulary differ"
-    refused(call("translate", plain, "--with", other), 4, problem)
-    result = call("translate", plain, "--with", modern, "--weights", "1,2,3")
-    refused(result, 2, "3 weights (1,2,3) for 2 models")
-    refused(call("translate", plain, "--weights", "1,2"), 2, "2 weights (1,2) for 1 model.")
-
-
-@pytest.mark.parametrize("mbr", [(), ("--mbr", "bleu", "--mbr-candidates", 8)])
+@pytest.mark.parametrize(
+    "mbr", [(), ("--mbr", "bleu", "--mbr-candidates", 8), ("--mbr", "chrf", "--mbr-from", "beam")]
+)
 def test_what_is_evaluated_is_what_translate_gives(
     runs: dict[str, Path], files: tuple[str, ...], tmp_path: Path, mbr: tuple[object, ...]
 ) -> None:

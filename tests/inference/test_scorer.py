@@ -118,7 +118,7 @@ def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
     sides = [note.split(" of ")[0] for note in notes]
     assert sides == ["source line", "source line", "target line"]
     assert "limit is 8 source subwords" in notes[0]
-    assert "reads 12 target subwords" in notes[2]
+    assert "limit is 12 target subwords" in notes[2]
     alone = scorer.score([("und", "und")])[0]
     assert found[3].score == pytest.approx(alone.score, abs=1e-5)
 

@@ -173,7 +173,7 @@ def test_rotation_makes_scores_depend_on_the_distance_and_a_table_has_an_end() -
     torch.testing.assert_close(score(3, 1), score(13, 11), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(score(3, 1), score(3, 2))
     torch.testing.assert_close(rotate(query, torch.tensor([0])), query)
-    with pytest.raises(ValueError, match="9 positions, but the table holds 8"):
+    with pytest.raises(ValueError, match="9 positions, but the model has 8"):
         LearnedPositions(8, 4).table(9)
 
 

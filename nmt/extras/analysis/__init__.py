@@ -1,1 +1,1 @@
-"""Test sets and systems -> scores, confidence intervals, significance and gates."""
+"""Analyses of `nmt evaluate`: gates, slices, robustness, confidence, external metrics, reports."""

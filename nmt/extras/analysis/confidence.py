@@ -1,4 +1,4 @@
-"""How well confidence separates good translations from bad ones. Pure."""
+"""Measures how well the confidence of translations predicts their quality."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FEWEST = 30
 
 
 def confidence_section(scored: EvaluatedSet) -> Section | None:
-    """Return the quality of each system's confidence; None if no system gives any."""
+    """Compare the confidence of each system with chrF; None if no system has confidence."""
     both = (confidence_quality(each, scored.test.references) for each in scored.systems)
     qualities = [quality for quality in both if quality]
     if not qualities:
@@ -42,14 +42,16 @@ def confidence_quality(
     """Compare the confidence of each line with its sentence chrF.
 
     Args:
-        system: Lines without confidence, blank ones for example, are left out.
-        references: Of all lines.
+        system: A system. Lines without confidence, for example blank lines, are ignored.
+        references: Streams of reference lines.
 
     Returns:
-        Number of lines with confidence, ``pearson`` correlation with chrF, ``spearman`` correlation
-        of ranks, and by tenths of the lines in the order of confidence, lowest first: ``deciles``
-        of mean expected and mean actual chrF, and ``calibration_error``, the mean of their absolute
-        differences. None if fewer than 30 lines have confidence.
+        None if fewer than 30 lines have confidence. Otherwise:
+
+        - ``num_sentences``: number of lines with confidence.
+        - ``pearson`` and ``spearman``: correlations with chrF, of values and of ranks.
+        - ``deciles``: mean expected and mean actual chrF of each tenth of the lines, by confidence.
+        - ``calibration_error``: mean absolute difference of the two, in chrF.
     """
     rows = [row for row, result in enumerate(system.results) if result.confidence is not None]
     if len(rows) < _FEWEST:
@@ -73,7 +75,7 @@ def confidence_quality(
 
 
 def correlation(left: Floats, right: Floats) -> float:
-    """Return Pearson's correlation; 0 where one side does not vary.
+    """Return Pearson's correlation; 0 if a side is constant.
 
     >>> round(correlation(np.array([1.0, 2, 3]), np.array([2.0, 4, 7])), 3)
     0.993
@@ -84,7 +86,7 @@ def correlation(left: Floats, right: Floats) -> float:
 
 
 def ranks(values: Floats) -> Floats:
-    """Return ranks from 1; equal values share the mean of theirs.
+    """Return ranks from 1. Equal values get the mean of their ranks.
 
     >>> ranks(np.array([5.0, 1.0, 5.0])).tolist()
     [2.5, 1.0, 2.5]

@@ -1,7 +1,7 @@
-"""A metric of another program: JSON lines in, a score for each out.
+"""A metric computed by an external program, which reads JSON lines and writes one score for each.
 
-So metrics that need an environment of their own, such as COMET (Rei et al. 2020), get intervals,
-paired tests and gates like the others. The score of a corpus is the mean; higher is better.
+Metrics with their own environment, such as COMET (Rei et al. 2020), so get intervals, significance
+tests and gates. The corpus score is the mean of sentence scores; higher is better.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ _SHOWN_CHARACTERS = 500
 
 
 class ExternalMetric(Metric):
-    """A metric that a command computes.
+    """A metric computed by a shell command.
 
-    It reads one object for each sentence, ``{"source": ..., "hypothesis": ..., "references":
-    [...]}`` (source is null where it is not known), and writes as many lines: a number, or an
-    object with a number ``score``.
+    The command reads one JSON object for each sentence: ``{"source": ..., "hypothesis": ...,
+    "references": [...]}``; the source is null if unknown. It writes one line for each sentence: a
+    number, or an object with a number ``score``.
+
+    Args:
+        command: The shell command.
+        test: Test set with source and references.
     """
 
     label = NAME
@@ -36,10 +40,10 @@ class ExternalMetric(Metric):
         self.signature = f"mean of: {command}"
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
-        """Return score and 1 of each sentence. (n, 2).
+        """Return the score and a count of 1 for each sentence. (n, 2).
 
         Raises:
-            DataError: The command fails, or writes too few or too many lines, or no numbers.
+            DataError: The command fails, or does not write one number for each sentence.
         """
         text = "".join(f"{line}\n" for line in self._objects(hypotheses))
         process = subprocess.run(
@@ -47,7 +51,7 @@ class ExternalMetric(Metric):
         )
         if process.returncode:
             message = process.stderr.decode("utf-8", "replace").strip()[-_SHOWN_CHARACTERS:]
-            raise self._error(f"ended with status {process.returncode}: {message or 'no message'}")
+            raise self._error(f"failed with status {process.returncode}: {message or 'no message'}")
         lines = process.stdout.decode("utf-8", "replace").splitlines()
         if len(lines) != len(hypotheses):
             raise self._error(f"wrote {len(lines):,} lines for {len(hypotheses):,} sentences")
@@ -71,18 +75,18 @@ class ExternalMetric(Metric):
         except (ValueError, TypeError, KeyError):
             value = math.nan
         if not math.isfinite(value):
-            raise self._error(f"wrote no finite number in line {number:,}: {line[:80]!r}")
+            raise self._error(f"did not write a finite number in line {number:,}: {line[:80]!r}")
         return value
 
     def _error(self, problem: str) -> DataError:
         return DataError(
             f"The external metric `{self._command}` {problem}.",
-            fix="It must write one number for each line of JSON that it reads.",
+            fix="The command must write one number for each line of JSON that it reads.",
         )
 
 
 class ExternalScorer(Scorer):
-    """An external metric of a test set."""
+    """A `Scorer` with an external metric. For the arguments see `ExternalMetric`."""
 
     def __init__(self, command: str, test: EvaluationSet) -> None:
         self.name, self._reference = NAME, test.references[0]

@@ -1,6 +1,6 @@
-"""Quality gates: lowest scores, and no significant loss against a baseline. Pure.
+"""Quality gates: minimum scores, and no significant loss against a baseline.
 
-A gate that is missed ends ``nmt evaluate`` with exit code 6, after the scores are printed.
+If a gate is missed, ``nmt evaluate`` ends with exit code 6 after the scores are printed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from nmt.metrics.result import Evaluation, Section, without_none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """One system at one gate."""
+    """The result of one system at one gate."""
 
-    # A lowest score, or no significant loss against the baseline.
+    # A minimum score, or no significant loss against the baseline.
     kind: Literal["fail-under", "fail-if-worse"] = "fail-under"
     system: str  # Name of the system.
     metric: str  # Name of the metric.
-    required: float  # The lowest score allowed, or the score of the baseline.
-    value: float  # The score; full precision.
-    met: bool  # Whether the gate lets the system pass.
+    required: float  # Minimum score, or the score of the baseline.
+    value: float  # Score of the system, in full precision.
+    met: bool  # Whether the system passes the gate.
     baseline: str | None = None  # Name of the baseline.
-    p_value: float | None = None  # Of the difference from the baseline.
-    alpha: float | None = None  # A p-value below it is significant.
+    p_value: float | None = None  # P-value of the difference from the baseline.
+    alpha: float | None = None  # Significance level: smaller p-values are significant.
 
     def __str__(self) -> str:
         name = f"{self.system}: {self.metric}"
@@ -42,19 +42,19 @@ class GateResult:
             )
         if self.met:
             return f"{name} is {self.value:.2f}, not below {self.required:g}"
-        # Two decimals, or more where two would hide that the value is too low.
+        # Two decimals, or more if rounding would hide that the value is too low.
         texts = (f"{self.value:.{places}f}" for places in (2, 4, 6))
         shown = next((text for text in texts if float(text) < self.required), self.value)
         return f"{name} is {shown}, {self.required - self.value:.2g} below {self.required:g}"
 
 
 def gate_section(scored: EvaluatedSet) -> Section:
-    """Return every system at every gate. The baseline does not have to pass."""
+    """Check every system except the baseline at every gate."""
     options, results = scored.options, list[GateResult]()
     for system in scored.systems:
         results += check_gates(system.name, system.scores, scored.gates)
         if options.fail_if_worse:
-            # Metrics that only a lowest score names do not count, an external one does.
+            # Only requested and external metrics, not metrics that only `fail_under` uses.
             names = {*scored.metrics, *(x.metric for x in system.scores if x.metric not in METRICS)}
             counted = [score for score in system.scores if score.metric in names]
             results += check_regressions(system.name, counted, options.alpha)
@@ -69,20 +69,20 @@ def gate_section(scored: EvaluatedSet) -> Section:
 
 
 def gates_of(evaluation: Evaluation) -> list[GateResult]:
-    """Return every system at every gate, as `gate_section` reported it."""
+    """Return the results of `gate_section` from an evaluation."""
     sections = (section for section in evaluation.sections if section.key == "gates")
     return [GateResult(**values) for section in sections for values in section.values]
 
 
 def parse_gates(texts: Iterable[str]) -> dict[str, float]:
-    """Return the lowest score allowed by metric, in the order given.
+    """Parse minimum scores by metric.
 
     Args:
-        texts: Each holds one or more ``metric=score`` parts with commas between.
+        texts: ``metric=score`` parts, separated by commas.
 
     Raises:
-        ConfigError: A part is malformed, or names an unknown metric, an error rate, a metric twice,
-            or a score that is not between 0 and 100. Lists every such part.
+        ConfigError: A part is malformed, or has an unknown metric, an error rate, a repeated
+            metric, or a score outside 0 to 100. The message lists all such parts.
 
     >>> parse_gates(["bleu=27,chrf=55.5"])
     {'bleu': 27.0, 'chrf': 55.5}
@@ -99,16 +99,16 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
         elif name not in METRICS:
             problems.append(f"{name!r} is not a metric (use {', '.join(METRICS)})")
         elif METRICS[name].lower_is_better:
-            problems.append(f"{name} counts errors, so a lowest score is not a gate")
+            problems.append(f"{name} counts errors, so it cannot have a minimum score")
         elif name in gates:
-            problems.append(f"{name} is given twice")
+            problems.append(f"{name} occurs twice")
         elif not 0 <= value <= 100:
             problems.append(f"{number!r} in {part!r} is not a number between 0 and 100")
         gates[name] = value
     if problems:
         raise ConfigError(
-            "`fail_under` cannot be read: " + "; ".join(problems) + ".",
-            fix="Write metric=score with commas between, for example bleu=27,chrf=55.",
+            "`fail_under` is invalid: " + "; ".join(problems) + ".",
+            fix="Write metric=score, separated by commas, for example bleu=27,chrf=55.",
         )
     return gates
 
@@ -116,7 +116,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
 def check_gates(
     system: str, scores: Iterable[Score], gates: Mapping[str, float]
 ) -> list[GateResult]:
-    """Compare the scores of a system with what `parse_gates` returned, gate by gate."""
+    """Compare the scores of a system with the minimum scores from `parse_gates`."""
     values = {score.metric: score.value for score in scores}
     return [
         GateResult(
@@ -128,12 +128,15 @@ def check_gates(
 
 
 def check_regressions(system: str, scores: Iterable[Score], alpha: float) -> list[GateResult]:
-    """Find out which scores are significantly worse than the baseline's.
+    """Check which scores are significantly worse than those of the baseline.
 
     Args:
         system: Name of the system.
-        scores: Compared with a baseline, with p-values.
-        alpha: A difference whose p-value is below is significant.
+        scores: Scores with a comparison and a p-value.
+        alpha: Significance level: differences with a smaller p-value are significant.
+
+    Raises:
+        ValueError: A score has no p-value.
     """
     results = []
     for score in scores:

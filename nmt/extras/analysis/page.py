@@ -1,4 +1,4 @@
-"""An evaluation as one page: scores, where systems are weak, confidence, and sentences to read."""
+"""The HTML report of an evaluation: scores, analyses, charts, and the worst and best sentences."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from nmt.metrics.result import (
 from nmt.report.page import Bar, Chart, Curve, render, render_bars, render_chart
 from nmt.training.report import learning_curves
 
-_SHOWN = 10  # Sentences of each list.
+_SHOWN = 10  # Number of sentences in each list.
 
 
 def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> Markup:
-    """Return the page: no script, nothing fetched, all text escaped.
+    """Render a report as a self-contained HTML page without scripts.
 
     Args:
-        report: What it shows.
-        models: Of the first systems: their learning curves, and alignments of sentences of the
-            first one.
+        report: The report.
+        models: Models of the first systems, for learning curves. The first model also aligns words.
     """
     curves = {model.name: learning_curves(model.folder) for model in models}
     return render(
@@ -66,7 +65,7 @@ def _test(each: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
 
 
 def _charts(section: Section) -> Iterator[Markup]:
-    """Yield charts of confidence, and for each system and metric what noise costs, as bars."""
+    """Yield charts of confidence, and of the loss by noise for each system and metric."""
     losses: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for values in section.values:
         if section.key == "confidence":
@@ -87,7 +86,7 @@ def _charts(section: Section) -> Iterator[Markup]:
 
 
 def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
-    """Yield the worst and best sentences of the first system, and where two differ most."""
+    """Yield the worst and best sentences of the first system, and the most different of two."""
     shown = [*each.systems[:2], *([each.baseline] if each.baseline else [])][:2]
     scorer, count = Scorer("chrf", each.references, MetricOptions()), len(each.references[0])
     scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in shown]
@@ -97,7 +96,7 @@ def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[
     if len(shown) > 1:
         apart = sorted(order, key=lambda row: -abs(scores[0][row] - scores[1][row]))
         chosen[f"Most different: {name} and {shown[1].name}"] = apart
-    if models and each.source:  # the worst sentences, which a model translated, with alignments
+    if models and each.source:  # word alignments of the worst sentences
         worst = order[:_SHOWN]
         pairs = [(each.source[row], shown[0].lines[row]) for row in worst]
         aligned = load_scorer(models[0]).align(pairs, tag=models[0].tag)
@@ -113,7 +112,7 @@ def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[
             if known and known.confidence is not None:
                 label += f", confidence {known.confidence:.0f}"
             if known and known.alarms:
-                label += f", alarms: {', '.join(known.alarms)}"
+                label += f", flagged: {', '.join(known.alarms)}"
             parts.append((label, word_differences(system.lines[row], reference)))
         glosses = gloss(source, shown[0].lines[row], links.get(row, ()))
         return {"line": row + 1, "parts": parts, "gloss": glosses}
@@ -123,7 +122,7 @@ def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[
 
 
 def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
-    """Return each source word with the words of the output that were made of it.
+    """Return each source word with the output words that are aligned to it.
 
     >>> gloss("Hunde laufen schnell", "dogs run", ((0, 0), (1, 1)))
     [('Hunde', 'dogs'), ('laufen', 'run'), ('schnell', '')]
@@ -137,7 +136,7 @@ def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
 
 
 def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
-    """Return the pieces of a text, and whether the reference lacks them in this place.
+    """Split a text into parts, each with whether it differs from the reference.
 
     >>> word_differences("a big dog runs", "a small dog runs")
     [('a', False), ('big', True), ('dog runs', False)]

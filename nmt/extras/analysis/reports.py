@@ -1,4 +1,4 @@
-"""An evaluation as Markdown for a pull request, as JUnit XML, and read back as a baseline."""
+"""Reports of an evaluation as Markdown and JUnit XML, and a JSON report used as a baseline."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from nmt.metrics.result import (
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 _USUAL_ALPHA = 0.05
-# Characters that no XML document may hold.
+# Characters that are not allowed in XML.
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _VERSION = re.compile(r"\|version:[^|]*")
-_AGAIN = "Make it again with `report` FILE.json on this test set."
+_AGAIN = "Create it again with `report` FILE.json on this test set."
 
 
 def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
-    """Return headings, and tables that a click unfolds."""
+    """Format a report as Markdown for a pull request, with collapsed tables of analyses."""
     evaluations = report.evaluations
     sections = [(x, name) for each, name in prefixed(evaluations) for x in each.sections]
     gates = [gate for each in evaluations for gate in gates_of(each)]
@@ -58,7 +58,7 @@ def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()
 
 
 def _changes(evaluations: Sequence[Evaluation], alpha: float) -> list[list[str]]:
-    rows = [["system", "metric", "before", "now", "change", "95% interval", "real?"]]
+    rows = [["system", "metric", "before", "now", "change", "95% interval", "significant?"]]
     for each, prefix in prefixed(evaluations):
         for system in each.systems:
             rows += (_change(prefix + system.name, score, alpha) for score in system.scores)
@@ -99,7 +99,7 @@ def _escaped(text: str) -> str:
 
 
 def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
-    """Return the document."""
+    """Format a report as JUnit XML: one test case for each gate, or for each score."""
     root = ElementTree.Element("testsuites", name="nmt evaluate")
     for each in report.evaluations:
         suite = ElementTree.SubElement(root, "testsuite", name=_clean(each.test))
@@ -132,18 +132,18 @@ def _clean(text: str) -> str:
 def read_baseline_report(
     path: Path, test: str, references: Sequence[Sequence[str]], scorers: Sequence[Scorer]
 ) -> System:
-    """Return the system of a report, to be scored again beside the others.
+    """Read the system of a JSON report, to score it again as a baseline.
 
     Args:
-        path: What ``nmt evaluate`` printed as JSON or wrote as a report.
+        path: JSON output or report of ``nmt evaluate``.
         test: Name of the test set, for messages.
-        references: Of the test set.
-        scorers: Metrics. Where the report has scores by them, the signatures must agree, but for
-            the version of sacrebleu: all is scored by the same one now.
+        references: Streams of reference lines.
+        scorers: Metrics. Their signatures must equal those in the report, except for the version of
+            sacrebleu.
 
     Raises:
-        ConfigError: It is no such report, is of another test set, has no or several systems or no
-            translations, or was scored in another way.
+        ConfigError: The file is not a report of one system on this test set with translations, or
+            was scored with other settings.
     """
     try:
         document = field(read_json(path), kind=dict)
@@ -153,27 +153,27 @@ def read_baseline_report(
         if not fitting:
             names = ", ".join(str(each.get("test")) for each in found)
             raise ConfigError(
-                f"{path} is a baseline of another test set: its references ({names}) are not "
+                f"{path} is a report of another test set: its references ({names}) differ from "
                 f"those of {test}.",
                 fix="Evaluate the baseline on the same sentences and references.",
             )
         (system, *others) = field(fitting[0], "systems", kind=list)
         if others:
             raise ConfigError(
-                f"{path} holds {len(others) + 1} systems, so the baseline is not clear.",
-                fix="Make a report of one system.",
+                f"{path} contains {len(others) + 1} systems, but a baseline must be one system.",
+                fix="Create a report of one system.",
             )
         _check_signatures(path, system, scorers)
         lines = system.get("hypotheses")
         if not lines or len(lines) != len(references[0]) or set(map(type, lines)) != {str}:
             raise ConfigError(
-                f"{path} has no translations (hypotheses) of {test}, so nothing can be tested.",
+                f"{path} does not contain the translations (hypotheses) of {test}.",
                 fix=_AGAIN,
             )
         return System(f"{field(system, 'name', kind=str)} ({path.name})", lines)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{path} is not a report of an evaluation: {error}.", fix=_AGAIN
+            f"{path} is not a JSON report of nmt evaluate: {error}.", fix=_AGAIN
         ) from error
 
 
@@ -184,6 +184,6 @@ def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> Non
         before = then.get(scorer.name, now)
         if _VERSION.sub("", before) != _VERSION.sub("", now):
             raise ConfigError(
-                f"{path} has another signature of {scorer.name}: {before}, now {now}.",
-                fix="Score both in the same way (`tokenize`, `lowercase`, references).",
+                f"{path} was scored with {scorer.name} {before}, but now it is {now}.",
+                fix="Use the same `tokenize`, `lowercase` and references for both.",
             )

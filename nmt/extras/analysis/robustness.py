@@ -1,11 +1,11 @@
-"""Harder tests: noise in the source, and contrastive pairs of a right and a wrong translation.
+"""Robustness tests: noise in the source, and contrastive pairs of right and wrong translations.
 
-Noise that changes which lines there are has its own rule: ``joined`` gives every two lines as one,
-and is compared with the two clean translations joined; ``split`` cuts every line of two words or
-more in the middle, and joins the translations of the halves.
+Two kinds of noise change the lines. ``joined`` translates every two lines as one, and compares the
+result with the two clean translations joined. ``split`` cuts every line of two or more words in the
+middle, and joins the translations of the halves.
 
-A contrastive pair shows whether a model finds the right translation more probable than a wrong one.
-Source: Sennrich (2017), How Grammatical is Character-level Neural Machine Translation?
+A contrastive pair tests whether the model gives the right translation a higher score than a wrong
+one. Source: Sennrich (2017), How Grammatical is Character-level Neural Machine Translation?
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 JOINED, SPLIT = "joined", "split"
-ALL = "all"  # Category of the whole file.
-Pair = Sequence[str]  # Source, right and wrong translation, and perhaps what is wrong: a category.
+ALL = "all"  # Category of all pairs of a file.
+Pair = Sequence[str]  # Source, right translation, wrong translation, and optionally a category.
 _Lines = Sequence[str]
 
 
 def robustness_section(scored: EvaluatedSet) -> Section:
-    """Have every model translate the test set with noise, and return what it loses."""
+    """Translate the test set with noise by every model, and return the loss of every metric."""
     test, values = scored.test, list[dict[str, Any]]()
     rows: dict[tuple[str, str], list[str]] = {}
     for model, system in zip(scored.models, scored.systems, strict=False):
@@ -62,21 +62,21 @@ def robustness_section(scored: EvaluatedSet) -> Section:
 
 @dataclass(frozen=True, slots=True)
 class NoisySource:
-    """A test set's source with one kind of noise, to be translated."""
+    """The source of a test set with one kind of noise."""
 
     noise: str
-    lines: _Lines  # What a model reads instead of the source.
-    groups: Sequence[int] = ()  # For ``split``: how many lines each source line became.
+    lines: _Lines  # Noisy lines to translate.
+    groups: Sequence[int] = ()  # For ``split``: number of noisy lines for each source line.
 
     def outputs(self, translated: _Lines, joiner: str) -> _Lines:
-        """Return one output for each line that is scored."""
+        """Join translations of noisy lines, so that there is one for each scored line."""
         if not self.groups:
             return translated
         rest = iter(translated)
         return [joiner.join(next(rest) for _ in range(count)) for count in self.groups]
 
     def scored(self, lines: _Lines, joiner: str) -> _Lines:
-        """Return clean translations or references, as they are compared with the outputs."""
+        """Convert clean translations or references to the scored lines: joined for ``joined``."""
         return _joined(lines, joiner) if self.noise == JOINED else lines
 
 
@@ -84,9 +84,9 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
     """Yield the source with each kind of noise.
 
     Args:
-        source: One sentence each.
-        joiner: What stands between two sentences of a line of the source language.
-        seed: Of the draws; line i gets the same noise whatever the others are.
+        source: Source lines, one sentence each.
+        joiner: Separator between two sentences of the source language.
+        seed: Random seed. The noise of a line does not depend on other lines.
     """
     for name, noise in NOISES.items():
         lines = [
@@ -101,16 +101,16 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
 def noise_losses(
     system: System, noisy: NoisySource, translated: _Lines, joiner: str, scored: EvaluatedSet
 ) -> Iterator[dict[str, Any]]:
-    """Yield what noise costs a system under each metric, with paired intervals.
+    """Yield the loss of a system by noise under each metric.
 
-    Scores are those of the same sentences (pairs of them for ``joined``). A positive loss is worse,
-    whatever the metric's direction; its 95% interval is by paired bootstrap resampling.
+    Clean and noisy scores are of the same sentences (pairs of sentences for ``joined``). A positive
+    loss means worse, for every metric. The 95% interval is by paired bootstrap resampling.
 
     Args:
-        system: With the translations of the clean source.
+        system: Translations of the clean source.
         noisy: The source with noise.
-        translated: Translations of its lines.
-        joiner: What stands between two sentences of a line of the target language.
+        translated: Translations of the noisy lines.
+        joiner: Separator between two sentences of the target language.
         scored: The test set.
     """
     references = [noisy.scored(stream, joiner) for stream in scored.test.references]
@@ -138,13 +138,17 @@ def _halves(line: str) -> _Lines:
 
 
 class Contrastive:
-    """The pairs of a file, to be scored by models with the length normalisation of the search."""
+    """Contrastive pairs of a file. Scores use the length normalisation of the search.
+
+    Args:
+        path: File to read with `read_pairs`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._pairs = read_pairs(path)
 
     def __call__(self, models: Sequence[EvaluatedModel]) -> Section:
-        """Return the accuracy of each model."""
+        """Score the pairs with each model, and return the accuracies."""
         values = []
         for model in models:
             scorer = load_scorer(model)
@@ -167,16 +171,16 @@ class Contrastive:
 def accuracies(
     system: str, pairs: Sequence[Pair], right: Sequence[float], wrong: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Return how often the right translation has the higher score; a tie is no success.
+    """Return how often the right translation has the higher score. A tie counts as wrong.
 
     Args:
         system: Name of the model.
-        pairs: What was scored.
+        pairs: The contrastive pairs.
         right: Scores of the right translations.
-        wrong: Scores of the wrong ones.
+        wrong: Scores of the wrong translations.
 
     Returns:
-        An object for the whole file, and one for each category.
+        One object for all pairs, and one for each category.
     """
     num_pairs, num_correct = Counter[str](), Counter[str]()
     for (_, _, _, *categories), one, other in zip(pairs, right, wrong, strict=True):
@@ -194,25 +198,25 @@ def read_pairs(path: Path) -> list[Pair]:
     """Read lines of ``source<TAB>right<TAB>wrong`` with an optional ``<TAB>category``.
 
     Raises:
-        DataError: Missing, empty, or a line with another number of columns.
+        DataError: The file is missing or empty, or a line has a wrong number of columns.
     """
     pairs = list[Pair]()
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
         if len(cells) not in (3, 4) or not all(cells[:3]):
             raise DataError(
-                f"{path}, line {number:,} has {len(cells)} columns, not 3 or 4 with text in them.",
-                fix="Write source, right translation, wrong translation and, if you like, a "
-                "category, with tabs between.",
+                f"{path}, line {number:,}: expected 3 or 4 non-empty columns, found {len(cells)}.",
+                fix="Write source, right translation, wrong translation and optionally a category, "
+                "separated by tabs.",
             )
         pairs.append(cells)
     if not pairs:
-        raise DataError(f"{path} has no lines.", fix="Give a file with contrastive pairs in it.")
+        raise DataError(f"{path} is empty.", fix="Pass a file with contrastive pairs.")
     return pairs
 
 
 def load_scorer(model: EvaluatedModel) -> Scorer:
     """Load the weights of a model to score or align translations."""
     names = ("device", "checkpoint", "threads", "ensemble")
-    scorer = load_attribute("nmt.inference.scorer:Scorer")  # loads torch, reports of files do not
+    scorer = load_attribute("nmt.inference.scorer:Scorer")  # imports torch only if it is needed
     return scorer.load(model.folder, **{name: model.loading[name] for name in names})

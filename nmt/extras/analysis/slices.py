@@ -1,11 +1,11 @@
-"""Parts of a test set that have something in common: where a system is weak. Pure.
+"""Scores of slices: parts of the test set with a common property, to find weaknesses of a system.
 
-Every group of slices tells all sentences apart, so its counts add up to the test set.
+The slices of a group partition the test set, so their counts add up to its size.
 
-How often words occur in the training data is counted from the token ids of the prepared folder,
-which are read once, in chunks; nothing is stored for it. A word is the subwords between spaces and
-punctuation, identified by a 64-bit hash of their ids. Where a tokenizer cuts a word in two ways, as
-"1" and "1.", its occurrences in the other way are not counted.
+Word counts in the training data are computed from the token ids of the prepared folder, which are
+read once, in chunks. A word is a sequence of subwords between spaces and punctuation, identified by
+a 64-bit hash of the ids. If the tokenizer encodes a word in two ways, as in "1" and "1.", only
+occurrences in the same way are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nmt.metrics.scoring import Resampling, measure
 from nmt.text.languages import numbers_of
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
-SMALL_SLICE = 30  # A slice of fewer sentences is marked: its scores say little.
+SMALL_SLICE = 30  # Slices with fewer sentences are marked, because their scores are unreliable.
 SEEN, NOT_SEEN = "source in training data", "not found"
 _MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose scores are unreliable."
 _LEAKS_MEAN = (
@@ -44,22 +44,22 @@ _COUNTS = {1.0: "unseen", 10.0: "1-9 times", 100.0: "10-99 times"}
 _COVERED = {0.25: "below 25%", 0.5: "25-49%", 0.75: "50-74%"}
 _RATIOS = {0.8: "below 0.8", 1.25: "0.8-1.25"}
 _Hashes = npt.NDArray[np.uint64]
-_LONGEST_WORD = 64  # subwords; those behind count alike
+_LONGEST_WORD = 64  # subwords with a factor of their own in the hash
 _FACTORS = np.random.default_rng(1).integers(1, 1 << 63, _LONGEST_WORD, np.uint64) | np.uint64(1)
 _SPACE = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What tells sentences apart, with the slice of each sentence."""
+    """A partition of the test set into slices."""
 
     name: str
     labels: Sequence[str]  # Name of the slice of each sentence.
-    slices: Sequence[str]  # Names of all slices, in the order to show; some may be empty.
+    slices: Sequence[str]  # Names of all slices, in order of display. A slice may be empty.
 
 
 def slice_section(scored: EvaluatedSet) -> Section:
-    """Score the slices of every system: by the user's labels, and by all that can be told."""
+    """Score the slices of every system: by labels of the user, and by all built-in groups."""
     common = [
         Group(name, labels, list(dict.fromkeys(labels))) for name, labels in scored.labels.items()
     ]
@@ -83,7 +83,7 @@ def slice_section(scored: EvaluatedSet) -> Section:
 
 
 def leakage_group(data: Sequence[PreparedData], source: Sequence[str]) -> Group:
-    """Return the group by whether source lines are in training data: word for word, or nearly."""
+    """Group source lines by whether they occur in the training data: exact, near, or not found."""
     kinds: dict[int, str] = {}
     total = sum(len(each.train) for each in data)
     with progress_bar("looking for leaks", unit="lines", total=total) as bar:
@@ -109,7 +109,7 @@ def _training_lines(
 def groups_of_source(
     source: Sequence[str], counts: Sequence[LineCounts] | None = None
 ) -> Iterator[Group]:
-    """Yield the groups that depend on nothing but the source, and on the training data if known."""
+    """Yield the groups that depend on the source and its counts in the training data, if known."""
     lengths = [len(_WORD.findall(line)) for line in source]
     yield _binned("source words", lengths, _LENGTHS, "40 and more")
     cases = ["both cases", "no capitals", "all capitals", "no letters with case"]
@@ -125,7 +125,7 @@ def groups_of_source(
 def groups_of_system(
     system: System, source: Sequence[str] | None, references: Sequence[Sequence[str]]
 ) -> Iterator[Group]:
-    """Yield the groups that depend on what a system wrote."""
+    """Yield the groups that depend on the translations of a system."""
     names = ["nothing to keep", "kept", "lost"]
     if source is not None:
         numbers = [
@@ -144,8 +144,8 @@ def groups_of_system(
     ratios = [(len(output) + 1) / (len(reference) + 1) for output, reference in pairs]
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
     if system.results:
-        labels = ["alarm" if result.alarms else "no alarm" for result in system.results]
-        yield Group("guard", labels, ["no alarm", "alarm"])
+        labels = ["flagged" if result.alarms else "not flagged" for result in system.results]
+        yield Group("guard", labels, ["not flagged", "flagged"])
 
 
 def score_slices(
@@ -157,12 +157,12 @@ def score_slices(
     """Score the slices of every group.
 
     Args:
-        systems: With the statistics of their sentences.
-        scorers: The metrics.
-        resampling: For intervals.
-        groups: Of each system, by its name.
+        systems: Scored systems.
+        scorers: One for each metric.
+        resampling: Options of the intervals.
+        groups: Groups of each system, by name of the system.
     """
-    # Sentences and scores of each slice and system.
+    # Number of sentences and scores by slice, then by system.
     found: dict[tuple[str, str], dict[str, tuple[int, list[Score]]]] = {}
     for system in systems:
         for group in groups[system.name]:
@@ -199,7 +199,7 @@ def score_slices(
 
 
 def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], rest: str) -> Group:
-    """Return a group by the first limit that is above a value."""
+    """Group numbers into bins. ``limits`` maps upper limits to names; ``rest`` is the last bin."""
     names = [*limits.values(), rest]
     bins = np.searchsorted(list(limits), list(values), side="right")
     return Group(name, [names[index] for index in bins], names)
@@ -213,7 +213,7 @@ def _case(line: str) -> int:
 
 
 def _numbers(line: str) -> set[str]:
-    return numbers_of(line.replace(":", "."))  # 10:30 is 10.30 in other languages
+    return numbers_of(line.replace(":", "."))  # some languages write 10.30 for 10:30
 
 
 def _tokens(line: str) -> set[str]:
@@ -221,7 +221,7 @@ def _tokens(line: str) -> set[str]:
 
 
 def _is_name(token: str) -> bool:
-    """Whether a token that is copied could have been translated: it looks like a name."""
+    """Whether a copied token is interesting: it has a capital, or is not made of letters only."""
     return not token.isnumeric() and (not token.islower() or not token.isalpha())
 
 
@@ -232,22 +232,24 @@ def _kept(wanted: set[str], written: set[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """What the training data have of one line."""
+    """Counts of the words of one line in the training data."""
 
     words: Sequence[int]  # Occurrences of each word.
-    # Occurrences of each two words in a row, punctuation between them left out.
-    pairs: Sequence[int]
+    pairs: Sequence[int]  # Occurrences of each two consecutive words, ignoring punctuation.
 
 
 def count_in_training(
     stores: Iterable[ParallelStore], tokenizer: Tokenizer, lines: Sequence[str]
 ) -> list[LineCounts]:
-    """Count the words of ``lines`` in the source sides of stores.
+    """Count the words of ``lines`` in the source side of the training data.
 
     Args:
-        stores: Of the training data.
-        tokenizer: Of its source.
+        stores: Training data.
+        tokenizer: Source tokenizer of the training data.
         lines: One sentence each.
+
+    Returns:
+        Counts of each line.
     """
     split = _Splitter(tokenizer)
     encoded = tokenizer.encode_batch(lines)
@@ -255,7 +257,7 @@ def count_in_training(
     ids = np.fromiter(chain.from_iterable(encoded), np.int64, int(offsets[-1]))
     hashes, line_of, pairs, first_of = split.words(ids, offsets)
     wanted, place = np.unique(np.concatenate([hashes, pairs]), return_inverse=True)
-    counts = np.zeros(len(wanted) + 1, np.int64)  # the last one for all that is not wanted
+    counts = np.zeros(len(wanted) + 1, np.int64)  # the last one is for all other words
     blocks = (
         store.source_ids(np.arange(start, min(start + _ROWS_AT_ONCE, len(store))))
         for store in stores
@@ -277,7 +279,7 @@ def count_in_training(
 
 
 class _Splitter:
-    """Cuts token ids into words."""
+    """Splits token ids into words, and hashes them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         texts = [piece for piece, _, _ in tokenizer.pieces()]
@@ -287,7 +289,12 @@ class _Splitter:
     def words(
         self, ids: npt.NDArray[np.integer], offsets: npt.NDArray[np.int64]
     ) -> tuple[_Hashes, npt.NDArray[np.intp], _Hashes, npt.NDArray[np.intp]]:
-        """Return the hash and the line of each word, and of each two words in a row of a line."""
+        """Return hash and line of each word, then hash and line of each two consecutive words.
+
+        Args:
+            ids: Token ids of all lines, concatenated.
+            offsets: Start of each line in ``ids``, and the end of the last line.
+        """
         is_word = self._is_word[ids]
         starts = self._begins[ids] | ~is_word
         starts[1:] |= ~is_word[:-1]

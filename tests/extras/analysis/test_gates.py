@@ -32,7 +32,7 @@ def test_gates_are_read_in_order_and_a_malformed_one_says_which_part_is_wrong() 
         ("bleu=nan", no_number),
         ("bleu=-1", no_number),
         ("bleu=270", no_number),
-        ("bleu=27,bleu=28", "bleu is given twice"),
+        ("bleu=27,bleu=28", "bleu occurs twice"),
         ("ter=60", "counts errors"),
         ("x=1,chrf=z", "(?s)'x' is not a metric.*'z' in 'chrf=z'"),  # all at once
     ):

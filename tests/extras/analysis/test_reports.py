@@ -107,12 +107,12 @@ def test_a_report_of_something_else_is_refused(files: dict[str, Path], tmp_path:
 
     assert "of another test set" in said(files["bad"], other, "--baseline", path)
     assert "of another test set" in said(*flags(files, "bad", path), "--limit", 5)
-    assert "another signature of bleu" in said(*flags(files, "bad", path), "--lowercase")
+    assert "was scored with bleu" in said(*flags(files, "bad", path), "--lowercase")
     for changes, message in (
-        ({"hypotheses": []}, "no translations (hypotheses)"),
-        ({"hypotheses": LINES[1:]}, "no translations (hypotheses)"),
-        ({"hypotheses": 3}, "is not a report of an evaluation"),
-        ({"scores": [{}]}, "is not a report of an evaluation"),
+        ({"hypotheses": []}, "does not contain the translations"),
+        ({"hypotheses": LINES[1:]}, "does not contain the translations"),
+        ({"hypotheses": 3}, "is not a JSON report"),
+        ({"scores": [{}]}, "is not a JSON report"),
     ):
         change(report(files), **changes)
         assert message in said(*flags(files, "bad", path))
@@ -120,7 +120,7 @@ def test_a_report_of_something_else_is_refused(files: dict[str, Path], tmp_path:
         path.write_text(text, "utf-8")
         said(*flags(files, "bad", path))
     two = report(files, "--hypothesis", files["bad"])
-    assert "holds 2 systems" in said(*flags(files, "bad", two))
+    assert "contains 2 systems" in said(*flags(files, "bad", two))
 
 
 def test_slices_by_labels_of_the_user_are_counted_and_scored(files: dict[str, Path]) -> None:
@@ -169,10 +169,10 @@ def test_an_external_metric_that_fails_is_named_and_costs_no_other_score(
     files: dict[str, Path],
 ) -> None:
     for changes, message in (
-        ({"after": "sys.exit('no model')"}, "ended with status 1: no model"),
+        ({"after": "sys.exit('no model')"}, "failed with status 1: no model"),
         ({"cut": "[1:]"}, "wrote 59 lines for 60 sentences"),
-        ({"result": "'NaN'"}, "wrote no finite number in line 1: 'NaN'"),
-        ({"result": "'{}'"}, "wrote no finite number in line 1: '{}'"),
+        ({"result": "'NaN'"}, "did not write a finite number in line 1: 'NaN'"),
+        ({"result": "'{}'"}, "did not write a finite number in line 1: '{}'"),
     ):
         command = program(files["bad"].parent, **changes)
         result = invoke(*flags(files), "--external", command, "--json")
