@@ -114,7 +114,7 @@ def bundle_of(tokenizers: Tokenizers, **model: Any) -> ModelBundle:
 def engines_of(
     bundle: ModelBundle, folder: Path, dtype: str = "float32", lists: ShortlistParts | None = None
 ) -> tuple[CTranslate2Engine, TorchEngine]:
-    """A model that was converted, and itself."""
+    """A model, and its conversion."""
     CTranslate2Target().write(folder, bundle, dtype, lists)
     return CTranslate2Engine(folder, device="cpu", threads=1), TorchEngine(bundle.model)
 
@@ -132,7 +132,7 @@ def compare(bundle: ModelBundle, folder: Path, count: int = 12, **options: Any) 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_translates_as_ours(
+def test_every_architecture_translates_like_torch(
     name: str, tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
     bundle = bundle_of(tokenizers, **ARCHITECTURES[name])
@@ -140,10 +140,10 @@ def test_every_architecture_translates_as_ours(
     compare(bundle, tmp_path, beam_size=3)
 
 
-def test_tokens_that_no_search_chooses_take_nothing_from_the_others(
+def test_special_tokens_have_probability_0_in_the_search(
     tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
-    """Not even where padding, unknown and BOS are the most probable of all."""
+    """Even if PAD, UNK and BOS are the most probable tokens."""
     bundle = bundle_of(tokenizers)
     assert bundle.model.output_bias is not None
     with torch.no_grad():
@@ -152,8 +152,8 @@ def test_tokens_that_no_search_chooses_take_nothing_from_the_others(
     compare(bundle, tmp_path, beam_size=4, max_length_offset=50)
 
 
-def test_outputs_cut_off_at_the_limit_crowd_out_none_that_ended_before(tmp_path: Path) -> None:
-    """CTranslate2 cuts off a whole beam there, and scores it without its end.
+def test_outputs_at_the_limit_do_not_displace_finished_outputs(tmp_path: Path) -> None:
+    """CTranslate2 cuts off the whole beam at the limit, and scores it without EOS.
 
     And two vocabularies are kept apart.
     """
@@ -183,8 +183,8 @@ def test_every_type_of_weights_translates(
     capfd.readouterr()  # CTranslate2 may say that it computes in another type here
 
 
-def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path: Path) -> None:
-    """Of a sentence alone no other token comes, and every token may be in the list."""
+def test_shortlists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """Alone, a sentence gets only tokens of its own list; the list may contain every token."""
     tokens = np.arange(tokenizers.target.vocab_size)
     lists = ShortlistParts(np.array([5]), np.where(tokens % 2, tokens, -1)[:, None])
     engine, _ = engines_of(bundle_of(tokenizers), tmp_path, lists=lists)
@@ -199,7 +199,7 @@ def test_short_lists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path:
     assert lines[0].startswith("\t<pad> <unk> <s> </s> ")
 
 
-def test_what_cannot_be_expressed_or_followed_is_named() -> None:
+def test_unsupported_options_are_named() -> None:
     assert not_expressed(run_config({}).model) == []
     assert not_expressed(run_config({"qk_norm": True}).model) == ["model.qk_norm true"]
     assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
@@ -211,8 +211,8 @@ def test_what_cannot_be_expressed_or_followed_is_named() -> None:
     assert not_followed(followed) == []
 
 
-def test_whoever_adds_a_key_decides_whether_ctranslate2_has_it() -> None:
-    """If not, it belongs to `_NOT_EXPRESSED` or `_NOT_FOLLOWED`; then count it here."""
+def test_every_new_key_is_either_supported_or_listed_as_unsupported() -> None:
+    """Add an unsupported key to `_NOT_EXPRESSED` or `_NOT_FOLLOWED`; then count it here."""
     assert len(ModelConfig.model_fields) == 30
     assert len(DecodingConfig.model_fields) == 25
     assert ModelConfig.model_fields.keys() >= ctranslate2._NOT_EXPRESSED
@@ -229,7 +229,7 @@ def test_whoever_adds_a_key_decides_whether_ctranslate2_has_it() -> None:
         ("relative", 2000, 2.0, None),
     ],
 )
-def test_the_table_of_positions_is_as_long_as_any_output(
+def test_there_are_positions_for_the_longest_output(
     positions: str, length: int, factor: float, rows: int | None
 ) -> None:
     limits = {"filters": {"max_length": length}, "decoding": {"max_length_factor": factor}}
@@ -276,7 +276,9 @@ def theirs(original: Path) -> Translator:
     ],
     ids=str,
 )
-def test_the_search_is_ours(ours: Translator, theirs: Translator, changes: dict[str, Any]) -> None:
+def test_the_search_equals_that_of_torch(
+    ours: Translator, theirs: Translator, changes: dict[str, Any]
+) -> None:
     results = (each.with_options(**changes).translate(LINES) for each in (ours, theirs))
     for expected, found in zip(*results, strict=True):
         assert found.text == expected.text
@@ -284,8 +286,8 @@ def test_the_search_is_ours(ours: Translator, theirs: Translator, changes: dict[
         assert [x.text for x in found.alternatives] == [x.text for x in expected.alternatives]
 
 
-def test_its_tokens_have_our_scores(ours: Translator, theirs: Translator) -> None:
-    """Also those of an output that is empty."""
+def test_token_scores_equal_those_of_torch(ours: Translator, theirs: Translator) -> None:
+    """Including the scores of an empty output."""
     expected, given = (
         each.with_options(outputs={"token_scores"}).translate([*LINES, ""])
         for each in (ours, theirs)
@@ -311,7 +313,7 @@ def test_the_text_does_not_depend_on_batches(theirs: Translator) -> None:
 
 
 @pytest.mark.parametrize("shortest", [0.0, 1.0, 5.0])
-def test_outputs_end_where_a_learned_table_ends(tmp_path: Path, shortest: float) -> None:
+def test_outputs_end_with_the_last_learned_position(tmp_path: Path, shortest: float) -> None:
     """Finding 9: there was none at the end of the table if outputs had to be longer."""
     config = run_config(
         {"positions": "learned", "max_positions": 12},
@@ -330,7 +332,7 @@ def test_outputs_end_where_a_learned_table_ends(tmp_path: Path, shortest: float)
     assert max(len(h.ids) for (h, *_) in found) == 11
 
 
-def test_what_it_does_not_have_is_refused(
+def test_unsupported_requests_are_errors(
     theirs: Translator, original: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for changes, named in (
@@ -349,7 +351,7 @@ def test_what_it_does_not_have_is_refused(
         Translator.load(original, device="cuda", engine="ctranslate2")
 
 
-def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"\7\0\0\0")
     (tmp_path / "export.json").write_text('{"quantization": "int8", "num_positions": null}')
     with pytest.raises(CheckpointError, match="cannot be loaded by CTranslate2"):
@@ -372,7 +374,7 @@ def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[st
 
 
 def converted(place: Path) -> list[str]:
-    """Names of what is kept, without what they are made of."""
+    """Names of the cached conversions, without their hashes."""
     return sorted(path.name.rsplit("-", 1)[0] for path in place.glob("ctranslate2-*"))
 
 
@@ -382,10 +384,10 @@ def run_dir(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return shutil.copytree(original, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
 
 
-def test_a_cpu_gets_ctranslate2_for_what_it_has(
+def test_on_a_cpu_ctranslate2_serves_supported_requests(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And torch for what it cannot run, and a GPU."""
+    """Torch serves unsupported requests, and all requests on a GPU."""
     assert chosen(run_dir) == ("ctranslate2", "float32")
     assert chosen(run_dir, dtype="int8") == ("ctranslate2", "int8")
     assert chosen(run_dir, engine="torch") == ("torch", "float32")
@@ -442,7 +444,7 @@ def test_without_ctranslate2_torch_translates(
 
 
 @pytest.mark.parametrize("changes", [{}, {"beam_size": 1}])
-def test_both_engines_write_the_same_text_and_their_guards_retry_alike(
+def test_both_engines_write_the_same_text_and_retry_the_same_lines(
     run_dir: Path, changes: dict[str, Any]
 ) -> None:
     """A random model makes the guard retry nearly every line."""
@@ -473,7 +475,7 @@ def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
         load(run_dir, shortlist=True)
 
 
-def test_other_weights_never_find_a_conversion_and_old_ones_are_removed(
+def test_other_weights_get_a_new_conversion_and_old_conversions_are_removed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load(run_dir, guard=False).translate(LINES)
@@ -489,7 +491,7 @@ def test_other_weights_never_find_a_conversion_and_old_ones_are_removed(
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 
 
-def test_a_damaged_conversion_is_made_again_and_damaged_weights_are_not_converted(
+def test_a_damaged_conversion_is_repeated_and_damaged_weights_are_not_converted(
     run_dir: Path,
 ) -> None:
     expected = load(run_dir).translate(LINES)
@@ -505,10 +507,10 @@ def test_a_damaged_conversion_is_made_again_and_damaged_weights_are_not_converte
     assert converted(run_dir / ".cache") == []
 
 
-def test_a_run_that_cannot_be_written_uses_the_cache_of_the_user(
+def test_a_read_only_run_uses_the_cache_of_the_user(
     run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file stands where the folder would be: so the test holds for the administrator, too."""
+    """A file blocks the cache folder, which also works when the tests run as root."""
     caplog.set_level(logging.INFO)
     (run_dir / ".cache").write_text("")
     expected = load(run_dir).translate(LINES)
@@ -526,9 +528,7 @@ def test_a_run_that_cannot_be_written_uses_the_cache_of_the_user(
             load(run_dir, **choice)
 
 
-def test_a_first_use_by_several_at_once_converts_once(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parallel_processes_convert_once(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes, write = [], CTranslate2Target.write
 
     def counted(*arguments: Any) -> None:

@@ -94,7 +94,9 @@ def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, t
 
 
 @BOTH
-def test_the_folder_is_complete_and_sealed(target: Any, run_dir: Path, tmp_path: Path) -> None:
+def test_the_folder_is_complete_and_its_manifest_matches(
+    target: Any, run_dir: Path, tmp_path: Path
+) -> None:
     write_shortlist(run_dir)
     summary = exported(run_dir, tmp_path / "a" / "out", target)
 
@@ -125,14 +127,14 @@ def test_the_folder_is_complete_and_sealed(target: Any, run_dir: Path, tmp_path:
         ({"beam_size": 2, "n_best": 2}, None),
     ],
 )
-def test_a_search_that_ctranslate2_does_not_have_is_left_out_and_that_is_told(
+def test_unsupported_decoding_options_are_left_out_and_logged(
     tokenizer: Path,
     tmp_path: Path,
     decoding: dict[str, Any],
     told: str | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """So that the folder translates as it is."""
+    """So the folder translates without further options."""
     config = run_config({}, decoding={"beam_size": 3, "max_length_offset": 5, **decoding})
     write_run(tmp_path / "run", tokenizer, config)
     caplog.set_level("INFO")
@@ -170,7 +172,7 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
     assert exported(run_dir / "average", tmp_path / "again", "safetensors").step == 40
 
 
-def test_nothing_is_left_of_an_export_that_fails(
+def test_a_failed_export_leaves_no_files(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> str:
@@ -258,8 +260,8 @@ def test_unsupported_options_of_ctranslate2_are_named(tokenizer: Path, tmp_path:
     exported(tmp_path / "run", tmp_path / "out", "safetensors")
 
 
-def test_a_target_is_added_by_registering_it(run_dir: Path, tmp_path: Path) -> None:
-    """One class and one entry; nothing else knows of it."""
+def test_a_registered_target_is_available(run_dir: Path, tmp_path: Path) -> None:
+    """One class and one registration are enough."""
 
     class Toy(ExportTarget):
         weights_name = "toy.txt"

@@ -46,7 +46,7 @@ class Hub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The few requests that publishing and pulling make."""
+    """Answers the requests that push and pull send."""
 
     server: Hub
 
@@ -152,7 +152,7 @@ def pulled(output: Path, name: str = NAME) -> PullResult:
     return pull(PullOptions(name=name, output=output))
 
 
-def test_what_is_published_comes_back_whole_and_pinned(
+def test_a_pushed_model_is_pulled_unchanged_with_its_commit(
     hub: Hub, model: Path, tmp_path: Path, back: Path
 ) -> None:
     score = {"metric": "bleu", "value": 31.25, "signature": "nrefs:1|case:mixed"}
@@ -188,7 +188,7 @@ def test_a_dry_run_sends_nothing(hub: Hub, model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.pkl", "code.py", "pytorch_model.bin"])
-def test_files_that_may_hold_code_are_not_pulled(
+def test_files_that_can_contain_code_are_not_pulled(
     hub: Hub, model: Path, back: Path, name: str
 ) -> None:
     """Fault 52."""
@@ -200,12 +200,12 @@ def test_files_that_may_hold_code_are_not_pulled(
 
 
 @pytest.mark.parametrize("name", ["../up.json", "/tmp/root.json", "a/../../b.yaml"])
-def test_no_name_leads_out_of_the_folder(name: str) -> None:
+def test_names_outside_the_folder_are_refused(name: str) -> None:
     with pytest.raises(CheckpointError, match="is not a model folder"):
         check_names("org/model", {"manifest.json", name})
 
 
-def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, back: Path) -> None:
+def test_damage_during_the_transfer_is_an_error(hub: Hub, model: Path, back: Path) -> None:
     pushed(model)
     weights = bytearray(hub.files["model.safetensors"])
     weights[-1] ^= 1
@@ -219,7 +219,7 @@ def test_damage_on_the_way_is_noticed(hub: Hub, model: Path, back: Path) -> None
 
 
 @pytest.mark.usefixtures("hub")
-def test_what_is_missing_is_named(model: Path, tmp_path: Path, back: Path) -> None:
+def test_wrong_names_and_missing_files_are_errors(model: Path, tmp_path: Path, back: Path) -> None:
     with pytest.raises(CheckpointError, match="org/other was not pulled"):
         pulled(back, "hub:org/other")
     with pytest.raises(ConfigError, match="is not a valid Hub name"):
@@ -235,8 +235,8 @@ def test_what_is_missing_is_named(model: Path, tmp_path: Path, back: Path) -> No
         pushed(model, dry_run=True)
 
 
-def test_a_hub_out_of_reach_is_named_before_anything_slow_is_loaded(tmp_path: Path) -> None:
-    """Within 3 s on a loaded machine: the libraries would take longer than that alone."""
+def test_an_unreachable_hub_is_reported_before_slow_imports(tmp_path: Path) -> None:
+    """Within 3 s even on a busy machine: importing the libraries would take longer."""
     code = """
 import os, sys
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:1"

@@ -47,7 +47,7 @@ def marian_models(shared_data: Path) -> Path:
 
 
 def best_outputs(path: Path) -> dict[int, tuple[str, list[float]]]:
-    """Marian's text and scores of words of each line."""
+    """Return Marian's translation and word scores of each line."""
     found: dict[int, tuple[str, list[float]]] = {}
     for line in path.read_text(encoding="utf-8").split("\n"):
         if line:
@@ -72,14 +72,14 @@ def refused(source: Path, message: str, **options: Any) -> None:
 def imported(
     request: pytest.FixtureRequest, marian_models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """Marian's folder, and ours of it."""
+    """A Marian folder, and the imported folder."""
     ours = tmp_path_factory.mktemp(request.param) / "model"
     imported_as(marian_models / request.param, ours)
     return marian_models / request.param, ours
 
 
 @pytest.mark.parametrize(("mode", "beams"), [("greedy", 1), ("beam4", 4)])
-def test_outputs_and_scores_of_words_are_those_of_marian(
+def test_outputs_and_word_scores_equal_those_of_marian(
     imported: tuple[Path, Path], mode: str, beams: int
 ) -> None:
     theirs, ours = imported
@@ -109,7 +109,7 @@ def test_outputs_and_scores_of_words_are_those_of_marian(
 
 
 def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path: Path) -> None:
-    """Fault 52: no name leads out of the place."""
+    """Fault 52: no file is written outside the folder."""
     theirs, archive = marian_models / "opus", tmp_path / "opus.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in theirs.iterdir():
@@ -208,7 +208,7 @@ def theirs(marian_models: Path, tmp_path: Path) -> Path:
 def converted(
     marian_models: Path, folder: Path, name: str = "tied, swish"
 ) -> tuple[ModelBundle, dict[int, int]]:
-    """A model, and their id -> ours."""
+    """A model, and a map from the original ids to ours."""
     source = write(folder / "theirs", marian_models, KINDS[name], ">>deu<<")
     summary = import_model(ImportOptions(source=source, output=folder / "ours"))
     assert (summary.system, summary.languages) == ("hugging-face", ("en", "de"))
@@ -221,7 +221,7 @@ def converted(
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.inference_mode()
-def test_logits_and_outputs_are_those_of_its_own_library(
+def test_logits_and_outputs_equal_those_of_hugging_face(
     marian_models: Path, tmp_path: Path, name: str
 ) -> None:
     bundle, ours = converted(marian_models, tmp_path, name)
