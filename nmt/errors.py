@@ -1,4 +1,4 @@
-"""Errors a user can understand: what is wrong, where, and how to fix it."""
+"""Errors with a problem, a place and a fix."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class NmtError(Exception):
     """A failure with a known cause. The command line prints it without a traceback.
 
     Args:
-        problem: What went wrong and where: the file, line, key or value at fault.
-        fix: The next thing for the user to do, as one sentence.
+        problem: What is wrong and where: file, line, key or value.
+        fix: Next action of the user, preferably a command to type.
     """
 
-    exit_code: ClassVar[int] = 1  # What the process returns to the shell.
+    exit_code: ClassVar[int] = 1  # Exit code of the process.
 
     def __init__(self, problem: str, *, fix: str) -> None:
         super().__init__(f"{problem}\n  fix: {fix}")
@@ -29,21 +29,21 @@ class NmtError(Exception):
 
 
 class ConfigError(NmtError):
-    """The configuration or an option is wrong. Carries every problem found, one a line."""
+    """The configuration or an option is wrong. Lists all problems, one per line."""
 
     exit_code = 2
 
     @classmethod
     def unknown(cls, kind: str, name: str, names: Iterable[str]) -> ConfigError:
-        """Return the error about a name that is none of those of its kind."""
+        """Return an error about an unknown name."""
         known = list(names)
         near = did_you_mean(name.lower(), known).lstrip()
-        fix = f"{near} Use one of {', '.join(known)}." if known else "There are none."
+        fix = f"{near} Use one of {', '.join(known)}." if known else "No names are defined."
         return cls(f"{name} is not a known {kind}.", fix=fix.lstrip())
 
     @classmethod
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
-        """Return several errors as one."""
+        """Combine several errors into one."""
         last = errors[-1]
         return cls("\n".join([*map(str, errors[:-1]), last.problem]), fix=last.fix)
 
@@ -60,53 +60,53 @@ class DataError(NmtError):
         target: str,
         counts: tuple[int, int],
         *,
-        fix: str = "Line i of both files must translate each other; re-export the pair together.",
+        fix: str = "Export both files together again; line i of each must be the same sentence.",
     ) -> DataError:
-        """Two files that should pair line by line differ in length."""
+        """Return an error about two files with different numbers of lines."""
         return cls(f"{source} has {counts[0]:,} lines but {target} has {counts[1]:,}.", fix=fix)
 
 
 class TokenizerError(DataError):
-    """A tokenizer cannot be trained on this text, or cannot be read."""
+    """A tokenizer cannot be trained or loaded."""
 
 
 class VocabularySizeError(TokenizerError):
-    """The text allows no vocabulary of the configured size."""
+    """The text is too small or too large for the configured vocabulary size."""
 
     exit_code = 2
 
 
 class CheckpointError(NmtError):
-    """A model or checkpoint is missing, damaged, locked, or of another kind."""
+    """A model or checkpoint is missing, damaged, locked or incompatible."""
 
     exit_code = 4
 
 
 class DeviceError(NmtError):
-    """The machine lacks what was asked for: a device, a precision, memory or disk space."""
+    """The machine does not have the requested device, precision, memory or disk space."""
 
     exit_code = 2
 
 
 class DivergedError(NmtError):
-    """Training left the range where it can recover."""
+    """Training diverged and cannot recover."""
 
     exit_code = 5
 
 
 class GateError(NmtError):
-    """A score is below what a gate asks for."""
+    """A score is below its quality gate."""
 
     exit_code = 6
 
 
 def nearest_word(word: str, words: Iterable[str]) -> str | None:
-    """Return the most similar of some words, or None if none is similar."""
+    """Return the most similar word, or None."""
     return next(iter(get_close_matches(word, list(words), n=1)), None)
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return a sentence, after a space, that names the most similar word; nothing if none is."""
+    """Return `` Did you mean X?`` for the most similar word, or an empty text."""
     near = nearest_word(word, words)
     return f" Did you mean {near}?" if near else ""
 
@@ -115,10 +115,9 @@ def shell_command(command: str, *arguments: object, **options: object) -> str:
     """Return a command for the user to type.
 
     Args:
-        command: Such as ``translate`` or ``config show``.
-        arguments: Given by position.
-        options: Given by flag; True is a switch, a list repeats its flag, None and False are left
-            out.
+        command: For example ``translate`` or ``config show``.
+        arguments: Positional arguments.
+        options: Flags. True is a switch, a list repeats the flag, None and False are omitted.
 
     >>> shell_command("config show", "my runs/x.yaml")
     "nmt config show 'my runs/x.yaml'"

@@ -1,7 +1,7 @@
-"""Names of alternatives -> what they stand for, imported when first used.
+"""Registries: names of alternatives -> objects that are imported on first use.
 
-The core names its extras only here, as text: where an extra's folder was deleted, looking up one of
-its names says so, and everything else works.
+The core refers to extras only as text in registries. If the folder of an extra is missing, only its
+own names raise an error.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _BY_KIND: dict[str, Registry[Any]] = {}
 
 
 class Registry(Generic[T]):
-    """Alternatives of one kind by name, such as filters, metrics, engines or export targets.
+    """Alternatives of one kind by name, for example filters, metrics, engines or export targets.
 
     Args:
-        kind: What an entry is called in messages, for example ``metric``.
+        kind: Word for an entry in messages, for example ``metric``.
         homes: ``module:attribute`` of each built-in entry; the module is imported on first use.
     """
 
@@ -33,11 +33,11 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> None:
-        """Add an entry; a later one replaces an earlier one of the same name."""
+        """Add an entry, or replace the entry of this name."""
         self._entries[name] = entry
 
     def names(self) -> list[str]:
-        """Return all names: built-in ones first, whether or not their extra is present."""
+        """Return all names, built-in names first, including those of missing extras."""
         return list(dict.fromkeys((*self._homes, *self._entries)))
 
     def __iter__(self) -> Iterator[str]:
@@ -47,7 +47,7 @@ class Registry(Generic[T]):
         return name in self._entries or name in self._homes
 
     def find(self, name: str) -> T | None:
-        """Return the entry of this name, or None where its extra is not installed."""
+        """Return the entry of this name, or None if its extra is not installed."""
         is_there = name in self._entries or not _missing_extra(self._homes[name])
         return self[name] if is_there else None
 
@@ -65,7 +65,7 @@ class Registry(Generic[T]):
 
 
 def names_of(kind: str) -> list[str]:
-    """Return the names in the registry of a kind; none where its module is not imported yet."""
+    """Return the names in the registry of a kind, or [] if its module is not imported."""
     return _BY_KIND[kind].names() if kind in _BY_KIND else []
 
 
@@ -73,7 +73,7 @@ def chosen(choices: Mapping[str, T], name: str, kind: str) -> T:
     """Return the choice of this name.
 
     Raises:
-        ConfigError: There is no such choice.
+        ConfigError: The name is unknown.
     """
     if name not in choices:
         raise ConfigError.unknown(kind, name, choices)
@@ -84,16 +84,16 @@ def load_attribute(home: str) -> Any:
     """Import ``module:attribute``.
 
     Raises:
-        ConfigError: The module is part of an extra whose folder is missing.
+        ConfigError: The module belongs to an extra whose folder is missing.
     """
     if extra := _missing_extra(home):
-        problem = f"This needs nmt/extras/{extra}, which is missing from this installation."
-        raise ConfigError(problem, fix="Install nmt again with all of its folders.")
+        problem = f"The folder nmt/extras/{extra} is missing from this installation."
+        raise ConfigError(problem, fix="Reinstall nmt with all of its folders.")
     module, _, attribute = home.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def _missing_extra(home: str) -> str:
-    """Return the name of the extra that a home is part of, if its folder is not there."""
+    """Return the name of the missing extra that a home belongs to, or an empty text."""
     extra = home.removeprefix(_EXTRAS).partition(".")[0] if home.startswith(_EXTRAS) else ""
     return extra if extra and find_spec(_EXTRAS + extra) is None else ""

@@ -1,4 +1,4 @@
-"""What text to read, which pairs to drop, and how to cut it into subwords and into batches."""
+"""Sections of the configuration about corpora, filters, tokenizers and batches."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ TAG_PATTERN = r"^<[^<>\s]+>$"
 
 
 class NoiseConfig(Section):
-    """Noise for training pairs: the share of the pairs that get each kind, drawn in each epoch.
+    """Noise that makes the model robust. Each epoch draws new training pairs for each kind.
 
-    The vocabulary is learned from text with this noise: other rates prepare the data again.
+    The vocabulary is learned from text with noise, so changing a share prepares the data again.
 
     Args:
-        upper_case: Both sides in capitals, so that capitals are translated to capitals.
-        title_case: A Capital At Every Word, on both sides.
-        no_final_punctuation: Both sides without the punctuation at their end.
-        typos: Letters of a fifth of the source words swapped, dropped or doubled; the target stays.
-        spacing: Some spaces of the source dropped or doubled; the target stays.
+        upper_case: Share of pairs in capitals, on both sides.
+        title_case: Share of pairs with a Capital At Every Word, on both sides.
+        no_final_punctuation: Share of pairs without final punctuation, on both sides.
+        typos: Share of pairs with typos: a fifth of the source words get letters swapped, dropped
+            or doubled.
+        spacing: Share of pairs with dropped or doubled spaces in the source.
     """
 
     upper_case: _Rate = 0.0
@@ -45,7 +46,7 @@ class NoiseConfig(Section):
 
     @property
     def rates(self) -> dict[str, float]:
-        """Kinds with a rate above 0."""
+        """Kinds of noise with a share above 0."""
         return {name: rate for name, rate in self.model_dump().items() if rate}
 
 
@@ -62,34 +63,34 @@ def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
 
 
 class CorpusConfig(Section):
-    """One parallel corpus. Name exactly one place to read it from.
+    """One parallel corpus, read from exactly one place.
 
-    The places: ``source`` + ``target`` (line-aligned files), ``tsv``, ``csv``, ``jsonl``,
-    ``huggingface``, ``sacrebleu``, ``demo``.
+    The place is one of ``source`` + ``target``, ``tsv``, ``csv``, ``jsonl``, ``huggingface``,
+    ``sacrebleu`` or ``demo``.
 
     Args:
-        name: Name in reports and error messages; made from the place when left out.
-        source: Source text, one sentence a line; plain, .gz, .bz2 or .xz (.zst if the library is
-            there).
-        target: Target text, line-aligned with ``source``.
-        tsv: Tab-separated file (see ``columns``); ``-`` is standard input, for one training corpus.
-        csv: Comma-separated file (RFC 4180); language codes, or source and target, name its
-            columns.
-        columns: Columns of source and target in ``tsv``, and in ``csv`` without names, counted from
-            0.
-        jsonl: JSON lines; each has ``{"translation": {"de": ..., "en": ...}}`` with the language
+        name: Name in reports and error messages. Default: derived from the file or data set.
+        source: Source text, one sentence per line; plain, .gz, .bz2, .xz or .zst (needs zstandard).
+        target: Target text, aligned line by line with ``source``.
+        tsv: Tab-separated file (see ``columns``). ``-`` is standard input, for one training corpus.
+        csv: Comma-separated file (RFC 4180). Its header contains the language codes, or source and
+            target.
+        columns: Column numbers of source and target, from 0, in ``tsv`` and in ``csv`` without a
+            header.
+        jsonl: JSON lines in the form ``{"translation": {"de": ..., "en": ...}}``, with the language
             codes.
-        huggingface: Hub id (``wmt/wmt14``), or a local .parquet, .csv or .json file or folder.
+        huggingface: Data set on the Hugging Face Hub (``wmt/wmt14``), or a local .parquet, .csv or
+            .json file or folder.
         subset: Configuration of the ``huggingface`` data set, for example ``de-en``.
         split: Split of the ``huggingface`` data set.
-        streaming: Stream the ``huggingface`` data set instead of downloading all of it first.
-        sacrebleu: A test set that sacrebleu knows, for example ``wmt14/full``.
-        demo: A split of the embedded English-German demo corpus.
+        streaming: Stream the ``huggingface`` data set without downloading all of it first.
+        sacrebleu: Test set of sacreBLEU, for example ``wmt14/full``.
+        demo: Part of the built-in English-German demo corpus.
         weight: How often an epoch reads this corpus: 2 reads it twice, 0.5 reads a random half.
-        max_pairs: Read at most this many pairs from the start.
-        tag: Token before its sources: a domain, ``<bt>``, or a language (``<2de>`` or ``de``).
-        scores: One number per line, higher for better pairs; see the filter ``scores`` and its
-            limit.
+        max_pairs: Maximum number of sentence pairs, read from the start of the corpus.
+        tag: Tag to put in front of every source sentence: a domain, ``<bt>``, or a language
+            (``<2de>`` or ``de``).
+        scores: File with one quality score per line, higher is better, for the filter ``scores``.
     """
 
     name: str | None = None
@@ -115,12 +116,12 @@ class CorpusConfig(Section):
         names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
         places = [name for name in names if getattr(self, name) is not None]
         if (self.source is None) != (self.target is None):
-            yield "source and target must be given together"
+            yield "source and target must be set together"
         elif len(places) != 1:
             found, others = ", ".join(places) or "none", ", ".join(names[1:])
-            yield f"name exactly one of: source + target, {others} (found: {found})"
+            yield f"set exactly one of: source + target, {others} (found: {found})"
         if self.huggingface is None and (self.subset is not None or self.streaming):
-            yield "subset and streaming belong to huggingface, which is not given"
+            yield "subset and streaming need huggingface, which is not set"
 
 
 _Amount = Annotated[float, Field(gt=0)]
@@ -128,12 +129,13 @@ _ENDS = ("steps", "score")
 
 
 class StageConfig(Section):
-    """A part of training that mixes some corpora in its own proportions.
+    """One stage of a curriculum, with its own mixture of corpora.
 
     Args:
-        mix: Share of the pairs by name of a corpus; other corpora and ``weight`` do not count.
-        until: End: ``{CORPUS: epochs}``, ``{steps: updates}`` or ``{score: X}``; the last needs
-            none.
+        mix: Share of the sentence pairs by name of a corpus; other corpora are not read, and
+            ``weight`` is ignored.
+        until: End of the stage: ``{CORPUS: epochs}``, ``{steps: updates}`` or ``{score: X}``. The
+            last stage may omit ``until``; it runs to the end of training.
     """
 
     mix: dict[str, _Amount] = Field(
@@ -147,16 +149,15 @@ class StageConfig(Section):
 
 
 class DataConfig(Section):
-    """The parallel corpora.
+    """Parallel corpora for training, validation and testing.
 
     Args:
-        train: Training corpora; all are read, each as often as its ``weight`` says.
-        valid: Held-out pairs that choose the best checkpoint.
-        test: Named test sets for ``nmt evaluate MODEL -t NAME``.
-        temperature: Corpora are read in proportion to (pairs x weight)^(1 / temperature); 5 evens
-            them out.
-        stages: A curriculum: mixtures of the corpora, one after the other; the last one lasts to
-            the end.
+        train: Training corpora. Each epoch reads all of them, each as often as its ``weight`` says.
+        valid: Validation set; it selects the best checkpoint.
+        test: Test sets by name, for ``nmt evaluate MODEL -t NAME``.
+        temperature: Corpora are sampled in proportion to (pairs x weight)^(1 / temperature). 1
+            keeps the proportions, 5 makes them nearly equal.
+        stages: Curriculum: mixtures of the corpora, used one after the other.
     """
 
     train: Annotated[Many[CorpusConfig], Binds("data")] = Field(min_length=1)
@@ -176,28 +177,28 @@ class DataConfig(Section):
         yield from self._wrong_stages()
         for name, corpus in {"valid": self.valid, **self.test}.items():
             if corpus.noise.rates:
-                yield f"{name} has a noise section, which is for training corpora"
+                yield f"{name} has a noise section, which only training corpora can have"
             if corpus.scores:
-                yield f"{name} has scores, which are for training corpora"
+                yield f"{name} has scores, which only training corpora can have"
 
     def _wrong_stages(self) -> Iterator[str]:
         names = [corpus.name for corpus in self.train if corpus.name is not None]
         if self.stages and self.temperature != 1:
-            yield "temperature and stages both mix the corpora: leave one of them out"
+            yield "temperature and stages cannot be combined: remove one"
         if self.stages and len(set(names)) < len(names):
-            yield "stages need corpora with different names"
+            yield "stages need training corpora with different names"
         for number, stage in enumerate(self.stages):
             where, until = f"stages.{number}", stage.until or {}
             for name in stage.mix:
                 if name not in names or name in _ENDS:
-                    known = ", ".join(names) or "none has a name"
+                    known = ", ".join(names) or "no corpus has a name"
                     near = did_you_mean(name, names)
                     yield f"{where}.mix: no training corpus is named {name} (names: {known}).{near}"
             if len(until) > 1 or not (until or number == len(self.stages) - 1):
-                yield f"{where}.until: give one of a corpus of the mix, steps and score"
+                yield f"{where}.until: set exactly one of a corpus of the mix, steps, score"
             for what in until:
                 if what not in (*stage.mix, *_ENDS):
-                    yield f"{where}.until: {what} is no corpus of the mix, steps or score"
+                    yield f"{where}.until: {what} must be a corpus of the mix, steps or score"
             if until.get("steps", 1) % 1:
                 yield f"{where}.until: steps must be a whole number"
 
@@ -206,12 +207,12 @@ class DataConfig(Section):
     def _plain_names(cls, value: dict[str, CorpusConfig]) -> dict[str, CorpusConfig]:
         pattern, words = r"[A-Za-z0-9][A-Za-z0-9_-]*", "letters, digits, hyphens and underscores"
         if bad := [repr(name) for name in value if not re.fullmatch(pattern, name)]:
-            raise ValueError(f"{', '.join(bad)} cannot name a test set; use {words}")
+            raise ValueError(f"{', '.join(bad)} is not a valid name of a test set; use {words}")
         return value
 
 
 def _off(value: object) -> object:
-    return "off" if value is False else value  # what YAML reads an unquoted off as
+    return "off" if value is False else value  # YAML 1.1 reads an unquoted off as false
 
 
 Action = Annotated[Literal["drop", "report", "off"], BeforeValidator(_off)]
@@ -373,20 +374,21 @@ def _both_sides(number: int | Mapping[Literal["source", "target"], int]) -> tupl
 
 
 class TokenizerConfig(Section):
-    """The SentencePiece models.
+    """The SentencePiece tokenizers.
 
     Args:
-        kind: Subwords (``bpe`` or ``unigram``), words between spaces, or characters.
-        vocab_size: Entries of each vocabulary, four special ones included; per side with ``joint:
-            false``.
+        kind: Units: subwords (``bpe`` or ``unigram``), words between spaces, or characters.
+        vocab_size: Vocabulary size, including four special tokens. With ``joint: false``, you can
+            set one size per side.
         pad_vocab_by: Number of padding entries in the vocabulary that no text maps to.
-        joint: One vocabulary for both languages; two separate ones when false.
-        byte_fallback: Spell unseen characters in bytes instead of losing them (takes 256 entries).
-        character_coverage: Share of the characters in the text that get an entry of their own.
-        normalization: Unicode normalisation of SentencePiece; ``_cf`` lower-cases too.
-        user_defined_symbols: Entries of the source vocabulary that are never split, such as
-            ``<2de>``, to be tags.
-        sample_sentences: Learn from at most this many sentences, drawn at random.
+        joint: Share one vocabulary between both languages; false trains two.
+        byte_fallback: Encode unseen characters as bytes instead of losing them. Bytes use 256 of
+            ``vocab_size``.
+        character_coverage: Share of the characters of the text that the vocabulary covers.
+        normalization: Unicode normalization of SentencePiece; ``_cf`` also lower-cases.
+        user_defined_symbols: Symbols of the source vocabulary that are never split, for use as
+            tags, such as ``<2de>``.
+        sample_sentences: Maximum number of sentences to learn the vocabulary from, drawn at random.
     """
 
     kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
@@ -405,17 +407,17 @@ class TokenizerConfig(Section):
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
-        """Entries of the source and of the target vocabulary."""
+        """Sizes of the source and the target vocabulary."""
         return _both_sides(self.vocab_size)
 
     @property
     def unused(self) -> tuple[int, int]:
-        """Unused entries of the source and of the target vocabulary."""
+        """Padding entries of the source and the target vocabulary."""
         return _both_sides(self.pad_vocab_by)
 
     @property
     def min_vocab_size(self) -> int:
-        """Entries of the smallest vocabulary of this kind."""
+        """Smallest possible vocabulary size of this kind."""
         if not self.byte_fallback:
             return 5
         return 261 if self.kind in ("word", "char") else 300
@@ -437,19 +439,19 @@ class TokenizerConfig(Section):
 
 
 class BatchConfig(Section):
-    """How sentence pairs are put together for one forward and backward pass.
+    """How to group sentence pairs into batches.
 
     Args:
-        max_tokens: Source and target tokens of a batch; ``auto`` fills the memory; null: by
-            sentences only.
-        max_sentences: Sentence pairs in one batch, of like length, as far as ``max_tokens`` allows.
-        tokens_per_update: With ``max_tokens: auto``: source and target tokens of an update, in all
-            processes.
-        length_noise: Randomness of the length buckets, as a share of the length; more noise means
-            more padding.
-        gradient_accumulation: Batches whose gradients are summed into one update.
-        bpe_dropout: Chance of dropping a merge in each epoch; at 0.1, the usual one, batches grow
-            by a fifth.
+        max_tokens: Maximum source and target tokens per batch, without padding. ``auto`` fills the
+            memory; null limits sentences only. fairseq's ``max_tokens`` counts one padded side.
+        max_sentences: Maximum sentence pairs per batch.
+        tokens_per_update: Source and target tokens per update, over all processes; only with
+            ``max_tokens: auto``.
+        length_noise: Randomness of the batch order by length, as a share of the length; higher
+            means more padding.
+        gradient_accumulation: Number of batches per update; their gradients are summed.
+        bpe_dropout: Probability of skipping a BPE merge, drawn in each epoch. 0.1 is usual and
+            makes batches a fifth longer.
     """
 
     max_tokens: Annotated[int, Field(ge=16)] | Literal["auto"] | None = 4096
@@ -464,7 +466,7 @@ class BatchConfig(Section):
             yield "max_tokens null needs max_sentences, such as 128"
         if self.max_tokens == "auto":
             if self.max_sentences is not None:
-                yield "max_tokens auto fills the memory: leave max_sentences out, or give a number"
+                yield "max_tokens auto cannot be combined with max_sentences: remove one"
             if self.tokens_per_update is None:
                 yield "max_tokens auto needs tokens_per_update, such as 16384"
             if self.gradient_accumulation != 1:

@@ -1,16 +1,16 @@
-"""How a field of a command's options appears on the command line.
+"""Describes how a field of an options class becomes a flag.
 
-A command has one frozen, keyword-only dataclass of options. The docstring of the class says under
-``Args:`` what each field means, which is the help of its flag; a `Flag` says what else is special::
+Each command has one frozen, keyword-only dataclass of options. The ``Args:`` of its docstring are
+the help texts of the flags. A `Flag` adds other properties::
 
     exact: bool = False
     beam_size: Annotated[int | None, Flag(short="b", min=1)] = None
 
-Help names other fields in backticks; the command line spells them. The flag is named after the
-field (``set_`` avoids a word of Python and is ``set``). A false default makes a switch, another
-truth value a pair such as ``shortlist`` and ``no-shortlist``, and ``tuple[str, ...]`` a flag that
-can be repeated. This module loads nothing heavy, and modules of options should not either: they are
-read for every mistake in a command line.
+In help texts, a field in backticks becomes its flag. The flag has the name of the field (``set_``
+becomes ``set``, because ``set`` is a Python built-in). A bool with the default False becomes a
+switch; other bools become a pair such as ``shortlist`` and ``no-shortlist``. ``tuple[str, ...]``
+becomes a flag that can be repeated. Keep imports light here and in modules of options: usage errors
+load them.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ OF_THE_MODEL = "from the model"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a field is typed, and what it accepts."""
+    """Properties of a flag or argument."""
 
-    help: str = ""  # What the docstring of the class says of the field, when empty.
+    help: str = ""  # Default: the text in the docstring of the class.
     short: str = ""  # One letter.
-    metavar: str = ""  # Stands for the value; N, X, FILE or TEXT by the type when empty.
+    metavar: str = ""  # Default: N, X, FILE or TEXT, by the type.
     min: float | None = None
     max: float | None = None
-    argument: bool = False  # Given by position.
-    # Reads the value; a ValueError is a complete sentence. Paths have one already.
+    argument: bool = False  # Positional argument.
+    # Parses the value; a ValueError must contain a complete message. Paths have a parser.
     parser: Callable[[str], Any] | None = None
-    # Joins the values of a tuple into one word, such as 2,1,1; a flag is repeated without it.
+    # Separates the values of a tuple in one word, such as 2,1,1. Default: repeat the flag.
     separator: str = ""
-    shown: str = ""  # Describes None; nothing is shown when empty.
-    hidden: bool = False  # Only Python can set the field.
+    shown: str = ""  # Default value in words, if the default is None.
+    hidden: bool = False  # Python API only.
 
 
 def without_none(kind: Any) -> Any:
-    """Return a type of a field without its None."""
+    """Return the type of a field without None."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
     kinds = [each for each in get_args(kind) if each is not NoneType]
@@ -54,7 +54,7 @@ def without_none(kind: Any) -> Any:
 
 
 class Options:
-    """Base of a command's options: takes text in place of paths, and lists in place of tuples."""
+    """Base class of options: converts text to paths, and lists to tuples."""
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
@@ -71,25 +71,25 @@ class Options:
 
 
 def meanings_of(docstring: str | None) -> dict[str, str]:
-    """Return what the docstring of a class says of each field, under ``Args:``."""
+    """Return the texts under ``Args:`` in the docstring of a class, by field."""
     text = cleandoc(docstring or "").partition("Args:\n")[2]
     entries = re.finditer(r"^    (\w+): (.*(?:\n {5,}.*)*)", text, re.MULTILINE)
     return {entry[1]: " ".join(entry[2].split()) for entry in entries}
 
 
 def file_name(text: str) -> Path:
-    """Read the name of a file; whoever needs the file opens and checks it.
+    """Convert a file name to a path without checking the file.
 
     Raises:
         ValueError: The name is empty, which would mean the working directory.
     """
     if not text:
-        raise ValueError("the name is empty. Is a variable of the shell not set?")
+        raise ValueError("the name is empty. Is a shell variable not set?")
     return Path(text)
 
 
 def option_name(field: str) -> str:
-    """Return the name of a field as messages write it, in backticks.
+    """Return the name of a field for messages.
 
     >>> option_name("set_")
     'set'
@@ -101,8 +101,8 @@ def changed(options: Any, *names: str) -> list[str]:
     """Return the names of the fields that differ from their defaults.
 
     Args:
-        options: Of a command.
-        names: The fields to compare; all that have a default when empty.
+        options: Options of a command.
+        names: Fields to compare. Default: all fields with a default.
     """
     return [
         option_name(field.name)

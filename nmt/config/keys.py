@@ -1,4 +1,4 @@
-"""The keys of the configuration: what they allow, what is wrong with values, a page to read."""
+"""The keys of the configuration: allowed values, error messages, reference page."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from nmt.config.flag import meanings_of
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, nearest_word
 
-KeyPath = tuple[str | int, ...]  # Where a value stands: keys and list positions, from the root.
+KeyPath = tuple[str | int, ...]  # Keys and list positions from the root.
 
-ANY: Final = "*"  # Stands for a list position or a name of the user's choice in a `Key` path.
+ANY: Final = "*"  # In a `Key` path: any list position, or any name that users choose.
 
 # Types and formats of JSON schema in words, and its limits.
 _KINDS: Mapping[str, str] = {
     "integer": "a whole number", "number": "a number", "boolean": "true or false",
-    "string": "text", "array": "a list", "object": "names with a section each",
+    "string": "text", "array": "a list", "object": "a section per name",
     "null": "null", "path": "a path", "section": "a section",
 }  # fmt: skip
 _BOUNDS: Mapping[str, str] = {
     "minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
-    "exclusiveMaximum": "below", "pattern": "matching", "minItems": "entries at least",
+    "exclusiveMaximum": "below", "pattern": "matching", "minItems": "items at least",
 }  # fmt: skip
 
 
@@ -39,11 +39,11 @@ _BOUNDS: Mapping[str, str] = {
 class Key:
     """One key of the configuration."""
 
-    path: tuple[str, ...]  # From the root; `ANY` stands for positions and chosen names.
-    allowed: str  # Values it takes, in words.
-    default: str  # Its default as YAML; empty when it must be given.
-    description: str  # What it does.
-    is_section: bool  # True if it holds other keys.
+    path: tuple[str, ...]  # From the root, with `ANY` for positions and chosen names.
+    allowed: str  # Allowed values, in words.
+    default: str  # Default as YAML; empty if the key is required.
+    description: str  # Meaning.
+    is_section: bool  # Whether it contains other keys.
 
 
 @cache
@@ -82,7 +82,7 @@ def _walk(
 
 
 def describe_schema(field: Mapping[str, Any]) -> str:
-    """The values that a field of a JSON schema allows, in words.
+    """Describe the values that a field of a JSON schema allows.
 
     >>> describe_schema({"type": "integer", "minimum": 1})
     'a whole number, at least 1'
@@ -148,22 +148,22 @@ def describe_keys(start: str = "") -> str:
 
 
 def find_key(path: Sequence[str | int]) -> Key | None:
-    """The key at a path, or None."""
+    """Return the key at a path, or None."""
     keys = (key for key in all_keys() if len(key.path) == len(path))
     return next((key for key in keys if _num_shared(key.path, path) == len(path)), None)
 
 
 def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
-    """Count the parts at the start of a path that are those of a key's path."""
+    """Return the length of the common prefix of a key path and a path."""
     same = (known in (ANY, str(part)) for known, part in zip(pattern, path, strict=False))
     return len(list(takewhile(bool, same)))
 
 
 def nearest_key(path: Sequence[str | int]) -> str | None:
-    """The existing key most like an unknown one, dotted, or None if nothing is near.
+    """Return the key most similar to an unknown key, dotted, or None.
 
-    What other toolkits and texts call a key is answered with ours, which may be two, or have a
-    remark. Keys of the same section win over equally near keys elsewhere.
+    A name of another toolkit returns our name, which may be two keys or include a remark. Keys of
+    the same section are preferred.
 
     >>> nearest_key(("training", "lr"))
     'training.schedule.peak_lr'
@@ -196,7 +196,7 @@ def aliases() -> Mapping[str, Sequence[str]]:
 
 
 def is_of_command_line(ours: str) -> bool:
-    """Whether an entry of `aliases` is a flag, an argument or a remark, not a key."""
+    """Return whether an entry of `aliases` is a flag, an argument or a remark."""
     return ours.startswith(("--", ": ")) or ours.isupper()
 
 
@@ -207,18 +207,18 @@ def _likeness(key: Key, path: Sequence[str | int], wanted: str) -> float:
     same_section = shared == len(path) - 1 == len(key.path) - 1
     is_start = wanted.startswith(name) or name.startswith(wanted)
     if same_section and is_start and min(len(name), len(wanted)) >= 4:
-        alike = max(alike, 0.9)  # above a key of the very name elsewhere
+        alike = max(alike, 0.9)  # more than an identical name in another section
     elif wanted in name.split("_") or name in wanted.split("_"):
         alike = max(alike, 0.75)
     return alike + 0.03 * shared + 0.1 * same_section - 0.02 * abs(len(key.path) - len(path))
 
 
 def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
-    """A sentence about a key that does not exist.
+    """Return a message about a key that does not exist.
 
     Args:
         path: The key.
-        value: What it was given; keys and values mean a section.
+        value: Its value; a dict indicates a section.
 
     >>> unknown_key(("training", "schedule", "warm_up_steps"))
     'unknown key training.schedule.warm_up_steps; did you mean training.schedule.warmup_steps?'
@@ -228,12 +228,12 @@ def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
     if isinstance(value, dict) and key and not key.is_section and "{" not in key.allowed:
         near = near.rpartition(".")[0]
     near += _choice_in(near, value)
-    advice = f"did you mean {near}?" if near else "`nmt config keys` lists them"
+    advice = f"did you mean {near}?" if near else "run `nmt config keys` for a list"
     return f"unknown key {'.'.join(map(str, path))}; {advice}"
 
 
 def _choice_in(section: str, value: Any) -> str:
-    """Return the key of a section that allows a value or a similar one: ``.kind=adamw``."""
+    """Return the key of a section that allows a value or a similar value: ``.kind=adamw``."""
     for key in all_keys():
         is_inside = ".".join(key.path[:-1]) == section and isinstance(value, str)
         names = key.allowed.split(", ") if is_inside else []
@@ -243,13 +243,10 @@ def _choice_in(section: str, value: Any) -> str:
 
 
 def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
-    """Every problem in a failed check of the sections, in the order of the file.
+    """Return all problems in a failed validation: key and message, in the order of the file.
 
-    A key that is missing because it was misspelled is reported once, as misspelled; a list that is
-    too short because its entries are wrong is not reported besides them.
-
-    Returns:
-        The key at fault and what is wrong, without the place, of each.
+    A misspelled key is reported as misspelled, and not also as missing. A list that is too short
+    because its items are wrong is not reported again.
     """
     found: dict[object, ErrorDetails] = {}
     for number, detail in enumerate(error.errors(include_url=False, include_context=True)):
@@ -257,13 +254,13 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
             continue
         path, key = detail["loc"], find_key(detail["loc"])
         if key is None and detail["type"] != "extra_forbidden":
-            # Without the types that were tried: max_tokens.int, vocab_size.dict[...].source
+            # Remove the types that pydantic adds: max_tokens.int, vocab_size.dict[...].source
             for end, part in enumerate(path):
                 parent = find_key(path[:end])
                 if parent is not None and not parent.is_section and isinstance(part, str):
                     path, key = path[:end], parent
                     break
-        # Of the findings about one value of several allowed types the first is kept.
+        # A value with several allowed types has several errors; keep the first.
         place = number if key is None or key.is_section else path
         found.setdefault(place, {**detail, "loc": path})
     unknown = [each["loc"] for each in found.values() if each["type"] == "extra_forbidden"]

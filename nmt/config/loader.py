@@ -1,6 +1,6 @@
-"""YAML file and overrides -> `RunConfig`, and back.
+"""Reads a YAML file and overrides into a `RunConfig`, and writes it back.
 
-Plain values remember their lines; hostile and ambiguous text is refused.
+Values remember their line numbers. Ambiguous YAML and files that expand too far are refused.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ def load_config(
     count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int] | None = None,
     check_files: Callable[[Mapping[str, CorpusConfig]], None] = lambda _: None,
 ) -> RunConfig:
-    """Read a configuration: defaults, then the model's preset, then the file, then overrides.
+    """Read a configuration. Overrides win over the file, the file over presets and defaults.
 
     Args:
         path: A YAML file.
-        overrides: ``section.key=value`` each; the value is read as YAML, so numbers, ``null`` and
-            ``[lists]`` work. Later ones win. List entries are named by position:
-            ``data.train.0.weight``.
-        count_characters: Training corpora and the codes of both languages -> characters. With it,
-            a file may leave ``training`` out: it gets values for the size; see `nmt.load_config`.
-        check_files: Raises a `DataError` that names missing files of corpora, given by their keys.
-            It is listed beside problems; alone, it counts only where text must be counted.
+        overrides: ``section.key=value`` each; later overrides win. The value is YAML, so numbers,
+            ``null`` and ``[lists]`` work. List items have numbers: ``data.train.0.weight``.
+        count_characters: Training corpora and both language codes -> characters. If it is set, the
+            file can omit ``training``; the values are then chosen for this size.
+        check_files: Raises a `DataError` about missing corpus files, by key. It is reported with
+            other problems. Without other problems, it is raised only if text must be counted.
 
     Raises:
-        ConfigError: Anything is wrong. Lists every problem with its line or flag, what was found
-            and what is allowed.
-        DataError: Of ``check_files`` and ``count_characters``.
+        ConfigError: The configuration is invalid. Lists all problems with line or flag.
+        DataError: From ``check_files`` or ``count_characters``.
     """
     document = _read_keys(Path(path))
     is_scaled = document.values.get("training") is None
@@ -57,7 +55,7 @@ def load_config(
             problems.append(f"`set` {text}: {error}")
     values = document.values
     corpora = dict(_corpora("data", values.get("data")))
-    missing = None  # what names missing files, if there are any
+    missing = None  # error about missing files
     try:
         check_files(corpora)
     except DataError as error:
@@ -65,7 +63,7 @@ def load_config(
     if is_scaled and count_characters is not None:
         train = [corpus for key, corpus in corpora.items() if key.startswith("data.train.")]
         source, target = (values.get(f"{side}_language") for side in ("source", "target"))
-        # Where the size is unclear, which is reported, the values are those of no text.
+        # If the size is unknown, another problem is reported; any values do.
         is_clear = bool(train and source and target and not missing)
         size = count_characters(train, (str(source), str(target))) if is_clear else 0
         values = with_scale(values, size)
@@ -73,17 +71,17 @@ def load_config(
         config = RunConfig.model_validate(values)
     except ValidationError as error:
         found = [(document.place(key), text) for key, text in find_problems(error)]
-        found.sort(key=lambda problem: problem[0][:2])  # the file's by line, then the flags'
+        found.sort(key=lambda problem: problem[0][:2])  # by line, flags last
         problems += [f"{place}: {text}" for (_, _, place), text in found]
     else:
         if not problems:
-            if missing and is_scaled:  # the values would be those of another size
+            if missing and is_scaled:  # the size is unknown
                 raise missing
             return config
     problems += missing.problem.split("\n  ") if missing else []
     is_one = len(problems) == 1
     start = [] if is_one else [f"{len(problems)} problems in the configuration:"]
-    fix = f"Correct {'it' if is_one else 'them'}; `nmt config keys` describes every key."
+    fix = f"Correct {'it' if is_one else 'them'}. Run `nmt config keys` to see every key."
     raise ConfigError("\n  ".join([*start, *problems]), fix=fix)
 
 
@@ -91,20 +89,20 @@ def _read_keys(path: Path) -> Document:
     try:
         document = read_document(path)
         if not isinstance(document.values, dict) or not document.values:
-            fix = "`nmt init SOURCE TARGET` writes a configuration."
-            raise ConfigError(f"{path} holds no keys.", fix=fix)
+            fix = "Run `nmt init SOURCE TARGET` to write a configuration."
+            raise ConfigError(f"{path} contains no keys.", fix=fix)
     except ConfigError as error:
         if path.suffix in (".yaml", ".yml", "") or not path.is_file():
             raise
-        # It is a text, most probably.
-        problem = f"{path} is no YAML configuration: {error.problem.removeprefix(f'{path}: ')}"
-        fix = "Make a configuration of two files of text: `nmt init SOURCE TARGET`."
+        # The file is probably a text file.
+        problem = f"{path} is not a YAML configuration: {error.problem.removeprefix(f'{path}: ')}"
+        fix = "To train on two text files, run `nmt init SOURCE TARGET`."
         raise ConfigError(problem, fix=fix) from error
     return document
 
 
 def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
-    """Yield the corpora in a value, by their keys, whatever is wrong beside them."""
+    """Yield the valid corpora in a value, by key."""
     try:
         yield key, CorpusConfig.model_validate(value)
     except ValidationError:
@@ -117,37 +115,37 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
     """Return ``options`` with ``changes``.
 
     Raises:
-        ConfigError: An option is unknown or out of bounds. Lists every problem.
+        ConfigError: An option is unknown or out of bounds. Lists all problems.
     """
     try:
         return DecodingConfig.model_validate({**options.model_dump(), **changes})
     except ValidationError as error:
         problems = [text for _, text in find_problems(error)]
         them = "it" if len(problems) == 1 else "them"
-        fix = f"Correct {them}; `nmt config keys decoding` describes each key."
+        fix = f"Correct {them}. Run `nmt config keys decoding` to see every key."
         listed = "\n  ".join(problems)
         raise ConfigError(f"Decoding options: {listed}.", fix=fix) from error
 
 
 def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
-    """Refuse overrides that would change nothing where a trained model is used.
+    """Refuse overrides that have no effect on a trained model.
 
     Args:
-        overrides: As of `load_config`.
-        read: The first parts of the keys that count there.
+        overrides: As in `load_config`.
+        read: Sections that have an effect.
 
     Raises:
-        ConfigError: Names the others.
+        ConfigError: Overrides of other sections.
     """
     idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if idle:
-        problem = f"`set` {', '.join(idle)} would change nothing: the model is trained already."
-        fix = f"Leave it out; only keys of {', '.join(read)} count here."
+        problem = f"`set` {', '.join(idle)} has no effect on a trained model."
+        fix = f"Remove it. Here you can set keys of {', '.join(read)}."
         raise ConfigError(problem, fix=fix)
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved configuration as YAML; `load_config` reads it back to an equal value."""
+    """Return the configuration as YAML, with all defaults; `load_config` reads it back."""
     values = config.model_dump(mode="json")
     schedule, usual = values["training"]["schedule"], ScheduleConfig().warmup_steps
     if schedule["warmup_ratio"] is not None and schedule["warmup_steps"] == usual:
@@ -155,18 +153,18 @@ def dump_config(config: RunConfig) -> str:
     return dump_document(values)
 
 
-MAX_BYTES: Final = 1 << 20  # Largest configuration file; a real one has a few thousand bytes.
-# Most values, and most levels, after aliases are expanded; nested ones can ask for billions.
+MAX_BYTES: Final = 1 << 20  # Maximum file size; configurations have a few thousand bytes.
+# Limits after expansion: nested YAML aliases can create billions of values.
 MAX_VALUES: Final = 20_000
 _MAX_DEPTH: Final = 100
-# A path that starts so is taken relative to the folder of the configuration file.
+# Paths with this prefix are relative to the folder of the configuration file.
 BESIDE: Final = "@config/"
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _TAGS = {_CORE_TAG + kind for kind in ("map", "seq", "str", "bool", "null", "float", "int")}
 _NUMBER = r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d[\d_]*\.?([eE][-+]?\d+)?"
-# The core schema of YAML 1.2. PyYAML's own rules are those of 1.1, where `no` (Norwegian) is
-# false, `5e-4` is text and `1:30` is ninety.
+# The core schema of YAML 1.2. PyYAML implements YAML 1.1, where `no` (Norwegian) is false, `5e-4`
+# is text and `1:30` is ninety.
 _FLOAT = rf"{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _RESOLVERS: Mapping[str, tuple[str, list[str]]] = {  # name -> pattern, first characters
     "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -179,19 +177,19 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2, and ``@config/x`` without quotes."""
 
     def check_plain(self) -> bool:
-        # YAML reserves @ and gives it no meaning; here it starts a path.
+        # YAML reserves @; here it starts a path.
         return self.peek() == "@" or bool(super().check_plain())
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper; quotes what either version of YAML would not read as text."""
+    """PyYAML's safe dumper; quotes text that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the name is PyYAML's
         return True
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    # PyYAML folds these line ends into spaces unless the text stands in double quotes.
+    # Without double quotes, PyYAML folds these line ends into spaces.
     style = '"' if re.search("[\r\n\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar(_CORE_TAG + "str", text, style=style)
 
@@ -204,16 +202,15 @@ for _name, (_pattern, _first) in _RESOLVERS.items():
 
 
 def dump_document(values: Any) -> str:
-    """Write plain values as YAML that `parse_document` reads back to the same values."""
+    """Return plain values as YAML; `parse_document` reads them back."""
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
 def read_document(path: Path) -> Document:
-    """Read one YAML file; ``@config/x`` in it is x beside the file.
+    """Read one YAML file; ``@config/x`` means x in the folder of the file.
 
     Raises:
-        ConfigError: The file cannot be read, is not UTF-8, is too large, or is refused by
-            `parse_document`.
+        ConfigError: The file cannot be read, is not UTF-8, is too large, or is invalid.
     """
     try:
         with path.open("rb") as file:
@@ -225,10 +222,10 @@ def read_document(path: Path) -> Document:
         others = sorted(map(str, near - {path}))
         such_as = f", such as {', '.join(others[:3])}" if others else ""
         problem = f"{path}: {error.strerror or error}.{did_you_mean(str(path), others)}"
-        fix = f"Name a configuration file{such_as}; `nmt init SOURCE TARGET` makes one."
+        fix = f"Pass a configuration file{such_as}, or write one: nmt init SOURCE TARGET"
         raise ConfigError(problem, fix=fix) from error
     if len(data) > MAX_BYTES:
-        fix = "A configuration names files, it does not hold their text; is this the right file?"
+        fix = "Pass a configuration, not a text file."
         raise ConfigError(f"{path} is larger than {MAX_BYTES:,} bytes.", fix=fix)
     try:
         text = data.decode("utf-8-sig")
@@ -243,11 +240,11 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> Docum
 
     Args:
         text: One YAML document.
-        name: What to call it in messages; usually its path.
-        folder: What ``@config`` stands for at the start of a value. None leaves it there.
+        name: Name in messages, usually the path.
+        folder: Folder that replaces ``@config``. None keeps ``@config``.
 
     Raises:
-        ConfigError: It is no YAML, repeats a key, uses a tag, or expands too far. Carries the line.
+        ConfigError: The text is not YAML, repeats a key, uses a tag, or expands too far.
 
     >>> parse_document("a: {b: no}", name="x").values
     {'a': {'b': 'no'}}
@@ -257,58 +254,58 @@ def parse_document(text: str, *, name: str, folder: Path | None = None) -> Docum
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
-        problem = f"this is not YAML: {' '.join(filter(None, (error.context, error.problem)))}"
-        fix = "Compare with a file in configs/; mind colons, indentation and quotes."
+        problem = f"invalid YAML: {' '.join(filter(None, (error.context, error.problem)))}"
+        fix = "Check colons, indentation and quotes; configs/ has examples."
         if "\\t" in problem:
-            problem, fix = "found a tab", "YAML indents with spaces only."
+            problem, fix = "found a tab", "Indent with spaces; YAML does not allow tabs."
         raise ConfigError(f"{where}: {problem}.", fix=fix) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {error}", fix="Remove the control characters.") from error
     except RecursionError as error:
-        raise ConfigError(f"{name} is nested too deeply.", fix="Flatten it.") from error
+        raise ConfigError(f"{name} is nested too deeply.", fix="Reduce the nesting.") from error
     return Document(root, name, folder)
 
 
 class Document:
-    """Parsed YAML with overrides on top; knows where each value came from.
+    """Parsed YAML with overrides; records the line or flag of each value.
 
-    Nothing is constructed but text, numbers and containers.
+    Only text, numbers, lists and dicts are constructed.
     """
 
     def __init__(self, root: yaml.Node | None, name: str, folder: Path | None) -> None:
         self._name = name
         self._folder = folder
         self._flags: dict[KeyPath, str] = {}
-        self.lines: dict[KeyPath, int] = {}  # The line of every value, from 1.
+        self.lines: dict[KeyPath, int] = {}  # Line of each value, from 1.
         # Nested dicts with string keys, lists, strings, numbers, booleans and None.
         self.values: Any = {} if root is None else self._read(root, ())
 
     def override(self, text: str) -> None:
-        """Put one ``key=value`` on top.
+        """Apply one override ``key=value``.
 
         Raises:
-            ConfigError: The value is no YAML.
-            ValueError: There is no such key, or no place for it.
+            ConfigError: The value is not YAML.
+            ValueError: The key does not exist.
         """
         dotted, equals, value_text = text.partition("=")
         if not equals or not dotted.strip():
-            raise ValueError("write it as section.key=value")
+            raise ValueError("expected section.key=value")
         value = None
         if value_text:
             value = parse_document(value_text, name=f"`set` {text}", folder=self._folder).values
         parts = dotted.strip().split(".")
-        # A position of a list has a few digits; int() refuses thousands.
+        # List positions are short; int() refuses thousands of digits.
         path = tuple(int(x) if x.isdecimal() and len(x) < 10 else x for x in parts)
         if find_key(path) is None:
             raise ValueError(unknown_key(path, value))
         found = self._put(path, value)
-        for places in (self._flags, self.lines):  # of what this has replaced
+        for places in (self._flags, self.lines):  # forget replaced values
             for known in [known for known in places if known[: len(found)] == found]:
                 del places[known]
         self._flags[found] = text
 
     def _put(self, path: KeyPath, value: Any) -> KeyPath:
-        """Set a value; return its path as the checks name it: integers for positions only."""
+        """Set a value; return its path, with integers for list positions."""
         place: Any = self.values
         found: list[str | int] = []
         for depth, part in enumerate(path):
@@ -320,7 +317,7 @@ class Document:
             elif isinstance(part, int) and part < len(place):
                 found.append(part)
             else:
-                raise ValueError(f"{above} has {len(place)} entries, from 0")
+                raise ValueError(f"{above} has {len(place)} items, numbered from 0")
             index: Any = found[-1]
             if depth == len(path) - 1:
                 place[index] = value
@@ -330,25 +327,25 @@ class Document:
         return tuple(found)
 
     def place(self, path: KeyPath) -> tuple[bool, int, str]:
-        """Say where a value came from: if from a flag, the line at or above it, and in words."""
+        """Return the place of a value: whether it is a flag, its line, and a description."""
         starts = [path[:end] for end in range(len(path), -1, -1)]
         near = next(start for start in starts if start in self.lines)
         if flag := next((self._flags[start] for start in starts if start in self._flags), ""):
             return True, self.lines[near], f"`set` {flag}"
         where = f"{self._name}:{self.lines[near]}" if near else self._name
-        # A rule of a section may be broken by overrides of its parts.
+        # Overrides of its keys can break the rule of a section.
         inside = [text for known, text in self._flags.items() if known[: len(path)] == path]
         return False, self.lines[near], where + (f" with `set` {', '.join(inside)}" * bool(inside))
 
     def _read(self, node: yaml.Node, path: KeyPath) -> Any:
         self.lines[path] = node.start_mark.line + 1
         if len(self.lines) > MAX_VALUES or len(path) > _MAX_DEPTH:
-            fix = "Write the repeated values out instead."
+            fix = "Replace aliases by the values themselves."
             raise self._refusal(node, "values are nested, or aliases expand, too far", fix)
         if node.tag not in _TAGS:
             tag = node.tag.replace(_CORE_TAG, "!!")
-            fix = "Use plain text, numbers, true, false, null, lists and keys only."
-            raise self._refusal(node, f"the tag {tag} is refused", fix)
+            fix = "Use only text, numbers, true, false, null, lists and keys."
+            raise self._refusal(node, f"the tag {tag} is not allowed", fix)
         if isinstance(node, yaml.ScalarNode):
             value = _scalar(node.value, node.tag.removeprefix(_CORE_TAG))
             if self._folder and isinstance(value, str) and value.startswith(BESIDE):
@@ -363,8 +360,8 @@ class Document:
             inner = (*path, key_node.value)
             if key_node.value in result:
                 dotted = ".".join(map(str, inner))
-                problem = f"the key {dotted} was given on line {self.lines[inner]} already"
-                raise self._refusal(key_node, problem, "Keep one of the two.")
+                problem = f"the key {dotted} repeats line {self.lines[inner]}"
+                raise self._refusal(key_node, problem, "Remove one of the two.")
             result[key_node.value] = self._read(value_node, inner)
             self.lines[inner] = key_node.start_mark.line + 1
         return result
@@ -374,15 +371,15 @@ class Document:
 
 
 def _scalar(text: str, kind: str) -> Any:
-    """The value that a plain text spells; a whole number is an int, also when written as 1e5."""
+    """Return the value of a YAML scalar; whole numbers such as 1e5 become int."""
     if kind in ("null", "bool", "str"):
         return {"null": None, "bool": text.lower() == "true", "str": text}[kind]
     plain = text.replace("_", "").lower()
     if re.fullmatch(r"[-+]?\d+", plain):
-        # int() refuses thousands of digits; such text is left as text, and refused as that.
+        # int() refuses thousands of digits; such a value stays text and is refused later.
         return int(plain) if len(plain) < 100 else text
     try:
         number = float(re.sub(r"\.(?=inf|nan)", "", plain))
-    except ValueError:  # a tag says that it is a number
+    except ValueError:  # a YAML tag declared a number
         return text
     return int(number) if "e" in plain and number.is_integer() and number < 1e15 else number

@@ -1,4 +1,4 @@
-"""What a trained model keeps: the Transformer's shape, and how to search for translations."""
+"""Sections of the configuration that a trained model keeps: architecture and decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEARCHES = (
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
 _OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
 _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
-BiasPlace = Literal["attention", "feed-forward", "norm"]  # Layers that may have a bias.
+BiasPlace = Literal["attention", "feed-forward", "norm"]  # Layers that can have a bias.
 
 # Name -> the fields of `ModelConfig` that differ from its defaults (the paper's base).
 MODEL_PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -44,45 +44,46 @@ class ModelConfig(Section):
     """An encoder-decoder Transformer. The defaults are the published base model.
 
     Args:
-        preset: Values to start from: the paper's two, ``tiny`` for small data and CPUs, or
-            ``modern``.
-        encoder_layers: Layers of the encoder.
-        decoder_layers: Layers of the decoder.
-        model_dim: Width of the residual stream.
-        ff_dim: Inner width of the feed-forward layers.
-        num_heads: Attention heads; must divide ``model_dim``.
-        num_kv_heads: Key/value heads shared by groups of heads (Ainslie et al. 2023); all heads
-            when null.
-        decoder_model_dim: Width of the decoder's residual stream, if another than ``model_dim``.
-        decoder_ff_dim: Inner width of the decoder's feed-forward layers, if another than
+        preset: Architecture to start from: the two of Vaswani et al. (2017), ``tiny`` for small
+            data and CPUs, or ``modern``. Keys of this section override it.
+        encoder_layers: Number of encoder layers.
+        decoder_layers: Number of decoder layers.
+        model_dim: Model dimension (width of the residual stream).
+        ff_dim: Inner dimension of the feed-forward layers.
+        num_heads: Number of attention heads; must divide ``model_dim``.
+        num_kv_heads: Number of key/value heads, shared by groups of heads (Ainslie et al. 2023).
+            null: as many as ``num_heads``.
+        decoder_model_dim: Model dimension of the decoder. null: the same as ``model_dim``.
+        decoder_ff_dim: Inner dimension of the decoder's feed-forward layers. null: the same as
             ``ff_dim``.
-        norm_position: Normalise after each residual sum (Vaswani et al. 2017) or before each
-            sub-layer.
-        norm: LayerNorm; ``layer-std``, which divides by std + epsilon; or RMSNorm (``rms``).
-        norm_epsilon: Epsilon of the norms; 1e-5 when null, or 1e-6 for ``rms``.
-        positions: Sinusoids: the paper, Hugging Face (``-concatenated``) or Marian (``-halves``);
-            or others.
-        max_positions: Rows of the learned table; other encodings have no limit.
-        first_position: Position of the first token, in sinusoids and learned tables.
-        max_relative_distance: With ``positions: relative``: longer distances share the vectors of
-            this one.
-        activation: Non-linearity of the feed-forward layers. ``silu`` is also called swish.
-        qk_norm: Normalise queries and keys per head (Henry et al. 2020).
-        bias: Biases in the linear layers and LayerNorms: in all, in none, or in those that are
-            listed.
-        embeddings: Tables that are shared; ``inputs-shared`` and ``tied`` (all) need a joint
-            vocabulary.
+        norm_position: Normalize after each residual sum (``post``, Vaswani et al. 2017) or before
+            each sublayer (``pre``).
+        norm: Normalization: LayerNorm (``layer``), LayerNorm that divides by std + epsilon
+            (``layer-std``), or RMSNorm (``rms``).
+        norm_epsilon: Epsilon of the normalization. null: 1e-5, or 1e-6 for ``rms``.
+        positions: Position encoding. Sinusoids are those of the paper, of Hugging Face
+            (``-concatenated``) or of Marian (``-halves``).
+        max_positions: Maximum number of learned positions; other encodings have no limit.
+        first_position: Number of the first position, for sinusoids and learned positions.
+        max_relative_distance: Maximum distance of ``positions: relative``; longer distances share
+            its embedding.
+        activation: Activation function of the feed-forward layers; ``silu`` is also called swish.
+        qk_norm: Normalize queries and keys per head (Henry et al. 2020).
+        bias: Biases of the linear layers and LayerNorms: all, no layers, or the listed layers.
+        embeddings: Embedding matrices to share. ``inputs-shared`` and ``tied`` (all three) need a
+            joint vocabulary.
         scale_embeddings: Multiply embeddings by sqrt(model_dim).
-        output_bias: A bias per entry in the output projection.
-        decoder_start: What the decoder reads first: the embedding of BOS, or zeros; the position is
-            added to it.
+        output_bias: Add a bias to the output projection.
+        decoder_start: First input of the decoder: the embedding of BOS, or zeros. Its position is
+            added.
         embedding_init: Initial embeddings: normal with variance 1 / width, or Xavier-uniform.
-        dropout: Dropout of every sub-layer's output and of the sum of embedding and position.
+        dropout: Dropout of each sublayer's output, and of the sum of embedding and position.
         attention_dropout: Dropout of attention weights.
-        decoder_attention_dropout: The same in the decoder, if another than ``attention_dropout``.
+        decoder_attention_dropout: Dropout of attention weights in the decoder. null: the same as
+            ``attention_dropout``.
         activation_dropout: Dropout inside the feed-forward layers.
-        word_dropout: Probability of dropping a whole token's embedding.
-        source_bos: Read BOS before the source as well, in training and translation.
+        word_dropout: Probability of dropping the whole embedding of a token.
+        source_bos: Add BOS to the start of the source, in training and translation.
     """
 
     preset: Literal["transformer-base", "transformer-big", "tiny", "modern"] | None = None
@@ -143,24 +144,24 @@ class ModelConfig(Section):
             yield f"{self.embeddings} embeddings need decoder_model_dim equal to model_dim"
 
     def _nearest_width(self, dim: int) -> int:
-        """Return the width nearest to ``dim`` that goes with heads and positions."""
+        """Return the width nearest to ``dim`` that suits heads and positions."""
         even = 2 if self.positions.startswith("sinusoidal") else 1
         step = self.num_heads * 2 if self.positions == "rotary" else lcm(self.num_heads, even)
         return step * max(round(dim / step), 1)
 
     @property
     def shares_inputs(self) -> bool:
-        """Whether source and target read the same table of vectors."""
+        """Whether source and target share one embedding matrix."""
         return self.embeddings in ("inputs-shared", "tied")
 
     @property
     def ties_output(self) -> bool:
-        """Whether the output projection is the target's table of vectors."""
+        """Whether the output projection is the target embedding matrix."""
         return self.embeddings in ("decoder-tied", "tied")
 
     @property
     def position_limit(self) -> int | None:
-        """Longest sentence that a learned table of positions serves; None without one."""
+        """Longest sentence that learned positions support; None for other position schemes."""
         return self.max_positions - self.first_position if self.positions == "learned" else None
 
     def has_bias(self, place: BiasPlace) -> bool:
@@ -188,42 +189,46 @@ class DecodingConfig(Section):
     """Beam search or sampling: limits, penalties and constraints.
 
     Args:
-        search: ``auto`` follows the other options; otherwise the name of a search algorithm.
-        beam_size: Hypotheses kept per sentence; 1 is greedy search.
-        n_best: Translations returned per sentence; at most ``beam_size`` in beam search.
-        length_penalty: Exponent of the length normalisation; 0 compares plain log probabilities.
-        length_penalty_form: ``power``: length^a. ``gnmt``: ((5 + length) / 6)^a (Wu et al. 2016,
-            section 7).
+        search: Search algorithm; ``auto`` chooses it from the other options.
+        beam_size: Beam size: hypotheses per sentence. 1 is greedy search; larger is slower.
+        n_best: Number of translations per sentence; at most ``beam_size`` in beam search.
+        length_penalty: Exponent of the length penalty; higher favours longer translations. 0
+            compares plain log probabilities.
+        length_penalty_form: Formula of the length penalty. ``power``: length^a. ``gnmt``: ((5 +
+            length) / 6)^a (Wu et al. 2016, section 7).
         coverage_penalty: Weight of the penalty for source tokens with little attention (Wu et al.
-            2016); 0: off.
-        patience: Search ends with ``patience`` x ``beam_size`` finished hypotheses (Kasai et al.
-            2022).
-        diverse_beam_groups: Groups of beams that avoid each other's tokens; divides ``beam_size``.
-        diverse_beam_strength: Subtracted from a token's log probability for each beam of an earlier
+            2016). 0: off.
+        patience: The search stops after ``patience`` x ``beam_size`` finished hypotheses (Kasai et
+            al. 2022).
+        diverse_beam_groups: Number of beam groups that avoid each other's tokens; must divide
+            ``beam_size``.
+        diverse_beam_strength: Penalty on a token's log probability for each beam of an earlier
             group that chose it.
-        sampling: Sample instead of searching. A line gets the same samples in any batch and order.
-        temperature: Softmax temperature of sampling; below 1 sharpens the distribution.
-        top_k: Sample from the k most probable tokens only (Fan et al. 2018); 0 for all.
-        top_p: Sample from the smallest set of tokens with this probability (Holtzman et al. 2020).
-        epsilon_cutoff: Sample from tokens of at least this probability only (Hewitt et al. 2022).
+        sampling: Sample instead of searching. Samples of a line do not depend on batching.
+        temperature: Softmax temperature of sampling; below 1, probable tokens become more probable.
+        top_k: Sample only from the k most probable tokens (Fan et al. 2018). 0: all tokens.
+        top_p: Sample from the smallest set of tokens with this total probability (Holtzman et al.
+            2020).
+        epsilon_cutoff: Sample only from tokens with at least this probability (Hewitt et al. 2022).
         seed: Random seed of sampling.
         return_alternatives: Return the ``n_best`` most probable next tokens after the prefix, each
-            completed greedily.
-        prefix_bias_beta: 0 forces a prefix; above 0 its tokens get this share while the hypothesis
-            agrees with it.
-        no_repeat_ngram_size: No n tokens in a row occur twice in an output (Paulus et al. 2018); 0
-            allows it.
-        repetition_penalty: Factor on the log probability of tokens already in the output (Keskar et
-            al. 2019).
-        keep_special_mass: Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do; none
-            is ever picked.
-        shortlist: Score only what the source words are likely to become: faster; a few translations
-            differ.
-        max_length_factor: Longest output: factor x source tokens + offset.
-        max_length_offset: See ``max_length_factor``.
-        min_length_factor: Shortest output, as a factor of the source tokens.
-        batch_tokens: Padded source tokens searched at once; ``auto``: 2048 on a CPU, what fits on a
-            GPU.
+            completed by greedy search.
+        prefix_bias_beta: 0 forces the prefix. Above 0, prefix tokens get this share of the
+            probability while the hypothesis agrees with the prefix.
+        no_repeat_ngram_size: Length of n-grams that must not repeat in a translation (Paulus et al.
+            2018). 0: off.
+        repetition_penalty: Factor on the log probability of tokens that the translation already
+            contains (Keskar et al. 2019). 1: off.
+        keep_special_mass: Keep PAD, UNK and BOS in the softmax, as Marian and Hugging Face do. They
+            are never chosen.
+        shortlist: Restrict each sentence to likely target tokens. Faster; a few translations
+            change.
+        max_length_factor: Maximum output length: ``max_length_factor`` x source tokens +
+            ``max_length_offset``.
+        max_length_offset: Tokens added to the maximum output length.
+        min_length_factor: Minimum output length, as a factor of the source tokens.
+        batch_tokens: Maximum source tokens per batch, with padding. ``auto``: 2048 on a CPU, as
+            many as fit on a GPU.
     """
 
     search: Annotated[str, Registered("search", _SEARCHES)] = "auto"
@@ -254,12 +259,12 @@ class DecodingConfig(Section):
 
     @property
     def num_hypotheses(self) -> int:
-        """How many hypotheses of a sentence are worked on at once."""
+        """Number of hypotheses per sentence in the search."""
         single = self.sampling or self.return_alternatives
         return self.n_best if single else self.beam_size
 
     def plain(self, beam_size: int) -> Self:
-        """Return the same limits and rules for plain beam search of the one best."""
+        """Return the same limits and penalties for plain beam search with one result."""
         kept = self.model_dump(exclude={*_OF_SAMPLING, *_OF_BEAMS, *_OF_RESULTS})
         return type(self)(**{**kept, "beam_size": beam_size})
 
@@ -269,11 +274,11 @@ class DecodingConfig(Section):
             if (value := getattr(self, key)) == type(self).model_fields[key].default:
                 continue
             if key in _OF_SAMPLING and not self.sampling:
-                yield (f"{key} ({value}) is an option of sampling: set sampling to true")
+                yield f"{key} ({value}) needs sampling: set sampling to true"
             elif key in _OF_BEAMS and self.sampling != self.return_alternatives:
-                yield f"{key} ({value}) is an option of beam search, not of {way}"
+                yield f"{key} ({value}) needs beam search; it cannot be combined with {way}"
         if self.sampling and self.return_alternatives:
-            yield "sampling and return_alternatives exclude each other"
+            yield "sampling and return_alternatives cannot be combined"
         elif self.return_alternatives and self.prefix_bias_beta:
             yield "return_alternatives needs a forced prefix: set prefix_bias_beta to 0"
         if self.sampling or self.return_alternatives:

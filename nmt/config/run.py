@@ -1,4 +1,4 @@
-"""The whole configuration: all sections, the rules between them, and values for a size of data."""
+"""The whole configuration: sections, rules between them, and defaults by corpus size."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from nmt.errors import ConfigError
 _CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
 _CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
 LanguageCode = Annotated[str, Field(pattern=_CODE, json_schema_extra=_CODE_IN_WORDS)]
-# Codes of countries that are often taken for those of their languages, and are no language's.
+# Country codes that are often mistaken for language codes.
 _COUNTRIES: Mapping[str, tuple[str, str]] = {
     "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
     "jp": ("Japanese", "ja"), "ua": ("Ukrainian", "uk"), "vn": ("Vietnamese", "vi"),
 }  # fmt: skip
 _FLORES = re.compile("[a-z]{3}_[A-Z][a-z]{3}")
-# What trains a ``tiny`` model best in little time (scripts/README.md).
+# Best optimizer for short runs of a ``tiny`` model (scripts/README.md).
 MUON: Mapping[str, Mapping[str, Any]] = {
     "optimizer": {"kind": "muon", "newton_schulz_steps": 3},
     "schedule": {"shape": "linear", "peak_lr": 4e-3, "warmup_ratio": 0.06},
 }  # fmt: skip
 # Name -> the values of each section that differ from the defaults.
 RECIPES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    # Measured in scripts/README.md, as is what else was tried. Without BPE-dropout: on Multi30k
-    # en-de, in 80 minutes of one core, it cost 2 BLEU (one seed).
+    # Measured in scripts/README.md. No BPE-dropout: it cost 2 BLEU on Multi30k en-de, in 80 minutes
+    # on one core (one seed).
     "low-resource": {
         "tokenizer": {"vocab_size": 2000},
         "batch": {"max_tokens": 2048},
@@ -52,10 +52,10 @@ _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 
 
 def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Put ``values`` below those given, section by section.
+    """Add ``values`` for keys that ``given`` does not contain, section by section.
 
-    A rate goes with its optimizer: another one gets AdamW's. ``warmup_steps`` replace
-    ``warmup_ratio``.
+    The learning rate suits its optimizer: with another optimizer, AdamW's rate is added.
+    ``warmup_steps`` replaces ``warmup_ratio``.
 
     >>> filled_in({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}, "b": 4})
     {'a': {'x': 1, 'y': 3}, 'b': 4}
@@ -74,18 +74,18 @@ def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 class RunConfig(Section):
-    """One experiment, from text to a scored translator.
+    """One experiment, from text files to an evaluated model.
 
     Args:
-        recipe: Values to start from; ``low-resource`` suits 5,000 to 15,000 short pairs.
-        name: Name of the experiment; folders are named after it.
+        recipe: Values to start from. ``low-resource`` suits 5,000 to 15,000 short sentence pairs.
+        name: Name of the experiment, used for its folders.
         source_language: Language code of the source, for example ``de``.
         target_language: Language code of the target, for example ``en``.
-        prepared_dir: Folder of the prepared data; ``prepared/<name>`` when left out.
-        run_dir: Folder of the training run; ``runs/<name>`` when left out.
+        prepared_dir: Folder of the prepared data.
+        run_dir: Run folder: checkpoints, logs, report.
     """
 
-    # A file may leave it out; whoever reads files fills it in.
+    # A file can omit ``training``; `load_config` fills it in.
     model_config = ConfigDict(
         json_schema_extra=lambda schema: schema["required"].remove("training")
     )
@@ -106,12 +106,12 @@ class RunConfig(Section):
 
     @property
     def languages(self) -> dict[str, str]:
-        """The codes of both languages, by their keys."""
+        """The language codes by key."""
         return {"source_language": self.source_language, "target_language": self.target_language}
 
     @property
     def tag_symbols(self) -> tuple[str, ...]:
-        """The user-defined symbols of a new vocabulary: those given, else the tags of training."""
+        """The user-defined symbols of a new vocabulary; by default the tags of the corpora."""
         if given := self.tokenizer.user_defined_symbols:
             return given
         tags = [corpus.tag for corpus in self.data.train if corpus.tag is not None]
@@ -128,7 +128,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: Any) -> Any:
-        """Put the recipe, and folders named after the experiment, below what is given."""
+        """Add the values of the recipe, and folders named after the experiment."""
         if not isinstance(values, dict):
             return values
         filled, name, recipe = dict(values), values.get("name"), values.get("recipe")
@@ -141,7 +141,7 @@ class RunConfig(Section):
         if self.source_language == self.target_language:
             yield f"source_language and target_language are both {self.source_language}"
         if self.prepared_dir == self.run_dir:
-            yield f"prepared_dir and run_dir are both {self.run_dir}; give each its own folder"
+            yield f"prepared_dir and run_dir are both {self.run_dir}; set different folders"
         if self.model.shares_inputs and not self.tokenizer.joint:
             other = "decoder-tied" if self.model.ties_output else "separate"
             kind = self.model.embeddings
@@ -158,26 +158,26 @@ class RunConfig(Section):
             yield f"model.max_positions is {self.model.max_positions}, too few: {fix}"
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
-        # Another run's vocabulary, where training starts from one, has tags of its own.
+        # With init_from, the vocabulary and its tags come from another model.
         for where, corpus in self.data.corpora.items() if not self.training.init_from else ():
             if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols) is None:
                 known = ", ".join(self.tag_symbols) or "none"
-                yield f"{where}.tag {corpus.tag} is no user-defined symbol (there are: {known})"
+                yield f"{where}.tag {corpus.tag} is not a user-defined symbol (defined: {known})"
         if self.filters.min_length > longest:
             yield f"filters.min_length is above filters.max_length ({longest})"
 
 
 def check_languages(codes: Mapping[str, str]) -> None:
-    """Check what a new experiment calls its languages. Models that are trained keep their names.
+    """Check the language codes of a new experiment; trained models keep their codes.
 
-    Codes that no standard has are taken: there are more languages than codes. An underscore is
-    taken in codes such as ``eng_Latn`` only, which are FLORES's names.
+    Unknown codes are allowed, because many languages have no standard code. Underscores are only
+    allowed in FLORES codes such as ``eng_Latn``.
 
     Args:
-        codes: Each by where it was given, for example ``source_language``.
+        codes: Place, for example ``source_language`` -> code.
 
     Raises:
-        ConfigError: Names every code that is a country or malformed.
+        ConfigError: A code is malformed or belongs to a country. Lists all of them.
     """
     problems = []
     for where, code in codes.items():
@@ -188,27 +188,29 @@ def check_languages(codes: Mapping[str, str]) -> None:
         elif "_" in code and not _FLORES.fullmatch(code):
             problems.append(f"{where}: {code} has an underscore; write {primary}")
     if problems:
-        raise ConfigError("\n  ".join(problems) + ".", fix="Correct it.")
+        raise ConfigError(
+            "\n  ".join(problems) + ".", fix="Use ISO 639 language codes, such as de or pt-BR."
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What goes with a corpus of up to ``max_characters`` in both languages together."""
+    """Hyperparameters for a corpus of up to ``max_characters``, both languages together."""
 
-    # Larger corpora take the next one. Time goes by text: the same pairs may be long or short.
+    # Characters and not pairs, because training time depends on the amount of text.
     max_characters: float
-    preset: str  # Of the model.
+    preset: str  # Of the model section.
     dropout: float
     vocab_size: int
-    max_tokens: int  # Of a batch.
-    minutes: int  # Of training, on two CPU cores; on one GPU for the largest.
+    max_tokens: int  # Per batch.
+    minutes: int  # Training time on two CPU cores; the last scale: on one GPU.
     optimizer: Mapping[str, Mapping[str, Any]]  # Optimizer and schedule.
-    validate_every: int = 500  # Updates between two validations, and between two checkpoints.
-    # Weight of R-Drop, where it is worth its time: little text, in short sentences.
+    validate_every: int = 500  # Also the interval of checkpoints.
+    # R-Drop only pays off for small corpora of short sentences.
     r_drop_weight: float = 0.0
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """Return the values by section, as a configuration has them."""
+        """Return the values as sections of a configuration."""
         return {
             "tokenizer": {"vocab_size": self.vocab_size},
             "batch": {"max_tokens": self.max_tokens},
@@ -234,20 +236,20 @@ SCALES = (
 
 
 def scale_of(num_characters: int) -> Scale:
-    """Return what goes with a corpus of so many characters."""
+    """Return the hyperparameters for a corpus of this size."""
     return next(scale for scale in SCALES if num_characters <= scale.max_characters)
 
 
 def with_scale(values: Mapping[str, Any], num_characters: int) -> dict[str, Any]:
-    """Put the values that go with ``num_characters`` below those of a configuration."""
+    """Add values for a corpus of ``num_characters`` to a configuration."""
     sections = scale_of(num_characters).sections()
-    if values.get("recipe") is not None:  # which has a dropout of its own
+    if values.get("recipe") is not None:  # a recipe has its own dropout
         sections = filled_in(RECIPES.get(str(values["recipe"]), {}), sections)
     return filled_in(values, sections)
 
 
 def usual_vocab_size(num_pairs: int) -> int:
-    """Return a vocabulary size that is usual for so many pairs: a rule of thumb.
+    """Return the usual vocabulary size for a number of sentence pairs (a rule of thumb).
 
     It grows with the power 0.4 of the corpus, from 2,000 at 5,000 pairs to the published 32,000 at
     4.5 million.

@@ -1,4 +1,4 @@
-"""What sections of the configuration are made of; loads pydantic."""
+"""Base class and field types of configuration sections; loads pydantic."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nmt.registry import names_of
 
 T = TypeVar("T")
-_FREE: Any = object()  # Stands for a value that does not bind.
+_FREE: Any = object()  # Marks a value that can change.
 
-# YAML has no paths and no tuples: text and lists are taken, too.
+# YAML has no paths and tuples, so text and lists are accepted.
 FilePath = Annotated[Path, Strict(strict=False)]
 Many = Annotated[tuple[T, ...], Strict(strict=False)]
 Pair = Annotated[tuple[T, T], Strict(strict=False)]
 
 
 class Section(BaseModel):
-    """One part of the configuration. A section with bad values cannot exist.
+    """One section of the configuration, validated on creation.
 
-    Its docstring says under ``Args:`` what each field means, which is the field's meaning in
-    ``nmt config keys`` and configs/KEYS.md.
+    The ``Args:`` of its docstring describe the fields in ``nmt config keys`` and configs/KEYS.md.
     """
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        strict=True,  # `max_steps: true` is a slip, not a 1
+        strict=True,  # `max_steps: true` is a mistake, not 1
         validate_default=True,
         allow_inf_nan=False,
         protected_namespaces=(),
     )
 
     def _disagreements(self) -> Iterator[str]:
-        """Yield what is wrong with values that are right one by one."""
+        """Yield problems between values that are valid one by one."""
         return iter(())
 
     @model_validator(mode="after")
@@ -57,11 +56,10 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Marks a text that names an entry of a `nmt.registry.Registry`: ``Annotated[str, ...]``.
+    """Marks a text that must be a name in a `nmt.registry.Registry`: ``Annotated[str, ...]``.
 
-    The built-in names are listed here, so that checking a configuration imports no registry and no
-    torch. A program that has registered another name has imported its registry: then that name is
-    valid, too.
+    The built-in names are repeated here, so that validation does not import registries and torch.
+    Names that a program has registered are valid, too.
     """
 
     kind: str
@@ -70,13 +68,13 @@ class Registered:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Check a name after its type."""
+        """Check the type, then the name."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """List the built-in names, without forbidding others."""
+        """List the built-in names as examples."""
         listed = {"examples": list(self.builtin), "allowed": ", ".join(self.builtin)}
         return handler(schema) | listed
 
@@ -91,12 +89,11 @@ Bound = Literal["data", "run", "budget"]
 
 
 class Binds:
-    """Marks a field whose value cannot change freely: ``Annotated[int, Binds("run")]``.
+    """Marks a field whose changes have consequences: ``Annotated[int, Binds("run")]``.
 
-    ``data``: another value gives other prepared data. ``run``: a run that was trained with another
-    value cannot be resumed. ``budget``: the same where the learning rate depends on the length of
-    the training. The mark of a section counts for all of its fields that have none of their own;
-    ``Binds()`` takes it back.
+    ``data``: a change prepares the data again. ``run``: a run cannot be resumed after a change.
+    ``budget``: like ``run``, if the learning rate depends on the length of the training. The mark
+    of a section applies to its fields without a mark; ``Binds()`` removes it.
     """
 
     def __init__(self, *by: Bound) -> None:
@@ -104,12 +101,7 @@ class Binds:
 
 
 def bound_values(section: Section, *by: Bound) -> dict[str, Any]:
-    """Return the values that bind, nested as in a configuration, as plain data.
-
-    Args:
-        section: The whole configuration or one of its sections.
-        by: What is bound; a field with any of these counts.
-    """
+    """Return the values of fields with one of the marks ``by``, nested, as plain data."""
     found = _bound(section, section.model_dump(mode="json"), frozenset(by), is_bound=False)
     return {} if found is _FREE else found
 

@@ -1,4 +1,4 @@
-"""How long to train, with which optimizer, and what to keep."""
+"""Sections of the configuration about training: budget, optimizer, schedule, checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def full_dtype_name(name: object) -> object:
 
 
 def full_device_name(name: object) -> object:
-    """Return our name of a device that others call ``gpu``.
+    """Return ``cuda`` for ``gpu``; keep other names of devices.
 
     >>> full_device_name("gpu"), full_device_name("gpu:1"), full_device_name("cpu")
     ('cuda', 'cuda:1', 'cpu')
@@ -42,17 +42,18 @@ DeviceName = Annotated[
 
 
 class ScheduleConfig(Section):
-    """The learning rate as a function of the update.
+    """Learning rate schedule.
 
     Args:
-        shape: Curve after warm-up; ``linear``, ``cosine`` and (in ``decay_ratio``) ``wsd`` fall.
-        peak_lr: Largest learning rate, reached at the end of warm-up (for ``noam``: a factor,
-            usually 1).
-        warmup_steps: Updates of linear warm-up from zero.
-        warmup_ratio: Warm-up as a share of the run, such as 0.06, in place of ``warmup_steps``.
-        decay_ratio: Share of the budget over which ``wsd`` decays.
-        min_lr_ratio: Learning rate at the end of ``linear``, ``cosine`` and ``wsd``, as a share of
-            the peak.
+        shape: Shape of the learning rate after warm-up. ``linear`` and ``cosine`` decay until the
+            end, ``wsd`` only during ``decay_ratio``.
+        peak_lr: Maximum learning rate, reached at the end of warm-up. For ``noam`` a factor,
+            usually 1.
+        warmup_steps: Number of updates of linear warm-up.
+        warmup_ratio: Warm-up as a share of the run, for example 0.06; replaces ``warmup_steps``.
+        decay_ratio: Share of the run in which ``wsd`` decays.
+        min_lr_ratio: Final learning rate of ``linear``, ``cosine`` and ``wsd``, as a share of
+            ``peak_lr``.
     """
 
     shape: Annotated[str, Registered("schedule", _SCHEDULES)] = "inverse_sqrt"
@@ -63,7 +64,7 @@ class ScheduleConfig(Section):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
     def warmup_updates(self, total_steps: int | None) -> int:
-        """Return the updates of warm-up in a run of so many.
+        """Return the number of warm-up updates.
 
         >>> ScheduleConfig(warmup_ratio=0.06).warmup_updates(5000)
         300
@@ -79,18 +80,18 @@ class ScheduleConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """How gradients change the weights.
+    """Optimizer.
 
     Args:
-        kind: ``muon`` suits short runs of ``tiny`` (``peak_lr: 4e-3``), ``adafactor`` little
-            memory.
-        betas: Decay of the running means of gradient and squared gradient.
-        epsilon: Added to the denominator.
-        weight_decay: Decoupled decay of matrices; embeddings, norms and biases are not decayed.
-        clip_norm: Largest norm of the whole gradient; 0 turns clipping off.
-        momentum: Decay of the running mean of ``muon``'s gradients.
-        newton_schulz_steps: Iterations by which ``muon`` makes its steps orthogonal; 3 are quicker
-            and rougher.
+        kind: Optimizer. ``muon`` suits short runs of the preset ``tiny`` (``peak_lr: 4e-3``);
+            ``adafactor`` needs little memory.
+        betas: Decay rates of the running means of the gradient and of its square.
+        epsilon: Epsilon in the denominator.
+        weight_decay: Decoupled weight decay of matrices; not applied to embeddings, norms and
+            biases.
+        clip_norm: Maximum norm of the gradient. 0: no clipping.
+        momentum: Momentum of ``muon``.
+        newton_schulz_steps: Newton-Schulz iterations of ``muon``. 3 are faster and less exact.
     """
 
     kind: Annotated[str, Registered("optimizer", _OPTIMIZERS)] = "adamw"
@@ -103,13 +104,14 @@ class OptimizerConfig(Section):
 
 
 class ValidationConfig(Section):
-    """What is measured on the validation set.
+    """Validation during training.
 
     Args:
-        beam_size: Beam of the decoding behind BLEU and chrF; 1 is greedy, and quick.
-        max_sentences: Decode at most this many sentences; the loss is always of the whole set.
-        metric: Names the best checkpoint and stops early: ``loss``, ``bleu``, ``chrf`` or another
-            metric.
+        beam_size: Beam size for BLEU and chrF; 1 (greedy search) is fastest.
+        max_sentences: Maximum sentences to translate for BLEU and chrF; the loss always uses the
+            whole set.
+        metric: Metric that selects the best checkpoint and stops early: ``loss``, ``bleu``,
+            ``chrf`` or another metric.
     """
 
     beam_size: int = Field(default=1, ge=1)
@@ -118,49 +120,48 @@ class ValidationConfig(Section):
 
 
 class TrainingConfig(Section):
-    """The training loop. Counts are optimizer updates unless they say otherwise.
+    """Training. Steps are optimizer updates.
 
-    Where this section is left out, it gets values that go with the number of training pairs, as do
-    the model's preset and dropout, the vocabulary and the batches where they have none.
+    If you omit this section, nmt chooses its values for the size of the corpus. It also chooses
+    model preset, dropout, vocabulary size and batch size, unless you set them.
 
     Args:
-        max_steps: Stop after this many updates.
-        max_minutes: Stop after about so many minutes; the updates that fit are measured, and
-            recorded.
-        max_epochs: Stop after this many passes through the training data.
-        seed: Seed of initial weights, data order and dropout.
-        precision: ``auto`` is bfloat16 where the hardware has it, float16 on other GPUs, else
-            float32.
-        device: ``auto`` is the CUDA GPU if there is one; ``cuda:1`` is the second; ``mps`` is
-            Apple's.
-        compile: Compile the layers, which takes a minute; ``auto``: on a GPU if enough updates
-            follow.
-        deterministic: On a GPU, add in a fixed order, so that resuming is bit-exact; some kernels
-            are slower.
-        threads: CPU threads; torch's choice when null.
+        max_steps: Maximum number of updates.
+        max_minutes: Approximate training time in minutes. It is converted to a number of updates at
+            the start.
+        max_epochs: Maximum number of passes through the training data.
+        seed: Random seed of initial weights, data order and dropout.
+        precision: Number format. ``auto``: bfloat16 if the hardware supports it, float16 on other
+            GPUs, otherwise float32.
+        device: Device. ``auto``: a GPU if there is one. ``cuda:1`` is the second GPU; ``mps`` is
+            Apple's GPU.
+        compile: Compile the layers, which takes a minute. ``auto``: on a GPU, if the run is long
+            enough.
+        deterministic: Make GPU training bit-exact when it is resumed; some operations are slower.
+        threads: Number of CPU threads. null: chosen by PyTorch.
         label_smoothing: Probability spread evenly over the vocabulary (Szegedy et al. 2016).
-        loss: ``cross_entropy`` (label-smoothed) or ``r_drop``; ``auto`` goes by the key
-            ``r_drop_weight``.
-        r_drop_weight: Weight of R-Drop, the divergence of two passes with different dropout (Liang
-            et al. 2021); often 5.
-        ema_decay: Decay of a moving average of the weights, such as 0.999, for validation and
-            translation.
-        init_from: Fine-tune: begin with the weights and the vocabulary of this run or model
-            folder.
-        freeze: Parts that are not trained, such as ``encoder`` or ``source_vectors``.
+        loss: Training loss: ``cross_entropy`` (label-smoothed) or ``r_drop``. ``auto``: ``r_drop``
+            if ``r_drop_weight`` is set.
+        r_drop_weight: Weight of R-Drop, the divergence between two passes with different dropout
+            (Liang et al. 2021). 5 is usual; doubles the work per update.
+        ema_decay: Decay of the moving average of the weights, for example 0.999. The average is
+            used for validation and translation.
+        init_from: Run or model folder to fine-tune: start with its weights and vocabulary.
+        freeze: Parts of the model that are not trained, for example ``encoder`` or
+            ``source_vectors``.
         activation_checkpointing: Recompute activations in the backward pass: less memory, a third
             more work.
-        tensorboard: Write TensorBoard files beside metrics.jsonl (needs ``nmt[tensorboard]``).
-        log_every: Updates between two lines of metrics.jsonl.
+        tensorboard: Write TensorBoard files (needs ``pip install -e '.[tensorboard]'``).
+        log_every: Updates between two log lines (log and metrics.jsonl).
         save_every: Updates between two checkpoints.
-        validate_every: Updates between two validations; each also saves a checkpoint.
-        patience: Stop after this many validations without a better score; never when null.
-        keep_last: Newest checkpoints to keep.
-        keep_best: Best checkpoints to keep besides.
-        average_last: Average so many of the newest checkpoints at the end; the average may become
-            the best.
-        on_full_disk: When a checkpoint does not fit on the disk: stop with exit code 4, or warn and
-            train on.
+        validate_every: Updates between two validations. Each validation also saves a checkpoint.
+        patience: Stop after this many validations without improvement. null: never.
+        keep_last: Number of most recent checkpoints to keep.
+        keep_best: Number of best checkpoints to keep in addition.
+        average_last: Number of most recent checkpoints to average at the end. The average becomes
+            the best model if its score is better.
+        on_full_disk: If the disk is full at a checkpoint: stop with exit code 4, or warn and
+            continue training.
     """
 
     max_steps: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
@@ -200,21 +201,21 @@ class TrainingConfig(Section):
         shape, steps = self.schedule.shape, self.average_last
         if shape == "inverse_sqrt" and not self.schedule.warmup_updates(total_steps=1):
             # Without warm-up the rate would be peak_lr / sqrt(step).
-            yield "schedule.shape inverse_sqrt needs warm-up: give warmup_steps, or another shape"
+            yield "schedule.shape inverse_sqrt needs warm-up: set warmup_steps"
         if not (self.max_steps or self.max_minutes or self.max_epochs):
             ends = shape in ("linear", "cosine", "wsd")
             if self.patience is None:
-                yield "give one of max_steps, max_minutes, max_epochs or patience"
+                yield "set max_steps, max_minutes, max_epochs or patience"
             elif ends or self.schedule.warmup_ratio:
                 what = f"shape {shape} falls over" if ends else "warmup_ratio is a share of"
-                yield f"schedule.{what} a budget: give max_steps, max_minutes or max_epochs"
+                yield f"schedule.{what} a budget: set max_steps, max_minutes or max_epochs"
         if self.optimizer.kind == "schedule-free":
             name = "optimizer.kind schedule-free"
             if shape != "constant":
                 yield f"{name} needs a constant rate: set schedule.shape constant (found {shape})"
             if self.ema_decay is not None:
-                yield f"{name} uses a mean of the weights already: leave ema_decay out"
+                yield f"{name} already averages the weights: remove ema_decay"
             if self.optimizer.betas[0] == 0:
                 yield f"{name} needs optimizer.betas above 0"
         if steps is not None and self.keep_last < steps:
-            yield f"average_last {steps} needs as many: set keep_last to {steps} or more"
+            yield f"average_last {steps} needs keep_last {steps} or more"

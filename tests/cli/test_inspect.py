@@ -70,7 +70,7 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
         (["atention", "--source", SENTENCE], 2, "attention"),
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),
         (["shapes", "--source", SENTENCE, "--target", ""], 2, "--target has no tokens"),
-        (["shapes", "--source", SENTENCE, "--set", "model.model_dim=8"], 2, "would change nothing"),
+        (["shapes", "--source", SENTENCE, "--set", "model.model_dim=8"], 2, "has no effect"),
         (["distributions", "--source", SENTENCE, "--checkpoint", "step-7"], 4, "has step-00000001"),
     ],
 )

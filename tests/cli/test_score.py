@@ -118,7 +118,7 @@ def test_options_change_the_score_as_they_change_the_search(run: Path) -> None:
     plain = scored(run, "--sum")
     assert scored(run, "--length-penalty", 0) == plain
     assert scored(run, "--set", "decoding.length_penalty=0") == plain
-    refused(score(run, "--set", "batch.max_tokens=99"), 2, "max_tokens=99 would change nothing")
+    refused(score(run, "--set", "batch.max_tokens=99"), 2, "max_tokens=99 has no effect")
     refused(score(run, "--ensemble-mean", "geometric"), 2, "needs --with")
     assert scored(run, "--length-penalty", 0.5) != plain
     assert numbers(run, "--batch-tokens", 1) == pytest.approx(numbers(run), abs=1e-5)

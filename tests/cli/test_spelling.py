@@ -62,7 +62,7 @@ MISTAKES = {
     "export M --zzz onnx --to x": "No such option: --zzz.",
     "-v train c.yaml": "No such option: -v",
     "train .": ".: Is a directory.",
-    "train in.de": "in.de is no YAML configuration: in.de holds no keys.",
+    "train in.de": "in.de is not a YAML configuration: in.de contains no keys.",
     "inspect M attention --source a -o a.png":
     "--output a.png: the ending .png does not match the format text.",
     "translate M in.de -i in.de": "in.de and --input in.de cannot be combined.",
@@ -204,11 +204,11 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
 
 @pytest.mark.parametrize(("typed", "fix"), [
     ("evaluate M -t nowhere", "`nmt evaluate --list` lists all test sets."),
-    ("train empty.yaml", "`nmt init SOURCE TARGET` writes a configuration."),
+    ("train empty.yaml", "Run `nmt init SOURCE TARGET` to write a configuration."),
     ("translate M in.de --n-best 9 --device cpu", "Correct it; `nmt config keys decoding` "
      "describes each key."),
     ("translate M in.de --temperature -1 --top-p 2 --device cpu",
-     "Correct them; `nmt config keys decoding` describes each key."),
+     "Correct them. Run `nmt config keys decoding` to see every key."),
     ("config decode", "Run `nmt config --help` for a list of commands."),
     ("translate M 'ein Hund'", f"{PATH} A sentence? echo 'ein Hund' | nmt translate M"),
     ("translate M Hund!", f"{PATH} A sentence? echo 'Hund!' | nmt translate M"),
@@ -220,9 +220,9 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("info", "Run `nmt --help` for a list of commands."),
     ("evaluate -t test", "Pass a run folder, as in `nmt evaluate RUN --test test`, or "
      "--hypothesis FILE."),
-    ("train in.gz", "Make a configuration of two files of text: `nmt init SOURCE TARGET`."),
-    ("train N.yaml", "Name a configuration file, such as M/config.yaml, c.yaml, csv.yaml; "
-     "`nmt init SOURCE TARGET` makes one."),
+    ("train in.gz", "To train on two text files, run `nmt init SOURCE TARGET`."),
+    ("train N.yaml", "Pass a configuration file, such as M/config.yaml, c.yaml, csv.yaml, "
+     "or write one: nmt init SOURCE TARGET"),
     ("translate c.yaml", "Train first: `nmt train c.yaml`."),
     ("translate done.yaml", "Pass the run folder: M"),
     ("translate N", f"Pass a run folder created by `nmt train`, such as M. {RELATIVE}."),

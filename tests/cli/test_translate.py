@@ -325,7 +325,7 @@ def test_several_translations_are_numbered_by_their_line(run_dir: Path) -> None:
 @pytest.mark.parametrize(("flags", "words"), [
     (["--alignments", "--set=decoding.n_best=3"], "cannot show the alignments of 3 translations"),
     (["--set=training.seed=3", "--set=decoding.beam_size=2", "--set=name=x"],
-     "--set training.seed=3, name=x would change nothing"),
+     "--set training.seed=3, name=x has no effect"),
     (["--mbr-candidates", 8], "--mbr-candidates needs --mbr"),
     (["--mbr-from", "beam"], "--mbr-from needs --mbr"),
     (["--ensemble-mean", "geometric"], "--ensemble-mean needs --with"),

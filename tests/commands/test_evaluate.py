@@ -328,7 +328,7 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
     ("flags", "message"),
     [
         (["--set", "decoding.beam_sise=3"], "decoding.beam_size"),
-        (["--set", "batch.max_tokens=4000"], "batch.max_tokens=4000 would change nothing"),
+        (["--set", "batch.max_tokens=4000"], "batch.max_tokens=4000 has no effect"),
         (["--save-hypotheses", "out.zst"], "cannot write .zst"),
         (["--save-hypotheses", "-"], "standard output"),
         (["--save-hypotheses", "test.upper"], "is also an input file"),

@@ -131,7 +131,7 @@ def test_explicit_values_override_those_for_the_size() -> None:
     assert training.max_minutes == SCALES[0].minutes
     text = path.read_text("utf-8").partition("model:")[0]
     path.write_text(text + "training: {seed: 7}\n", "utf-8")
-    with pytest.raises(ConfigError, match="give one of max_steps, max_minutes"):
+    with pytest.raises(ConfigError, match="set max_steps, max_minutes"):
         load_config(path)
 
 
