@@ -224,8 +224,8 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             prepare_report.report_side(train, "target", recipe.languages[1], tokenizers.target),
         ],
         joint=recipe.tokenizer.joint,
-        notes=[*said.notes],
-        warnings=[*filters.notes, *odd, *said.warnings],
+        notes=[*filters.notes, *said.notes],
+        warnings=[*odd, *said.warnings],
         seconds=time.perf_counter() - begin,
         stages=reading.stages,
     )

@@ -306,10 +306,10 @@ class FilterConfig(Section):
             common words of the two pairs (Jaccard index), from 16 words on.
         script: A side is in another script than its language. Limit: share of a side's letters in
             another script.
-        language: A side is in another language, says py3langid (``pip install 'nmt[clean]'``).
+        language: A side is in another language, says py3langid (``pip install -e '.[clean]'``).
             Limit: how many times as likely another language must be.
         swapped: Source and target are swapped.
-        mojibake: Text was decoded as what it was not, says ftfy (``pip install 'nmt[clean]'``).
+        mojibake: Text was decoded as what it was not, says ftfy (``pip install -e '.[clean]'``).
         control: Control characters, zero-width characters and others that are invisible.
         markup: Tags and entities of HTML, XML, wikis or subtitles.
         numbers: A number of one side is another one on the other side, or is missing there.
@@ -380,7 +380,7 @@ class TokenizerConfig(Section):
         kind: Units: subwords (``bpe`` or ``unigram``), words between spaces, or characters.
         vocab_size: Vocabulary size, including four special tokens. With ``joint: false``, you can
             set one size per side.
-        pad_vocab_by: Number of padding entries in the vocabulary that no text maps to.
+        pad_vocab_by: Number of padding subwords at the end of the vocabulary; no text contains them.
         joint: Share one vocabulary between both languages; false trains two.
         byte_fallback: Encode unseen characters as bytes instead of losing them. Bytes use 256 of
             ``vocab_size``.
@@ -412,7 +412,7 @@ class TokenizerConfig(Section):
 
     @property
     def unused(self) -> tuple[int, int]:
-        """Padding entries of the source and the target vocabulary."""
+        """Padding of the source and the target vocabulary."""
         return _both_sides(self.pad_vocab_by)
 
     @property
@@ -432,7 +432,7 @@ class TokenizerConfig(Section):
         smallest, least = min(self.vocab_sizes), self.min_vocab_size
         if smallest < least:
             fix = f"raise it to {least} or more, or set byte_fallback to false"
-            yield f"vocab_size is {smallest}; byte_fallback takes 256 entries: {fix}"
+            yield f"vocab_size is {smallest}; byte_fallback needs 256 subwords: {fix}"
         for size, unused in zip(self.vocab_sizes, self.unused, strict=True):
             if unused and size - unused < least:
                 yield f"pad_vocab_by of vocab_size {size}: at most {size - least}"

@@ -216,7 +216,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
                 if actions[name] == "drop":
                     problem = f"filters.{name} is drop. {error.problem}"
                     raise ConfigError(problem, fix=error.fix) from error
-                missing.setdefault(f"{error.problem} {error.fix}", []).append(name)
+                missing.setdefault(error.fix, []).append(name)
     filters.append(Length(config.max_length, config.min_length))
     if "ratio" in actions:
         filters.append(Ratio(config.max_length_ratio))
@@ -226,7 +226,8 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
         except (TypeError, ValueError) as error:
             problem = f"filters.extra.{name}: {error}."
             raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
-    notes = (f"skipped filters: {', '.join(names)}. {why}" for why, names in missing.items())
+    skipped = ((", ".join(names), fix) for fix, names in missing.items())
+    notes = (f"skipped filters: {names}. To turn them on: {fix}" for names, fix in skipped)
     return FilterChain(filters, actions, notes)
 
 

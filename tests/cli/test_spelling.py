@@ -205,8 +205,8 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
 @pytest.mark.parametrize(("typed", "fix"), [
     ("evaluate M -t nowhere", "`nmt evaluate --list` lists all test sets."),
     ("train empty.yaml", "Run `nmt init SOURCE TARGET` to write a configuration."),
-    ("translate M in.de --n-best 9 --device cpu", "Correct it; `nmt config keys decoding` "
-     "describes each key."),
+    ("translate M in.de --n-best 9 --device cpu", "Correct it. Run `nmt config keys "
+     "decoding` to see every key."),
     ("translate M in.de --temperature -1 --top-p 2 --device cpu",
      "Correct them. Run `nmt config keys decoding` to see every key."),
     ("config decode", "Run `nmt config --help` for a list of commands."),
