@@ -380,7 +380,7 @@ class TokenizerConfig(Section):
         kind: Units: subwords (``bpe`` or ``unigram``), words between spaces, or characters.
         vocab_size: Vocabulary size, including four special tokens. With ``joint: false``, you can
             set one size per side.
-        pad_vocab_by: Number of padding subwords at the end of the vocabulary; no text contains them.
+        pad_vocab_by: Number of padding subwords in the vocabulary; no text contains them.
         joint: Share one vocabulary between both languages; false trains two.
         byte_fallback: Encode unseen characters as bytes instead of losing them. Bytes use 256 of
             ``vocab_size``.
