@@ -87,11 +87,8 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
         if (path := getattr(corpus, side)) is not None and _is_missing(path)
     ]
     if missing:
-        raise DataError(
-            "\n  ".join(missing),
-            fix=f"Check the path. Relative paths start at the working directory, {Path.cwd()}; "
-            "@config/NAME starts at the folder of the configuration file.",
-        )
+        fix = f"Relative paths start at the working directory, {Path.cwd()}; those with @config/ "
+        raise DataError("\n  ".join(missing), fix=f"{fix}at the folder of the configuration.")
 
 
 def _is_missing(path: Path) -> bool:
@@ -185,8 +182,7 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
         if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
             problem = f"The size of {name} is unknown, so nmt cannot choose the training defaults."
-            fix = "Add a training section, such as `training: {max_minutes: 60}`."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(problem, fix="Add a section such as `training: {max_minutes: 60}`.")
         lines = count = 0
         for path in {*corpus_files(corpus)} - {corpus.scores}:
             lines = 0

@@ -211,9 +211,7 @@ def demo_pairs(split: str, source_language: str, target_language: str) -> Iterat
     # de-AT is German; den is not.
     languages = [re.split("[-_]", x)[0].lower() for x in (source_language, target_language)]
     if sorted(languages) != ["de", "en"]:
-        raise ConfigError(
-            f"The demo corpus is English and German, not {source_language} and {target_language}.",
-            fix="Set source_language and target_language to en and de, in either order.",
-        )
+        problem = f"The demo corpus is English and German, not {' and '.join(languages)}."
+        raise ConfigError(problem, fix="Set source_language and target_language to en and de.")
     for english, german in _corpus()[split]:
         yield (english, german) if languages[0] == "en" else (german, english)

@@ -342,6 +342,6 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
     asked += [f"filters.{name}: drop" for name in whole if filters.actions.get(name) == "drop"]
     if asked:
         problem = f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing."
-        raise ConfigError(problem, fix="Install nmt with all of its folders, or remove these.")
+        raise ConfigError(problem, fix="Reinstall nmt with all folders, or remove these settings.")
     filters.notes.append(f"skipped filters: {', '.join(whole)}. nmt/extras/cleaning is missing.")
     return Diagnosis(material)

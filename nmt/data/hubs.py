@@ -65,8 +65,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     if path.is_file():
         if path.suffix not in _LOADERS:
             problem = f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}."
-            fix = "Convert the file, or set source and target, tsv or jsonl instead."
-            raise DataError(problem, fix=fix)
+            raise DataError(problem, fix="Convert it, or use source and target, tsv or jsonl.")
         # A single local file is one split, for any value of `split`. It is always streamed, because
         # a copy in the cache of `datasets` has no benefit.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
@@ -150,9 +149,8 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         source = utils.get_source_file(name, pair)
         references = utils.get_reference_files(name, pair)
     except (Exception, SystemExit) as error:  # sacrebleu raises Exception, or exits
-        problem = f"The test set {name} ({pair}) cannot be downloaded: {error}"
         fix = "Check the connection, or set SACREBLEU to a folder that contains the test set."
-        raise DataError(problem, fix=fix) from error
+        raise DataError(f"Cannot download test set {name} ({pair}): {error}", fix=fix) from error
     if not references:
         problem = f"The test set {name} ({pair}) has no reference."
         raise DataError(problem, fix="Choose another test set.")

@@ -179,9 +179,8 @@ class Loader:
         rows = epoch_rows(store.corpus, weights, seed=self.seed, epoch=epoch)
         if not len(store if rows is None else rows):
             shown = ", ".join(map(str, weights))
-            problem = f"The corpus weights ({shown}) select none of {len(store):,} sentence pairs."
             fix = "Raise data.train.*.weight, the number of times that an epoch reads a corpus."
-            raise DataError(problem, fix=fix)
+            raise DataError(f"The weights ({shown}) select none of {len(store):,} pairs.", fix=fix)
         plan = plan_batches(
             *self.lengths(slice(None) if rows is None else rows),
             max_tokens=self.config.max_tokens,
@@ -257,7 +256,7 @@ class Loader:
         return position.next_stage() if wanted is not None and score >= wanted else position
 
     def epoch_updates(self) -> Iterator[int]:
-        """Yield the number of updates of each epoch. Stages with a target score never end here."""
+        """Yield the number of updates of each epoch, as if no validation score ended a stage."""
         count = 0
         for _, epoch, after in self._planned(Position()):
             count += 1

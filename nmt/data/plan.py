@@ -156,8 +156,7 @@ def plan_batches(
     longest = int(sizes.argmax())
     if max_tokens is not None and sizes[longest] > max_tokens:
         problem = f"Pair {longest} has {sizes[longest]:,} tokens; the limit is {max_tokens:,}."
-        fix = "Raise batch.max_tokens, or lower filters.max_length and prepare again."
-        raise DataError(problem, fix=fix)
+        raise DataError(problem, fix="Raise batch.max_tokens, or lower filters.max_length.")
     ends = np.cumsum(sizes[order], dtype=np.int64)
     borders, done = [0], 0
     while borders[-1] < count:

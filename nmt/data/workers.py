@@ -179,8 +179,7 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     is_here = scheduler == LOCAL
     if not is_here and workers is not None:
         problem = "`workers` cannot be combined with the address of a running scheduler."
-        fix = "Leave out `workers`: nmt uses all workers of the scheduler."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(problem, fix="Leave out `workers`: nmt uses all workers it has.")
     options: dict[str, Any] = {"address": scheduler, "timeout": _CONNECT_SECONDS}
     if is_here:
         options = {"n_workers": workers or usable_cores(), "threads_per_worker": 1}
@@ -235,10 +234,8 @@ def map_blocks(
 
 def has_changed(corpus: str) -> DataError:
     """Return the error for a corpus whose lines have changed since the first pass."""
-    return DataError(
-        f"The corpus {corpus} changed during `nmt prepare`.",
-        fix="Run the same command again when no program writes to the corpus.",
-    )
+    fix = "Run the same command again when no program writes to the corpus."
+    return DataError(f"The corpus {corpus} changed during `nmt prepare`.", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

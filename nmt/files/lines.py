@@ -229,8 +229,7 @@ def _reject_other_encodings(start: bytes, name: str) -> None:
     """Raise a DataError if ``start`` looks like UTF-16, UTF-32 or a binary file."""
     if mark := _WIDE_MARKS.match(start):
         encoding = str(mark.lastgroup).replace("_", "-")
-        fix = f"Convert it: iconv -f {encoding} -t UTF-8"
-        raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
+        raise DataError(f"{name} is {encoding}, not UTF-8.", fix=f"iconv -f {encoding} -t UTF-8")
     # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
     has_nulls = start.count(0) * _BINARY_BYTES > len(start) >= _BINARY_BYTES
     if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # the last may be cut

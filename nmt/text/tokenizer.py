@@ -53,9 +53,8 @@ def load_tokenizers(folder: Path) -> Tokenizers:
         return Tokenizers(joint, joint)
     missing = [name for name in (SOURCE, TARGET) if not (folder / name).is_file()]
     if missing:
-        problem = f"{folder} has neither {JOINT} nor {' nor '.join(missing)}."
         fix = "Prepare the data again, or copy the tokenizer folder of the run here."
-        raise TokenizerError(problem, fix=fix)
+        raise TokenizerError(f"{folder} has neither {JOINT} nor {' nor '.join(missing)}.", fix=fix)
     return Tokenizers(Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET))
 
 
@@ -88,9 +87,8 @@ class Tokenizer:
                 raise RuntimeError("empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
-            problem = f"{path} is not a readable SentencePiece model."
             fix = "Restore the file from the prepared folder, or prepare the data again."
-            raise TokenizerError(problem, fix=fix) from error
+            raise TokenizerError(f"{path} is not a valid SentencePiece model.", fix=fix) from error
         found = tuple(getattr(processor, name)() for name in _IDS)
         wanted = tuple(_IDS.values())
         if found != wanted:

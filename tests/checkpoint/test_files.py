@@ -191,7 +191,7 @@ def test_another_format_or_name_is_not_passed_over_for_an_older_checkpoint(tmp_p
     newer = save(tmp_path, 20)
     manifest = Manifest(FORMAT_VERSION + 1, "9.8.7", 20, Manifest.read(newer).files)
     (newer / "manifest.json").write_text(manifest.text())
-    with pytest.raises(CheckpointError, match="format version 2"):
+    with pytest.raises(CheckpointError, match="format version: 2"):
         newest_checkpoint(tmp_path)
     save(tmp_path / "renamed", 10).rename(checkpoint_dir(tmp_path / "renamed", 99))
     with pytest.raises(CheckpointError, match="contains step 10"):

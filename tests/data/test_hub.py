@@ -148,5 +148,5 @@ def test_a_download_that_fails_names_the_test_set(
     (tmp_path / "wmt14" / "raw").mkdir(parents=True)
     (tmp_path / "wmt14" / "raw" / f"a.tgz{'' if is_here else '.lock'}").touch()
     reason = "a wrong checksum" if tried else "no connection to https://"
-    with pytest.raises(DataError, match=rf"wmt14 \(en-de\) cannot be downloaded: {reason}"):
+    with pytest.raises(DataError, match=rf"Cannot download test set wmt14 \(en-de\): {reason}"):
         published_test_set("wmt14", "en-de")

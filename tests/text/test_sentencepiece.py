@@ -155,7 +155,7 @@ def test_garbage_truncated_and_foreign_models_are_refused(tmp_path: Path) -> Non
     SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT), model_writer=file, vocab_size=50, minloglevel=2
     )
-    contents = dict.fromkeys((b"", b"garbage!" * 40, path.read_bytes()[:4000]), "is not a readable")
+    contents = dict.fromkeys((b"", b"garbage!" * 40, path.read_bytes()[:4000]), "is not a valid")
     for content, problem in (contents | {file.getvalue(): foreign}).items():
         path.write_bytes(content)
         with pytest.raises(TokenizerError, match=problem):

@@ -208,7 +208,7 @@ class Evidence:
 
 
 def share_above(scores: Values, at_random: Values) -> float:
-    """Return the share of scores above the level of random pairs, less that of random pairs."""
+    """Estimate the share of translations: of pairs that score clearly above random pairs."""
     limit = at_random.mean() + _LEAST_POWER * max(float(at_random.std()), 1e-3)
     return float((scores > limit).mean() - (at_random > limit).mean())
 

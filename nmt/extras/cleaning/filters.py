@@ -154,10 +154,8 @@ def _mojibake(text: str) -> Finding | None:
 
 def _need(library: str, reason: str) -> None:
     if not find_spec(library):
-        raise ConfigError(
-            f"filters.{reason} needs {library}, which is not installed.",
-            fix="pip install -e '.[clean]'",
-        )
+        problem = f"filters.{reason} needs {library}, which is not installed."
+        raise ConfigError(problem, fix="pip install -e '.[clean]'")
 
 
 def copy_of_source(config: FilterConfig, *_: str) -> Filter:

@@ -97,10 +97,8 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
                     fix="Write one number per line, higher for better pairs, or nan for no score.",
                 ) from error
     if len(values) < num_lines or (len(values) > num_lines and not is_part):
-        raise DataError(
-            f"{path} has {len(values):,} scores, but its corpus has {num_lines:,} lines.",
-            fix="Score the corpus again: the file needs one number for every line.",
-        )
+        problem = f"{path} has {len(values):,} scores, but its corpus has {num_lines:,} lines."
+        raise DataError(problem, fix="Score the corpus again, with one number for every line.")
     return np.frombuffer(values, np.float32)[:num_lines] if values else np.zeros(0, np.float32)
 
 
