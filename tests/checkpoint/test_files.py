@@ -59,7 +59,6 @@ def test_a_checkpoint_reads_back_as_it_was_saved_and_gives_the_same_bytes(tmp_pa
     found = load_checkpoint(first)
     tensors = {"model": found.model, "optimizer": found.optimizer}
     second = save_checkpoint(tmp_path / "b", 40, **tensors, state=found.state)
-
     assert (found.step, found.state) == (40, STATE)
     assert found.model.keys() == MODEL.keys()
     assert all(torch.equal(found.model[name], MODEL[name]) for name in MODEL)
@@ -143,7 +142,6 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
         path.write_bytes(path.read_bytes()[:-7])
     else:
         path.unlink()
-
     assert newest_checkpoint(tmp_path) == older
     (message,) = caplog.messages
     assert str(path) in message

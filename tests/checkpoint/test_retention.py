@@ -129,7 +129,6 @@ def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
     (run_dir / CONFIDENCE).write_text("{}")
     before = contents(run_dir)
     average(folder, run_dir)
-
     found, manifest = contents(folder), Manifest.read(folder)
     assert found.keys() == {*manifest.files, "manifest.json"}
     manifest.verify(folder)
@@ -139,7 +138,6 @@ def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
         assert found[name] == before[name]
     assert [path.name for path in folder.parent.iterdir()] == ["mean"]
     assert len({(folder / name).stat().st_mode for name in found}) == 1
-
     for taken in (folder, run_dir, run_dir / "config.yaml"):
         with pytest.raises(CheckpointError, match="was not written"):
             average(taken, run_dir)

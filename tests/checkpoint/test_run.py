@@ -155,7 +155,6 @@ def test_a_run_folder_gets_configuration_and_tokenizer(tmp_path: Path) -> None:
         assert write_run_files(run_dir, toy_config(), tokenizer) == []
     found = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*"))
     assert found == ["config.yaml", "tokenizer", "tokenizer/joint.model"]
-
     (tokenizer / "joint.model").unlink()
     for name in ("source.model", "target.model"):
         (tokenizer / name).write_bytes(b"two")

@@ -81,13 +81,11 @@ def test_without_an_extra_help_is_shown_and_what_is_missing_is_named(
 def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
     config = [HELLO, "--set", "prepared_dir=prepared", "--set", "run_dir=run"]
-
     dropping = nmt(tmp_path, "prepare", *config, "--set", "filters.markup=drop")
     prepared = nmt(tmp_path, "prepare", *config)
     trained = nmt(tmp_path, "train", *config, "--set", "training.max_steps=3")
     translated = nmt(tmp_path, "translate", "run", text="merci\n\nje suis\n")
     evaluated = nmt(tmp_path, "evaluate", "run")
-
     assert dropping.returncode == 2
     assert "filters.markup is drop. This needs nmt/extras/cleaning" in dropping.stderr
     for run in (prepared, trained, translated, evaluated):
@@ -105,8 +103,6 @@ def test_without_any_extra_the_tests_of_the_core_pass(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path)
     options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
     folders = [f"tests/{name}" for name in TESTED]
-
     tested = nmt(tmp_path, *options, *folders, program=PYTEST, timeout=600)
-
     assert tested.returncode == 0, tested.stdout[-4000:]
     assert " passed" in tested.stdout

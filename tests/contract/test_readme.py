@@ -69,7 +69,6 @@ def test_the_tour_works_as_it_is_written(tmp_path: Path) -> None:
             command = [*shell, "-c", block.text]
             result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
             assert result.returncode == 0, f"{block.text}\n{result.stderr.decode()}"
-
     hypothesis = (tmp_path / "test.hypothesis").read_bytes()
     assert hypothesis.count(b"\n") == (tmp_path / "test.de").read_bytes().count(b"\n")
 

@@ -54,7 +54,6 @@ def test_only_the_command_line_spells_flags() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if OURS.intersection(FLAG.findall(node.value))
     ]
-
     assert found == []
 
 

@@ -88,7 +88,6 @@ def test_after_a_kill_only_what_is_missing_is_made(
     where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     killed = subprocess.run([sys.executable, "-c", code], check=False, env=where)
     assert killed.returncode == -signal.SIGKILL
-
     assert run(tmp_path) == again
     assert not (tmp_path / ".prepared.work").exists()
     assert files(tmp_path) == whole
@@ -108,7 +107,6 @@ def test_a_damaged_result_is_made_again_and_named(
     other = bytes([content[middle] ^ 1])
     changed = content[:middle] + other + content[middle + 1 :]
     victim.write_bytes({"cut": content[:-1], "changed": changed, "empty": b""}[damage])
-
     assert run(tmp_path).total() == 3  # the victim, and the last block twice
     assert f"{victim} is damaged: computing it again" in caplog.text
     assert files(tmp_path) == whole
@@ -122,7 +120,6 @@ def test_results_of_other_text_or_another_configuration_are_not_taken(tmp_path: 
     lines[30] = "eins zwei drei\n"
     source.write_text("".join(lines), encoding="utf-8")
     assert run(tmp_path)["Look"] == 2  # the block of the line, and the rest
-
     stop_late(tmp_path)
     changed = run(tmp_path, filters={"max_length_ratio": 3.0})
     assert changed == {"Look": NUM_BLOCKS, "Encode": NUM_BLOCKS}

@@ -42,9 +42,7 @@ def test_real_text_raises_no_warning(multi30k: Pairs) -> None:
 def test_swapped_languages_are_noticed(multi30k: Pairs, shared_data: Path) -> None:
     """FAULTS 38."""
     swapped = [(target, source) for source, target in multi30k]
-
     (warning,) = checked(swapped).warnings()
-
     assert warning.endswith("Are the sides swapped?")
     assert list(checked(swapped, ("en", "de-AT")).warnings()) == []
     assert list(checked(swapped, ("xx", "yy")).warnings()) == []
@@ -73,7 +71,6 @@ def test_unrelated_and_identical_sides_are_noticed(multi30k: Pairs) -> None:
     targets = [target for _, target in multi30k]
     random.Random(1).shuffle(targets)
     pairs = [(source, target) for (source, _), target in zip(multi30k, targets, strict=True)]
-
     (warning,) = checked(pairs).warnings()
     assert "hardly correlate" in warning
     check = checked([("gleich", "gleich"), *[("ein", "a"), ("zwei", "two")] * 4])
@@ -86,11 +83,9 @@ def test_held_out_sentences_of_both_sides_are_counted() -> None:
         "valid": [SentencePair("eins", "one", 1), SentencePair("zwei", "two", 2)],
         "test": [SentencePair("eins", "a", 1), SentencePair("vier", "four", 3)],
     })  # fmt: skip
-
     first, last = SentencePair("eins ", "one", 8), SentencePair("zwei", "deux", 9)
     for pairs in ([first, last], [SentencePair("fünf", "four", 10)]):
         overlap.see(pairs)
-
     assert overlap.counts({"test": 3}) == {
         "valid": {"pairs": 2, "sources_in_train": 2, "near_sources_in_train": 0,
                   "targets_in_train": 1, "pairs_in_train": 1},

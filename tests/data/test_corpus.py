@@ -41,7 +41,6 @@ def test_all_formats_give_the_same_pairs(tmp_path: Path) -> None:
     rows = [json.dumps({"translation": {"en": t, "de": s}}) for s, t in PAIRS]
     tsv = write(tmp_path, "a.tsv", "".join(f"{t}\tx\t{s}\n" for s, t in PAIRS))
     expected = [SentencePair(*pair, line) for line, pair in enumerate(PAIRS, start=1)]
-
     assert pairs_of(**aligned(tmp_path, sides[0], sides[1])) == expected
     assert pairs_of(tsv=tsv, columns=[2, 0]) == expected
     assert pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows))) == expected
@@ -65,9 +64,7 @@ def test_a_bad_side_takes_its_pair_and_shifts_no_other(
         folder,
         *(b"".join(line[i] + b"\n" for line in [*lines, (b"last", b"last")]) for i in range(2)),
     )
-
     found = pairs_of(ReadOptions("de", "en", "skip", 40), **files)
-
     assert [pair.line for pair in found] == list(range(1, len(lines) + 2))
     table = b"".join(b",".join(line) + b"\n" for line in lines) + b"last,last\n"
     rows = pairs_of(ReadOptions("de", "en", "skip", 40), csv=write(folder, "a.csv", table))
@@ -95,7 +92,6 @@ def test_the_first_blocks_are_small(tmp_path: Path, most: int | None, last: int)
     """So that a progress bar moves, and there is something for all workers."""
     config = CorpusConfig(tsv=write(tmp_path, "x.tsv", "a\tb\n" * 11_500), max_pairs=most)
     blocks = list(read_blocks(config, OPTIONS))
-
     *first, end = map(len, blocks)
     assert first == [1000] * (2 if most == 2300 else 10)
     assert end == last
@@ -106,7 +102,6 @@ def test_the_first_blocks_are_small(tmp_path: Path, most: int | None, last: int)
 def test_csv_has_quotes_and_perhaps_names_of_columns(names: str, tmp_path: Path) -> None:
     text = names + '\r\n"one, ""two""",1,eins\r\n\r\nthree,3,"drei\nvier"\r\n'
     path = write(tmp_path, "a.csv", text)
-
     expected = [("eins", 'one, "two"', 2), ("", "", 3), ("drei vier", "three", 5)]
     assert pairs_of(csv=path) == [SentencePair(*each) for each in expected]
 
@@ -137,9 +132,7 @@ def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
         "",
         '{"translation": {"de": null, "en": "x"}}',
     ]
-
     found = pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows) + "\n"))
-
     assert found == [
         SentencePair("eins zwei", "a\ufffdb", 1),
         SentencePair("", "", 2),
@@ -152,9 +145,7 @@ def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
 def test_a_long_side_is_told_from_a_long_record(tmp_path: Path) -> None:
     """FAULTS 37: other columns, and the other side, do not count."""
     lines = [f"{'a' * 40}\t{'b' * 40}\t{'c' * 40}", f"{'a' * 41}\tb", "x" * 5_000_000, "a\tb"]
-
     found = pairs_of(tsv=write(tmp_path, "a.tsv", "\n".join(lines)))
-
     assert [type(pair) for pair in found] == [SentencePair, BadPair, BadPair, SentencePair]
 
 
@@ -163,9 +154,7 @@ def test_a_published_test_set_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
     monkeypatch.setattr("sacrebleu.utils.get_source_file", lambda *_: str(files["source"]))
     monkeypatch.setattr("sacrebleu.utils.get_reference_files", lambda *_: [str(files["target"])])
-
     found = pairs_of(sacrebleu="wmt14")
-
     assert found == [SentencePair("eins", "one", 1), SentencePair("zwei", "two", 2)]
 
 
@@ -175,7 +164,6 @@ def test_names_are_unique_and_say_where_the_text_is_from() -> None:
         {"huggingface": "wmt/wmt14", "subset": "de-en"}, {"sacrebleu": "wmt14"},
     ]  # fmt: skip
     corpora = [CorpusConfig.model_validate(place) for place in places]
-
     assert corpus_names(corpora) == [
         "demo-train", "demo-train (2)", "valid (3)", "a.tsv", "wmt/wmt14", "wmt14",
     ]  # fmt: skip
@@ -198,7 +186,6 @@ def test_a_sample_holds_distinct_members_and_all_where_they_fit(
     count: int, capacity: int, seed: int
 ) -> None:
     numbers = drawn(count, capacity, seed)
-
     assert len(set(numbers)) == min(count, capacity)
     assert set(numbers) <= set(range(count))
     assert numbers == (drawn(count, capacity, seed) if count > capacity else list(range(count)))
@@ -219,9 +206,7 @@ def test_the_characters_held_stay_below_the_limit(lengths: list[int]) -> None:
     sample = Reservoir(1000, max_characters=100, seed=1)
     for length in lengths:
         sample.add("x" * length, "")
-
     held = list(sample.drain())
-
     assert held
     assert sum(len(source) for source, _ in held) <= 100
     assert len(sample) == 0

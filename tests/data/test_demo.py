@@ -15,7 +15,6 @@ def test_the_corpus_is_the_same_on_every_machine_and_no_sentence_stands_twice() 
     splits = [list(demo_pairs(name, "en", "de")) for name in ("train", "valid", "test")]
     pairs = [pair for split in splits for pair in split]
     text = "".join(f"{english}\t{german}\n" for english, german in pairs)
-
     assert [len(split) for split in splits] == [40_000, 300, 300]
     assert all(len(set(side)) == len(pairs) for side in zip(*pairs, strict=True))
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -24,7 +23,6 @@ def test_the_corpus_is_the_same_on_every_machine_and_no_sentence_stands_twice() 
 
 def test_either_direction_works_and_no_other_language() -> None:
     english, german = next(demo_pairs("test", "en", "de"))
-
     assert next(demo_pairs("test", "de-AT", "en_US")) == (german, english)
     for source, target in (("en", "fr"), ("en", "den"), ("ens", "de"), ("de", "de"), ("", "en")):
         with pytest.raises(ConfigError, match="en and de"):
@@ -36,7 +34,6 @@ def test_the_grammar_gives_each_sentence_one_translation_either_way() -> None:
     generator = SentenceGenerator(seed=7)
     to_german: dict[str, str] = {}
     to_english: dict[str, str] = {}
-
     for _ in range(10_000):
         english, german = generator.sentence()
         assert to_german.setdefault(english, german) == german

@@ -9,13 +9,7 @@ import pytest
 
 from nmt.config.data import FilterConfig
 from nmt.config.loader import load_config
-from nmt.data.filters import (
-    FILTERS,
-    Filter,
-    FilterChain,
-    held_out_filters,
-    training_filters,
-)
+from nmt.data.filters import FILTERS, Filter, FilterChain, held_out_filters, training_filters
 from nmt.errors import ConfigError
 from tests.commands.preparing import prepare
 
@@ -49,7 +43,6 @@ def test_limits_are_inclusive() -> None:
 
 def test_held_out_pairs_are_dropped_only_where_the_model_cannot_hold_them() -> None:
     held_out = held_out_filters(FilterConfig(max_length=20, min_length=5, max_length_ratio=1.5))
-
     assert dropping(held_out, 1, 20) is None
     assert dropping(held_out, 1, 21) == "length"
     assert held_out.dropping(held_out.text_findings("", "b")) == "blank"
@@ -79,7 +72,6 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
         "filters.extra={shouting: {min_capitals: 1}}",
     ])  # fmt: skip
     report = prepare(config)
-
     counts = report.counts["demo"]
     assert counts["shouting"] > 10  # "I" is a word of one capital
     assert counts["read"] == counts["kept"] + counts["shouting"] == 300

@@ -49,7 +49,6 @@ def test_a_file_of_any_format_is_one_split_of_any_name(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", nested(PAIRS))
     assert pairs_of(path) == pairs_of(path, streaming=True, split="validation") == PAIRS
     assert pairs_of(tmp_path / "a.csv") == PAIRS
-
     rows = [*nested(PAIRS), {"id": 9, "translation": {"de": "x", "en": None}}]
     for path in (tmp_path / "a.json", tmp_path / "a.jsonl"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -64,7 +63,6 @@ def test_a_folder_is_a_data_set_with_splits(tmp_path: Path, streaming: bool) -> 
         parquet(folder / f"{split}.parquet", nested(PAIRS[:count]))
         for split, count in (("test", 1), ("train", 3))
     ]
-
     assert pairs_of(folder, streaming=streaming) == PAIRS[:3]
     assert pairs_of(folder, streaming=streaming, split="test") == PAIRS[:1]
     assert corpus_files(CorpusConfig(huggingface=str(folder))) == tuple(files)
@@ -79,7 +77,6 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("datasets.load_dataset", load)
     monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: True)
-
     assert pairs_of("wmt/wmt14", subset="de-en", split="test", streaming=True) == PAIRS
     # No trust_remote_code: code from a hub is never run.
     assert asked == {"path": "wmt/wmt14", "name": "de-en", "split": "test", "streaming": True}
@@ -119,7 +116,6 @@ def test_a_hub_out_of_reach_is_not_tried_again_and_again(
     )
     with pytest.raises(DataError, match="cannot read wmt/wmt14"):
         pairs_of("wmt/wmt14")
-
     released.set()
     assert modes == ["1"]
 

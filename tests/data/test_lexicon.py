@@ -86,7 +86,6 @@ def test_the_likeliest_come_first_and_where_there_are_none_is_minus_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toys = store(tmp_path, TOYS)
-
     assert likely_translations(toys, (5, 4), 1).tolist() == [[THE], [HOUSE], [BOOK], [A], [-1]]
     table = likely_translations(toys, (5, 4), 4)
     assert table.dtype == np.int32

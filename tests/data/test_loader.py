@@ -46,7 +46,6 @@ def test_every_pair_is_in_one_batch_within_budget_beside_pairs_of_like_length(
     source, target = arrays(pairs)
     limits = {"max_tokens": max_tokens, "max_sentences": most}
     plan = plan_batches(source, target, noise=0, random=epoch_random(seed, 0), **limits)
-
     assert sorted(int(row) for rows in plan for row in rows) == list(range(len(pairs)))
     assert all(len(rows) <= (most or len(pairs)) for rows in plan)
     longest = [sorted(int(max(source[row], target[row])) for row in rows) for rows in plan]
@@ -59,7 +58,6 @@ def test_every_pair_is_in_one_batch_within_budget_beside_pairs_of_like_length(
 
 def test_a_pair_that_fits_no_batch_names_itself_and_the_remedy() -> None:
     source, target = arrays([(3, 3), (9, 4)])
-
     with pytest.raises(DataError, match=r"Pair 1 has 13 tokens.*8.*\n.*max_tokens"):
         plan_batches(source, target, max_tokens=8, noise=0, random=epoch_random(0, 0))
 
@@ -69,7 +67,6 @@ def test_padding_of_multi30k_stays_below_8_percent_at_4096_tokens(shared_data: P
     lines = [read_lines(shared_data / "multi30k" / f"train.{code}.gz") for code in ("de", "en")]
     source, target = (np.array([len(line.split()) + 3 for line in side]) for side in lines)
     plan = plan_batches(source, target, max_tokens=4096, noise=0.1, random=epoch_random(1, 0))
-
     cells = sum(len(rows) * int(side[rows].max()) for rows in plan for side in (source, target))
     assert 1 - (source.sum() + target.sum()) / cells <= 0.08
 
@@ -98,7 +95,6 @@ def stream(loader: Loader, start: Position, count: int) -> list[tuple[list[list[
 
 def test_an_epoch_reads_every_pair_once_in_another_order(store: ParallelStore) -> None:
     loader = loader_of(store)
-
     assert sorted(rows_of(loader, 0)) == sorted(rows_of(loader, 1)) == list(range(50))
     assert rows_of(loader, 0) != rows_of(loader, 1)
     assert rows_of(loader, 0) == rows_of(loader_of(store), 0)
@@ -121,7 +117,6 @@ def test_from_any_position_the_stream_is_the_same(
     assert sum(sizes) == len(loader.plan(0))
     assert whole[num_updates - 1][1] == Position(1, 0)
     position = whole[skipped - 1][1] if skipped else Position()
-
     again = stream(loader_of(store, accumulate=accumulate), position, 5)
     assert again == whole[skipped : skipped + 5]
 
@@ -134,7 +129,6 @@ def test_ranks_read_as_many_batches_each_and_together_all(
     loaders = [loader_of(store, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     plans = [loader.plan(0) for loader in loaders]
     read = Counter(tuple(batch) for plan in plans for batch in plan)
-
     assert len({len(plan) for plan in plans}) == 1
     assert len({next(loader.epoch_updates()) for loader in loaders}) == 1
     assert set(read) == {tuple(batch) for batch in loader_of(store).plan(0)}
@@ -144,7 +138,6 @@ def test_ranks_read_as_many_batches_each_and_together_all(
 def test_weights_read_a_corpus_twice_and_a_new_half_each_epoch(store: ParallelStore) -> None:
     loader = loader_of(store, weights=(2, 0.5))
     counts = np.bincount(rows_of(loader, 0), minlength=50)
-
     assert counts[:25].tolist() == [2] * 25
     assert sorted(counts[25:].tolist()) == [0] * 13 + [1] * 12
     assert counts.tolist() != np.bincount(rows_of(loader, 1), minlength=50).tolist()
@@ -161,7 +154,6 @@ def test_sources_may_begin_with_bos_and_all_else_stays(store: ParallelStore) -> 
     plain, marked = (loader_of(store, source_bos=source_bos) for source_bos in (False, True))
     rows = np.array([3, 0, 17])
     batch, other = plain.batch(rows), marked.batch(rows)
-
     assert other.source.rows() == [[BOS_ID, *ids] for ids in batch.source.rows()]
     assert other.source.max_length == max(map(len, other.source.rows()))
     assert other.target.rows() == batch.target.rows()
@@ -176,7 +168,6 @@ def test_sources_may_begin_with_bos_and_all_else_stays(store: ParallelStore) -> 
 def test_batches_are_named_by_corpora_and_lines(store: ParallelStore) -> None:
     loader = loader_of(store)
     batches = [loader.batch(np.array([0, 30])), loader.batch(np.arange(40, 50))]
-
     assert loader.describe(batches) == (
         "data.train.0 lines 1; data.train.1 lines 6, 16, 17, 18, 19, 20, 21, 22 and 3 more"
     )
@@ -195,7 +186,6 @@ def test_the_order_by_length_is_that_of_a_sort_by_four_keys(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CHUNK_ROWS", 7)
         found = plan.length_order(source, target, noise=noise, random=np.random.default_rng(seed))
-
     random = np.random.default_rng(seed)
     spread = random.random(len(source), dtype=np.float32) - 0.5
     key = np.rint(np.maximum(source, target) * (1 + noise * spread))
@@ -206,7 +196,6 @@ def test_the_order_by_length_is_that_of_a_sort_by_four_keys(
 def test_the_plan_of_older_releases_stays(store: ParallelStore) -> None:
     """Runs resume by a position alone: another order would train on other pairs."""
     plan = loader_of(store, weights=(1, 2.5)).plan(3)
-
     assert [batch.tolist() for batch in plan[:3]] == [
         [34, 46, 34, 22],
         [31, 7, 43, 45, 21],
@@ -253,7 +242,6 @@ def test_a_stage_ends_with_epochs_of_a_corpus_updates_or_a_score(store: Parallel
     first, second = ([after for _, after in read(each, Position(), 30)] for each in ranks)
     assert first == second  # they change stage together
     assert first[-1].stage == 2
-
     assert {*counts.values()} == {2}
     assert len(counts) == 50
     assert [after.stage for _, after in updates].count(1) == 4
@@ -275,7 +263,6 @@ def test_from_any_position_of_any_stage_the_stream_is_the_same(
 ) -> None:
     whole = read(staged(store, *STAGES), Position(), 46)
     position = whole[skipped - 1][1] if skipped else Position()
-
     assert read(staged(store, *STAGES), position, 46 - skipped) == whole[skipped:]
     ahead = staged(store, *STAGES, num_workers=1, resegment=None)
     assert read(ahead, position, 46 - skipped) == whole[skipped:]
@@ -288,7 +275,6 @@ def test_half_an_epoch_reads_half_a_corpus_beside_its_share_of_others() -> None:
         {"mix": {NOISY: 1}},
     ]
     (first, last) = build_stages(data_of(stages=stages), (100, 1000), lower_is_better=True)
-
     assert first == Stage([0.75, 0.025], epochs=2)
     assert last == Stage([0.0, 1.0])
     stages[0]["until"] = {"score": 2.5}  # a score is a quality
@@ -297,16 +283,12 @@ def test_half_an_epoch_reads_half_a_corpus_beside_its_share_of_others() -> None:
         assert first.score == score
 
 
-@given(
-    sizes=st.lists(st.integers(1, 10**7), min_size=2, max_size=5),
-    temperature=st.floats(1, 50),
-)
+@given(sizes=st.lists(st.integers(1, 10**7), min_size=2, max_size=5), temperature=st.floats(1, 50))
 def test_temperature_keeps_the_epoch_and_evens_the_sizes(
     sizes: list[int], temperature: float
 ) -> None:
     weights = tempered_weights([1.0] * len(sizes), sizes, temperature)
     pairs = [weight * size for weight, size in zip(weights, sizes, strict=True)]
-
     assert sum(pairs) == pytest.approx(sum(sizes))
     expected = (max(sizes) / min(sizes)) ** (1 / temperature)
     assert max(pairs) / min(pairs) == pytest.approx(expected)

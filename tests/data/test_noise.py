@@ -66,13 +66,11 @@ def test_what_a_pair_gets_depends_on_seed_epoch_and_row_only(
     """In other processes, too."""
     noise = noise_adder(tokenizers, ALL, ALL)
     sent = pickle.loads(pickle.dumps(noise))
-
     assert read(noise, epoch, rows) == [read(sent, epoch, [row])[0] for row in rows]
 
 
 def test_epochs_and_rows_differ_and_other_corpora_stay(tokenizers: Tokenizers, read: Read) -> None:
     first, second = (read(noise_adder(tokenizers, {}, ALL), epoch, range(40)) for epoch in (0, 1))
-
     assert first[:20] == second[:20] == list(TINY_PAIRS)
     assert sum(a != b for a, b in zip(first[20:], second[20:], strict=True)) > 10
 
@@ -94,7 +92,6 @@ def test_case_and_punctuation_change_both_sides(
 @pytest.mark.parametrize("kind", ["typos", "spacing"])
 def test_typos_and_spacing_leave_the_target(tokenizers: Tokenizers, read: Read, kind: str) -> None:
     found = read(noise_adder(tokenizers, {kind: 1.0}, {}), 0, range(20))
-
     assert [target for _, target in found] == TARGETS
     assert sum(source != own for (source, _), own in zip(found, SOURCES, strict=True)) > 3
 
@@ -102,7 +99,6 @@ def test_typos_and_spacing_leave_the_target(tokenizers: Tokenizers, read: Read, 
 def test_a_pair_that_gets_too_long_stays_whole(tokenizers: Tokenizers, read: Read) -> None:
     """In capitals, most words are spelt letter by letter."""
     found = read(noise_adder(tokenizers, {"upper_case": 1.0}, {}, longest=18), 0, range(20))
-
     assert set(found) > {pair for pair in found if pair in TINY_PAIRS} != set()
     assert all(pair in TINY_PAIRS or (pair[0].isupper() and pair[1].isupper()) for pair in found)
 
@@ -115,7 +111,6 @@ def test_the_rate_is_the_share_of_the_pairs_and_kinds_are_independent(
     noise = NoiseAdder(tokenizers, np.array([10_000, 50_000]), rates, seed=1, longest=9)
     drawn = noise.drawn(2, np.arange(50_000))
     shares = [drawn["typos"][:10_000], drawn["typos"][10_000:], drawn["upper_case"][10_000:]]
-
     assert [round(float(own.mean()), 1) for own in shares] == [0.9, 0.1, 0.5]
     assert not drawn["upper_case"][:10_000].any()
     assert abs((shares[1] & shares[2]).mean() - 0.05) < 0.01

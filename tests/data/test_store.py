@@ -47,7 +47,6 @@ def test_reading_gives_back_what_was_written(
         rows = data.draw(st.lists(st.integers(0, len(pairs) - 1), max_size=8))
         sources, source_offsets = store.source_ids(np.array(rows, dtype=np.int64))
         targets, offsets = store.target_ids(np.array(rows, dtype=np.int64))
-
         assert len(store) == len(pairs)
         assert store.source_lengths.tolist() == [len(s) for s, _ in pairs]
         assert sources.tolist() == [i for row in rows for i in pairs[row][0]]
@@ -67,7 +66,6 @@ def test_a_batch_has_bos_and_eos_where_they_belong(
         rows = np.arange(len(pairs))[::-1].copy()
         store = store_of(Path(folder), pairs)
         batch, filled = collate(store, rows), collate(store, rows, longest=99)
-
     backwards = pairs[::-1]
     assert batch.source.ids.tolist() == [i for s, _ in backwards for i in [*s, 3]]
     assert batch.target.ids.tolist() == [i for _, t in backwards for i in [2, *t]]
@@ -92,7 +90,6 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s" / "source.ids.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-2])
-
     with pytest.raises(DataError, match=r"source\.ids\.bin"):
         ParallelStore.open(tmp_path / "s")
     path.write_bytes(whole)

@@ -79,7 +79,6 @@ def test_worker_processes_draw_the_bits_of_one_thread_in_order(
     number = next(loader.epoch_updates()) * 2 + 3
     expected = drawn(loader, Position(*start), number)
     others = replace(loader, num_workers=num_workers)
-
     assert drawn(others, Position(*start), number) == expected
     first, later = (expected[n][0][0][0] for n in (0, -1))
     assert first != later

@@ -18,13 +18,7 @@ from typing_extensions import override
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.inference.engine import Engine
-from nmt.inference.guard import (
-    GuardCounts,
-    GuardLimits,
-    alarms,
-    compressed_share,
-    fallback_search,
-)
+from nmt.inference.guard import GuardCounts, GuardLimits, alarms, compressed_share, fallback_search
 from nmt.inference.request import Alarm
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Hypothesis

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from nmt.checkpoint.files import (
-    list_checkpoints,
-    load_checkpoint,
-)
+from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from tests.training.runs import Run, Server, assert_equal
 from tests.training.toy import CONFIG
 
@@ -70,7 +67,6 @@ def test_a_poor_environment_and_a_clock_that_goes_back_change_nothing(
         check=False,
         timeout=120,
     )
-
     assert result.returncode == 0, result.stderr.decode()
     assert "läufe/実験: 30 steps; best: step-" in result.stdout.decode("utf-8")
     assert "\r" not in result.stderr.decode("utf-8")

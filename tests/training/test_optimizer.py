@@ -129,7 +129,6 @@ def test_a_saved_and_loaded_optimizer_makes_the_same_bytes(
     assert_same(everything(model, resumed.optimizer), saved)
     train(whole, steps_before, 7)
     train(resumed, steps_before, 7)
-
     assert_same(everything(model, resumed.optimizer), everything(whole.model, whole.optimizer))
 
 

@@ -12,13 +12,7 @@ from torch import Tensor
 
 from nmt.config.training import OptimizerConfig
 from nmt.model.transformer import Transformer
-from nmt.training.optimizer import (
-    AdamW,
-    FlatParameters,
-    ModelOptimizer,
-    build_optimizer,
-    is_matrix,
-)
+from nmt.training.optimizer import AdamW, FlatParameters, ModelOptimizer, build_optimizer, is_matrix
 from nmt.training.optimizers import orthogonalise
 from tests.training.small import small_model
 

@@ -82,13 +82,10 @@ def test_a_kill_a_signal_and_another_launcher_cost_nothing_but_time(
     rare: dict[str, Any] = {"save_every": NEVER, "validate_every": NEVER}
     settings: dict[str, Any] = {**rare, "log_every": NEVER, "save_every": 1}
     killed = run.launch(harm=Harm("update", 12, (signal.SIGKILL,), rank=1), **settings)
-
     assert killed.code == PEER_LOST
     assert re.search(r"Process 1 of 2 \(pid \d+\) was killed by SIGKILL", killed.stderr)
     assert "Traceback" not in killed.stderr
-
     stopped = run.launch("--exact", stops=True, **rare, log_every=1, max_steps=NEVER)
-
     assert stopped.code == 143, stopped.stderr
     assert "resuming at step 11" in stopped.stderr
     updates = [line["step"] for line in run.lines("update")]
@@ -96,7 +93,6 @@ def test_a_kill_a_signal_and_another_launcher_cost_nothing_but_time(
     assert run.steps()[-1] == updates[-1]
     assert "Traceback" not in stopped.stderr
     assert "error: " not in stopped.stderr
-
     last = run.steps()[-1] + 5
     settings = {**rare, "max_steps": last, "log_every": 1}
     arguments = run.arguments("--exact", "--strict-resume", **settings)
@@ -109,7 +105,6 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
     assert result.code == 0, result.stderr
     uninterrupted = Run(server, "uninterrupted")
     uninterrupted.finish(num=2, **settings)
-
     assert result.stdout.count(f"{last} steps") == 1
     assert run.hashes(last) == uninterrupted.hashes(last)
     assert run.lines("validation") == uninterrupted.lines("validation")
@@ -138,7 +133,6 @@ def test_several_processes_make_the_updates_of_one_that_accumulates(server: Serv
         results = moved.finish(*flags, share, num=num, max_steps=steps, **settings)
     share = "--set=batch.gradient_accumulation=2"
     refused = moved.start(*flags, share, "--exact", num=2, **settings)
-
     warning = "not bit-exact: processes x batch.gradient_accumulation: was 1 x 4, is 4 x 1"
     assert warning in results[0].stderr
     assert sorted(codes(refused)) == [4, PEER_LOST]

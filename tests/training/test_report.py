@@ -96,7 +96,6 @@ def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     with resumed.open("r+b") as file:
         file.truncate(max(keep, resumed.stat().st_size - cut))
     run(resumed, saved, 30)
-
     assert resumed.read_bytes() == whole.read_bytes()
     assert not [*folder.glob(".*.tmp-*")]
 
@@ -268,7 +267,6 @@ def test_the_page_tells_the_state_of_the_run_what_trains_and_what_tests_found() 
     events += [scores | {"scores": given} for given in ({"bleu": 1.0}, {"bleu": 20.125})]
     page = render_report("<b>", events, "x: </pre><img src=x>")
     root = parsed(page)
-
     assert not {element.tag for element in root.iter()} & {"script", "img"}
     shown = ["best (chrF 48.2)", *SAMPLE[:2], "</dd></html>\\x1b\\u202e"]
     assert texts(root, ".//dd[@dir='auto']") == shown

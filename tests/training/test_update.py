@@ -31,13 +31,7 @@ from nmt.training.losses import LossSum, Objective
 from nmt.training.optimizer import FlatParameters, is_matrix
 from nmt.training.update import GradientReduction, Updater
 from tests.training.runs import Run, Server, all_stderr, codes
-from tests.training.small import (
-    FLOAT32,
-    VOCAB_SIZE,
-    batch_of,
-    small_model,
-    updater_of,
-)
+from tests.training.small import FLOAT32, VOCAB_SIZE, batch_of, small_model, updater_of
 from tests.training.test_losses import assert_close, naive
 from tests.training.test_optimizers import optimizer_of
 
@@ -108,7 +102,6 @@ def test_filler_makes_few_sizes_and_changes_neither_loss_nor_gradient(
         stats = updater([each], 0.0)
         updater._sum_gradients([each], 1.0)
         results.append((stats, updater.optimizer.parameters.gradient.clone()))
-
     for side, whole in ((filled.source, source), (filled.target, target)):
         assert side.num_tokens % 32 == 0
         assert len(side) % 4 == 0
@@ -162,7 +155,6 @@ def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
     updater, adam = updater_of(ours, config, precision), adamw_of(theirs)
     scaler = torch.amp.GradScaler("cpu", updater.counters()["loss_scale"], growth_interval=2)
     good, scales = updater._objective, []
-
     for step in range(9):
         fault = torch.inf if step == 4 else 1.0
         updater._objective = _poisoned(good, fault)
@@ -181,7 +173,6 @@ def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
         assert stats.skipped == (step == 4)
         if not stats.skipped:
             assert stats.gradient_norm == pytest.approx(norm.item(), rel=1e-2)
-
     assert [scale / scales[0] for scale in scales] == [1, 2, 2, 4, 2, 2, 4, 4, 8]
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         difference = (mine - other).detach().norm().item()

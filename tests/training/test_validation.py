@@ -138,7 +138,6 @@ def test_a_run_that_has_ended_has_the_short_lists_of_its_data(
     fit(config)
     made = (config.prepared_dir / SHORTLIST).read_bytes()
     assert place.read_bytes() == made
-
     manifest = checkpoint_dir(config.run_dir, 10) / "manifest.json"
     before = manifest.read_bytes()
     place.unlink()

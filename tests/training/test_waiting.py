@@ -203,7 +203,6 @@ def test_a_skipped_update_leaves_every_bit_as_it_was(
     for _ in range(2):
         assert updater([batch_of([5, 4]), batch_of([3])], 0.02).skipped
     updater.objective_loss = objective  # type: ignore[method-assign]
-
     assert_same(everything(updater.model, updater.optimizer), expected)
     for each in (updater, twin):
         go_on(each, before, before + 3)
@@ -276,7 +275,6 @@ def test_updates_go_on_while_a_checkpoint_is_written(
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", slow)
     folder = run({**values, "training": values["training"] | {"keep_last": 9}})
-
     steps = [step for step, _ in list_checkpoints(folder)]
     assert [step for step, _ in seen] == steps
     assert not any(is_main for _, is_main in seen)

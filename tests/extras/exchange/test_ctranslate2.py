@@ -326,7 +326,6 @@ def test_outputs_end_with_the_last_learned_position(tmp_path: Path, shortest: fl
     model = write_run(tmp_path / "run", train_tokenizer(tmp_path / "tokenizer"), config)
     ids = [[7, 8, 9], [10] * 11, [11, 300, 4, 5]]
     found = load(tmp_path / "run", engine="ctranslate2").engine.search(ids, config.decoding)
-
     expected = TorchEngine(model).search(ids, config.decoding)
     assert [h.ids for (h, *_) in found] == [h.ids for (h, *_) in expected]
     assert max(len(h.ids) for (h, *_) in found) == 11
@@ -515,7 +514,6 @@ def test_a_read_only_run_uses_the_cache_of_the_user(
     (run_dir / ".cache").write_text("")
     expected = load(run_dir).translate(LINES)
     assert converted(tmp_path / "user" / "nmt") == ["ctranslate2-float32"]
-
     shutil.rmtree(tmp_path / "user")
     (tmp_path / "user").write_text("")
     caplog.clear()

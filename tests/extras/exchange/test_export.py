@@ -73,7 +73,6 @@ def test_the_folder_translates_and_is_evaluated(run_dir: Path, tmp_path: Path, t
     result = nmt("export", run_dir, "--to", target, "-o", output)
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
     assert f"nmt: next: nmt translate '{output}' --input FILE" in result.stderr
-
     for changes in (
         (),
         ("--set", "decoding.max_length_offset=2", "--beam-size", 1, "--n-best", 1),
@@ -99,7 +98,6 @@ def test_the_folder_is_complete_and_its_manifest_matches(
 ) -> None:
     write_shortlist(run_dir)
     summary = exported(run_dir, tmp_path / "a" / "out", target)
-
     folder = summary.output
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     weights = "model.bin" if target == "ctranslate2" else MODEL
@@ -159,7 +157,6 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
     write_best(run_dir, checkpoint_name(STEP))
     paths = [checkpoint_dir(run_dir, step) for step in (STEP, 40)]
     write_average(run_dir / "average", run_dir, paths, score=7.25)
-
     for checkpoint, step in (("best", STEP), ("last", 40), ("step-40", 40), ("average", 40)):
         output = tmp_path / checkpoint
         assert exported(run_dir, output, "ctranslate2", checkpoint=checkpoint).step == step
@@ -296,7 +293,6 @@ def test_the_card_describes_the_model_and_only_its_own_data(
         sources={"somewhere/a.de": {"sha256": "abc", "size": 1, "mtime_ns": 2}},
     ).write(prepared)  # fmt: skip
     exported(tmp_path / "run", tmp_path / "out", "safetensors")
-
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert card.startswith("---\nlanguage:\n- de\n- en\n")
     for text in ("Translates de to en. Trained for 30 updates", "320 subwords (bpe, joint)"):

@@ -23,14 +23,7 @@ from typer.testing import CliRunner
 from nmt.checkpoint.model_folder import load_model
 from nmt.cli.app import app
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.exchange.hub import (
-    PullResult,
-    PushResult,
-    check_names,
-    parse_name,
-    pull,
-    push,
-)
+from nmt.extras.exchange.hub import PullResult, PushResult, check_names, parse_name, pull, push
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
 
@@ -171,7 +164,6 @@ def test_a_pushed_model_is_pulled_unchanged_with_its_commit(
     assert result["dataset"]["name"] == "wmt14"
     args = {"signature": "nrefs:1|case:mixed"}
     assert result["metrics"][0] == {"type": "bleu", "value": 31.25, "name": "bleu", "args": args}
-
     assert pulled(back).name == f"{NAME}@{COMMIT}"
     assert not (back / ".cache").exists()
     weights = (folder / "model.safetensors" for folder in (back, model))
@@ -248,7 +240,6 @@ finally: print([name for name in ("torch", "huggingface_hub", "datasets") if nam
     done = subprocess.run(
         [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
     )
-
     assert "http://127.0.0.1:1 cannot be reached." in done.stderr
     assert (done.returncode, done.stdout) == (4, "[]\n")
     assert not list(tmp_path.iterdir())

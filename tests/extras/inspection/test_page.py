@@ -61,7 +61,6 @@ def test_markup_in_a_figure_stays_text(figure: fig.Figure) -> None:
 
 def test_a_page_is_self_contained() -> None:
     made = page(*FIGURES)
-
     assert not re.search(r"(?:src|href)=(?!\"#)|url\(|@import", made.replace("src=x onerror", ""))
     assert set(re.findall(r"https?://[^\"]+", made)) <= {"http://www.w3.org/1999/xhtml"}
 
@@ -70,7 +69,6 @@ def test_the_only_script_is_the_one_whose_hash_is_allowed() -> None:
     made = page(*FIGURES)
     (script,) = re.findall(r"<script>(.*?)</script>", made, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
     assert f"script-src 'sha256-{digest}'" in made
     assert not set(script) & set("<&")  # as XML has it, and as HTML has it
 
@@ -78,7 +76,6 @@ def test_the_only_script_is_the_one_whose_hash_is_allowed() -> None:
 def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
     drawn = document([fig.Heatmap("", [[0.0, 0.5, 1.0]], ["r"], ["a", "b", "c"], low=0, high=1)])
     cells = re.findall(r'class="heat" d="M(\d),0h1v1h-1z" fill-opacity="([\d.]+)"', drawn)
-
     assert cells[:2] == [("1", "0.5"), ("2", "1")]
 
 
@@ -90,7 +87,6 @@ def test_labels_fit_in_a_wide_font() -> None:
 
 def test_neighbouring_cells_of_one_shade_are_one_shape() -> None:
     drawn = document([fig.Heatmap("", [[1.0] * 300] * 2, ["r", "s"], [""] * 300, low=0, high=1)])
-
     assert "M0,0h300v1h-300zM0,1h300v1h-300z" in drawn
 
 
@@ -101,13 +97,11 @@ def test_parents_of_a_tree_are_centred_on_their_children() -> None:
         fig.Node("c", "", 0),
         fig.Node("d", "", 1),
     ]
-
     assert layout(fig.Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
 
 
 def test_text_shows_numbers_without_escape_sequences() -> None:
     part = Part("all", "All", "", FIGURES)
-
     assert "\x1b" not in part_text(part)
     assert "1,050,624" in part_text(part)
 
@@ -116,7 +110,6 @@ def test_all_steps_are_on_the_page_without_its_script() -> None:
     made = page(
         fig.Steps("t", [fig.Step(f"moment {n}", [fig.Text("", [f"line {n}"])]) for n in range(9)])
     )
-
     assert [f"line {n}" in made for n in range(9)] == [True] * 9
 
 
@@ -134,6 +127,5 @@ def test_a_browser_shows_the_page(browser: str, width: int, tmp_path: Path) -> N
     drawn = fig.Heatmap("", VALUES, names, names), fig.Links("", names, names, {"head 1": VALUES})
     expressions = (WIDER, IMAGES, VISIBLE_STEPS, REQUESTS, CUT)
     found, logged = ask(browser, str(page(*FIGURES, *drawn)), tmp_path, width, *expressions)
-
     assert found == "0 0 2 0 0"
     assert "CONSOLE" not in logged

@@ -294,9 +294,7 @@ def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> 
         assert node.kind != "kept" or place in parents
 
 
-def test_a_layer_above_the_encoder_is_drawn_for_the_decoder(
-    folders: dict[str, Path],
-) -> None:
+def test_a_layer_above_the_encoder_is_drawn_for_the_decoder(folders: dict[str, Path]) -> None:
     grids = figures_of(part_of(folders["post"], "attention", target=TARGET, layer=3), Grid)
     assert [grid.rows for grid in grids] == [["layer 3 (top)"]] * 2
     assert part_of(folders["post"], "score", target=TARGET, layer=3).figures

@@ -99,11 +99,7 @@ def test_with_the_mask_no_word_changes_and_the_result_is_that_of_greedy_search(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"sampling": True},
-        {"search": "constrained"},
-        {"beam_size": 4, "diverse_beam_groups": 2},
-    ],
+    [{"sampling": True}, {"search": "constrained"}, {"beam_size": 4, "diverse_beam_groups": 2}],
 )
 def test_other_searches_are_refused_by_trace(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="trace"):

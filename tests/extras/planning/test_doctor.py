@@ -63,7 +63,6 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(doctor, "fit", fail)
     result = CliRunner().invoke(app, ["doctor", "-v"])
-
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
     assert "!!  self-test     RuntimeError: illegal instruction" in result.stdout

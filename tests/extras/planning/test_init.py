@@ -71,9 +71,7 @@ def test_no_set_shares_a_sentence_with_another_and_every_pair_is_accounted_for()
 
 
 @pytest.mark.parametrize("names", [("valid",), ("test",), ("valid", "test")])
-def test_training_has_no_sentence_of_the_sets_that_the_user_passes(
-    names: tuple[str, ...],
-) -> None:
+def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[str, ...]) -> None:
     source, target = corpus()
     given = {"valid": ("satz 3", "line 9"), "test": ("neu", "line 20")}
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
