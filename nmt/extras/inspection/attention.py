@@ -13,7 +13,7 @@ from nmt.commands.evaluation_set import load_test_sets
 from nmt.commands.options import EvaluateOptions
 from nmt.errors import DataError
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels
+from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels
 from nmt.extras.inspection.sublayers import (
     KINDS,
     Attention,
@@ -42,7 +42,7 @@ _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a fe
 
 
 @torch.inference_mode()
-def attention(subject: Subject) -> Iterator[fig.Figure]:
+def attention(inspected: Inspected) -> Iterator[fig.Figure]:
     """Attention.
 
     Each row shows how one token divides its attention among the tokens in the columns. The numbers
@@ -51,18 +51,18 @@ def attention(subject: Subject) -> Iterator[fig.Figure]:
     token cannot read later tokens. The last heatmap is the mean over all heads in the upper half of
     the decoder, from which `nmt translate` computes word alignments.
     """
-    recording = record(subject.model, subject.source, subject.target)
+    recording = record(inspected.model, inspected.source, inspected.target)
     for kind, title in KINDS.items():
-        yield from _figures(subject, kind, title, recording.weights(kind))
-    mean = subject.model.align(subject.source, subject.target)[0].tolist()
-    yield _heatmap(subject, "cross", f"{KINDS['cross']}, mean", mean)
+        yield from _figures(inspected, kind, title, recording.weights(kind))
+    mean = inspected.model.align(inspected.source, inspected.target)[0].tolist()
+    yield _heatmap(inspected, "cross", f"{KINDS['cross']}, mean", mean)
 
 
-def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
+def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
     """Yield one kind of attention: a grid of all heads, then each layer as arcs and heatmap."""
-    num_layers, heads, note = len(weights), subject.heads, ""
+    num_layers, heads, note = len(weights), inspected.heads, ""
     num_cells = weights[0, 0].numel()
-    layers, most = subject.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
+    layers, most = inspected.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
     if len(layers) * len(heads) > most:
         layers, heads = layers[-1:], heads[:most]
         note = f"Only layer {layers[0]}, {len(heads)} heads. Choose others by layer and head."
@@ -73,18 +73,18 @@ def _figures(subject: Subject, kind: Kind, title: str, weights: Tensor) -> Itera
         of_heads = {f"head {head}": _rows(weights[layer - 1, head - 1], kind) for head in heads}
         grid.append(list(of_heads.values()))
         of_maps = of_heads
-        if not subject.choice.head:
+        if not inspected.choice.head:
             of_maps = {"mean of all heads": _rows(weights[layer - 1].mean(0), kind)}
-        maps = [_heatmap(subject, kind, f"{title}, {name}, {k}", x) for k, x in of_maps.items()]
+        maps = [_heatmap(inspected, kind, f"{title}, {name}, {k}", x) for k, x in of_maps.items()]
         links = fig.Links(f"{title}, {name}", maps[0].rows, maps[0].columns, of_heads)
         steps.append(fig.Step(name, [links, *maps]))
     yield fig.Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
     yield fig.Steps(f"{title}, layer by layer", steps)
 
 
-def _heatmap(subject: Subject, kind: Kind, title: str, values: fig.Matrix) -> fig.Heatmap:
-    rows = subject.source_labels if kind == "encoder" else subject.target_labels
-    columns = subject.read_labels if kind == "decoder" else subject.source_labels
+def _heatmap(inspected: Inspected, kind: Kind, title: str, values: fig.Matrix) -> fig.Heatmap:
+    rows = inspected.source_labels if kind == "encoder" else inspected.target_labels
+    columns = inspected.read_labels if kind == "decoder" else inspected.source_labels
     down = "token that reads" if kind == "encoder" else _DECODED
     return fig.Heatmap(title, values, rows, columns, 0.0, 1.0, across="token read", down=down)
 
@@ -98,7 +98,7 @@ def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:
 
 
 @torch.inference_mode()
-def alignment(subject: Subject) -> Iterator[fig.Figure]:
+def alignment(inspected: Inspected) -> Iterator[fig.Figure]:
     """Alignment.
 
     Each target token is linked to the source token that gets most of the attention when the target
@@ -106,11 +106,11 @@ def alignment(subject: Subject) -> Iterator[fig.Figure]:
     The links of words are the same as in `nmt translate`. The model was not trained to align, so
     some links miss the right word.
     """
-    start = int(subject.config.model.source_bos) + len(subject.tag_ids)
-    weights = subject.model.align(subject.source, subject.target)[0]
+    start = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
+    weights = inspected.model.align(inspected.source, inspected.target)[0]
     rows = weights[:-1, start:-1].tolist()  # no EOS, no BOS, no tag
-    source, target = subject.tokenizers
-    sides = (source, subject.source_ids[start:-1]), (target, subject.target_ids)
+    source, target = inspected.tokenizers
+    sides = (source, inspected.source_ids[start:-1]), (target, inspected.target_ids)
     subwords, words = [labels(*side) for side in sides], [_words(*side) for side in sides]
     aligned = align_words(rows, *subwords)
     note = "Each pair is source-target. Words are numbered from 0."
@@ -134,7 +134,7 @@ def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [tokenizer.decode([index for _, index in group]) for _, group in groups]
 
 
-def heads(subject: Subject) -> Iterator[fig.Figure]:
+def heads(inspected: Inspected) -> Iterator[fig.Figure]:
     """Heads.
 
     The tables show where each head looks, as shares of its attention: at the previous token, at the
@@ -143,8 +143,8 @@ def heads(subject: Subject) -> Iterator[fig.Figure]:
     head is: the log probability that the reference translations lose if the output of the head is
     set to 0. Heads that matter little alone can matter together.
     """
-    name, pairs = _test_pairs(subject)
-    looks, losses = look_shares(subject.model, pairs), head_losses(subject.model, pairs)
+    name, pairs = _test_pairs(inspected)
+    looks, losses = look_shares(inspected.model, pairs), head_losses(inspected.model, pairs)
     for kind, title in KINDS.items():
         rows: list[list[fig.Cell]] = []
         for layer, *of_layer in zip(
@@ -214,24 +214,24 @@ def _role(shares: Sequence[float | None]) -> str:
     return _NAMES[-1] if diagonal >= _MOSTLY else ""
 
 
-def _test_pairs(subject: Subject) -> tuple[str, Pairs]:
+def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
     """Return the name and the first pairs of a test set, or of the validation set.
 
     Raises:
         ConfigError: No test set has this name.
         DataError: The set cannot be read, or all its sentences are too long.
     """
-    config, sides = subject.config, subject.tokenizers
-    name = subject.choice.test or next(iter(config.data.test), "valid")
+    config, sides = inspected.config, inspected.tokenizers
+    name = inspected.choice.test or next(iter(config.data.test), "valid")
     (test,) = load_test_sets(EvaluateOptions(test=(name,)), config)
-    tag = test.tag if subject.choice.tag is None else subject.choice.tag
+    tag = test.tag if inspected.choice.tag is None else inspected.choice.tag
     first = [] if tag is None else [sides.source.tag_id(tag)]
     most = min(MAX_TOKENS, config.filters.max_length)
     sources = sides.source.encode_batch(test.source or ())
     targets = sides.target.encode_batch(test.references[0])
     pairs = (([*first, *x], y) for x, y in zip(sources, targets, strict=True) if x and y)
     short = (pair for pair in pairs if max(map(len, pair)) <= most)
-    if chosen := list(islice(short, subject.choice.limit)):
+    if chosen := list(islice(short, inspected.choice.limit)):
         return name, chosen
     raise DataError(
         f"{name} does not contain a sentence pair of at most {most} tokens.",

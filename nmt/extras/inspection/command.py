@@ -15,9 +15,9 @@ import torch
 from nmt.config.flag import changed
 from nmt.errors import ConfigError, shell_command
 from nmt.extras.inspection.figure import Figure, Part, as_dict, part_text
+from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import NOT_IN_PAGE, VIEWS, InspectOptions, Style
 from nmt.extras.inspection.page import document, render_page
-from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.files.atomic import check_output, open_output
 from nmt.registry import chosen, load_attribute
@@ -46,16 +46,16 @@ def inspect(options: InspectOptions) -> None:
         title = "Worked examples"
         parts = [_part("worked-examples", worked_examples.__doc__, worked_examples())]
     else:
-        subject = Subject(options.model, options)
-        names = [options.view] if options.view else list(_page_views(subject))
+        inspected = Inspected(options.model, options)
+        names = [options.view] if options.view else list(_page_views(inspected))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # for one sentence, several threads cost more than they save
         try:
-            parts = [make_part(name, subject) for name in names]
-            title, facts = f"Inside {subject.config.name}", _facts(subject)
+            parts = [make_part(name, inspected) for name in names]
+            title, facts = f"Inside {inspected.config.name}", _facts(inspected)
         finally:
             torch.set_num_threads(threads)
-        offers = {} if options.view else _offers(subject, names)
+        offers = {} if options.view else _offers(inspected, names)
     if style == "json":
         data = {"title": title, "facts": facts, "parts": {part.name: part for part in parts}}
         text = json.dumps(data, ensure_ascii=False, default=as_dict) + "\n"
@@ -76,18 +76,18 @@ def inspect(options: InspectOptions) -> None:
         logger.info("for more views, add `source` SENTENCE; for a page, add `output` page.html")
 
 
-def make_part(name: str, subject: Subject) -> Part:
+def make_part(name: str, inspected: Inspected) -> Part:
     """Return one view of a model.
 
     Raises:
-        ConfigError: The view needs more than the subject has, or the sentence is too long.
+        ConfigError: The view needs more than is there, or the sentence is too long.
         CheckpointError: The weights are missing or damaged.
     """
-    if error := subject.missing(VIEWS[name].needs, name):
+    if error := inspected.missing(VIEWS[name].needs, name):
         raise error
-    subject.check()
+    inspected.check()
     view = load_attribute(f"{__package__}.{VIEWS[name].module}:{name}")
-    return _part(name, view.__doc__, view(subject))
+    return _part(name, view.__doc__, view(inspected))
 
 
 def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
@@ -131,35 +131,35 @@ def _style(options: InspectOptions) -> Style:
     return style
 
 
-def _page_views(subject: Subject) -> Iterator[str]:
+def _page_views(inspected: Inspected) -> Iterator[str]:
     for name, view in VIEWS.items():
-        several = name == "distributions" and len(subject.choice.checkpoint) > 1
-        if (several or name not in NOT_IN_PAGE) and not subject.missing(view.needs, name):
+        several = name == "distributions" and len(inspected.choice.checkpoint) > 1
+        if (several or name not in NOT_IN_PAGE) and not inspected.missing(view.needs, name):
             yield name
 
 
-def _offers(subject: Subject, shown: list[str]) -> dict[str, str]:
+def _offers(inspected: Inspected, shown: list[str]) -> dict[str, str]:
     """Return the commands for the views that are not on the page, each with its summary."""
     offers = {}
     for name, view in VIEWS.items():
-        can_be_read = view.needs == "vocabulary" and subject.has_tokenizers
-        if name not in shown and (subject.has_weights or can_be_read):
+        can_be_read = view.needs == "vocabulary" and inspected.has_tokenizers
+        if name not in shown and (inspected.has_weights or can_be_read):
             has_sentence = view.needs in ("sentence", "vocabulary")
-            more = {"source": subject.choice.source or "Hello!"} if has_sentence else {}
-            offers[shell_command("inspect", subject.place, name, **more)] = view.summary
+            more = {"source": inspected.choice.source or "Hello!"} if has_sentence else {}
+            offers[shell_command("inspect", inspected.place, name, **more)] = view.summary
     return offers
 
 
-def _facts(subject: Subject) -> dict[str, str]:
+def _facts(inspected: Inspected) -> dict[str, str]:
     """Return the facts at the top of the page."""
-    config, choice = subject.config, subject.choice
+    config, choice = inspected.config, inspected.choice
     facts = {
         "Languages": f"{config.source_language} \N{RIGHTWARDS ARROW} {config.target_language}",
         "Layers": f"numbered from 1 at the bottom, with {config.model.num_heads} heads each",
     }
     if choice.source:
         facts["Source"] = choice.source
-        if not subject.missing("sentence", ""):
+        if not inspected.missing("sentence", ""):
             name = "Translation by the model" if choice.target is None else "Target"
-            facts[name] = subject.tokenizers.target.decode(subject.target_ids)
+            facts[name] = inspected.tokenizers.target.decode(inspected.target_ids)
     return facts

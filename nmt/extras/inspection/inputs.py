@@ -22,7 +22,7 @@ from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import ConfigError
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import vector_text
-from nmt.extras.inspection.subject import MAX_TOKENS, Subject, labels, moved
+from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, moved
 from nmt.model.positions import POSITIONS, sinusoids
 from nmt.packed import Packed
 from nmt.text import EOS_ID, NUM_NEVER_CHOSEN, PAD_ID
@@ -44,7 +44,7 @@ LAYOUTS = {
 _POSITION, _SHIFT = 2, 3
 
 
-def vocabulary(subject: Subject) -> Iterator[fig.Figure]:
+def vocabulary(inspected: Inspected) -> Iterator[fig.Figure]:
     """Vocabulary.
 
     The tokenizer splits text into subwords; \N{LOWER ONE EIGHTH BLOCK} marks a space before a
@@ -52,30 +52,30 @@ def vocabulary(subject: Subject) -> Iterator[fig.Figure]:
     multiplied by the matrix selects this row. Subwords that occur in similar contexts get similar
     vectors, so the nearest neighbours of a subword are often related to it.
     """
-    yield from _side(subject, "source")
-    if subject.choice.target is not None or subject.has_weights:
-        yield from _side(subject, "target")
+    yield from _side(inspected, "source")
+    if inspected.choice.target is not None or inspected.has_weights:
+        yield from _side(inspected, "target")
 
 
-def _side(subject: Subject, side: Literal["source", "target"]) -> Iterator[fig.Figure]:
-    tokenizer: Tokenizer = getattr(subject.tokenizers, side)
-    ids = subject.source_ids if side == "source" else [*subject.target_ids, EOS_ID]
+def _side(inspected: Inspected, side: Literal["source", "target"]) -> Iterator[fig.Figure]:
+    tokenizer: Tokenizer = getattr(inspected.tokenizers, side)
+    ids = inspected.source_ids if side == "source" else [*inspected.target_ids, EOS_ID]
     subwords, size = labels(tokenizer, ids), tokenizer.vocab_size
     columns: dict[str, Sequence[fig.Cell]] = {"subword": subwords, "id": ids}
-    if subject.prepared is not None:
-        counts = subject.prepared.train.token_counts(side, size)
-        counts[EOS_ID] = len(subject.prepared.train)  # not stored, but part of each sentence
+    if inspected.prepared is not None:
+        counts = inspected.prepared.train.token_counts(side, size)
+        counts[EOS_ID] = len(inspected.prepared.train)  # not stored, but part of each sentence
         columns["count in training data"] = counts[ids].tolist()
     yield fig.Table(f"Subwords, {side}", [*columns], list(zip(*columns.values(), strict=True)))
     if size <= _SMALL_VOCABULARY:
         values, known = one_hot(ids, size).tolist(), labels(tokenizer, range(size))
         yield fig.Heatmap(f"One-hot vectors, {side}", values, subwords, known)
-    if subject.has_weights:
-        model = subject.model
+    if inspected.has_weights:
+        model = inspected.model
         matrix = (model.source_vectors if side == "source" else model.target_embeddings).detach()
         index = next((index for index in ids if index > EOS_ID), ids[0])
         (subword,) = labels(tokenizer, [index])
-        scale = matrix.shape[1] if subject.config.model.scale_embeddings else None
+        scale = matrix.shape[1] if inspected.config.model.scale_embeddings else None
         yield fig.Text(
             f"From one-hot to vector, {side}", lookup_lines(matrix, index, subword, scale)
         )
@@ -122,7 +122,7 @@ def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]
     return [(i, x) for i, x in zip(ids.tolist(), values.tolist(), strict=True) if x >= -2]
 
 
-def shift(subject: Subject) -> Iterator[fig.Figure]:
+def shift(inspected: Inspected) -> Iterator[fig.Figure]:
     """Batch, shift and masks.
 
     The decoder reads the target shifted by one token: from the tokens so far, it predicts the next
@@ -131,11 +131,11 @@ def shift(subject: Subject) -> Iterator[fig.Figure]:
     computes nothing for PAD. The first pair is your sentence. The other pairs are from the
     validation set. Without prepared data, the second pair is the first token of your sentence.
     """
-    bos = subject.config.model.source_bos
-    batch = collate_pairs(pairs_of(subject), max(subject.vocab_sizes), source_bos=bos)
+    bos = inspected.config.model.source_bos
+    batch = collate_pairs(pairs_of(inspected), max(inspected.vocab_sizes), source_bos=bos)
     gold = Packed(batch.gold, batch.target.cu_seqlens, batch.target.max_length)
     pairs = list(enumerate(zip(batch.target.rows(), gold.rows(), strict=True), 1))
-    source, target = subject.tokenizers
+    source, target = inspected.tokenizers
     sources = {str(number): ids for number, ids in enumerate(batch.source.rows(), 1)}
     yield _table("Encoder input", source, sources)
     steps = {f"{number} {name}": ids for number, pair in pairs
@@ -152,18 +152,18 @@ def shift(subject: Subject) -> Iterator[fig.Figure]:
         yield fig.Heatmap(title, values.tolist(), rows, columns, 0, 1, across="token read")
 
 
-def pairs_of(subject: Subject) -> list[Pair]:
+def pairs_of(inspected: Inspected) -> list[Pair]:
     """Return the chosen pair and the first pairs of the validation set: at least two pairs.
 
     Raises:
         ConfigError: Neither a pair nor prepared data is available.
     """
     pairs: list[Pair] = []
-    if subject.choice.target is not None or subject.has_weights:
-        start = int(subject.config.model.source_bos)
-        pairs.append((subject.source_ids[start:-1], list(subject.target_ids)))
-    if subject.prepared is not None:
-        valid = subject.prepared.valid
+    if inspected.choice.target is not None or inspected.has_weights:
+        start = int(inspected.config.model.source_bos)
+        pairs.append((inspected.source_ids[start:-1], list(inspected.target_ids)))
+    if inspected.prepared is not None:
+        valid = inspected.prepared.valid
         for row in np.arange(min(_NUM_PAIRS, len(valid)))[:, None]:
             pair = valid.source_ids(row)[0].tolist(), valid.target_ids(row)[0].tolist()
             if pair not in pairs and max(map(len, pair)) <= MAX_TOKENS:
@@ -294,7 +294,7 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[fig.Figure]:
     yield fig.Table(f"{_SHIFT} positions later, {LAYOUTS[layout]}", head, rows, note=note)
 
 
-def positions(subject: Subject) -> Iterator[fig.Figure]:
+def positions(inspected: Inspected) -> Iterator[fig.Figure]:
     """Positions.
 
     Attention itself ignores the order of tokens; a position encoding makes the order visible.
@@ -302,8 +302,8 @@ def positions(subject: Subject) -> Iterator[fig.Figure]:
     position p. They have two useful properties. A single matrix M maps every position to the
     position 3 tokens later. The similarity of two positions depends only on their distance.
     """
-    config, name = subject.config.model, subject.config.model.positions
-    figures = [*_absolute(subject), *_relative(subject)]
+    config, name = inspected.config.model, inspected.config.model.positions
+    figures = [*_absolute(inspected), *_relative(inspected)]
     yield from figures or [fig.Text("Positions", [f"{name}: neither vectors nor rotations."])]
     layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
     yield from sinusoid_figures(layout, dim)
@@ -312,9 +312,9 @@ def positions(subject: Subject) -> Iterator[fig.Figure]:
         yield encoding_heatmap(toy, f"Sinusoids of width {TOY_WIDTH}, {where}")
 
 
-def _absolute(subject: Subject) -> Iterator[fig.Figure]:
+def _absolute(inspected: Inspected) -> Iterator[fig.Figure]:
     """Yield the vectors that are added to embeddings, for both sides if they differ."""
-    config = subject.config.model
+    config = inspected.config.model
     if (make := POSITIONS[config.positions].absolute) is None:
         return
     first = config.first_position
@@ -325,8 +325,8 @@ def _absolute(subject: Subject) -> Iterator[fig.Figure]:
     is_one = not is_learned and len({*dims.values()}) == 1
     for side in ("source",) if is_one else dims:
         module = make(config, dims[side])
-        if subject.has_weights:
-            module = getattr(subject.model, f"{side}_embedding").positions or module
+        if inspected.has_weights:
+            module = getattr(inspected.model, f"{side}_embedding").positions or module
         elif is_learned:
             note = "Not trained yet: the values are random."
         table = module.table(end)[first:end].detach()
@@ -335,9 +335,9 @@ def _absolute(subject: Subject) -> Iterator[fig.Figure]:
         yield _similarity(table, title, first)
 
 
-def _relative(subject: Subject) -> Iterator[fig.Figure]:
+def _relative(inspected: Inspected) -> Iterator[fig.Figure]:
     """Yield the angles by which self-attention rotates queries and keys."""
-    config = subject.config.model
+    config = inspected.config.model
     if (make := POSITIONS[config.positions].relative) is None:
         return
     dim = config.model_dim // config.num_heads

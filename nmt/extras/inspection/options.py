@@ -1,6 +1,6 @@
 """The views and the options of ``nmt inspect``. Imports neither torch nor the views.
 
-To add a view, write a function ``(Subject) -> Iterator[Figure]`` and register it in `VIEWS`. The
+To add a view, write a function ``(Inspected) -> Iterator[Figure]`` and register it in `VIEWS`. The
 docstring of the function is the title and the explanation on the page, so write it for readers of
 the page. The requirements of a view are checked before anything is loaded.
 """

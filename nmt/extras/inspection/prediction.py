@@ -22,7 +22,7 @@ from typing_extensions import override
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.subject import Subject, labels
+from nmt.extras.inspection.inspected import Inspected, labels
 from nmt.extras.inspection.sublayers import without_causal_mask
 from nmt.inference.stepper import ModelStepper, States
 from nmt.model.transformer import Transformer
@@ -127,7 +127,7 @@ def trace_search(
     return stepper.moments, hypotheses
 
 
-def trace(subject: Subject) -> Iterator[fig.Figure]:
+def trace(inspected: Inspected) -> Iterator[fig.Figure]:
     """Trace of the search.
 
     Greedy search takes the most probable token at each step. Beam search keeps the few hypotheses
@@ -137,15 +137,15 @@ def trace(subject: Subject) -> Iterator[fig.Figure]:
     penalty. The hypothesis with the highest score is the translation.
     """
     searches: list[tuple[list[Moment], Ids, DecodingConfig]] = []
-    tokenizer = subject.tokenizers.target
+    tokenizer = inspected.tokenizers.target
 
     def observed(ids: list[int], options: DecodingConfig) -> Sequence[Hypothesis]:
         check_options(options)
-        moments, hypotheses = trace_search(subject.model, ids, options)
+        moments, hypotheses = trace_search(inspected.model, ids, options)
         searches.append((moments, hypotheses[0].ids, options))
         return hypotheses
 
-    output = subject.translate(observed)
+    output = inspected.translate(observed)
     for moments, best, options in searches:
         steps = [_step(number, moment, tokenizer) for number, moment in enumerate(moments, 1)]
         yield fig.Steps("Decoding step by step", steps)
@@ -159,8 +159,8 @@ def trace(subject: Subject) -> Iterator[fig.Figure]:
         first = f"The first translation looked degenerate ({flags}), so there is a second search."
         result = f"The {number} translation is used. `nmt translate` does the same."
         yield fig.Text("Second search", [first, result])
-    if subject.choice.unmasked:
-        yield from _unmasked(subject, len(searches[0][0]) + _MORE_WORDS)
+    if inspected.choice.unmasked:
+        yield from _unmasked(inspected, len(searches[0][0]) + _MORE_WORDS)
 
 
 def check_options(options: DecodingConfig) -> None:
@@ -224,16 +224,16 @@ def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[f
     return nodes
 
 
-def _unmasked(subject: Subject, most: int) -> list[fig.Figure]:
+def _unmasked(inspected: Inspected, most: int) -> list[fig.Figure]:
     """Return the words of every step, recomputed with and without the causal mask."""
 
     def table(title: str, note: str = "") -> fig.Table:
-        steps = recompute_words(subject.model, subject.source, most)
-        rows = [[str(n), *labels(subject.tokenizers.target, x)] for n, x in enumerate(steps, 1)]
+        steps = recompute_words(inspected.model, inspected.source, most)
+        rows = [[str(n), *labels(inspected.tokenizers.target, x)] for n, x in enumerate(steps, 1)]
         return fig.Table(title, ["step", *(f"word {row[0]}" for row in rows)], rows, note=note)
 
     masked = table("Recomputed with the causal mask")
-    with without_causal_mask(subject.model):
+    with without_causal_mask(inspected.model):
         return [masked, table("Recomputed without the causal mask", _UNMASKED)]
 
 
@@ -261,7 +261,7 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
 
 
 @torch.inference_mode()
-def distributions(subject: Subject) -> Iterator[fig.Figure]:
+def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
     """Target and predicted distributions.
 
     In training, the target distribution has probability 1 for the right token; label smoothing
@@ -270,13 +270,15 @@ def distributions(subject: Subject) -> Iterator[fig.Figure]:
     and the Kullback-Leibler (KL) divergence, which training reduces. Log probabilities are computed
     as in `nmt score`, where PAD, UNK and BOS have probability 0.
     """
-    gold, names = [*subject.target_ids, EOS_ID], subject.choice.checkpoint or _DEFAULT
-    models = {name: subject.load(name) for name in names}
-    logits = {k: model.logits(model(subject.source, subject.target)) for k, model in models.items()}
-    smoothing = subject.config.training.label_smoothing
+    gold, names = [*inspected.target_ids, EOS_ID], inspected.choice.checkpoint or _DEFAULT
+    models = {name: inspected.load(name) for name in names}
+    logits = {
+        k: model.logits(model(inspected.source, inspected.target)) for k, model in models.items()
+    }
+    smoothing = inspected.config.training.label_smoothing
     steps = [
-        fig.Step(label, [_likely(subject, place, gold[place], logits)])
-        for place, label in enumerate(subject.target_labels)
+        fig.Step(label, [_likely(inspected, place, gold[place], logits)])
+        for place, label in enumerate(inspected.target_labels)
     ]
     yield fig.Steps("Target and prediction, token by token", steps)
     head = ("read \N{RIGHTWARDS ARROW} predicted", "probability", "log probability",
@@ -285,12 +287,12 @@ def distributions(subject: Subject) -> Iterator[fig.Figure]:
         parts = losses(values, gold, smoothing)
         rows: list[list[fig.Cell]] = [
             [label, math.exp(numbers[0]), *numbers]
-            for label, numbers in zip(subject.target_labels, parts.tolist(), strict=True)
+            for label, numbers in zip(inspected.target_labels, parts.tolist(), strict=True)
         ]
         rows.append(["sum", None, *parts.sum(0).tolist()])
         note = f"Perplexity of the target: {math.exp(-parts[:, 0].mean()):.2f}."
         yield fig.Table(f"Checkpoint {name}", head, rows, total=True, note=note)
-    vocab_size = subject.tokenizers.target.vocab_size
+    vocab_size = inspected.tokenizers.target.vocab_size
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
     lines = [
@@ -301,22 +303,24 @@ def distributions(subject: Subject) -> Iterator[fig.Figure]:
     yield fig.Text("Label smoothing", lines)
 
 
-def _likely(subject: Subject, place: int, gold: int, logits: Mapping[str, Tensor]) -> fig.Heatmap:
+def _likely(
+    inspected: Inspected, place: int, gold: int, logits: Mapping[str, Tensor]
+) -> fig.Heatmap:
     """Return the probabilities of the right token and of each model's most probable tokens."""
-    vocab_size = subject.tokenizers.target.vocab_size
+    vocab_size = inspected.tokenizers.target.vocab_size
     shares = {name: values[place].softmax(-1) for name, values in logits.items()}
     likely = [x.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist() for x in shares.values()]
     tokens = list(dict.fromkeys([gold, *chain(*likely)]))
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
-    right, other, _ = smoothed_target(vocab_size, subject.config.training.label_smoothing)
+    right, other, _ = smoothed_target(vocab_size, inspected.config.training.label_smoothing)
     values = [
         [right if token == gold else other, *(float(x[token]) for x in shares.values())]
         for token in tokens
     ]
     note = "" if len(tokens) == vocab_size else f"Shown: {len(tokens)} of {vocab_size:,} tokens."
     title = f"Position {place + 1}: probability"
-    names = labels(subject.tokenizers.target, tokens)
+    names = labels(inspected.tokenizers.target, tokens)
     return fig.Heatmap(title, values, names, ["target", *shares], 0.0, 1.0, note=note)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.subject import Subject
+from nmt.extras.inspection.inspected import Inspected
 from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
 from nmt.model.positions import POSITIONS
 from nmt.model.transformer import Transformer
@@ -61,7 +61,7 @@ class PartCount:
         return " + ".join(" x ".join(f"{n:,}" for n in product) for product in self.formula)
 
 
-def parameters(subject: Subject) -> Iterator[fig.Figure]:
+def parameters(inspected: Inspected) -> Iterator[fig.Figure]:
     """Parameters.
 
     Parameters are the numbers that training adjusts. A weight matrix has rows times columns
@@ -69,7 +69,7 @@ def parameters(subject: Subject) -> Iterator[fig.Figure]:
     a part; multiply them by the number of copies. An embedding matrix that several parts share
     counts once.
     """
-    yield parameter_table(subject.structure, "Parameters")
+    yield parameter_table(inspected.structure, "Parameters")
 
 
 def parameter_table(model: Transformer, title: str, more: str = "") -> fig.Table:
@@ -147,14 +147,14 @@ def _formula(module: nn.Module) -> Formula:
     return (*weights, *_formula(module.heads), *positions)
 
 
-def diagram(subject: Subject) -> Iterator[fig.Figure]:
+def diagram(inspected: Inspected) -> Iterator[fig.Figure]:
     """Architecture.
 
     The encoder turns the source into one vector per token, called the memory. The decoder reads the
     target so far and, in every layer, the memory. An "add" box is a residual connection: it adds
     the input of a sublayer to its output. Layers are numbered from the bottom.
     """
-    yield stack_diagram(subject.config.model, subject.vocab_sizes)
+    yield stack_diagram(inspected.config.model, inspected.vocab_sizes)
 
 
 def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> fig.Diagram:
@@ -213,14 +213,16 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> fig.Sta
     return fig.Stack("decoder" if is_decoder else "encoder", boxes, (first, last, number))
 
 
-def shapes(subject: Subject) -> Iterator[fig.Figure]:
+def shapes(inspected: Inspected) -> Iterator[fig.Figure]:
     """Tensors.
 
     The table lists the output of every module in one pass, in the order in which the modules
     finish. Sentences are not padded, so the first size of a tensor is the number of tokens. Spread
     is the standard deviation over all numbers of a tensor.
     """
-    rows = trace_tensors(subject.model, subject.source, subject.target, subject.choice.layer)
+    rows = trace_tensors(
+        inspected.model, inspected.source, inspected.target, inspected.choice.layer
+    )
     yield fig.Table("Tensors of one pass", ("tensor", "shape", "dtype", "mean", "spread"), rows)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import vector_text
-from nmt.extras.inspection.subject import Subject
+from nmt.extras.inspection.inspected import Inspected
 from nmt.model.layers import CrossAttention, Residual, SelfAttention
 from nmt.model.transformer import Transformer, evaluating
 from nmt.packed import Packed
@@ -198,7 +198,7 @@ def without_head(attention: Attention, head: int) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def score(subject: Subject) -> Iterator[fig.Figure]:
+def score(inspected: Inspected) -> Iterator[fig.Figure]:
     """The arithmetic of attention.
 
     The score of a query q and a key k is their dot product, divided by the square root of the head
@@ -207,11 +207,11 @@ def score(subject: Subject) -> Iterator[fig.Figure]:
     multiplied by the matrix W^O, and added to the residual stream. For long vectors, only the first
     numbers are shown.
     """
-    layers = record(subject.model, subject.source, subject.target).attention("encoder")
-    layer = max(subject.layers(len(layers)), default=len(layers))
+    layers = record(inspected.model, inspected.source, inspected.target).attention("encoder")
+    layer = max(inspected.layers(len(layers)), default=len(layers))
     sublayer, name = layers[layer - 1], layer_names(len(layers))[layer - 1]
-    heads, labels = sublayer.heads(), subject.source_labels
-    for head in subject.choice.head or (1,):
+    heads, labels = sublayer.heads(), inspected.source_labels
+    for head in inspected.choice.head or (1,):
         steps = [
             fig.Step(f"query of {label}", _query(labels, place, heads, head - 1))
             for place, label in enumerate(labels)
@@ -300,7 +300,7 @@ def _matrices(sublayer: Sublayer, heads: Heads) -> fig.Table:
     return fig.Table("The same with matrices", ["matrix", "formula", "shape"], rows, note=note)
 
 
-def flow(subject: Subject) -> Iterator[fig.Figure]:
+def flow(inspected: Inspected) -> Iterator[fig.Figure]:
     """Flow.
 
     Each sublayer reads the residual stream and adds its output to it. The tables show the norms of
@@ -309,14 +309,14 @@ def flow(subject: Subject) -> Iterator[fig.Figure]:
     entropy of each head and the distance to the tokens that it reads. The entropy is 0 if a head
     reads a single token, and the logarithm of the length if it reads all tokens equally.
     """
-    recording = record(subject.model, subject.source, subject.target)
-    gold = torch.tensor([*subject.target_ids, EOS_ID])
-    loss = F.cross_entropy(subject.model.logits(recording.hidden), gold)
+    recording = record(inspected.model, inspected.source, inspected.target)
+    gold = torch.tensor([*inspected.target_ids, EOS_ID])
+    loss = F.cross_entropy(inspected.model.logits(recording.hidden), gold)
     # In a post-norm model, the topmost stream is the output. No gradients stay in the model.
     places = [x for each in recording.sublayers for x in (each.after, *each.module.parameters())]
     gradients = iter(torch.autograd.grad(loss, places))
     for side in get_args(Side):
-        rows, layers = [], layer_names(len(getattr(subject.model, side)))
+        rows, layers = [], layer_names(len(getattr(inspected.model, side)))
         for each in (x for x in recording.sublayers if x.side == side):
             before, added, after = (
                 x.detach().norm(dim=-1).mean().item() for x in (each.before, each.added, each.after)

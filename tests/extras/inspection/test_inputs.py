@@ -28,8 +28,8 @@ from nmt.extras.inspection.inputs import (
     similarity,
     written_out,
 )
+from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import InspectOptions
-from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.model.attention import attention
 from nmt.model.positions import sinusoids
@@ -55,26 +55,26 @@ def hello(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"data": place / "data", "run": save_run(place / "run", model, tokenizer, config)}
 
 
-def configured(hello: dict[str, Path], **choice: Any) -> Subject:
+def configured(hello: dict[str, Path], **choice: Any) -> Inspected:
     overrides = (f"prepared_dir={hello['data']}",)
-    return Subject(HELLO, InspectOptions(set_=overrides, **choice))
+    return Inspected(HELLO, InspectOptions(set_=overrides, **choice))
 
 
-def find(subject: Subject, what: str, title: str) -> Any:
-    return next(each for each in make_part(what, subject).figures if each.title == title)
+def find(inspected: Inspected, what: str, title: str) -> Any:
+    return next(each for each in make_part(what, inspected).figures if each.title == title)
 
 
 def test_subwords_have_their_counts_in_the_training_data(hello: dict[str, Path]) -> None:
-    subject = configured(hello, source="je suis merci", target="i am a student")
-    source, target = subject.tokenizers
-    found = find(subject, "vocabulary", "Subwords, source")
+    inspected = configured(hello, source="je suis merci", target="i am a student")
+    source, target = inspected.tokenizers
+    found = find(inspected, "vocabulary", "Subwords, source")
     assert found.head == ["subword", "id", "count in training data"]
     ids = [*source.encode("je suis merci"), 3]
     # "merci" and "je suis étudiant": each word once, and two ends.
     assert found.rows == [(*each, n) for each, n in zip(
         zip(["▁je", "▁suis", "▁merci", "EOS"], ids, strict=True), [1, 1, 1, 2], strict=True
     )]  # fmt: skip
-    found = find(subject, "vocabulary", "One-hot vectors, target")
+    found = find(inspected, "vocabulary", "One-hot vectors, target")
     assert isinstance(found, Heatmap)
     ids = [*target.encode("i am a student"), 3]
     assert [row.index(1) for row in map(list, found.values)] == ids
@@ -85,10 +85,10 @@ def test_subwords_have_their_counts_in_the_training_data(hello: dict[str, Path])
 def test_a_one_hot_vector_times_the_matrix_is_the_input_of_the_model(
     hello: dict[str, Path],
 ) -> None:
-    subject = Subject(hello["run"], InspectOptions(source="merci"))
-    found = find(subject, "vocabulary", "From one-hot to vector, source")
+    inspected = Inspected(hello["run"], InspectOptions(source="merci"))
+    found = find(inspected, "vocabulary", "From one-hot to vector, source")
     assert isinstance(found, Text)
-    model, (index, _) = subject.model, subject.source_ids
+    model, (index, _) = inspected.model, inspected.source_ids
     ids = torch.tensor([index])
     read = model.source_embedding(ids, torch.tensor([0]), model.source_vectors, None)[0]
     shown = found.lines[-1].split("[")[1].rstrip("]").split()
@@ -114,16 +114,16 @@ def large(runs: dict[str, Path]) -> Path:
 
 
 def test_a_large_vocabulary_has_neighbours(large: Path) -> None:
-    subject = Subject(large, InspectOptions(source="Hund Hund", target="Katze"))
-    assert subject.prepared is None
-    table = find(subject, "vocabulary", "Nearest subwords by cosine, source")
-    assert len(table.rows) == len({*subject.source_ids})
+    inspected = Inspected(large, InspectOptions(source="Hund Hund", target="Katze"))
+    assert inspected.prepared is None
+    table = find(inspected, "vocabulary", "Nearest subwords by cosine, source")
+    assert len(table.rows) == len({*inspected.source_ids})
     assert all(row[1].count(", ") >= 4 for row in table.rows)
 
 
 def test_a_batch_is_shifted_padded_and_masked(hello: dict[str, Path]) -> None:
-    subject = configured(hello, source="je suis étudiant", target="i am a student")
-    part = make_part("shift", subject)
+    inspected = configured(hello, source="je suis étudiant", target="i am a student")
+    part = make_part("shift", inspected)
     encoder, decoder = part.figures[:2]
     assert isinstance(encoder, Table)
     assert isinstance(decoder, Table)
@@ -171,12 +171,12 @@ def test_the_decoder_mask_is_what_attention_reads(lengths: list[int]) -> None:
 
 
 def test_a_single_pair_gets_a_shorter_second_pair(large: Path) -> None:
-    subject = Subject(large, InspectOptions(source="Hund und Katze", target="Katze läuft"))
-    (source, target), second = pairs_of(subject)
-    assert subject.tokenizers.source.decode(source) == "Hund und Katze"
-    assert subject.tokenizers.target.decode(target) == "Katze läuft"
+    inspected = Inspected(large, InspectOptions(source="Hund und Katze", target="Katze läuft"))
+    (source, target), second = pairs_of(inspected)
+    assert inspected.tokenizers.source.decode(source) == "Hund und Katze"
+    assert inspected.tokenizers.target.decode(target) == "Katze läuft"
     assert second == (source[:1], target[:1])
-    exported = Subject(large, InspectOptions(source="Hund"))
+    exported = Inspected(large, InspectOptions(source="Hund"))
     exported.has_weights = False
     with pytest.raises(ConfigError, match="`target`"):
         pairs_of(exported)
@@ -217,26 +217,26 @@ def formula(position: int, dim: int, layout: str) -> list[float]:
     return [wave(angle) for wave in (math.sin, math.cos) for angle in pairs]
 
 
-def subject_of(
+def inspected_of(
     monkeypatch: pytest.MonkeyPatch, *, trained: bool = False, **options: Any
-) -> Subject:
+) -> Inspected:
     """A small model that replaces the model of hello.yaml."""
-    subject = Subject(Path(__file__).parents[3] / "configs" / "hello.yaml")
+    inspected = Inspected(Path(__file__).parents[3] / "configs" / "hello.yaml")
     model = small_model(**options)
-    config = subject.config.model_copy(update={"model": model.config})
-    monkeypatch.setitem(subject.__dict__, "config", config)
+    config = inspected.config.model_copy(update={"model": model.config})
+    monkeypatch.setitem(inspected.__dict__, "config", config)
     if trained:
-        monkeypatch.setattr(Subject, "has_weights", True)
-        monkeypatch.setitem(subject.__dict__, "model", model)
-    return subject
+        monkeypatch.setattr(Inspected, "has_weights", True)
+        monkeypatch.setitem(inspected.__dict__, "model", model)
+    return inspected
 
 
-def figure_of(subject: Subject, title: str) -> Figure:
-    return next(figure for figure in positions(subject) if figure.title == title)
+def figure_of(inspected: Inspected, title: str) -> Figure:
+    return next(figure for figure in positions(inspected) if figure.title == title)
 
 
-def heatmap_of(subject: Subject, title: str) -> Heatmap:
-    figure = figure_of(subject, title)
+def heatmap_of(inspected: Inspected, title: str) -> Heatmap:
+    figure = figure_of(inspected, title)
     assert isinstance(figure, Heatmap)
     return figure
 
@@ -246,8 +246,8 @@ def heatmap_of(subject: Subject, title: str) -> Heatmap:
 def test_the_heatmap_of_both_sinusoidal_layouts_is_the_formula(
     layout: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = subject_of(monkeypatch, positions=layout, first_position=first)
-    found = heatmap_of(subject, "Position vectors")
+    inspected = inspected_of(monkeypatch, positions=layout, first_position=first)
+    found = heatmap_of(inspected, "Position vectors")
     assert found.rows == [str(position) for position in range(first, first + 20)]
     for label, row in zip(found.rows, found.values, strict=True):
         assert row == pytest.approx(formula(int(label), 32, layout), abs=1e-6)
@@ -289,13 +289,13 @@ def test_formulas_of_a_position_vector_end_with_its_numbers(layout: str, dim: in
 
 
 def test_rotary_angles_are_position_times_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = subject_of(monkeypatch, positions="rotary")
-    found = heatmap_of(subject, "Rotation angles")
+    inspected = inspected_of(monkeypatch, positions="rotary")
+    found = heatmap_of(inspected, "Rotation angles")
     for position, row in enumerate(found.values):  # Su et al. (2021): theta = 10000^(-2i / E)
         for i, angle in enumerate(row):
             expected = position * 10000 ** (-2 * i / 8)
             assert math.remainder((angle or 0) - expected, math.tau) == pytest.approx(0, abs=1e-4)
-    similar = heatmap_of(subject, "One vector, rotated: similarity").values
+    similar = heatmap_of(inspected, "One vector, rotated: similarity").values
     for k, value in enumerate(similar[0]):
         mean = sum(math.cos(k * 10000 ** (-2 * i / 8)) for i in range(4)) / 4
         assert value == pytest.approx(mean, abs=1e-4)
@@ -305,12 +305,12 @@ def test_learned_positions_are_the_models_own_and_random_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options: dict[str, Any] = {"positions": "learned", "max_positions": 9, "first_position": 1}
-    untrained = subject_of(monkeypatch, **options)
+    untrained = inspected_of(monkeypatch, **options)
     assert "random" in heatmap_of(untrained, "Position vectors, source").note
-    subject = subject_of(monkeypatch, trained=True, **options)
+    inspected = inspected_of(monkeypatch, trained=True, **options)
     for side in ("source", "target"):
-        found = heatmap_of(subject, f"Position vectors, {side}")
-        weight = getattr(subject.model, f"{side}_embedding").positions.weight
+        found = heatmap_of(inspected, f"Position vectors, {side}")
+        weight = getattr(inspected.model, f"{side}_embedding").positions.weight
         assert found.values == weight[1:].tolist()
         assert found.rows == [str(position) for position in range(1, 9)]
         assert "first token has position 1" in found.note

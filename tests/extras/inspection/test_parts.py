@@ -17,9 +17,9 @@ from nmt.errors import ConfigError
 from nmt.extras.inspection.attention import head_losses, look_shares
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
+from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.prediction import losses, smoothed_target
-from nmt.extras.inspection.subject import Subject
 from nmt.extras.inspection.sublayers import distance, entropy
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
@@ -56,7 +56,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def part_of(folder: Path, name: str, **choice: Any) -> Part:
-    return make_part(name, Subject(folder, InspectOptions(source=SOURCE, **choice)))
+    return make_part(name, Inspected(folder, InspectOptions(source=SOURCE, **choice)))
 
 
 def figures_of(part: Part, kind: type[F_]) -> list[F_]:
@@ -172,12 +172,12 @@ def test_cross_entropy_is_divergence_and_entropy() -> None:
 @torch.no_grad()
 def test_the_arithmetic_of_a_query_by_hand(folders: dict[str, Path]) -> None:
     """Layer 1, head 2 of a post-norm model: from the embeddings, number by number."""
-    subject = Subject(
+    inspected = Inspected(
         folders["post"], InspectOptions(source=SOURCE, target=TARGET, layer=1, head=(2,))
     )
-    part, model = make_part("score", subject), subject.model
+    part, model = make_part("score", inspected), inspected.model
     rows = []
-    for place, token in enumerate(subject.source_ids):
+    for place, token in enumerate(inspected.source_ids):
         angles = [place / 10_000 ** (2 * i / 32) for i in range(16)]
         waves = [wave for angle in angles for wave in (math.sin(angle), math.cos(angle))]
         rows.append(model.source_vectors[token] * 32**0.5 + torch.tensor(waves))
@@ -220,12 +220,12 @@ def numbers(cell: object) -> list[float]:
 
 def test_gradients_are_those_of_a_backward_pass(folders: dict[str, Path]) -> None:
     """For the weights of each sublayer. The pass leaves no gradients in the model."""
-    subject = Subject(folders["rotary-grouped"], InspectOptions(source=SOURCE, target=TARGET))
-    encoder, decoder = figures_of(make_part("flow", subject), Table)
-    model = subject.model
+    inspected = Inspected(folders["rotary-grouped"], InspectOptions(source=SOURCE, target=TARGET))
+    encoder, decoder = figures_of(make_part("flow", inspected), Table)
+    model = inspected.model
     assert all(parameter.grad is None for parameter in model.parameters())
-    gold = torch.tensor([*subject.target_ids, 3])
-    F.cross_entropy(model.logits(model(subject.source, subject.target)), gold).backward()
+    gold = torch.tensor([*inspected.target_ids, 3])
+    F.cross_entropy(model.logits(model(inspected.source, inspected.target)), gold).backward()
     for table, stack in ((encoder, model.encoder), (decoder, model.decoder)):
         names = ["self_attention", "cross_attention", "feed_forward"]
         modules = [getattr(layer, n) for layer in stack for n in names if hasattr(layer, n)]
@@ -266,11 +266,11 @@ def test_the_trace_ends_in_the_translation_and_reports_a_second_search(
     translator = Translator.load(folders["post"], engine="torch")
     lines, retried = sentences(12, seed=5, longest=4), 0
     for line, result in zip(lines, translator.translate(lines), strict=True):
-        subject = Subject(folders["post"], InspectOptions(source=line))
-        part = make_part("trace", subject)
+        inspected = Inspected(folders["post"], InspectOptions(source=line))
+        part = make_part("trace", inspected)
         searches = figures_of(part, Table)
         taken = searches[-1 if result.retried else 0]
-        assert taken.rows[0][0] == subject.tokenizers.target.decode(subject.target_ids)
+        assert taken.rows[0][0] == inspected.tokenizers.target.decode(inspected.target_ids)
         assert result.text == str(taken.rows[0][0]).strip()
         notes = [text for text in figures_of(part, Text) if text.title == "Second search"]
         assert len(notes) == len(searches) - 1
@@ -279,14 +279,14 @@ def test_the_trace_ends_in_the_translation_and_reports_a_second_search(
 
 
 def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> None:
-    subject = Subject(folders["post"], InspectOptions(source=SOURCE))
-    part = make_part("trace", subject)
+    inspected = Inspected(folders["post"], InspectOptions(source=SOURCE))
+    part = make_part("trace", inspected)
     taken = -1 if any("second" in note for note in figures_of(part, Text)[-1].lines) else 0
     tree, ended = figures_of(part, Tree)[taken], figures_of(part, Table)[taken]
     best = [node.label for node in tree.nodes if node.kind == "best"]
-    assert best == ["BOS", *(label.split()[2] for label in subject.target_labels)]
+    assert best == ["BOS", *(label.split()[2] for label in inspected.target_labels)]
     assert sum(node.label == "EOS" for node in tree.nodes) == len(ended.rows)
-    text = subject.tokenizers.target.decode(subject.target_ids)
+    text = inspected.tokenizers.target.decode(inspected.target_ids)
     assert ended.rows[0][0] == text
     parents = {node.parent for node in tree.nodes}
     for place, node in enumerate(tree.nodes):
@@ -308,13 +308,13 @@ def test_heads_reads_the_first_short_pairs_of_a_test_set(
         lines = ["Hund läuft", "Hund " * 40, "", "Katze schläft"]
         (tmp_path / f"a.{side}").write_text("\n".join(lines) + "\n")
     for limit, count in ((200, ": 2."), (1, ": 1.")):
-        part = make_part("heads", Subject(folders["post"], InspectOptions(limit=limit)))
+        part = make_part("heads", Inspected(folders["post"], InspectOptions(limit=limit)))
         tables = figures_of(part, Table)
         assert [len(table.rows) for table in tables] == [8, 12, 12]
         assert tables[0].note.endswith(count)
         assert all(row[1] is None for row in tables[2].rows)  # there is no previous token
     with pytest.raises(ConfigError, match="test set"):
-        make_part("heads", Subject(folders["post"], InspectOptions(test="other")))
+        make_part("heads", Inspected(folders["post"], InspectOptions(test="other")))
 
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
@@ -325,7 +325,7 @@ CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
 )
 def test_a_configuration_without_weights_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="needs a trained model"):
-        make_part(name, Subject(CONFIG, InspectOptions(source="merci")))
+        make_part(name, Inspected(CONFIG, InspectOptions(source="merci")))
 
 
 def test_the_tag_is_part_of_the_source_and_an_unknown_tag_is_an_error(tmp_path: Path) -> None:
@@ -333,15 +333,15 @@ def test_the_tag_is_part_of_the_source_and_an_unknown_tag_is_an_error(tmp_path: 
     train_sentencepiece(iter(sentences(300)), tmp_path / "joint.model", config, threads=1)
     tagged, line = load_tokenizers(tmp_path), "der Hund"
 
-    def subject(tag: str | None) -> Subject:
-        found = Subject(CONFIG, InspectOptions(source=line, tag=tag))
+    def inspected(tag: str | None) -> Inspected:
+        found = Inspected(CONFIG, InspectOptions(source=line, tag=tag))
         vars(found)["tokenizers"] = tagged
         return found
 
-    plain, asked = subject(None).source_ids, subject("de")
+    plain, asked = inspected(None).source_ids, inspected("de")
     asked.check()
     assert asked.source_ids == [4, *plain]
     assert asked.source_labels[0] == "<2de>"
     with pytest.raises(ConfigError, match="no tag 'fr'") as caught:
-        subject("fr").check()
+        inspected("fr").check()
     assert (caught.value.exit_code, caught.value.fix) == (2, "Use one of <2de>, <2en>, <bt>.")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.extras.inspection.command import make_part
 from nmt.extras.inspection.figure import Stack, Table
+from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.structure import PartCount, count_parts, stack_diagram, trace_tensors
-from nmt.extras.inspection.subject import Subject
 from nmt.model.layers import DecoderLayer, EncoderLayer, Residual
 from nmt.model.positions import POSITIONS, PositionScheme, RelativePositions
 from nmt.model.transformer import Transformer, build_model
@@ -245,9 +245,9 @@ def test_a_registered_position_scheme_is_counted_too() -> None:
 
 
 def test_a_configuration_is_counted_without_training() -> None:
-    subject = Subject(Path(__file__).parents[3] / "configs" / "base.yaml")
-    (table,) = make_part("parameters", subject).figures
+    inspected = Inspected(Path(__file__).parents[3] / "configs" / "base.yaml")
+    (table,) = make_part("parameters", inspected).figures
     assert isinstance(table, Table)
-    vocab_size = subject.config.tokenizer.vocab_sizes[0]
+    vocab_size = inspected.config.tokenizer.vocab_sizes[0]
     assert table.rows[-1][2] == 63_082_496 + (vocab_size - 37_000) * 512
     assert table.rows[-1][4] == "100.0%"

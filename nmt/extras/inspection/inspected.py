@@ -42,7 +42,7 @@ MAX_TOKENS = 100  # Longest sentence; the page of a longer one would have many m
 _SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
 
 
-class Subject:
+class Inspected:
     """A run folder, model folder or configuration, with the options of the command.
 
     Attributes raise:
