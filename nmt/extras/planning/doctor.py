@@ -126,7 +126,7 @@ def _findings() -> Iterator[Finding]:
     yield Finding("instructions", instructions, slow if is_slow else "")
     threads, cores = torch.get_num_threads(), usable_cores()
     few = "unset OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") and threads < cores else ""
-    yield Finding("threads", f"{threads} threads for {cores} cores", few)
+    yield Finding("threads", f"{threads} for {cores} cores", few)
     if (load := machine_load()) is not None:
         is_busy = load > (os.cpu_count() or 1) / 2
         others = ". Other processes are running, so training will be slower" if is_busy else ""

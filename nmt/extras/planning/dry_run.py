@@ -72,7 +72,7 @@ class DryRunReport:
 
     def as_text(self) -> str:
         """Return the report as a table."""
-        of = f"{self.device}, {self.precision}, {self.threads} threads"
+        of = f"{self.device}, {self.precision}, threads: {self.threads}"
         each = f", each of {self.devices} processes" if self.devices > 1 else ""
         remark = f", {self.remark}" if self.remark else ""
         title = f"dry run of {self.name} on {of}{each}{remark}: no training, no run folder"
