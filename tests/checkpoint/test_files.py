@@ -90,7 +90,7 @@ def version_of(run_dir: Path) -> str:
     return version
 
 
-def test_a_kill_at_any_point_of_saving_leaves_the_checkpoint_before_or_the_new_one(
+def test_a_kill_at_any_point_of_saving_leaves_the_previous_or_the_new_checkpoint(
     killed_runs: dict[int, list[Path]],
 ) -> None:
     """FAULTS 4, 5 and 6: before the rename, between the files, before the pointer.
@@ -130,7 +130,7 @@ def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_one_of_the_two(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-def test_a_damaged_checkpoint_is_named_and_passed_over(
+def test_a_damaged_checkpoint_is_named_and_skipped(
     tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """FAULT 10."""
@@ -183,7 +183,7 @@ def test_when_all_are_damaged_every_file_is_listed_and_nothing_changes(tmp_path:
     assert contents(tmp_path) == before
 
 
-def test_another_format_or_name_is_not_passed_over_for_an_older_checkpoint(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_newer_format_is_not_skipped(tmp_path: Path) -> None:
     """FAULT 16."""
     save(tmp_path, 10)
     newer = save(tmp_path, 20)
@@ -236,7 +236,7 @@ def test_a_pickle_under_the_name_of_tensors_is_refused_and_not_executed(tmp_path
     ],
     ids=len,
 )
-def test_a_claim_beyond_the_file_is_refused_and_allocates_nothing(
+def test_a_header_that_claims_too_much_is_refused_without_allocating(
     tmp_path: Path, content: bytes
 ) -> None:
     """FAULT 17: of a header or a shape."""
@@ -253,7 +253,7 @@ def assert_only_the_first_is_left(run_dir: Path, before: dict[str, bytes]) -> No
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000010"]
 
 
-def test_too_little_space_is_told_before_anything_is_written(
+def test_too_little_space_is_reported_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 8."""
@@ -288,7 +288,7 @@ def test_a_failing_write_leaves_no_trace(
     assert_only_the_first_is_left(tmp_path, before)
 
 
-def test_what_safetensors_says_of_a_full_disk_is_told(
+def test_a_full_disk_reported_by_safetensors_is_recognised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 8, for real: files may not grow beyond a few bytes, as under a quota."""
@@ -308,7 +308,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     assert [*(tmp_path / "checkpoints").iterdir()] == [folder]
 
 
-def test_the_pointer_names_a_checkpoint_that_is_there_or_nothing(tmp_path: Path) -> None:
+def test_read_best_returns_an_existing_checkpoint_or_none(tmp_path: Path) -> None:
     assert read_best(tmp_path) is None
     folder = save(tmp_path, 10)
     write_best(tmp_path, checkpoint_name(10))

@@ -87,7 +87,7 @@ def test_a_run_folder_and_an_exported_one_are_model_folders(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_newest_checkpoint_is_taken_where_the_best_is_gone(
+def test_the_newest_checkpoint_is_used_if_the_best_does_not_exist(
     run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """FAULT 10: a damaged newest one is passed over. Both are told."""
@@ -154,7 +154,7 @@ def refused_with(folder: Path, message: str, **model: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "model.safetensors", "joint.model"])
-def test_what_may_not_be_read_is_said_to_be_just_that(
+def test_an_unreadable_file_is_reported_as_unreadable(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The administrator, whom tests may be run by, may read everything."""
@@ -173,7 +173,7 @@ def test_what_may_not_be_read_is_said_to_be_just_that(
 @pytest.mark.parametrize(
     ("key", "value"), [("activation", "gelu"), ("num_heads", 4), ("positions", "none")]
 )
-def test_a_configuration_that_gives_the_weights_another_meaning_is_named(
+def test_a_configuration_that_does_not_match_the_weights_is_refused(
     run_dir: Path, key: str, value: object
 ) -> None:
     """FAULT 47: their shapes are the same. And so is an unknown key, with its neighbour."""
@@ -181,7 +181,7 @@ def test_a_configuration_that_gives_the_weights_another_meaning_is_named(
     refused_with(run_dir, r"(?s)modl_dim.*model_dim", modl_dim=3)
 
 
-def test_weights_that_do_not_fit_the_configuration_are_named(run_dir: Path) -> None:
+def test_weights_with_other_shapes_are_listed(run_dir: Path) -> None:
     """FAULT 47: where the checkpoint does not say what configuration it is of."""
     shutil.rmtree(run_dir / "checkpoints")
     save_checkpoint(run_dir, 10, model=weights(10), optimizer={}, state={})
@@ -200,7 +200,7 @@ def test_weights_that_do_not_fit_the_configuration_are_named(run_dir: Path) -> N
         ({"positions": "learned", "max_positions": 10**7}, "model.max_positions is 10,000,000"),
     ],
 )
-def test_a_width_that_the_weights_do_not_have_takes_no_memory(
+def test_a_wrong_width_is_refused_before_memory_is_allocated(
     exported: Path, changes: dict[str, object], named: str
 ) -> None:
     """Finding 16: such a folder ended in a MemoryError."""

@@ -59,7 +59,7 @@ def test_the_mean_of_equal_checkpoints_is_that_checkpoint(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_the_mean_is_numpy_s_of_float64_rounded_once(tmp_path: Path, count: int) -> None:
+def test_the_mean_equals_the_float64_mean_of_numpy_rounded_once(tmp_path: Path, count: int) -> None:
     """Within half a float32 unit in the last place, and the rounding of the float64 sums."""
     paths = save_random(tmp_path, count)
     every = [load_tensors(path / "model.safetensors") for path in paths]
@@ -159,7 +159,7 @@ def test_a_failing_write_leaves_no_trace(
 
 
 @given(steps=STEPS, scores=SCORES, keep_last=COUNTS, keep_best=COUNTS)
-def test_the_newest_and_the_best_stay_and_nothing_else(
+def test_only_the_newest_and_the_best_checkpoints_are_kept(
     steps: set[int], scores: dict[int, float], keep_last: int, keep_best: int
 ) -> None:
     gone = expired(steps, scores, keep_last=keep_last, keep_best=keep_best, due_every=ALL)
@@ -175,9 +175,7 @@ def test_the_newest_and_the_best_stay_and_nothing_else(
 
 
 @given(scores=st.permutations([math.nan, math.nan, -3.0, -5.0]), keep_best=st.integers(1, 4))
-def test_a_score_that_is_no_number_is_never_kept_before_one_that_is(
-    scores: list[float], keep_best: int
-) -> None:
+def test_nan_scores_expire_before_numbers(scores: list[float], keep_best: int) -> None:
     by_step = dict(enumerate(scores, start=1))
     gone = expired([1, 2, 3, 4, 9], by_step, keep_last=1, keep_best=keep_best, due_every=ALL)
     kept = [score for step, score in by_step.items() if step not in gone]
@@ -192,7 +190,7 @@ def test_a_score_that_is_no_number_is_never_kept_before_one_that_is(
     count=COUNTS,
     total=st.integers(1, 60),
 )
-def test_stops_on_the_way_do_not_change_which_are_newest_at_the_end(
+def test_stops_do_not_change_which_checkpoints_are_newest_at_the_end(
     stops: set[int], every: int, count: int, total: int
 ) -> None:
     """FAULT 18: what is averaged at the end must not depend on them, nor be gone."""

@@ -94,7 +94,7 @@ def test_the_longest_pair_may_change_unless_bpe_dropout_is_on() -> None:
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine", "wsd"])
-def test_another_budget_of_a_schedule_that_ends_with_it_is_warned_about(shape: str) -> None:
+def test_another_length_of_a_decaying_schedule_gives_a_warning(shape: str) -> None:
     """FAULTS 12 and 13: the learning rate of every update from the start would be another."""
     was = record({"training.schedule.shape": shape})
     now = record({"training.schedule.shape": shape, "training.max_steps": 200})
@@ -104,7 +104,7 @@ def test_another_budget_of_a_schedule_that_ends_with_it_is_warned_about(shape: s
     assert "max_steps: was 100, is 200" in refused(was, now, exact=True)
 
 
-def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for() -> None:
+def test_another_machine_gives_a_warning_or_an_error_with_exact() -> None:
     """FAULT 14."""
     was, now = record(), record()
     now["machine"] = now["machine"] | {"threads": 99, "torch": "9.9.9"}
@@ -116,7 +116,7 @@ def test_another_machine_is_warned_about_and_refused_if_exactness_is_asked_for()
     assert ("is 99" in said, "`exact`" in said) == (True, True)
 
 
-def test_processes_that_make_the_same_updates_are_noted_and_others_refused() -> None:
+def test_another_number_of_processes_needs_the_same_number_of_batches() -> None:
     """FAULT 31."""
     was, now, other = (record({"batch.gradient_accumulation": count}) for count in (6, 2, 3))
     was["identity"]["num_processes"] = 1
@@ -129,7 +129,7 @@ def test_processes_that_make_the_same_updates_are_noted_and_others_refused() -> 
     assert "num_processes: was 1, is 3" in refused(was, other)
 
 
-def test_measured_batches_are_shared_again_where_that_is_even() -> None:
+def test_measured_batches_are_shared_evenly_or_refused() -> None:
     measured = {"identity": {"num_processes": 2}, "batch": {"gradient_accumulation": 3}}
     assert [reshared(measured, number) for number in (1, 2, 3, 6)] == [6, 3, 2, 1]
     with pytest.raises(CheckpointError, match="6 batches, which cannot be shared evenly by 4"):

@@ -35,7 +35,7 @@ class Layers:
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
 @pytest.mark.parametrize("wanted", ["auto", False, True])
-def test_layers_are_compiled_before_anything_depends_on_it_or_stay_as_they_are(
+def test_layers_are_compiled_in_a_warm_up_or_not_at_all(
     wanted: Literal["auto"] | bool, device: torch.device
 ) -> None:
     layers = Layers()
@@ -49,7 +49,7 @@ def test_layers_are_compiled_before_anything_depends_on_it_or_stay_as_they_are(
         assert layers.told == []
 
 
-def test_auto_leaves_layers_as_they_are_where_training_is_short() -> None:
+def test_auto_does_not_compile_for_a_short_training() -> None:
     layers = Layers()
     options: Any = {"switch": layers.told.append, "warm_up": layers.warm_up, "is_worth_it": False}
     found = compile_layers("auto", GPU, **options)
@@ -60,7 +60,7 @@ def test_auto_leaves_layers_as_they_are_where_training_is_short() -> None:
 
 
 @pytest.mark.parametrize("given", [None, "/of/the/system"])
-def test_compiled_code_is_kept_where_caches_are(
+def test_compiled_code_is_kept_in_the_cache_folder(
     given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -73,7 +73,7 @@ def test_compiled_code_is_kept_where_caches_are(
 
 
 @pytest.mark.usefixtures("counting")
-def test_one_graph_too_many_is_a_note(
+def test_the_limit_of_graphs_gives_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compilation, "_MAX_GRAPHS", 2)
@@ -88,7 +88,7 @@ def test_one_graph_too_many_is_a_note(
     assert len(notes) == 1
 
 
-def test_what_does_not_work_is_an_error_unless_auto_wanted_it() -> None:
+def test_a_failed_compilation_is_an_error_unless_auto() -> None:
     layers = Layers(RuntimeError("\nNo C compiler\n\nSet THIS=1 for more"))
     found = layers.set_up("auto", GPU)
     assert found == Compilation(is_on=False, remark="layers not compiled (No C compiler)")
@@ -103,7 +103,7 @@ def test_what_does_not_work_is_an_error_unless_auto_wanted_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("counting")
-def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.config
 
     inductor: Any = torch._inductor.config

@@ -41,7 +41,7 @@ from nmt.errors import DeviceError
 CPU = torch.device("cpu")
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
     with pytest.raises(DeviceError, match="torch does not find a GPU") as caught:
@@ -78,7 +78,7 @@ def test_a_number_chooses_among_several_gpus(
         choose_device("cuda:1")
 
 
-def test_sums_have_an_order_while_it_is_wanted_and_an_operation_without_one_is_told(
+def test_deterministic_kernels_are_on_inside_the_context_and_a_missing_one_is_reported(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_NVLS_ENABLE"):
@@ -107,7 +107,7 @@ def test_sums_have_an_order_while_it_is_wanted_and_an_operation_without_one_is_t
     assert not is_on()
 
 
-def test_what_a_lack_of_memory_is() -> None:
+def test_out_of_memory_errors_are_recognised() -> None:
     for error, is_it in (
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA out of memory."), True),
@@ -120,7 +120,7 @@ def test_what_a_lack_of_memory_is() -> None:
         assert is_out_of_memory(error) is is_it, error
 
 
-def test_a_cpu_is_not_run_ahead_of_and_a_gpu_is() -> None:
+def test_only_a_gpu_has_queued_updates() -> None:
     cpu, gpu = (choose_device_queue(each) for each in (CPU, torch.device("cuda", 1)))
     items = iter([1])
     assert (cpu.max_inflight_updates, cpu.uses_threads) == (1, False)
@@ -131,7 +131,7 @@ def test_a_cpu_is_not_run_ahead_of_and_a_gpu_is() -> None:
         assert list(stream) == [1, 2, 3]
 
 
-def test_one_item_is_made_ahead_in_a_thread_and_an_error_comes_in_its_place() -> None:
+def test_prefetch_computes_one_item_in_a_thread_and_raises_its_error_in_order() -> None:
     made, is_ahead = list[int](), threading.Event()
 
     def numbers() -> Iterator[int]:
@@ -196,7 +196,7 @@ def limit(group: Path, limit: str, used: int) -> None:
     (group / "memory.stat").write_text(f"active_file 3\ninactive_file {MEBIBYTE}\n")
 
 
-def test_the_narrowest_group_counts(groups: Path) -> None:
+def test_the_smallest_limit_of_the_control_groups_counts(groups: Path) -> None:
     unlimited = free_bytes(CPU)
     limit(groups / "outer", "max", 3)
     assert free_bytes(CPU) == pytest.approx(unlimited, rel=0.2)
@@ -218,7 +218,7 @@ def test_the_limit_of_the_process_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert free_bytes(CPU) == 0
 
 
-def test_the_peak_is_of_what_lives_at_one_time() -> None:
+def test_the_peak_counts_tensors_that_exist_at_the_same_time() -> None:
     held = torch.ones(1000)
     views: list[Tensor] = []
 
@@ -235,7 +235,7 @@ def test_the_peak_is_of_what_lives_at_one_time() -> None:
     assert (result.shape, peak) == ((20, 50), 0)
 
 
-def test_compiled_code_is_followed_as_it_was_written() -> None:
+def test_compiled_code_is_measured_uncompiled() -> None:
     def work(values: torch.Tensor) -> torch.Tensor:
         return (values + 1).sum()
 
@@ -314,7 +314,7 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
 
 
 @given(values=st.lists(st.integers()), size=st.integers(1, 6))
-def test_what_was_dealt_out_is_put_together_in_the_same_order(values: list[int], size: int) -> None:
+def test_interleave_restores_the_order(values: list[int], size: int) -> None:
     assert interleave([]) == []
     assert interleave([values[rank::size] for rank in range(size)]) == values
 
@@ -323,7 +323,7 @@ def test_what_was_dealt_out_is_put_together_in_the_same_order(values: list[int],
     ("run_id", "size", "expected"),
     [("a run", "2", True), ("a run", "1", False), (None, "2", False)],
 )
-def test_a_process_of_torchrun_has_others_beside_it(
+def test_a_process_of_torchrun_is_recognised(
     monkeypatch: pytest.MonkeyPatch, run_id: str | None, size: str, expected: bool
 ) -> None:
     """A WORLD_SIZE alone may be left over from something else."""

@@ -132,7 +132,5 @@ def test_thinning_keeps_ends_extremes_gaps_and_order(values: list[float], limit:
         ([(0, NAN), (1, NAN)], ""),
     ],
 )
-def test_a_path_breaks_where_there_is_no_number(
-    places: Sequence[tuple[float, float]], expected: str
-) -> None:
+def test_nan_interrupts_a_path(places: Sequence[tuple[float, float]], expected: str) -> None:
     assert path_data(places) == expected

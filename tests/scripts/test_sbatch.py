@@ -40,7 +40,7 @@ def job(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("code", [0, 4])
-def test_all_nodes_run_one_training_and_its_code_is_the_jobs(
+def test_all_nodes_run_one_training_whose_exit_code_the_job_returns(
     job: dict[str, str], code: int
 ) -> None:
     command = ["bash", str(SCRIPT), "configs/base.yaml", "--set", "name=two words"]
@@ -55,7 +55,7 @@ def test_all_nodes_run_one_training_and_its_code_is_the_jobs(
     )
 
 
-def test_before_its_time_is_up_it_is_saved_and_queued_again(job: dict[str, str]) -> None:
+def test_before_the_time_limit_the_job_saves_and_requeues(job: dict[str, str]) -> None:
     log = Path(job["LOG"])
     with subprocess.Popen(["bash", str(SCRIPT), "configs/base.yaml"], env=job) as process:
         while not (log.exists() and "srun" in log.read_text()):

@@ -54,13 +54,13 @@ def logits(model: Transformer) -> torch.Tensor:
     ],
     ids=str,
 )  # fmt: skip
-def test_the_logits_are_those_of_the_small_model(changes: dict[str, Any]) -> None:
+def test_the_widened_model_has_the_same_logits(changes: dict[str, Any]) -> None:
     small = model_of(**changes)
     wide = SCRIPT["widen"](small)
     torch.testing.assert_close(logits(wide), logits(small), rtol=0, atol=1e-4)
 
 
-def test_tiny_becomes_the_published_base_and_a_layer_after_the_norm_is_refused() -> None:
+def test_tiny_becomes_base_and_a_post_norm_model_is_refused() -> None:
     found = SCRIPT["doubled_config"](ModelConfig(preset="tiny"), 1024)
     assert found == ModelConfig(norm_position="pre", positions="learned", max_positions=1024)
     with pytest.raises(ConfigError, match="post-norm"):

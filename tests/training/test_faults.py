@@ -41,7 +41,7 @@ def assert_whole(run: Run) -> None:
     assert not [*run.folder.rglob(".*.replaced")]
 
 
-def test_a_poor_environment_and_a_clock_that_goes_back_change_nothing(
+def test_a_minimal_environment_and_a_clock_set_back_change_nothing(
     server: Server, tmp_path: Path
 ) -> None:
     """FAULT 26: HOME unset, C locale, no terminal, no input; text stays UTF-8."""

@@ -85,7 +85,7 @@ def test_it_begins_with_the_weights_and_keeps_the_vocabulary(base: Path) -> None
     assert "using the vocabulary" not in log
 
 
-def test_a_model_of_another_shape_or_none_is_told_before_anything_is_read(base: Path) -> None:
+def test_init_from_reports_a_wrong_model_before_reading_data(base: Path) -> None:
     values = tuned()
     values["model"] = {**values["model"], "ff_dim": 64, "dropout": 0.3}
     with pytest.raises(ConfigError) as caught:
@@ -100,7 +100,7 @@ def test_a_model_of_another_shape_or_none_is_told_before_anything_is_read(base: 
 
 
 @pytest.mark.usefixtures("base")
-def test_what_one_may_not_expect_is_told() -> None:
+def test_fine_tuning_logs_other_languages_and_an_unused_tokenizer_section() -> None:
     """Of a model for other languages, and of a vocabulary that is not made."""
     values = tuned(max_steps=1) | {"source_language": "fr"}
     values["tokenizer"] = {**values["tokenizer"], "vocab_size": 70}

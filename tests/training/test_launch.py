@@ -124,7 +124,7 @@ def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.Monkey
         (["--devices", "2", "--set", "training.seeed=3"], "unknown key training.seeed"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(
+def test_mistakes_are_reported_before_a_process_starts(
     monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
 ) -> None:
     for name in ("launch", "fit"):
@@ -138,7 +138,7 @@ T = TypeVar("T")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_the_first_signal_only_asks_and_an_interrupt_after_it_is_python_s_own(
+def test_the_first_signal_is_recorded_and_a_second_interrupt_raises(
     number: signal.Signals, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """FAULTS 19 and 20. Afterwards all signals do what they did before."""
@@ -158,9 +158,7 @@ def test_the_first_signal_only_asks_and_an_interrupt_after_it_is_python_s_own(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_where_nothing_is_to_be_saved_a_signal_ends_the_work_at_once(
-    number: signal.Signals, code: int
-) -> None:
+def test_at_once_lets_a_signal_interrupt_the_work(number: signal.Signals, code: int) -> None:
     """Also where parts of it are gathered from processes; and one that came before counts."""
     with StopSignal() as stop:
         with stop.at_once():
@@ -198,7 +196,7 @@ class Peer(Processes):
 
 
 @pytest.mark.parametrize(("own", "of_other", "number"), [(15, None, 15), (None, 2, 2), (15, 2, 15)])
-def test_work_given_up_in_one_process_is_given_up_in_all(
+def test_work_interrupted_in_one_process_is_interrupted_in_all(
     own: int | None, of_other: int | None, number: int
 ) -> None:
     def work() -> str:
@@ -212,6 +210,6 @@ def test_work_given_up_in_one_process_is_given_up_in_all(
         assert caught.value.number == number
 
 
-def test_a_signal_that_comes_when_the_work_is_done_takes_nothing_away() -> None:
+def test_a_signal_after_the_work_does_not_lose_its_result() -> None:
     with StopSignal() as stop:
         assert stop.gather(lambda: "ours", Peer(15, ["theirs"])) == ["ours", "theirs"]

@@ -63,7 +63,7 @@ def chunked_loss(
     return RDrop(smoothing, strength)(model, cast(Batch, batch)).loss_sum
 
 
-def test_losses_are_those_worked_by_hand() -> None:
+def test_losses_equal_values_computed_by_hand() -> None:
     # Two entries with logits ln 3 and 0: probabilities 3/4 and 1/4. Smoothing 0.2 asks for
     # 0.9 and 0.1: loss = -0.9 ln(3/4) - 0.1 ln(1/4).
     weight = torch.tensor([[math.log(3)], [0.0]])
@@ -86,7 +86,7 @@ def test_losses_are_those_worked_by_hand() -> None:
     smoothing=st.sampled_from([0.0, 0.1]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
-def test_the_step_of_a_gpu_gives_loss_and_gradient_of_float64(
+def test_the_gpu_step_agrees_with_float64(
     rows: int, vocab_size: int, smoothing: float, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(rows)
@@ -108,7 +108,7 @@ def test_the_step_of_a_gpu_gives_loss_and_gradient_of_float64(
     ("strength", "chosen", "fused"),
     [(None, _cross_entropy_step, _fused_step), (5.0, _r_drop_step, _r_drop_step)],
 )
-def test_chunks_of_a_gpu_give_the_loss_and_gradients_of_those_of_a_cpu(
+def test_gpu_chunks_give_the_same_loss_and_gradients_as_cpu_chunks(
     strength: float | None, chosen: Any, fused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a last chunk of fewer rows, and what follows the products compiled."""
@@ -131,7 +131,7 @@ def test_chunks_of_a_gpu_give_the_loss_and_gradients_of_those_of_a_cpu(
     assert backend.num_graphs == 1
 
 
-def test_products_are_in_the_dtype_of_autocast() -> None:
+def test_matrix_products_use_the_autocast_dtype() -> None:
     """A last norm gives float32 states, of which the products would be slow."""
     (one, _, weight, bias), gold = values_of(7)
     with torch.autocast("cpu", torch.bfloat16), ProductTypes() as types:
@@ -159,9 +159,7 @@ class ProductTypes(TorchDispatchMode):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_on_a_gpu_chunks_give_loss_and_gradients_of_float64(
-    dtype: torch.dtype, is_compiled: bool
-) -> None:
+def test_on_a_gpu_chunks_agree_with_float64(dtype: torch.dtype, is_compiled: bool) -> None:
     torch.manual_seed(1)
     compiler = compiled if is_compiled else lambda function: function
     shapes, gold = ((9000, 64), (37_000, 64), (37_000,)), torch.randint(0, 37_000, (9000,)).cuda()
@@ -187,7 +185,7 @@ def test_on_a_gpu_chunks_give_loss_and_gradients_of_float64(
 
 @pytest.mark.parametrize("chunks", [None, _Chunks(64, 64, per_sum=4), _Chunks(64, 64)], ids=str)
 @pytest.mark.parametrize("rows", [64 * 3, 64 * 7 + 5, 16_384])
-def test_in_16_bits_the_gradient_of_the_weights_is_no_worse_for_the_chunks(
+def test_chunks_do_not_make_16_bit_weight_gradients_less_precise(
     chunks: _Chunks | None, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many small parts are summed, as on a GPU some of them in 16 bits, and none is lost."""
@@ -265,7 +263,7 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e
     scale=st.floats(0.1, 3),
     share=st.floats(0, 1),
 )
-def test_loss_and_gradients_are_those_of_autograd_and_add_up(
+def test_loss_and_gradients_equal_autograd_and_add_up(
     rows: int, smoothing: float, strength: float | None, has_bias: bool, scale: float, share: float
 ) -> None:
     """Also of the two parts of a batch: loss(A + B) == loss(A) + loss(B)."""
@@ -291,7 +289,7 @@ def test_loss_and_gradients_are_those_of_autograd_and_add_up(
     )
 
 
-def test_rounded_states_give_gradients_near_the_exact_ones_in_the_dtype_of_each() -> None:
+def test_16_bit_states_give_gradients_near_the_exact_ones() -> None:
     """As under autocast: states in bf16, weights in float32."""
     values, gold = values_of(40)
     one, two, weight, bias = values

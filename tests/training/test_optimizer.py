@@ -44,7 +44,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("decay", [0.3, 0.999])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_running_mean_is_the_one_worked_out_by_hand(kind: str, decay: float) -> None:
+def test_the_moving_average_equals_values_computed_by_hand(kind: str, decay: float) -> None:
     model, twin = small_model(), small_model()
     optimizer, plain = (
         optimizer_of(model, kind=kind, ema_decay=decay),
@@ -64,7 +64,7 @@ def test_the_running_mean_is_the_one_worked_out_by_hand(kind: str, decay: float)
 
 @pytest.mark.parametrize("precision", [FLOAT32, BF16], ids=lambda precision: precision.name)
 @pytest.mark.parametrize(("kind", "ema_decay"), WAYS)
-def test_the_weights_to_be_used_are_shown_and_taken_back(
+def test_eval_weights_are_used_inside_the_context_only(
     kind: str, ema_decay: float | None, precision: Precision
 ) -> None:
     model = small_model()
@@ -100,7 +100,7 @@ def train(updater: Updater, begin: int, end: int) -> None:
 @pytest.mark.parametrize(("steps_before", "freezes"), [(0, False), (4, True)])
 @pytest.mark.parametrize("precision", [FLOAT32, BF16], ids=lambda precision: precision.name)
 @pytest.mark.parametrize(("kind", "ema_decay"), WAYS)
-def test_a_saved_and_loaded_optimizer_makes_the_same_bytes(
+def test_a_restored_optimizer_makes_bit_exact_updates(
     kind: str,
     ema_decay: float | None,
     precision: Precision,
@@ -151,7 +151,7 @@ def test_the_state_of_another_kind_is_refused(
 @pytest.mark.parametrize("precision", [FLOAT32, BF16], ids=lambda precision: precision.name)
 @pytest.mark.parametrize("rates", [(), WARM_UP])
 @pytest.mark.parametrize(("kind", "ema_decay"), WAYS)
-def test_loaded_weights_alone_begin_anew(
+def test_loading_only_weights_resets_the_optimizer(
     kind: str, ema_decay: float | None, rates: tuple[float, ...], precision: Precision
 ) -> None:
     """Nothing that was remembered of other weights pulls at those that were loaded."""
@@ -189,7 +189,7 @@ def model_with(frozen: list[str] | tuple[str, ...] = ()) -> Transformer:
 
 @settings(max_examples=25)
 @given(frozen=st.lists(st.sampled_from(PARTS), unique=True), dtype=st.sampled_from(DTYPES))
-def test_the_buffer_holds_every_parameter_once_and_in_order(
+def test_the_buffer_contains_every_parameter_once_and_in_order(
     frozen: list[str], dtype: torch.dtype
 ) -> None:
     model = model_with(frozen)
@@ -215,7 +215,7 @@ def test_the_buffer_holds_every_parameter_once_and_in_order(
         assert (parameter.grad is not None) == has_gradient
 
 
-def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() -> None:
+def test_bf16_gradients_are_summed_in_float32_and_weights_are_copied_on_request() -> None:
     model = model_with()
     before = model.source_vectors.detach().clone()
     flat = FlatParameters(model, torch.bfloat16)
@@ -235,7 +235,7 @@ def test_in_bf16_gradients_add_up_in_float32_and_weights_wait_to_be_published() 
     assert torch.equal(model.source_vectors, (before + 1).bfloat16())
 
 
-def test_unknown_parts_are_all_named_and_something_must_be_left_to_train() -> None:
+def test_freeze_names_all_unknown_parts_and_must_leave_parameters_to_train() -> None:
     model = model_with()
     with pytest.raises(ConfigError, match=r"begins with 'enc', 'decoder\.2'\.") as caught:
         freeze(model, ["enc", "encoder", "decoder.2"])
@@ -267,7 +267,7 @@ def test_frozen_parameters_never_change(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_lent_weights_are_used_as_they_are_and_given_back(dtype: torch.dtype) -> None:
+def test_lent_weights_are_used_without_a_copy_inside_the_context(dtype: torch.dtype) -> None:
     model = model_with(["encoder"])
     flat = FlatParameters(model, dtype)
     lent = {name: torch.full_like(p, 2.5).float() for name, p in model.named_parameters()}

@@ -109,7 +109,7 @@ def naive_schedule_free(
     share=st.floats(0, 1),
     rates=st.lists(st.floats(0, 0.1), min_size=1, max_size=5),
 )
-def test_adamw_is_torch_s_to_the_bit(size: int, share: float, rates: list[float]) -> None:
+def test_adamw_is_bit_exact_with_torch(size: int, share: float, rates: list[float]) -> None:
     torch.manual_seed(size)
     cut = round(share * size)
     parameters = flat_of(torch.randn(size), cut)
@@ -202,7 +202,7 @@ def test_orthogonalise_changes_the_singular_values_only(
 
 
 @pytest.mark.parametrize(("momentum", "num_iterations"), [(0.95, 5), (0.6, 3), (0.0, 5)])
-def test_muon_steps_each_matrix_alone_and_leaves_the_rest_to_adamw(
+def test_muon_updates_each_matrix_and_adamw_the_other_parameters(
     momentum: float, num_iterations: int
 ) -> None:
     model = fused_model()

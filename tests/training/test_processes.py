@@ -40,7 +40,7 @@ def num_batches(server: Server, batch: dict[str, Any], epoch: int) -> int:
     return len(Loader(store, BatchConfig(**batch), weights=[1.0], seed=1).plan(epoch))
 
 
-def test_shards_that_differ_by_one_batch_give_equally_many_updates(
+def test_uneven_shards_give_every_process_the_same_number_of_updates(
     server: Server, whole_of_two: Run
 ) -> None:
     """FAULT 27: of 65 batches, one process has 33 and the other 32."""
@@ -64,7 +64,7 @@ print(fit(nmt.load_config({str(whole_of_two.config)!r}, {settings})).step)
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_when_one_process_fails_all_end_and_the_cause_is_told_once(run: Run, rank: int) -> None:
+def test_when_one_process_fails_all_end_and_one_error_is_printed(run: Run, rank: int) -> None:
     """FAULT 28: the first of them takes the store with it by which they talk."""
     results = run.start(harm=Harm("update", 7, message="a cable broke", rank=rank))
     assert results[rank].code == CRASH
@@ -75,7 +75,7 @@ def test_when_one_process_fails_all_end_and_the_cause_is_told_once(run: Run, ran
     assert run.steps() == [5]
 
 
-def test_a_kill_a_signal_and_another_launcher_cost_nothing_but_time(
+def test_a_kill_a_signal_and_another_launcher_do_not_change_the_result(
     run: Run, server: Server
 ) -> None:
     """FAULTS 19, 29 and 31: ``--devices`` goes on after a kill; torchrun ends it, to the bit."""
@@ -111,7 +111,9 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 
 
 @pytest.mark.usefixtures("whole_of_two")  # has prepared the data
-def test_several_processes_make_the_updates_of_one_that_accumulates(server: Server) -> None:
+def test_several_processes_make_the_same_updates_as_one_process_that_accumulates(
+    server: Server,
+) -> None:
     """FAULT 30: float32 loss and gradient norm within 1e-5 of their size, in every update.
 
     Weights within 1e-5, but for the biases of keys: additions in another order change last bits,
@@ -160,7 +162,7 @@ def test_several_processes_make_the_updates_of_one_that_accumulates(server: Serv
         ("validation.Validator._sum_losses", 1, [5, 10], 2),
     ],
 )
-def test_a_signal_to_one_process_while_it_is_at_work_is_granted_by_all(
+def test_a_signal_to_one_process_interrupts_the_work_of_all(
     server: Server, whole_of_two: Run, run: Run, place: str, call: int, steps: list[int], times: int
 ) -> None:
     """FAULTS 19 and 20."""
@@ -211,7 +213,7 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_exactly(
     assert_equal(run, whole_of_two)
 
 
-def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server) -> None:
+def test_two_processes_get_the_same_validation_scores_as_one(server: Server) -> None:
     """The same translations, so the same BLEU and chrF; the loss within 1e-6 of its size."""
     # One process learns pairs by heart; two go on from there, without a step that would be felt.
     data: dict[str, Any] = {"train.0.max_pairs": 30, "valid.max_pairs": 15}
@@ -237,7 +239,7 @@ def test_validation_shared_by_two_processes_gives_what_one_finds(server: Server)
         assert found[key] == expected[key]
 
 
-def test_processes_tell_each_other_what_they_have_and_notice_that_one_has_gone(
+def test_processes_exchange_values_and_notice_a_lost_peer(
     server: Server,
 ) -> None:
     """FAULT 29."""

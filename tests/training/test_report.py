@@ -100,7 +100,7 @@ def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(
     assert not [*folder.glob(".*.tmp-*")]
 
 
-def test_the_log_has_times_all_events_and_the_warnings_of_all_rooms(tmp_path: Path) -> None:
+def test_the_log_has_times_all_events_and_the_warnings_of_all_packages(tmp_path: Path) -> None:
     for _ in range(2):  # a resumed run appends to it
         with RunLog() as log:
             logging.getLogger("nmt.checkpoint").warning("early %d", 1)
@@ -138,7 +138,7 @@ def test_on_a_terminal_a_bar_shows_step_loss_score_and_speed_elsewhere_lines_are
     ]
 
 
-def test_a_validation_says_what_was_measured_and_with_what() -> None:
+def test_a_validation_reports_metrics_and_the_bleu_tokenizer() -> None:
     event = validation_event(5, Scores(1.0, {"bleu": 21.5, "chrf": 4.0}, "char"))
     assert "2.72, BLEU 21.50 (tokenizer char), chrF 4.00 (" in event.text
     assert (event.values["bleu"], event.values["bleu_tokenizer"]) == (21.5, "char")
@@ -147,7 +147,7 @@ def test_a_validation_says_what_was_measured_and_with_what() -> None:
     assert (event.values["bleu"], event.values["bleu_tokenizer"]) == (None, None)
 
 
-def test_lines_that_find_the_disk_full_wait_until_there_is_room(tmp_path: Path) -> None:
+def test_lines_wait_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
     """FAULT 8: reporting never stops a training that may go on."""
     path = tmp_path / "metrics.jsonl"
     reporter = JsonLines(path, 0, 0)
@@ -197,7 +197,7 @@ def test_tensorboard_has_the_values_and_the_samples_as_code(tmp_path: Path) -> N
     assert (text.step, text.tensor_proto.string_val[0].decode()) == (20, code)
 
 
-def test_without_tensorboard_the_remedy_is_told(
+def test_without_tensorboard_the_error_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
@@ -259,7 +259,7 @@ def facts(root: ElementTree.Element, name: str) -> dict[str, str]:
     return dict(zip(texts(shown, ".//dt"), texts(shown, ".//dd"), strict=True))
 
 
-def test_the_page_tells_the_state_of_the_run_what_trains_and_what_tests_found() -> None:
+def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
     start = {"kind": "start", "step": 200, "device": "cuda:0", "metric": "bleu"}
     start |= {"parameters": 1_234_567, "dropped": {"too long": 1200, "empty": 3}}
     scores = {"kind": "evaluation", "test": "flores", "checkpoint": "best"}
@@ -331,7 +331,7 @@ def test_charts_tell_the_value_of_each_point() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
-def test_a_value_that_is_no_number_leaves_a_gap(value: Any) -> None:
+def test_nan_leaves_a_gap_in_the_curve(value: Any) -> None:
     events = [update(1), update(2), update(3, loss=value), update(4), update(5)]
     events += [validation(5, perplexity=value, bleu=value)]
     found = figures(render_report("run", events))["Loss"]
@@ -354,7 +354,7 @@ def test_a_value_that_is_no_number_leaves_a_gap(value: Any) -> None:
         )
     )
 )
-def test_no_numbers_make_the_page_fail(lines: list[dict[str, Any]]) -> None:
+def test_extreme_numbers_do_not_break_the_page(lines: list[dict[str, Any]]) -> None:
     parsed(render_report("run", lines, "text"))
 
 
@@ -376,7 +376,7 @@ def test_the_page_is_written_at_validations_and_at_the_end(tmp_path: Path) -> No
     assert len([*tmp_path.iterdir()]) == 3  # with configuration and metrics
 
 
-def test_a_full_disk_leaves_the_page_before_and_stops_nothing(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_old_page_stays_and_training_continues(tmp_path: Path) -> None:
     """FAULT 8: reporting never stops a training that may go on."""
     (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(validation(10))}\n")
     page = HtmlReport(tmp_path, "run")
@@ -425,7 +425,7 @@ def test_progress_survives_json(scores: list[float]) -> None:
     assert repr(replace(back, timed=(0.5, 70))) == repr(progress)
 
 
-def test_progress_counts_what_is_skipped_in_all_and_in_a_row() -> None:
+def test_progress_counts_skipped_updates_in_total_and_in_a_row() -> None:
     progress, counts = Progress(), []
     for nats in (1.0, math.nan, math.inf, 2.0, math.nan):
         progress.add_outcome(UpdateStats([], 0.1, 1, 2, 3, torch.tensor([nats, 0, 0.5])))

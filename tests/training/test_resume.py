@@ -37,7 +37,7 @@ from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
 
 
-def test_a_run_that_ended_and_is_given_more_updates_equals_one_that_had_them_at_once(
+def test_a_completed_run_continued_with_more_updates_equals_a_single_run(
     run: Run, whole: Run
 ) -> None:
     """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
@@ -51,9 +51,7 @@ def test_a_run_that_ended_and_is_given_more_updates_equals_one_that_had_them_at_
     assert recorded["training"]["max_steps"] == STEPS
 
 
-def test_a_run_stopped_and_resumed_in_new_processes_equals_one_that_was_not(
-    run: Run, whole: Run
-) -> None:
+def test_a_run_resumed_in_new_processes_equals_an_uninterrupted_run(run: Run, whole: Run) -> None:
     """FAULTS 2 and 19: in mid-epoch, with accumulation and dropout, by a signal from outside."""
     command = [sys.executable, "-m", "nmt", "train", str(run.config), f"--run-dir={run.folder}"]
     cwd, environment = run.config.parent, os.environ | {"OMP_NUM_THREADS": "1"}
@@ -68,7 +66,7 @@ def test_a_run_stopped_and_resumed_in_new_processes_equals_one_that_was_not(
     assert_equal(run, whole)
 
 
-def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Run) -> None:
+def test_a_run_resumed_twice_equals_an_uninterrupted_run(run: Run, whole: Run) -> None:
     """FAULTS 3, 18, 19 and 26: the second time in the update before a validation is due.
 
     The newest checkpoint is that of the last step, also when the clock went back before it.
@@ -87,7 +85,7 @@ def test_a_run_resumed_twice_equals_one_that_was_not_stopped(run: Run, whole: Ru
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_signal_while_validating_is_granted_and_the_validation_made_again(
+def test_a_signal_interrupts_validation_which_is_repeated_later(
     run: Run, whole: Run, count: int
 ) -> None:
     """FAULTS 18 and 19; the third is the one after the last update."""
@@ -100,7 +98,7 @@ def test_a_signal_while_validating_is_granted_and_the_validation_made_again(
     assert_equal(run, whole)
 
 
-def test_an_interrupt_saves_and_two_leave_at_once(run: Run, whole: Run) -> None:
+def test_one_interrupt_saves_and_two_quit_at_once(run: Run, whole: Run) -> None:
     """FAULT 20."""
     assert run.train(harm=Harm("update", 7, (signal.SIGINT,))).code == 130
     assert run.steps() == [5, 7]
@@ -111,7 +109,7 @@ def test_an_interrupt_saves_and_two_leave_at_once(run: Run, whole: Run) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_preparing_is_granted_at_once(
+def test_a_signal_interrupts_preparation_at_once(
     run: Run, server: Server, number: int, code: int
 ) -> None:
     """FAULTS 19 and 20: nothing is half-prepared afterwards."""
@@ -146,7 +144,7 @@ def test_patience_counts_on_over_a_restart(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("signals", "code", "last"), [((15,), 143, 15), ((15, 2), 130, 10)])
-def test_a_signal_while_saving_lets_the_save_be_whole_and_an_interrupt_after_it_discards_it(
+def test_a_signal_while_saving_completes_the_checkpoint_and_a_second_interrupt_discards_it(
     run: Run, whole: Run, signals: tuple[int, ...], code: int, last: int
 ) -> None:
     """FAULTS 20 and 21."""
@@ -156,7 +154,7 @@ def test_a_signal_while_saving_lets_the_save_be_whole_and_an_interrupt_after_it_
     assert_equal(run, whole)
 
 
-def test_kills_at_random_moments_cost_nothing_but_time(run: Run, whole: Run) -> None:
+def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run) -> None:
     """FAULT 7."""
     seconds = whole.train("--json").seconds  # what a start and an end take
     draw = random.Random(7)
@@ -198,7 +196,7 @@ def test_a_full_disk_stops_with_the_earlier_checkpoints_intact(run: Run, whole: 
     assert_equal(run, whole)
 
 
-def test_a_full_disk_is_noted_and_training_goes_on_if_configured(run: Run, whole: Run) -> None:
+def test_on_a_full_disk_training_continues_if_configured(run: Run, whole: Run) -> None:
     """FAULT 8."""
     result = run.train(on_full_disk="continue", harm=Harm(full_saves=(1, 4)))
     assert result.code == 0, result.stderr
@@ -219,7 +217,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_else(
     assert "fix: Set run_dir" in result.stderr
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_without_a_whole_one_nothing_is_changed(
+def test_a_damaged_newest_checkpoint_is_skipped_and_without_an_intact_one_nothing_changes(
     stopped: Run, whole: Run
 ) -> None:
     """FAULTS 10 and 11."""
@@ -335,7 +333,7 @@ def test_resuming_is_exact_with(run: Run, server: Server, stopped_run: Run, name
 
 
 @pytest.mark.parametrize("is_better", [True, False])
-def test_the_mean_of_the_last_checkpoints_is_best_if_it_validates_better(
+def test_the_average_of_the_last_checkpoints_is_best_if_it_scores_better(
     run: Run, is_better: bool
 ) -> None:
     """While each checkpoint is far better than the one before, their mean is not."""
@@ -353,7 +351,7 @@ def test_the_mean_of_the_last_checkpoints_is_best_if_it_validates_better(
     assert read_best(run.folder) == load_model(run.folder).folder == best
 
 
-def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
+def test_a_stop_does_not_change_the_average(run: Run, server: Server) -> None:
     """FAULT 18: the window of the mean, and an end that comes while it is validated."""
     unstopped = Run(server, f"{run.folder.name}-unstopped")
     unstopped.finish(**AVERAGED)
@@ -369,7 +367,7 @@ def test_a_stop_costs_the_mean_nothing(run: Run, server: Server) -> None:
     assert read_best(run.folder) is not None
 
 
-def test_training_that_goes_on_makes_the_mean_again_and_once_only(run: Run) -> None:
+def test_continued_training_averages_again_only_once(run: Run) -> None:
     run.finish(**(AVERAGED | {"max_steps": 10}))
     mean = run.folder / AVERAGE / MODEL
     before = mean.read_bytes()

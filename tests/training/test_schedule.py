@@ -28,7 +28,7 @@ def schedule(shape: str, total_steps: int | None = None, **options: Any) -> Any:
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=25)
 @given(peak=PEAKS, warmup=WARMUPS, extra=st.integers(1, 2000))
-def test_the_rate_rises_in_a_straight_line_to_its_peak_at_the_end_of_warm_up(
+def test_the_learning_rate_rises_linearly_to_its_peak(
     shape: str, peak: float, warmup: int, extra: int
 ) -> None:
     total = 2 * warmup + extra
@@ -44,7 +44,7 @@ def test_the_rate_rises_in_a_straight_line_to_its_peak_at_the_end_of_warm_up(
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=25)
 @given(peak=PEAKS, warmup=st.integers(0, 300), total=TOTALS, share=SHARES)
-def test_the_rate_never_jumps_nor_rises_again_nor_leaves_its_bounds(
+def test_the_learning_rate_has_no_jumps_and_stays_within_bounds(
     shape: str, peak: float, warmup: int, total: int, share: float
 ) -> None:
     options = {"peak_lr": peak, "warmup_steps": warmup, "min_lr_ratio": share}

@@ -75,7 +75,7 @@ def everything(updater: Updater) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("precision", "before"), [(FLOAT32, 0), (BF16, 2), (Precision("float16", "cpu"), 1)], ids=str
 )
-def test_timing_updates_leaves_no_trace_and_ends_early_where_they_are_slow(
+def test_timing_changes_nothing_and_stops_early_if_updates_are_slow(
     precision: Precision, before: int, most_seconds: float, expected: int
 ) -> None:
     updater = updater_in(precision)
@@ -108,7 +108,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     ),
     every=st.tuples(st.integers(1, 1000), st.integers(1, 1000)),
 )
-def test_a_budget_of_time_has_room_for_all_that_belongs_to_its_updates(
+def test_a_time_budget_includes_validation_and_saving(
     minutes: float, parts: tuple[float, float, float, float, float], every: tuple[int, int]
 ) -> None:
     plan = TimePlan(*parts)
@@ -132,7 +132,7 @@ def test_a_budget_of_time_has_room_for_all_that_belongs_to_its_updates(
 
 
 @pytest.mark.parametrize(("most_seconds", "runs"), [(1e9, 2), (0.0, 1)])
-def test_a_plan_of_the_time_leaves_no_trace_and_ends_no_output_late(
+def test_planning_the_time_changes_nothing_and_limits_outputs(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, most_seconds: float, runs: int
 ) -> None:
     """And is done with smaller parts of a validation where time is short."""
@@ -165,7 +165,7 @@ def test_a_plan_of_the_time_leaves_no_trace_and_ends_no_output_late(
     more=st.integers(1, 10**4),
     free=st.integers(0, 10**10),
 )
-def test_what_fits_fills_the_memory_and_not_more(
+def test_automatic_batches_fill_the_memory_but_not_more(
     fixed: int, per_token: int, few: int, more: int, free: int
 ) -> None:
     low, high = ((tokens, fixed + per_token * tokens) for tokens in (few, few + more))
@@ -182,7 +182,7 @@ def peak_of(setup: TrainingSetup) -> int:
     return max(measure_peak(partial(updater, [batch], 0.0), CPU)[1] for batch in batches)
 
 
-def test_what_does_not_fit_is_accumulated_and_all_at_once_where_memory_is_plenty(
+def test_batches_are_accumulated_only_if_memory_is_too_small(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(config)
@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_accumulated_and_all_at_once_where_memory_is_plenty
     assert peak_of(setup) <= free
 
 
-def test_a_run_that_goes_on_with_less_memory_keeps_what_it_found_and_a_new_one_is_refused(
+def test_a_resumed_run_keeps_its_measured_batch_size_with_less_memory(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(config)

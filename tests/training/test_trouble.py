@@ -54,7 +54,7 @@ def last_weights(run_dir: Path) -> dict[str, Tensor]:
     return load_checkpoint(list_checkpoints(run_dir)[-1][1]).model
 
 
-def test_batches_that_memory_does_not_hold_are_halved_and_no_update_is_lost(
+def test_batches_too_large_for_memory_are_halved_and_no_update_is_lost(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 22: float32 sums in another order, so equal to 1e-5 and not to the bit."""
@@ -76,7 +76,7 @@ def test_batches_that_memory_does_not_hold_are_halved_and_no_update_is_lost(
             )
 
 
-def test_batches_that_memory_never_holds_end_training_with_advice(
+def test_training_ends_with_a_fix_if_halved_batches_are_still_too_large(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 22."""
@@ -91,7 +91,7 @@ def test_batches_that_memory_never_holds_end_training_with_advice(
 
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9), seed=st.integers(0, 99))
-def test_halves_hold_every_pair_once_and_no_padding_of_the_other_half(
+def test_halves_contain_every_pair_once_without_extra_padding(
     lengths: list[int], seed: int
 ) -> None:
     batch = batch_of(lengths, seed)
@@ -129,7 +129,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, first: int, last: int) -> list[None]
     return made
 
 
-def test_one_loss_that_is_not_a_number_is_skipped_counted_and_told(
+def test_an_update_with_nan_loss_is_skipped_counted_and_logged(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 23."""
@@ -142,7 +142,7 @@ def test_one_loss_that_is_not_a_number_is_skipped_counted_and_told(
     assert all(tensor.isfinite().all() for tensor in last_weights(run_dir).values())
 
 
-def test_losses_that_stay_so_end_training_and_name_the_last_good_checkpoint_and_the_lines(
+def test_repeated_nan_losses_end_training_with_checkpoint_and_lines_named(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULT 24."""

@@ -84,7 +84,7 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation(clip_norm: f
 
 @settings(max_examples=12, deadline=None)
 @given(lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=40))
-def test_filler_makes_few_sizes_and_changes_neither_loss_nor_gradient(
+def test_padding_gives_few_sizes_and_does_not_change_loss_or_gradient(
     lengths: list[tuple[int, int]],
 ) -> None:
     longest = 41
@@ -145,7 +145,7 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
     assert torch.equal(weights["source_vectors"].bfloat16(), rounded.source_vectors)
 
 
-def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
+def test_fp16_updates_equal_those_of_the_torch_gradient_scaler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Through an overflow and four doublings; weights are equal within the rounding of fp16."""
@@ -180,7 +180,7 @@ def test_updates_in_fp16_are_those_of_torch_s_gradient_scaler(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_warm_up_leaves_no_trace(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_changes_nothing(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(4)
     model = small_model(dropout=0.3)
     updater = updater_of(model)
@@ -276,7 +276,7 @@ def reduced_gradient(updater: Updater, reduction: GradientReduction | None) -> T
 
 
 @pytest.mark.parametrize("size", [1, SIZE, 1 << 30])
-def test_slices_hold_all_numbers_once_and_are_complete_when_sent(size: int) -> None:
+def test_slices_cover_the_buffer_once_and_are_complete_when_sent(size: int) -> None:
     updater, processes = twins(in_slices=True, size=size)
     alone = reduced_gradient(updater, None)
     found = reduced_gradient(updater, updater._reduction)
@@ -293,7 +293,7 @@ def test_slices_hold_all_numbers_once_and_are_complete_when_sent(size: int) -> N
     )
 
 
-def test_slices_are_sent_while_backward_goes_on_in_the_last_batch_only(
+def test_slices_are_sent_only_during_the_last_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updater, processes = twins(in_slices=True)

@@ -46,7 +46,7 @@ def trained(**training: Any) -> tuple[RunConfig, TrainingSetup]:
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
-def test_the_loss_is_cross_entropy_without_smoothing_and_the_objective_is_what_training_minimises(
+def test_validation_reports_unsmoothed_cross_entropy_and_the_training_loss(
     label_smoothing: float,
 ) -> None:
     """Both per token, without dropout, of all pairs of the set."""
@@ -73,7 +73,7 @@ def test_the_loss_is_cross_entropy_without_smoothing_and_the_objective_is_what_t
 
 
 @pytest.mark.parametrize("options", [{}, {"ema_decay": 0.5}], ids=str)
-def test_the_mean_at_the_end_is_scored_as_it_is_written(options: dict[str, Any]) -> None:
+def test_the_validated_average_has_the_written_weights(options: dict[str, Any]) -> None:
     """By the weights that are in its folder, loaded by somebody else."""
     validation = {"metric": "loss", "max_sentences": 8}
     average: dict[str, Any] = {"average_last": 2, "save_every": 5, "keep_last": 2}
@@ -122,7 +122,7 @@ def test_the_seed_of_the_run_reaches_bpe_dropout() -> None:
 
 
 @pytest.mark.usefixtures("stopped_once")
-def test_a_run_that_has_ended_has_the_short_lists_of_its_data(
+def test_a_completed_run_contains_the_shortlist_of_its_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever an earlier run, a stop or an accident has left of them."""
@@ -169,7 +169,7 @@ def outcome_of(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
     return [line["loss"] for line in lines if line["kind"] == "update"], random, log
 
 
-def test_a_run_with_compiled_layers_makes_the_updates_of_one_without_and_records_it(
+def test_compiled_layers_make_the_same_updates_and_are_recorded(
     counting: Backend,
 ) -> None:
     losses, random, log = outcome_of(config_of(compile=True))
@@ -186,7 +186,7 @@ def test_a_run_with_compiled_layers_makes_the_updates_of_one_without_and_records
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
-def test_sizes_are_few_where_kernels_are_made_for_each(
+def test_16_bit_training_on_a_cpu_has_few_batch_sizes(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Validation translates in float32, and updates in 16 bits have sizes rounded up."""

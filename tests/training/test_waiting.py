@@ -178,7 +178,7 @@ FAULTS = {
     [("adamw", None, fault) for fault in FAULTS]
     + [(*way, fault) for way in WAYS[1:] for fault in list(FAULTS)[:2]],
 )
-def test_a_skipped_update_leaves_every_bit_as_it_was(
+def test_a_skipped_update_does_not_change_any_bit(
     kind: str, ema_decay: float | None, precision: Precision, before: int, fault: str
 ) -> None:
     """FAULT 23, of the second of two accumulated batches; the next update is as if it never was."""
@@ -223,7 +223,7 @@ def told(run_dir: Path) -> tuple[list[str], list[str]]:
     return [line for line in log if "skipped" in line], [json.dumps(line) for line in kept]
 
 
-def test_reading_late_tells_and_saves_the_same(
+def test_reading_statistics_late_reports_and_saves_the_same(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
 ) -> None:
     values["training"] |= {"log_every": 3, "keep_last": 9}
@@ -242,7 +242,7 @@ def test_reading_late_tells_and_saves_the_same(
 KILLS = 4
 
 
-def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
+def test_host_copies_are_equal_independent_and_copied_per_buffer() -> None:
     whole, other = torch.randn(60), torch.arange(6, dtype=torch.int64)
     tensors = {"a": whole[:12].view(3, 4), "b": whole[20:50].view(5, 6).T, "c": other[2:3]}
     expected = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -255,7 +255,7 @@ def test_copies_are_equal_of_their_own_and_made_buffer_by_buffer() -> None:
     assert len(storages) == 2
 
 
-def test_updates_go_on_while_a_checkpoint_is_written(
+def test_updates_continue_while_a_checkpoint_is_written(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, run_ahead: Callable[[], None]
 ) -> None:
     """Saved is what there was when saving began; one is written at a time."""
