@@ -219,11 +219,11 @@ Action = Annotated[Literal["drop", "report", "off"], BeforeValidator(_off)]
 
 
 class Rule(Section):
-    """What happens to the pairs that a filter finds.
+    """The action and the limit of a filter.
 
     Args:
         action: ``drop`` the pair, ``report`` it and keep it, or turn the filter ``off``.
-        limit: The filter finds pairs beyond this number; every filter has its own default.
+        limit: Limit beyond which the filter finds a pair. Every filter has its own default.
     """
 
     action: Action = "report"
@@ -285,48 +285,49 @@ _REPORT: Any = "report"  # Of a `Rule`, which is validated.
 
 
 class FilterConfig(Section):
-    """Which training pairs are dropped. Blank and one-sided blank pairs always are.
+    """Filters of training pairs.
 
-    Each reason is dropped, reported (the pair is kept) or off. ``blank``, ``bad_utf8``,
-    ``characters`` (``max_characters``) and ``length`` (``max_length``) are always dropped.
+    Each filter drops the pairs that it finds, reports and keeps them, or is off. Four reasons
+    always drop a pair: ``blank``, ``bad_utf8``, ``characters`` (above ``max_characters``), and
+    ``length``.
 
     Args:
-        max_length: Most subwords on either side.
-        min_length: Fewest subwords on either side.
-        max_length_ratio: Longest allowed ratio of the two sides' subwords (3 are added to both:
-            short pairs vary).
-        max_characters: Longer lines are dropped before they are cut into subwords.
-        length: A side has more subwords than ``max_length`` or fewer than ``min_length``.
-        ratio: The sides differ too much in length (``max_length_ratio``).
-        copy_of_source: The target repeats the source. Limit: share of the target's words that the
-            source also has, from 5 words on.
-        duplicate: The pair repeats an earlier one of the training data.
-        normalized_duplicate: The pair repeats an earlier one but for case, punctuation and spaces.
-        near_duplicate: A long pair repeats an earlier one but for a few words. Limit: share of
-            common words of the two pairs (Jaccard index), from 16 words on.
-        script: A side is in another script than its language. Limit: share of a side's letters in
+        max_length: Maximum length of either side, in subwords.
+        min_length: Minimum length of either side, in subwords.
+        max_length_ratio: Maximum ratio of the two lengths in subwords, after 3 is added to both.
+        max_characters: Maximum length of either side, in characters.
+        length: A side is longer than ``max_length`` or shorter than ``min_length``.
+        ratio: The lengths of the sides differ too much (``max_length_ratio``).
+        copy_of_source: The target repeats the source. Limit: share of the target's words that also
+            occur in the source, for targets of 5 words or more.
+        duplicate: The pair is identical to an earlier pair.
+        normalized_duplicate: Only case, punctuation or spaces differ from an earlier pair.
+        near_duplicate: Only a few words of a long pair differ from an earlier pair. Limit: share of
+            words that both pairs have (Jaccard index), for pairs of 16 words or more.
+        script: A side is not in the script of its language. Limit: share of a side's letters in
             another script.
-        language: A side is in another language, says py3langid (``pip install -e '.[clean]'``).
-            Limit: how many times as likely another language must be.
+        language: A side is in another language, according to py3langid. Limit: how many times more
+            likely the other language must be. Needs ``pip install -e '.[clean]'``.
         swapped: Source and target are swapped.
-        mojibake: Text was decoded as what it was not, says ftfy (``pip install -e '.[clean]'``).
-        control: Control characters, zero-width characters and others that are invisible.
-        markup: Tags and entities of HTML, XML, wikis or subtitles.
-        numbers: A number of one side is another one on the other side, or is missing there.
-        url: Mostly web or mail addresses. Limit: their share of a side's characters.
-        punctuation: Mostly punctuation or symbols. Limit: their share of a side's characters.
-        repetition: The same words again and again. Limit: share of a side's words that repeat the
+        mojibake: The text was decoded with the wrong encoding, according to ftfy. Needs ``pip
+            install -e '.[clean]'``.
+        control: The text contains invisible characters, such as control characters.
+        markup: The text contains tags or entities of HTML, XML, wikis or subtitles.
+        numbers: A number is missing or different on one side.
+        url: The text is mostly web or mail addresses. Limit: their share of a side's characters.
+        punctuation: The text is mostly punctuation or symbols. Limit: their share of a side's
+            characters.
+        repetition: The text repeats the same words. Limit: share of a side's words that repeat the
             words directly before them.
         boilerplate: Many different sources have the same target. Limit: number of these sources.
-        lexical: The words do not translate each other, by a lexicon learned from 200 lines or more.
-            Limit: lowest score, in standard deviations from the mean.
-        misaligned: The pair is in a block of lines that are shifted or unrelated; slow, as
-            ``lexical`` is.
-        scores: A low number in the ``scores`` file of the corpus. Limit: lowest number; no default.
-        dual_cross_entropy: Two models find the pair unlikely, or disagree (``score_with`` of ``nmt
-            prepare``). Limit: lowest score of the two models, from 0 to 1.
-        extra: Further filters of training pairs by their registered names, each with its
-            parameters.
+        lexical: The words do not translate each other, according to a lexicon of the corpus. Limit:
+            lowest score, in standard deviations from the mean. Needs 200 lines or more.
+        misaligned: The pair is in a range of shifted or unrelated lines. Slow, like ``lexical``.
+        scores: The pair has a low score in the ``scores`` file of the corpus. Limit: lowest score;
+            no default.
+        dual_cross_entropy: The pair is unlikely for two models, or the models disagree. Limit:
+            lowest score of the two models, from 0 to 1. Needs ``score_with`` of ``nmt prepare``.
+        extra: Your own filters by their registered names, each with its parameters.
         on_bad_utf8: Stop at invalid UTF-8, or drop the pair and count it.
     """
 
