@@ -260,7 +260,8 @@ class _Limit:
         limit = "X" if self.default is None else f"{self.default:g}"
         rule = f"{{action: report, limit: {limit}}}"
         bounds = f" with a limit {self._bounds}" if self.default is not None else ""
-        return handler(schema) | {"allowed": f"drop, report, off, or {rule}{bounds}"}
+        forms = [{"enum": ["drop", "report", "off"]}, handler(schema)]
+        return {"anyOf": forms, "allowed": f"drop, report, off, or {rule}{bounds}"}
 
     @property
     def _bounds(self) -> str:

@@ -60,7 +60,7 @@ def _walk(
     meanings = meanings_of(section.get("description"))
     for name, field in section.get("properties", {}).items():
         outer = inner = (*path, name)
-        value = field
+        value = field.get("anyOf", [field])[-1]
         for part in ("items", "additionalProperties"):
             if isinstance(field.get(part), dict) and "$ref" in field[part]:
                 value, inner = field[part], (*outer, ANY)
