@@ -34,8 +34,8 @@ Resegment: TypeAlias = Callable[[int, Rows, Sides], Sides]
 # Share of words with a typo in a pair that gets typos. It is higher than in real text, so that most
 # pairs can stay without noise.
 _TYPO_RATE = 0.2
-# The kinds of `nmt.config.data.NoiseConfig`, in the order in which a pair gets those that are
-# drawn for it, and whether its target gets them, too.
+# The kinds of noise of `nmt.config.data.NoiseConfig`, in the order in which they are applied, and
+# whether they change the target too.
 _NOISES: Mapping[str, tuple[Noise, bool]] = MappingProxyType({
     "no_final_punctuation": (without_punctuation, True),
     "typos": (partial(typos, rate=_TYPO_RATE), False),
@@ -90,20 +90,20 @@ class Resegmenter:
 
 @dataclass(frozen=True, slots=True)
 class NoiseAdder:
-    """Gives some pairs noise, each time they are read in another epoch other noise.
+    """Adds noise to some pairs in each epoch.
 
-    What a pair gets depends on seed, epoch and row only. A pair that would be too long or blank, or
-    that has unknown characters, stays as it is stored.
+    The noise of a pair depends only on seed, epoch and row. A pair stays unchanged if it has
+    unknown characters, or if the result would be too long or blank.
     """
 
-    tokenizers: Tokenizers  # Decode what is stored and encode what came of it.
-    ends: Rows  # Row where each corpus of the store ends.
-    rates: Sequence[Mapping[str, float]]  # Of each corpus, the shares of its pairs by kind.
-    seed: int  # Of the run.
-    longest: int  # Most subwords of a side.
+    tokenizers: Tokenizers  # Decode the stored pairs and encode the changed texts.
+    ends: Rows  # Row at which each corpus of the store ends.
+    rates: Sequence[Mapping[str, float]]  # By corpus: share of its pairs by kind of noise.
+    seed: int  # Seed of the run.
+    longest: int  # Maximum subwords of a side.
 
     def drawn(self, epoch: int, rows: Rows) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return, by kind of noise, which of the rows get it in an epoch. (len(rows),) each."""
+        """Return, by kind of noise, a mask of the rows that get it in an epoch. (len(rows),)."""
         corpus = np.searchsorted(self.ends, rows, side="right")
         rates = {kind: np.array([each.get(kind, 0.0) for each in self.rates]) for kind in _NOISES}
         return {
@@ -113,7 +113,7 @@ class NoiseAdder:
         }
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
-        """Return the ids of ``rows`` for the epoch, in the form of the stored ones."""
+        """Return the ids of ``rows`` for the epoch. See `Resegmenter`."""
         drawn = self.drawn(epoch, rows)
         if not (chosen := np.flatnonzero(np.any([*drawn.values()], axis=0)).tolist()):
             return stored

@@ -72,7 +72,7 @@ def test_it_is_one_training_corpus_and_nothing_else(tmp_path: Path, data: dict[s
 
 
 @pytest.mark.parametrize("options", [{}, {"force": True}, {"report_only": True}])
-def test_without_it_nothing_waits(tmp_path: Path, options: dict[str, bool]) -> None:
+def test_without_standard_input_nothing_waits(tmp_path: Path, options: dict[str, bool]) -> None:
     if options:
         prepare(piped_config(tmp_path), piped=Pipe(TEXT))
     with pytest.raises(ConfigError, match=r"nmt prepare CONFIG < FILE"):
@@ -91,7 +91,7 @@ def test_training_asks_for_the_command_that_reads_standard_input(tmp_path: Path)
     assert "standard input: 120 sentence pairs read" in result.stdout + result.stderr
 
 
-def test_nothing_in_it_is_told(tmp_path: Path) -> None:
+def test_empty_standard_input_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"standard-input\.tsv: no sentence pairs"):
         prepare(piped_config(tmp_path), piped=Pipe(b""))
     assert [path.name for path in tmp_path.glob(".prepared*")] == []

@@ -296,7 +296,7 @@ def test_a_corpus_that_changes_meanwhile_is_noticed(
     refused(config_for(tmp_path), "changed during `nmt prepare`")
 
 
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     (tmp_path / "prepared").mkdir()
     path = write(tmp_path / "prepared", "thesis.tex", ["important"])
@@ -317,7 +317,7 @@ def test_damage_is_repaired_by_preparing_again(tmp_path: Path) -> None:
             assert path.read_bytes() == whole
 
 
-def test_two_at_once_make_it_once(tmp_path: Path) -> None:
+def test_two_concurrent_commands_prepare_only_once(tmp_path: Path) -> None:
     config = config_for(tmp_path).model_dump_json()
     program = (
         "import sys\n"
@@ -384,9 +384,7 @@ def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) 
     assert is_unknown == [True, False]
 
 
-def test_somebody_who_watches_sees_every_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as frames:
         prepare(config_for(tmp_path))
     shown = [frame.split(":")[0].strip() for frame in re.split(r"[\r\n]+", frames.text)]

@@ -77,7 +77,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize(
     ("kill_at", "again"), [(6, {"Look": 5, "Encode": 10}), (14, {"Look": 1, "Encode": 7})]
 )
-def test_after_a_kill_only_what_is_missing_is_made(
+def test_after_a_kill_only_missing_results_are_computed(
     tmp_path: Path, kill_at: int, again: dict[str, int]
 ) -> None:
     write_odd_pairs(tmp_path)
@@ -94,7 +94,7 @@ def test_after_a_kill_only_what_is_missing_is_made(
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
-def test_a_damaged_result_is_made_again_and_named(
+def test_a_damaged_result_is_reported_and_computed_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_odd_pairs(tmp_path)
@@ -112,7 +112,7 @@ def test_a_damaged_result_is_made_again_and_named(
     assert files(tmp_path) == whole
 
 
-def test_results_of_other_text_or_another_configuration_are_not_taken(tmp_path: Path) -> None:
+def test_results_of_other_text_or_another_configuration_are_not_reused(tmp_path: Path) -> None:
     write_odd_pairs(tmp_path)
     stop_late(tmp_path)
     source = tmp_path / "train.de"
@@ -125,7 +125,7 @@ def test_results_of_other_text_or_another_configuration_are_not_taken(tmp_path: 
     assert changed == {"Look": NUM_BLOCKS, "Encode": NUM_BLOCKS}
 
 
-def test_blocks_of_more_lines_than_before_are_refused() -> None:
+def test_a_corpus_with_more_lines_than_before_is_refused() -> None:
     block = Block(list, ([("eins", "one", 1)],), 1)
     with pytest.raises(DataError, match="corpus numbers changed"):
         list(map_blocks("reading numbers", iter([block]), lambda _: Result({}), total=2))

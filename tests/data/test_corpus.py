@@ -55,7 +55,7 @@ def test_all_formats_give_the_same_pairs(tmp_path: Path) -> None:
         st.tuples(st.sampled_from([b"ok", b"\xff", b"x" * 50]), st.sampled_from([b"", b"\xc3"]))
     )
 )
-def test_a_bad_side_takes_its_pair_and_shifts_no_other(
+def test_a_bad_line_drops_its_pair_and_shifts_no_other_pair(
     tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[bytes, bytes]]
 ) -> None:
     """FAULTS 34 to 37."""
@@ -99,7 +99,7 @@ def test_the_first_blocks_are_small(tmp_path: Path, most: int | None, last: int)
 
 
 @pytest.mark.parametrize("names", ["en,id,de", "target,id,source"])
-def test_csv_has_quotes_and_perhaps_names_of_columns(names: str, tmp_path: Path) -> None:
+def test_csv_may_have_quotes_and_a_header(names: str, tmp_path: Path) -> None:
     text = names + '\r\n"one, ""two""",1,eins\r\n\r\nthree,3,"drei\nvier"\r\n'
     path = write(tmp_path, "a.csv", text)
     expected = [("eins", 'one, "two"', 2), ("", "", 3), ("drei vier", "three", 5)]
@@ -125,7 +125,7 @@ def test_a_row_without_both_texts_is_named(
         pairs_of(**{kind: write(tmp_path, f"a.{kind}", f"{good}\n{row}\n")})
 
 
-def test_json_may_hold_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
+def test_json_may_contain_line_feeds_surrogates_and_null(tmp_path: Path) -> None:
     """FAULTS 35 and 36: a text of the validation set must stay one line of its file."""
     rows = [
         r'{"translation": {"de": "eins\nzwei", "en": "a\ud800b"}}',
@@ -182,7 +182,7 @@ def drawn(count: int, capacity: int, seed: int = 1, max_characters: int = 10**9)
 
 
 @given(count=st.integers(0, 60), capacity=st.integers(1, 40), seed=st.integers(0, 9))
-def test_a_sample_holds_distinct_members_and_all_where_they_fit(
+def test_a_sample_contains_distinct_pairs_and_all_pairs_if_they_fit(
     count: int, capacity: int, seed: int
 ) -> None:
     numbers = drawn(count, capacity, seed)
@@ -202,7 +202,7 @@ def test_every_member_is_drawn_equally_often_even_when_the_sample_shrinks() -> N
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1))
-def test_the_characters_held_stay_below_the_limit(lengths: list[int]) -> None:
+def test_a_sample_stays_below_the_limit_of_characters(lengths: list[int]) -> None:
     sample = Reservoir(1000, max_characters=100, seed=1)
     for length in lengths:
         sample.add("x" * length, "")

@@ -10,7 +10,7 @@ from nmt.data.demo import SentenceGenerator, demo_pairs
 from nmt.errors import ConfigError
 
 
-def test_the_corpus_is_the_same_on_every_machine_and_no_sentence_stands_twice() -> None:
+def test_the_corpus_is_the_same_on_every_machine_and_no_sentence_occurs_twice() -> None:
     """Scores in the documentation are of this text; change both together."""
     splits = [list(demo_pairs(name, "en", "de")) for name in ("train", "valid", "test")]
     pairs = [pair for split in splits for pair in split]

@@ -41,7 +41,7 @@ def test_limits_are_inclusive() -> None:
         assert dropping(DEFAULT, target_length, source_length) == reason
 
 
-def test_held_out_pairs_are_dropped_only_where_the_model_cannot_hold_them() -> None:
+def test_held_out_pairs_are_dropped_only_if_blank_or_too_long() -> None:
     held_out = held_out_filters(FilterConfig(max_length=20, min_length=5, max_length_ratio=1.5))
     assert dropping(held_out, 1, 20) is None
     assert dropping(held_out, 1, 21) == "length"

@@ -82,7 +82,7 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
     assert asked == {"path": "wmt/wmt14", "name": "de-en", "split": "test", "streaming": True}
 
 
-def test_failures_are_one_sentence_of_ours(tmp_path: Path) -> None:
+def test_failures_become_an_error_with_a_fix(tmp_path: Path) -> None:
     wrong = parquet(tmp_path / "wrong.parquet", [{"source": "a", "target": "b"}])
     (tmp_path / "data.xlsx").touch()
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
@@ -96,7 +96,7 @@ def test_failures_are_one_sentence_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_hub_out_of_reach_is_not_tried_again_and_again(
+def test_an_unreachable_hub_is_tried_only_once(
     answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()

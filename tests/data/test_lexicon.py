@@ -68,7 +68,7 @@ def slow_links(
     return links
 
 
-def test_counts_are_those_that_were_worked_out_by_hand(tmp_path: Path) -> None:
+def test_counts_equal_a_calculation_by_hand(tmp_path: Path) -> None:
     """At first every source word of a sentence has half of each target word, and the other way
     round: a quarter of a link. `das` meets `the` twice, and all others once but `buch` and `book`.
     """
@@ -82,7 +82,7 @@ def test_counts_are_those_that_were_worked_out_by_hand(tmp_path: Path) -> None:
     assert learned.table.totals[0].tolist() == [1.0, 0.5, 1.0, 0.5]
 
 
-def test_the_likeliest_come_first_and_where_there_are_none_is_minus_one(
+def test_translations_are_sorted_by_probability_and_filled_up_with_minus_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toys = store(tmp_path, TOYS)
@@ -109,7 +109,7 @@ SENTENCES = st.lists(
 
 
 @given(pairs=SENTENCES, most=st.integers(2, 4), at_once=st.sampled_from([1 << 23, 20]))
-def test_the_table_is_that_of_a_slow_computation(pairs: Text, most: int, at_once: int) -> None:
+def test_translations_equal_a_slow_reference(pairs: Text, most: int, at_once: int) -> None:
     """Where counts are equal up to rounding, any order will do. Between merges four times ``most``
     are kept: here all 7 of them."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:

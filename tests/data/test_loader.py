@@ -40,7 +40,7 @@ def arrays(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     max_tokens=st.sampled_from([None, 80, 300]),
     seed=st.integers(0, 5),
 )
-def test_every_pair_is_in_one_batch_within_budget_beside_pairs_of_like_length(
+def test_every_pair_is_in_one_batch_within_budget_with_pairs_of_similar_length(
     pairs: list[tuple[int, int]], most: int | None, max_tokens: int | None, seed: int
 ) -> None:
     source, target = arrays(pairs)
@@ -56,7 +56,7 @@ def test_every_pair_is_in_one_batch_within_budget_beside_pairs_of_like_length(
         assert all(int(source[rows].sum() + target[rows].sum()) <= max_tokens for rows in plan)
 
 
-def test_a_pair_that_fits_no_batch_names_itself_and_the_remedy() -> None:
+def test_a_pair_above_max_tokens_is_an_error_with_a_fix() -> None:
     source, target = arrays([(3, 3), (9, 4)])
     with pytest.raises(DataError, match=r"Pair 1 has 13 tokens.*8.*\n.*max_tokens"):
         plan_batches(source, target, max_tokens=8, noise=0, random=epoch_random(0, 0))
@@ -122,7 +122,7 @@ def test_from_any_position_the_stream_is_the_same(
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 99])
-def test_ranks_read_as_many_batches_each_and_together_all(
+def test_ranks_read_equally_many_batches_and_together_all_pairs(
     store: ParallelStore, num_ranks: int
 ) -> None:
     """FAULT 27: where the batches cannot be shared out evenly, a few are read twice."""
@@ -144,13 +144,13 @@ def test_weights_read_a_corpus_twice_and_a_new_half_each_epoch(store: ParallelSt
     assert Counter(row // 25 for row in rows_of(loader_of(store, weights=(0, 2.2)), 0)) == {1: 55}
 
 
-def test_an_epoch_without_a_pair_names_the_remedy(store: ParallelStore) -> None:
+def test_weights_that_select_no_pair_are_an_error_with_a_fix(store: ParallelStore) -> None:
     with pytest.raises(DataError, match=r"\(0, 0\) select none of 50") as caught:
         loader_of(store, weights=(0, 0)).plan(0)
     assert "data.train.*.weight" in caught.value.fix
 
 
-def test_sources_may_begin_with_bos_and_all_else_stays(store: ParallelStore) -> None:
+def test_sources_may_begin_with_bos(store: ParallelStore) -> None:
     plain, marked = (loader_of(store, source_bos=source_bos) for source_bos in (False, True))
     rows = np.array([3, 0, 17])
     batch, other = plain.batch(rows), marked.batch(rows)
@@ -268,7 +268,7 @@ def test_from_any_position_of_any_stage_the_stream_is_the_same(
     assert read(ahead, position, 46 - skipped) == whole[skipped:]
 
 
-def test_half_an_epoch_reads_half_a_corpus_beside_its_share_of_others() -> None:
+def test_half_an_epoch_reads_half_a_corpus_with_its_share_of_other_corpora() -> None:
     """1.5 epochs of 100 are two of 75; 25 of 100 pairs are of the other: 25 beside 75."""
     stages: list[dict[str, Any]] = [
         {"mix": {CLEAN: 3, NOISY: 1}, "until": {CLEAN: 1.5}},

@@ -60,7 +60,7 @@ def noise_adder(tokenizers: Tokenizers, *rates: dict[str, float], longest: int =
 
 @settings(max_examples=25)
 @given(rows=st.lists(st.integers(0, 39), min_size=1, max_size=12), epoch=st.integers(0, 3))
-def test_what_a_pair_gets_depends_on_seed_epoch_and_row_only(
+def test_the_noise_of_a_pair_depends_only_on_seed_epoch_and_row(
     tokenizers: Tokenizers, read: Read, rows: list[int], epoch: int
 ) -> None:
     """In other processes, too."""
@@ -96,7 +96,7 @@ def test_typos_and_spacing_leave_the_target(tokenizers: Tokenizers, read: Read, 
     assert sum(source != own for (source, _), own in zip(found, SOURCES, strict=True)) > 3
 
 
-def test_a_pair_that_gets_too_long_stays_whole(tokenizers: Tokenizers, read: Read) -> None:
+def test_a_pair_that_would_be_too_long_stays_unchanged(tokenizers: Tokenizers, read: Read) -> None:
     """In capitals, most words are spelt letter by letter."""
     found = read(noise_adder(tokenizers, {"upper_case": 1.0}, {}, longest=18), 0, range(20))
     assert set(found) > {pair for pair in found if pair in TINY_PAIRS} != set()

@@ -72,7 +72,7 @@ def drawn(loader: Loader, start: Position, number: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("num_workers", "start"), [(1, (0, 0)), (2, (0, 4))])
-def test_worker_processes_draw_the_bits_of_one_thread_in_order(
+def test_worker_processes_give_the_same_batches_as_one_thread(
     loader: Loader, num_workers: int, start: tuple[int, int]
 ) -> None:
     """Over the ends of epochs, and from any position."""
@@ -84,7 +84,7 @@ def test_worker_processes_draw_the_bits_of_one_thread_in_order(
     assert first != later
 
 
-def test_errors_come_back_and_a_killed_worker_ends_with_advice() -> None:
+def test_errors_are_raised_and_a_killed_worker_gives_a_fix() -> None:
     with process_pool(1) as pool:
         assert pool.submit(eval, "'torch' in __import__('sys').modules").result() is False
         assert pool.submit(os.getpid).result() != os.getpid()
@@ -118,7 +118,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 
 @given(number=st.integers(1, 20), threads=st.integers(1, 3), ahead=st.integers(1, 6))
-def test_results_keep_their_order_and_no_more_is_made_than_so_much_ahead(
+def test_results_keep_their_order_and_few_are_computed_ahead(
     number: int, threads: int, ahead: int
 ) -> None:
     items = iter(range(number))
@@ -180,7 +180,7 @@ def test_dask_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @needs_dask
-def test_what_dask_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dask_or_scheduler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.data.workers._CONNECT_SECONDS", 0.2)
     for place, workers, message in (
         ("tcp://127.0.0.1:9", None, "No Dask scheduler answers at tcp://127"),

@@ -134,7 +134,7 @@ def test_a_folder_replaces_another_only_if_told_to(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_a_replacement_that_was_cut_short_is_undone(tmp_path: Path) -> None:
+def test_an_interrupted_replacement_is_undone(tmp_path: Path) -> None:
     place = tmp_path / "folder"
     make(place, "old")
     place.rename(atomic.replaced_folder(place))
@@ -146,7 +146,7 @@ def test_a_replacement_that_was_cut_short_is_undone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_a_removal_cut_short_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+def test_an_interrupted_removal_leaves_no_partial_folder(tmp_path: Path) -> None:
     make(tmp_path / "folder", "old")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.rmtree", lambda *_, **__: None)
@@ -156,7 +156,7 @@ def test_a_removal_cut_short_leaves_nothing_under_the_name(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_system_says_becomes_one_error() -> None:
+def test_an_os_error_becomes_one_error_of_nmt() -> None:
     with (
         pytest.raises(DataError, match=r"^it cannot be written: No space left"),
         atomic.write_errors("it", DataError),
@@ -166,7 +166,7 @@ def test_what_the_system_says_becomes_one_error() -> None:
         raise BrokenPipeError  # Fault 44: the reader has what it wants
 
 
-def test_a_second_process_is_told_who_was_first_and_a_dead_one_holds_nothing(
+def test_a_second_process_gets_an_error_and_a_dead_process_holds_no_lock(
     tmp_path: Path,
 ) -> None:
     """FAULT 15; a refusal leaves the holder's name, and a lock cannot go stale."""

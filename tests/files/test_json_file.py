@@ -50,7 +50,7 @@ def test_a_number_of_hundreds_of_digits_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["NaN", "[-Infinity]", "1e999"])
-def test_numbers_that_are_not_finite_are_refused_where_that_is_asked_for(text: str) -> None:
+def test_numbers_that_are_not_finite_are_refused_on_request(text: str) -> None:
     parse_json(text)
     with pytest.raises(ValueError, match="is not finite"):
         parse_json(text, finite=True)
@@ -128,7 +128,7 @@ def test_a_newer_format_is_named_with_the_release_that_wrote_it(tmp_path: Path) 
     ["", "[]", "null", '{"sha256": 1}', '"text"', "\x00\xff", "[" * 9, "1", "[" * 200_000,
      '{"step": ' + "9" * 400 + "}"],
 )  # fmt: skip
-def test_anything_else_is_damage(tmp_path: Path, text: str) -> None:
+def test_other_contents_are_reported_as_damage(tmp_path: Path, text: str) -> None:
     """Finding 16."""
     with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
         Manifest.read(tmp_path)

@@ -74,7 +74,7 @@ def test_only_line_feeds_end_a_line(tmp_path: Path, content: bytes, lines: list[
     assert read_lines(written(tmp_path, content)) == lines
 
 
-def test_what_zstandard_needs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_zstandard_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("compression.zstd", "backports.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
     path = written(tmp_path, b"\x28\xb5\x2f\xfd1234", "text.zst")
@@ -146,7 +146,7 @@ def test_lines_are_those_between_line_feeds(data: bytes, lines_at_once: int) -> 
     assert all(1 <= len(chunk) <= lines_at_once for chunk in chunks)
 
 
-def test_no_pause_holds_a_line(
+def test_a_pause_delays_no_line(
     pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault 43: no line is kept back, be it for the look at the first bytes, and none is broken.
@@ -218,7 +218,7 @@ def test_a_line_without_an_end_is_cut_and_not_held(caplog: pytest.LogCaptureFixt
     assert (decoder.decode(chunk, 1), decoder.num_damaged) == (["ää", "next"], 1)
 
 
-def test_bad_bytes_are_replaced_and_one_mark_goes(caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_bytes_are_replaced_and_a_bom_is_removed(caplog: pytest.LogCaptureFixture) -> None:
     """Fault 45."""
     mark = b"\xef\xbb\xbf"
     (chunk,) = read_chunks(io.BytesIO(mark + b"a\n" + mark + b"b\nc\xff"))
@@ -230,7 +230,7 @@ def test_bad_bytes_are_replaced_and_one_mark_goes(caplog: pytest.LogCaptureFixtu
     ("name", "decompress"),
     [("a.gz", gzip.decompress), ("a.bz2", bz2.decompress), ("a.xz", lzma.decompress), ("a", bytes)],
 )
-def test_names_tell_the_compression_of_output_and_first_bytes_that_of_input(
+def test_output_is_compressed_by_suffix_and_input_decompressed_by_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, decompress: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / name
@@ -262,7 +262,7 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
     check_output(tmp_path / "new.txt", source, None)
 
 
-def test_a_part_of_a_folder_that_is_read_is_refused(tmp_path: Path) -> None:
+def test_an_output_inside_an_input_folder_is_refused(tmp_path: Path) -> None:
     """Finding 1: a model's own files; translations may lie beside them."""
     run_dir = tmp_path / "run"
     weights = run_dir / "checkpoints" / "step-00000010" / "model.safetensors"
@@ -277,7 +277,7 @@ def test_a_part_of_a_folder_that_is_read_is_refused(tmp_path: Path) -> None:
     check_output(run_dir / "new.json", run_dir)
 
 
-def test_a_device_may_be_both_input_and_output_and_no_compression_is_made_up() -> None:
+def test_a_device_may_be_input_and_output_and_unknown_compressions_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"out\.zst: .* \.zst") as raised:
         check_output(Path("out.zst"))
     assert ".gz, .bz2, .xz" in raised.value.fix
@@ -288,7 +288,7 @@ def test_a_device_may_be_both_input_and_output_and_no_compression_is_made_up() -
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
-def test_a_mark_of_wide_characters_is_refused(encoding: str) -> None:
+def test_utf16_and_utf32_are_refused(encoding: str) -> None:
     data = "\ufeffeins\n".encode(encoding)
     with pytest.raises(DataError, match=rf"it is UTF-{encoding[4:6]}, not UTF-8"):
         next(read_chunks(io.BytesIO(data), name="it"))

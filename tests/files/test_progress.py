@@ -44,7 +44,7 @@ def test_a_bar_of_a_file_counts_lines(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize("case", ["no terminal", "quiet", "standard input"])
-def test_bars_need_a_watcher(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bars_need_a_terminal(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_text("a\n")
     with terminal(monkeypatch) as frames:

@@ -104,7 +104,7 @@ def test_three_lines_name_the_largest_vocabulary_and_it_works(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("bytes_", [False, True])
-def test_words_are_tokens_and_the_vocabulary_holds_just_them(tmp_path: Path, bytes_: bool) -> None:
+def test_words_are_tokens_and_make_up_the_vocabulary(tmp_path: Path, bytes_: bool) -> None:
     lines, path = ["merci", "je suis étudiant", "je suis là"], tmp_path / "joint.model"
     values = {"kind": "word", "vocab_size": 400, "byte_fallback": bytes_}
     with pytest.raises(VocabularySizeError, match=r"the maximum is \d+") as raised:

@@ -128,7 +128,7 @@ def test_equal_scores_go_from_the_left_and_rate_1_gives_characters_without_numbe
     assert generator.getstate() == Random(1).getstate()
 
 
-def test_no_merge_crosses_a_piece_that_is_not_normal_or_has_a_character_that_is_none() -> None:
+def test_no_merge_crosses_a_special_subword_or_an_unknown_character() -> None:
     pieces = ["a", "b", "<0x61>", "xa", "axa", "ab", "aa", "<0x61>a"]
     normal = [True, True, False, True, True, True, True, True]
     scores = [0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0]

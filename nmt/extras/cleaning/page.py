@@ -25,7 +25,7 @@ def render_report(report: PrepareReport) -> Markup:
                     x_name="subwords")  # fmt: skip
     return render(
         "corpus.html.j2",
-        title="Corpora",
+        title="Data preparation report",
         report=report,
         read=sum(counts[READ] for counts in report.counts.values()),
         kept=sum(counts[KEPT] for counts in report.counts.values()),
@@ -60,11 +60,11 @@ def _map(report: PrepareReport, name: str) -> dict[str, Any]:
     for found in (*report.shifts, *report.unrelated):
         if found["corpus"] == name:
             start, end = found["start"], found["end"]
-            what = f"shifted by {found['offset']:+} lines" if "offset" in found else "unrelated"
+            what = f"shift {found['offset']:+}" if "offset" in found else "unrelated"
             ranges.append({
                 "x": f"{_WIDTH * (start - 1) / lines:.5g}",
                 "width": f"{max(_WIDTH * (end - start + 1) / lines, 2):.5g}",
                 "label": f"lines {start:,} to {end:,}: {what}",
             })  # fmt: skip
-    note = f"{lines:,} lines, {len(ranges):,} misaligned ranges"
+    note = f"{lines:,} lines; misaligned ranges: {len(ranges):,}"
     return {"name": name, "note": note, "ranges": ranges}

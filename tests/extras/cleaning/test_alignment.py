@@ -97,7 +97,7 @@ def test_a_shifted_block_is_found_to_the_line(offset: int) -> None:
     assert_near(found, Range(start, end, offset))
 
 
-def test_what_is_missing_once_shifts_all_that_follows_and_strangers_are_unrelated() -> None:
+def test_a_missing_line_shifts_all_later_lines_and_random_lines_are_unrelated() -> None:
     source, target = language(1500)
     target[900:960] = [target[i] for i in np.random.default_rng(5).integers(0, 1500, 60)]
     del target[300], source[-1]
@@ -109,7 +109,7 @@ def test_what_is_missing_once_shifts_all_that_follows_and_strangers_are_unrelate
     assert looked_at(source[:1200], target).ranges["c"] == [Range(501, 1200, None)]
 
 
-def test_few_lines_and_blank_ones_are_no_reason_to_fail() -> None:
+def test_few_or_blank_lines_are_accepted() -> None:
     source, target = language(300)
     for row in range(0, 300, 3):
         target[row] = []
@@ -120,7 +120,7 @@ def test_few_lines_and_blank_ones_are_no_reason_to_fail() -> None:
     assert looked_at([[1, 2]], [[3]]).ranges == {"c": []}
 
 
-def test_the_table_of_all_pairs_agrees_with_scores_of_pairs_that_taught_nothing() -> None:
+def test_scores_of_all_combinations_equal_scores_of_unseen_pairs() -> None:
     scorer = learned(Text(*language(200)), np.arange(100))
     sources, targets = np.arange(120, 150), np.arange(115, 160)
     table = scorer.score_all(sources, targets)
@@ -128,7 +128,7 @@ def test_the_table_of_all_pairs_agrees_with_scores_of_pairs_that_taught_nothing(
     np.testing.assert_allclose(table.ravel(), each, rtol=1e-3, atol=1e-3)
 
 
-def test_a_pair_vouches_for_itself_in_no_way() -> None:
+def test_scores_leave_out_the_counts_of_the_pair_itself() -> None:
     source, target = language(200)
     for row in range(1, 40):  # words that a line repeats, and that no other line has
         source[row], target[row] = [300 + row] * 3 + [1, 2], [340 + row] * 2 + [2, 1]
@@ -152,7 +152,7 @@ def test_lengths_alone_suggest_an_offset() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 3, -50])
-def test_likeness_tells_the_offset_of_lines_that_are_all_of_one_length(offset: int) -> None:
+def test_rare_words_suggest_an_offset_if_all_lengths_are_equal(offset: int) -> None:
     source, target = language(400)
     source, target = ([line[:4] for line in side] for side in (source, target))
     text = Text(source[max(-offset, 0) :], target[max(offset, 0) :])
@@ -172,7 +172,7 @@ def test_small_corpora_have_shifts_and_no_false_alarms() -> None:
 
 
 @pytest.mark.parametrize(("num_random", "start", "end"), [(800, 0, 0), (500, 1000, 1600)])
-def test_lines_at_random_do_not_teach_the_lexicon_and_no_shifted_block_hides_them(
+def test_the_lexicon_does_not_learn_from_unrelated_lines(
     num_random: int, start: int, end: int
 ) -> None:
     source, target = language(2400)
@@ -187,7 +187,7 @@ def test_lines_at_random_do_not_teach_the_lexicon_and_no_shifted_block_hides_the
     assert is_low[~is_random & ~is_moved].mean() < 0.02
 
 
-def test_the_best_path_pays_for_changes_and_its_parts_are_joined() -> None:
+def test_changing_the_offset_has_a_cost_and_equal_ranges_are_merged() -> None:
     evidence = np.full((40, 3), -1.0, np.float32)
     evidence[:, 1] = 2.0
     assert (best_path(evidence) == 1).all()
@@ -201,7 +201,7 @@ def test_the_best_path_pays_for_changes_and_its_parts_are_joined() -> None:
     assert joined(ranges) == [Range(1, 9, 2), Range(10, 12, None)]
 
 
-def test_a_third_of_pairs_at_random_hardly_moves_the_usual_score() -> None:
+def test_a_third_of_random_pairs_hardly_changes_the_typical_score() -> None:
     generator = np.random.default_rng(1)
     good, bad = generator.normal(10, 2, 4000), generator.normal(-8, 2, 2000)
     both = np.concatenate((good, bad))

@@ -43,7 +43,7 @@ def reasons(source: str, target: str, languages: str = "de en") -> set[str]:
         ("Es sind 1.257 Leute.", "There are people.", "numbers"),
     ],
 )  # fmt: skip
-def test_damage_has_its_reason(source: str, target: str, reason: str) -> None:
+def test_damage_is_found_with_its_reason(source: str, target: str, reason: str) -> None:
     assert reason in reasons(source, target)
 
 
@@ -61,7 +61,7 @@ def test_damage_has_its_reason(source: str, target: str, reason: str) -> None:
         ("Ärger über Ößel, „naïve“ Café", "trouble with Ößel, a “naïve” café", "de en"),
     ],
 )  # fmt: skip
-def test_what_is_right_has_no_reason_but_being_a_copy(
+def test_correct_pairs_are_not_found_except_copies(
     source: str, target: str, languages: str
 ) -> None:
     assert reasons(source, target, languages) <= {"copy_of_source"}

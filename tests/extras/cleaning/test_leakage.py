@@ -25,7 +25,7 @@ def distance(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 @given(left=SENTENCE, right=SENTENCE)
-def test_near_is_what_the_distance_says(left: list[str], right: list[str]) -> None:
+def test_near_copies_are_those_within_the_edit_distance(left: list[str], right: list[str]) -> None:
     limit = max_edits(min(len(left), len(right)))
     assert are_near(left, right) == (distance(left, right) <= limit)
 

@@ -113,7 +113,7 @@ def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> No
         prepare(config_for(tmp_path, data=data, filters=dropping), force=True)
 
 
-def test_duplicates_go_on_request(tmp_path: Path) -> None:
+def test_duplicates_are_dropped_on_request(tmp_path: Path) -> None:
     """FAULTS 40."""
     source, target = corpus(60)
     write_pairs(tmp_path, source + source, target + target)

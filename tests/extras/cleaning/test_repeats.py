@@ -67,7 +67,7 @@ def test_pairs_that_differ_in_one_of_many_words_are_near_and_others_are_not(tmp_
     assert sum(row in found for row in range(400, 500)) == 0  # 26/38 = 0.68
 
 
-def test_pairs_without_a_sketch_are_compared_with_none(
+def test_pairs_without_a_sketch_are_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They all have the same one, 0: of a large corpus, a third came into memory at once."""

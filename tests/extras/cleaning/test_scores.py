@@ -18,7 +18,7 @@ from tests.inference.models import run_config, save_run, small_model, train_toke
 PAIR = ("de", "en")
 
 
-def test_scores_are_numbers_one_a_line_and_may_be_missing(tmp_path: Path) -> None:
+def test_scores_are_one_number_per_line_or_nan(tmp_path: Path) -> None:
     path = tmp_path / "scores.gz"
     path.write_bytes(gzip.compress(b"0.5\n -1e3\nnan\n-inf\n7"))
     values = read_scores(path, 5, is_part=False).tolist()
@@ -27,7 +27,7 @@ def test_scores_are_numbers_one_a_line_and_may_be_missing(tmp_path: Path) -> Non
     assert read_scores(path, 2, is_part=True).tolist() == [0.5, -1000]
 
 
-def test_what_does_not_fit_the_corpus_is_refused(tmp_path: Path) -> None:
+def test_scores_that_do_not_fit_the_corpus_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "scores"
     for text, lines, problem in (
         ("1\n2\n", 3, "has 2 scores, but its corpus has 3 lines"),
@@ -80,7 +80,7 @@ def test_models_that_do_not_fit_are_refused(runs: list[Path], tmp_path: Path) ->
     assert missing.value.exit_code == 4
 
 
-def test_pairs_are_scored_on_demand_and_the_manifest_says_by_what(
+def test_pairs_are_scored_on_demand_and_the_manifest_names_the_models(
     runs: list[Path], tmp_path: Path
 ) -> None:
     config = config_for(tmp_path, filters={"dual_cross_entropy": {"limit": 1.0}})
