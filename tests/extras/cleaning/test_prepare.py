@@ -171,4 +171,4 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
     ElementTree.fromstring(page)
     assert "<script>" not in page
     assert "\\u202eone" in page
-    assert "duplicate: 8 <small>drop</small>" in page
+    assert "duplicate: 8 <small>dropped</small>" in page
