@@ -236,7 +236,7 @@ class Trainer:
             if reason not in (None, "signal"):
                 limits = ("patience",) if reason == "patience" else _LIMITS
                 given = [f"training.{key}" for key in limits if getattr(self._training, key)]
-                text = f"training is complete at step {step:,}; to continue, run it with a larger "
+                text = f"training is complete at step {step:,}; to continue, raise "
                 self._report(Event(step, f"{text}{' and '.join(given)}"))
             while reason is None:
                 stage = progress.position.stage

@@ -42,6 +42,7 @@ from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.json_file import Manifest
+from nmt.metrics.metric import label_of
 from nmt.training.report import Event, Reporter
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
@@ -172,7 +173,7 @@ class Progress:
     def describe(self) -> str:
         """Return a phrase for the log, such as ``resuming at step 80, until step 1,400``."""
         if self.reason_to_end(patience=None):
-            return f"training is complete: step {self.step:,} of {self.total_steps:,}"
+            return f"resuming at step {self.step:,}, the last one"
         end = f"until step {self.total_steps:,}" if self.total_steps else "until patience runs out"
         return f"resuming at step {self.step:,}, {end}" if self.step else f"training {end}"
 
@@ -217,7 +218,7 @@ class TrainingSummary:
 
     def as_text(self) -> str:
         """Return the summary as one line."""
-        score = "" if self.best_score is None else f" ({self.metric} {self.best_score:.2f})"
+        score = "" if self.best_score is None else f" ({label_of(self.metric)} {self.best_score:.2f})"
         return f"{self.run_dir}: {self.step:,} steps; best: {self.best or 'none'}{score}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def test_a_completed_run_contains_the_shortlist_of_its_data(
     before = manifest.read_bytes()
     place.unlink()
     fit(config)  # nothing is left to train
-    longer = "to continue, run it with a larger training.max_steps"
+    longer = "to continue, raise training.max_steps"
     assert f"training is complete at step 10; {longer}" in caplog.messages
     assert place.read_bytes() == made
     place.write_bytes(b"damaged")
