@@ -218,8 +218,9 @@ class TrainingSummary:
 
     def as_text(self) -> str:
         """Return the summary as one line."""
-        score = "" if self.best_score is None else f" ({label_of(self.metric)} {self.best_score:.2f})"
-        return f"{self.run_dir}: {self.step:,} steps; best: {self.best or 'none'}{score}"
+        label, score = label_of(self.metric), self.best_score
+        best = self.best or "none" if score is None else f"{self.best} ({label} {score:.2f})"
+        return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-serialisable data."""

@@ -44,7 +44,10 @@ _Fact = tuple[str, str, str]  # Name, value and note.
 _NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")  # Not written to TensorBoard.
 _RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
 # Values of the latest start that report.html shows.
-_ABOUT = ("schedule", "device", "precision", "threads", "parameters", "pairs", "dropped")
+_ABOUT = {
+    "schedule": "Schedule", "device": "Device", "precision": "Precision", "threads": "CPU threads",
+    "parameters": "Parameters", "pairs": "Sentence pairs", "dropped": "Dropped pairs",
+}  # fmt: skip
 _MAX_ROWS = 100
 _WIDE = 520, 280
 _COLUMNS = ("Step", "Epoch", "Perplexity", "BLEU", "chrF", "Flagged", "Seconds")
@@ -439,7 +442,7 @@ def _facts(updates: Sequence[Line], validations: Sequence[Line], metric: str) ->
 def _about(starts: Sequence[Line], tests: Sequence[Line]) -> list[_Fact]:
     """Return device, data and model of the latest start, the resumed steps, and test scores."""
     latest = starts[-1] if starts else {}
-    facts = [(name.capitalize(), _shown(latest[name]), "") for name in _ABOUT if name in latest]
+    facts = [(_ABOUT[name], _shown(latest[name]), "") for name in _ABOUT if name in latest]
     if resumes := _resumes(starts):
         facts.append(("Resumed at step", ", ".join(f"{step:,}" for step in resumes), ""))
     for line in tests:

@@ -283,7 +283,7 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
     assert facts(root, "about") == {
         "Device": "cuda:0",
         "Parameters": "1,234,567",
-        "Dropped": "1,200 too long, 3 empty",
+        "Dropped pairs": "1,200 too long, 3 empty",
         "Resumed at step": "200",
         "Test: flores": "BLEU 20.12 checkpoint best",  # the later one counts
     }
