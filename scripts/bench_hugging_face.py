@@ -88,7 +88,7 @@ def renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def load(folder: Path) -> Any:
-    """Return the model in float32."""
+    """Load the model in ``folder``, in float32."""
     shape = json.loads((folder / "shape.json").read_text(encoding="utf-8"))
     weights = load_file(folder / "weights.safetensors")
     tables = {side: weights.pop(f"{side}_positions") for side in ("encoder", "decoder")}

@@ -191,7 +191,7 @@ def batches_of(setup: TrainingSetup) -> Iterator[Batch]:
 
 
 def rate(step: Step, count: int, clock: Callable[[], float]) -> float:
-    """Return target tokens per second over ``count`` updates."""
+    """Make ``count`` updates; return target tokens per second."""
     begin = clock()
     tokens = sum(step() for _ in range(count))
     return tokens / (clock() - begin)

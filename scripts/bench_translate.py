@@ -141,7 +141,7 @@ def ctranslate2_commands(model: Path, place: Path) -> Commands:
 
 
 def one_sentence(commands: Commands, line: str, rounds: int) -> Mapping[str, float]:
-    """Print how long a single sentence takes; return the medians."""
+    """Print the seconds of each command for a single sentence; return the medians by name."""
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for command in commands.values():  # from here on, files come from memory
         finish(command, line)
@@ -157,7 +157,7 @@ def one_sentence(commands: Commands, line: str, rounds: int) -> Mapping[str, flo
 
 
 def slow_lines(commands: Commands, lines: Sequence[str], rounds: int, pause: float) -> None:
-    """Print how long lines wait that come one at a time."""
+    """Print how long lines of slow input wait for their translation."""
     variants = {
         (name, flag or "none"): [*command, *([flag] if flag else [])]
         for name, command in commands.items()

@@ -58,7 +58,7 @@ _NUM_POSITIONS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One engine with one setting."""
+    """An engine with a data type and a number of threads."""
 
     family: Family
     kind: str

@@ -37,7 +37,7 @@ COLUMNS = ("stage", "what", "result", "target", "predicted", "")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One process of the report."""
+    """A stage of the report, which runs in a separate process."""
 
     name: str
     seconds: int

@@ -35,7 +35,7 @@ _LATIN = [each for each in _FOREIGN if "e" in each]
 
 
 def changed_number(rng: random.Random, pairs: list[Pair], row: int) -> Pair:
-    """Change one digit of a number of the target, or add a number to both sides and change one."""
+    """Change a digit in the target. If it has no number, first add a number to both sides."""
     source, target = pairs[row]
     if not re.search(r"\d", target):
         number = rng.randrange(13, 3000)
@@ -87,7 +87,7 @@ DAMAGES: dict[str, list[Damage]] = {
 
 
 def found_rows(pairs: list[Pair], languages: tuple[str, str]) -> dict[str, set[int]]:
-    """Return the rows that have each reason, at the default limits."""
+    """Return the rows that each filter finds, with default limits."""
     filters = training_filters(FilterConfig(), *languages)
     rows: dict[str, set[int]] = {name: set() for name in REASONS}
     for row, pair in enumerate(pairs):

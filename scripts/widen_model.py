@@ -7,13 +7,17 @@ layers of width 256 become 6 + 6 layers of width 512, the size of the base Trans
 weights are not suitable for measurements: they do not produce EOS, and they have no BLEU that
 reveals wrong results of an engine.
 
-How it stays the same. Every feature comes twice, side by side: [x, x]. Mean and variance are those
-of x, so norms need their gains twice and nothing else. A matrix W becomes [[W/2, W/2], [W/2, W/2]]:
-it adds up two equal halves, and says its result twice. That doubles heads as well, and the inner
-layer. Sinusoids of the double width would be others, so their table becomes a learned one. Token
-vectors shrink by sqrt(2) where the model multiplies them by sqrt(width); the last norm takes back
-what that and the twice as long products do to the logits. After each layer comes a copy whose
-output projections are zero: it adds nothing to the residual stream. Therefore only pre-norm.
+Why the outputs stay the same:
+
+- Every vector x becomes [x, x]. Its mean and variance do not change, so norms only repeat their
+  gains.
+- A matrix W becomes [[W/2, W/2], [W/2, W/2]]. It adds two equal halves, and returns the result
+  twice. This doubles the heads and the inner layers, too.
+- Sinusoidal positions of twice the width would differ, so they become learned positions.
+- If the model multiplies token vectors by sqrt(width), they are divided by sqrt(2). The last norm
+  compensates for this factor, and for the doubled sums in the logits.
+- Each layer is followed by a copy whose output projections are zero, so that it adds nothing to the
+  residual stream. This works only in a pre-norm model.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ def _doubled(value: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _positions(name: str, num_positions: int, model: Transformer) -> Tensor:
-    """The table (P, D) of the small model's encoder or decoder."""
+    """Return the positions (P, D) of the encoder or decoder of the original model."""
     config, known = model.config, model.state_dict()
     if name in known:
         return known[name]
@@ -155,7 +159,7 @@ def _num_positions(config: RunConfig) -> int:
 
 
 def main() -> None:
-    """Write the folder."""
+    """Widen the model of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=Path, metavar="RUN", help="run or model folder")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write")

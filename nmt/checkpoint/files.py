@@ -184,7 +184,7 @@ def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file."""
+    """Write a safetensors file. Needs contiguous tensors; not atomic."""
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
     save_file(dict(tensors), path)

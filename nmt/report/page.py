@@ -223,7 +223,7 @@ def path_data(places: Iterable[Point]) -> str:
 
 
 def render_chart(chart: Chart) -> Markup:
-    """Return a figure: heading, legend with the latest values, and the chart as inline SVG."""
+    """Return an HTML figure: heading, legend with the latest values, and the chart as SVG."""
     values = [value for curve in chart.curves for _, value in finite(curve.points)]
     y, width, height = _value_scale(chart, values), *chart.size
     steps = round_ticks(0, chart.end, width // 75)

@@ -104,7 +104,7 @@ LOSSES.register("r_drop", lambda config: RDrop(config.label_smoothing, config.r_
 
 
 def loss_name(config: TrainingConfig) -> str:
-    """Resolve ``auto``: R-Drop where its weight is set, else cross-entropy."""
+    """Return `training.loss`; ``auto`` becomes R-Drop if its weight is set, else cross-entropy."""
     if config.loss != "auto":
         return config.loss
     return "r_drop" if config.r_drop_weight else "cross_entropy"

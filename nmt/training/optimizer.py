@@ -299,7 +299,7 @@ OPTIMIZERS.register("adamw", AdamW)
 
 
 def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy ``tensors[name]`` into each of the named ``places``.
+    """Copy ``tensors[name]`` into ``place`` for each (name, place) of ``places``.
 
     Raises:
         CheckpointError: A tensor is missing or has another shape.
