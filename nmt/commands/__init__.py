@@ -1,1 +1,1 @@
-"""One function for each command: a whole configuration in, work done, a summary out."""
+"""One function per command: options in, result out."""

@@ -1,4 +1,4 @@
-"""``nmt augment``: text of one language and a model -> a parallel corpus, one side translated."""
+"""``nmt augment``: monolingual text and a model -> a parallel corpus."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class AugmentReport:
 
     corpus: str  # The new corpus: source, tab, target.
     read: int  # Lines of the text.
-    written: int  # Pairs of the corpus.
-    # Lines by reason: ``empty``, and what the guard still saw after its second search.
+    written: int  # Sentence pairs of the corpus.
+    # Lines by reason: ``empty``, or a warning of the guard that remained after the second search.
     dropped: Mapping[str, int]
-    shards_made: int  # Parts that were translated now, not by a run before this one.
+    shards_made: int  # Shards that this run has translated.
     seconds: float  # Time of this run.
-    tag: str  # The tag to give the corpus: ``<bt>``, or ``<ft>`` for forward-translation.
+    tag: str  # Tag for the corpus: ``<bt>``, or ``<ft>`` for forward translation.
 
     def as_text(self) -> str:
-        """Return a report to read, with the line for a configuration."""
-        lines = [f"{self.read:,} lines read, {self.written:,} pairs written"]
+        """Return a report with the entry to add to a configuration."""
+        lines = [f"{self.read:,} lines read, {self.written:,} sentence pairs written"]
         lines += [f"  dropped {count:,}: {reason}" for reason, count in self.dropped.items()]
         entry = f"    - {{name: {self.tag[1:-1]}, tsv: {self.corpus}, tag: {self.tag}}}"
-        return "\n".join([*lines, "add to data.train:", entry])
+        return "\n".join([*lines, "add this entry to data.train of your configuration:", entry])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -53,16 +53,16 @@ class AugmentReport:
 
 
 def augment(options: AugmentOptions) -> AugmentReport:
-    """Translate text of one language into a corpus of pairs; resume by shard if it was stopped.
+    """Translate monolingual text into a parallel corpus; resume at the last complete shard.
 
     Back-translation (Sennrich et al. 2016): the model translates from the target language, and its
-    output is the source of the new corpus, which gets a tag (Caswell et al. 2019). Sampled output
-    often teaches more than that of a beam (Edunov et al. 2018).
+    output becomes the source side of the new corpus, with a tag (Caswell et al. 2019). Sampling is
+    often better than beam search (Edunov et al. 2018).
 
     Raises:
-        ConfigError: An option or tag is wrong, or the folder was made with other settings.
+        ConfigError: An option or tag is wrong, or the folder was created with other settings.
         CheckpointError: The model is missing or damaged.
-        DataError: The text cannot be read, or the folder not be written.
+        DataError: The text cannot be read, or the folder cannot be written.
     """
     begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
     forward = options.forward
@@ -78,7 +78,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
     }  # fmt: skip
-    fix = "Name a folder that you can write to, with free space on its disk."
+    fix = "Choose a writable folder on a disk with free space."
     with write_errors(output, DataError, fix=fix):
         _check_ours(output, settings)
         output.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
             if (output / _REPORT).is_file():
                 return AugmentReport(**read_json(output / _REPORT) | {"shards_made": 0})
             (output / _SHARDS).mkdir(exist_ok=True)
-            # A killed command translates only the parts that are not stored yet.
+            # After a kill, only the missing shards are translated.
             parts, translate = _parts(text, options.shard_lines), _Translate(translator, forward)
             stored = Stored(translate, output / _SHARDS, sha256_of_json(settings))
             counts = Counter[str]()
@@ -111,20 +111,22 @@ def augment(options: AugmentOptions) -> AugmentReport:
 
 
 def _check_ours(output: Path, settings: Mapping[str, Any]) -> None:
-    """Check that a folder is new, or was begun with the same settings."""
+    """Check that a folder is new, or was created with the same settings."""
     place, problem = output / _SETTINGS, ""
     if place.is_file():
         was = read_json(place)
         if differing := [name for name, value in settings.items() if was.get(name) != value]:
-            problem = f"{output} was made with another {', '.join(differing)}."
+            problem = f"{output} was created with different settings: {', '.join(differing)}."
     elif output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
-        problem = f"{output} is not empty, and was not made by `nmt augment`."
+        problem = f"{output} is not empty and was not created by `nmt augment`."
     if problem:
-        raise ConfigError(problem, fix="Name another folder; to resume, restore what differs.")
+        raise ConfigError(
+            problem, fix="Choose another folder. To resume, use the previous settings."
+        )
 
 
 def _parts(text: Path, size: int) -> Iterator[Block]:
-    """Yield the lines of a text, some at a time."""
+    """Yield the lines of a text in shards."""
     lines, first = _lines(text), 1
     while part := list(islice(lines, size)):
         yield Block(list, (part,), first)

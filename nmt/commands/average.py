@@ -1,4 +1,4 @@
-"""``nmt average``: checkpoints of a run -> a model folder with the mean of their weights."""
+"""``nmt average``: checkpoints of a run -> a model folder with their average."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nmt.files.json_file import Manifest
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_LAST = 10  # Checkpoints that are averaged if nothing is said.
+_DEFAULT_LAST = 10  # Checkpoints to average by default.
 
 
 @dataclass(frozen=True, slots=True)
 class AverageSummary:
-    """What was averaged, and where it is."""
+    """Which checkpoints were averaged, and where the result is."""
 
     output: Path  # The model folder.
     steps: tuple[int, ...]  # Steps of the checkpoints, oldest first.
 
     def as_text(self) -> str:
-        """Return the folder, for a script to read."""
+        """Return the folder, for scripts."""
         return str(self.output)
 
     def as_dict(self) -> dict[str, Any]:
@@ -37,22 +37,22 @@ class AverageSummary:
 
 
 def average(options: AverageOptions) -> AverageSummary:
-    """Write the mean of checkpoints of a run as a model folder.
+    """Write the average of several checkpoints as a model folder.
 
-    A run that is being trained may be averaged too.
+    The run may still be training.
 
     Raises:
-        ConfigError: ``output`` is taken.
-        CheckpointError: A checkpoint is missing or damaged, or is of another model.
+        ConfigError: ``output`` exists and is not empty.
+        CheckpointError: A checkpoint is missing, damaged or from another model.
     """
     run_dir, last, best, steps = options.run, options.last, options.best, options.step
     check_new_folder(options.output, run_dir)
     present = dict(list_checkpoints(run_dir))
     if not present:
-        fix = "Name a run folder that `nmt train` wrote."
+        fix = "Pass a run folder created by `nmt train`."
         raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
     if missing := [str(step) for step in sorted(steps) if step not in present]:
-        fix = f"Name some of these with `step`: {', '.join(map(str, sorted(present)))}."
+        fix = f"Use `step` with one of: {', '.join(map(str, sorted(present)))}."
         problem = f"{run_dir} has no checkpoint of step {', '.join(missing)}."
         raise CheckpointError(problem, fix=fix)
     wanted, kept = best or len(steps) or last or _DEFAULT_LAST, "best" if best else "last"
@@ -61,14 +61,14 @@ def average(options: AverageOptions) -> AverageSummary:
     else:
         chosen = list(steps) or sorted(present)[-wanted:]
     if len(chosen) < wanted:
-        text = "%s has %d to choose from, not %d; training.keep_%s says how many a run keeps"
+        text = "%s has only %d checkpoints, not %d; to keep more, set training.keep_%s"
         logger.info(text, run_dir, len(chosen), wanted, kept)
     folders = {step: present[step] for step in sorted(chosen)}
     for step, folder in folders.items():
-        if (found := Manifest.read(folder).step) != step:  # it was chosen by a step not its own
-            fix = "Give the folder its own name back."
-            raise CheckpointError(f"{folder} holds step {found:,}.", fix=fix)
-    # Refuses now what could not be translated with later.
+        if (found := Manifest.read(folder).step) != step:  # the folder was renamed
+            fix = f"Rename it to step-{found:08}."
+            raise CheckpointError(f"{folder} contains the checkpoint of step {found:,}.", fix=fix)
+    # Fail now if the model could not be loaded later.
     load_model(run_dir, f"step-{max(folders)}")
     logger.info("averaging the checkpoints of step %s", ", ".join(f"{step:,}" for step in folders))
     write_average(options.output, run_dir, list(folders.values()))
@@ -77,11 +77,11 @@ def average(options: AverageOptions) -> AverageSummary:
 
 
 def _scores(present: Mapping[int, Path]) -> dict[int, float]:
-    """Return validation scores of the whole run so far, as its newest checkpoint records them."""
+    """Return all validation scores of the run, from its newest checkpoint."""
     folder = present[max(present)]
     Manifest.read(folder).verify(folder, (STATE,))
     scores = dict(read_state(folder).get("progress", {}).get("history", []))
     if not scores.keys() & present.keys():
-        problem = f"{folder / STATE} records no validation score of a checkpoint that is there."
-        raise CheckpointError(problem, fix="Use `last`, or name checkpoints with `step`.")
+        problem = f"{folder / STATE} contains no validation score of the existing checkpoints."
+        raise CheckpointError(problem, fix="Use `last` or `step`.")
     return scores

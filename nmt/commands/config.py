@@ -1,4 +1,4 @@
-"""Configuration files, with values for the size of their corpora; ``nmt config`` looks at them."""
+"""Loads configurations with defaults by corpus size; the functions of ``nmt config``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a configuration file; without ``training`` it gets values for the size of its corpora.
+    """Read a configuration file. Without ``training``, choose values by the size of its corpora.
 
     Args:
         path: A YAML file.
-        overrides: ``section.key=value`` each, the value as YAML; later ones win.
+        overrides: ``section.key=value`` each, with a YAML value; later overrides win.
 
     Raises:
-        ConfigError: Anything is wrong, missing files are named too; or ``training`` is missing and
-            nobody knows the size.
-        DataError: ``training`` is missing, and so is a file of the corpora.
+        ConfigError: The configuration is invalid; or ``training`` is missing and the size of the
+            corpora is unknown.
+        DataError: ``training`` and a file of the corpora are missing.
     """
     return loader.load_config(
         path, overrides, count_characters=count_characters, check_files=check_files
@@ -45,13 +45,13 @@ ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry(
 
 
 def advice(config: RunConfig) -> list[str]:
-    """Return what will disappoint about a configuration, and what to set instead."""
+    """Return warnings about a configuration, with better values."""
     advise = ADVICE.find("plan")  # None if the extra is missing
     return list(advise(config)) if advise else []
 
 
 def schema(_: SchemaOptions) -> TextResult:
-    """Return the JSON schema of a configuration, for editors."""
+    """Return the JSON schema of configuration files, for editors."""
     return TextResult(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
 
 
@@ -83,12 +83,12 @@ def _explain_keys(start: str = "") -> str:
 
 
 def show(options: ShowOptions) -> TextResult:
-    """Return the resolved configuration, defaults and presets included."""
+    """Return a configuration with all defaults and presets filled in."""
     return TextResult(dump_config(load_config(options.config, options.set_)))
 
 
 def check(options: CheckOptions) -> TextResult:
-    """Check configuration files; report all problems of all files."""
+    """Check configuration files; report all problems."""
     good, errors = list[str](), list[NmtError]()
     for path in options.configs:
         try:
@@ -101,7 +101,7 @@ def check(options: CheckOptions) -> TextResult:
         good.append(f"{path}: good")
         try:
             check_files(config.data.corpora)
-        except DataError as error:  # they may be on the machine that trains
+        except DataError as error:  # the files may be on another machine
             logger.warning("%s: %s", path, error.problem)
         swapped = swapped_sets(config.data.corpora, *languages.values())
         for text in (*advice(config), *swapped):

@@ -1,10 +1,9 @@
 """``nmt evaluate``: translations and references -> scores, what analyses add, and an exit code.
 
-`evaluate` tells the story; what it calls follows: the model, the test set, the report.
-Scores come from `nmt.metrics`: `metric.py` says how to add a metric, `scoring.py` compares systems.
-Everything else about a scored test set is an analysis, named in `ANALYSES`. The gates are one of
-them: what they miss becomes the report's `failure`, which ends the command with exit code 6 after
-the scores are printed.
+`evaluate` is the main function; models, test sets and reports follow. `nmt.metrics` computes the
+scores: `metric.py` explains how to add a metric, `scoring.py` compares systems. All other results
+are analyses, listed in `ANALYSES`. A failed gate becomes the `failure` of the report, which ends
+the command with exit code 6 after the scores are printed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from nmt.training.report import record_evaluation
 logger = logging.getLogger(__name__)
 
 _EXTRA = "nmt.extras.analysis"
-# The sections take an `EvaluatedSet` with its scores, and return a `Section` or None.
+# Sections: functions from a scored `EvaluatedSet` to a `Section` or None.
 ANALYSES: Registry[Callable[..., Any]] = Registry(
     "analysis",
     {
@@ -55,9 +54,9 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
         "baseline report": f"{_EXTRA}.reports:read_baseline_report",
     },
 )
-# What a file of `report` holds, by the ending of its name.
+# Content of a `report` file by its extension.
 REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] = Registry(
-    "ending of a report",
+    "report format",
     {
         ".html": f"{_EXTRA}.page:as_page",
         ".md": f"{_EXTRA}.reports:as_markdown",
@@ -65,7 +64,7 @@ REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] =
     },
 )
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
-# Sections of a model's configuration that an evaluation reads.
+# Sections of the configuration that an evaluation uses.
 _READ = ("decoding", "data", "source_language", "target_language")
 
 
@@ -81,11 +80,11 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     if options.list_:
         return evaluation_set.list_test_sets(options.models)
     evaluation_set.check_options(options)
-    # A missing extra or a gate that cannot be read is told before anything slow begins.
+    # Report missing extras and invalid gates before the slow part.
     asked = {
         "slices": options.slices or options.slice_,
         "robustness": options.robustness,
-        "confidence": ANALYSES.find("confidence"),  # of models that give any
+        "confidence": ANALYSES.find("confidence"),  # for models with confidence scores
         "gates": options.fail_under or options.fail_if_worse,
     }
     analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
@@ -94,7 +93,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     contrastive = ANALYSES["contrastive"](options.contrastive) if options.contrastive else None
     external = ANALYSES["external"] if options.external else None
 
-    # The models, whose weights are not loaded yet, and the test sets with all files of theirs.
+    # Models (weights are not loaded yet) and test sets with their files.
     models = [EvaluatedModel(folder, options) for folder in options.models]
     base = options.baseline_model
     baseline = EvaluatedModel(base, options, is_baseline=True) if base else None
@@ -106,10 +105,10 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     for path in filter(None, (*options.report, options.save_hypotheses)):
         check_output(path, *inputs, options.contrastive)
 
-    # Hypotheses: files were read with the test sets; models translate one after the other.
+    # Hypotheses: files were read with the test sets; models translate one by one.
     failures = _translate(sets, models, baseline, options.save_hypotheses)
 
-    # Statistics of each sentence, scores of their sums, and what the analyses make of both.
+    # Statistics per sentence, scores of their sums, and analyses of both.
     evaluations = []
     for each in sets:
         _warn(each)
@@ -118,8 +117,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         for model, system in zip(models, each.systems, strict=False):
             model.record(each.test, system)
 
-    # The report: a missed gate, or what could not be computed or saved, is its `failure`, which
-    # decides the exit code.
+    # The report: its `failure` sets the exit code after a failed gate, metric or output file.
     report = EvaluationReport(
         evaluations=tuple(evaluations),
         sections=(contrastive(models),) if contrastive else (),
@@ -131,7 +129,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
 
 
 class EvaluatedModel:
-    """A model and its configuration; its weights are loaded with the first translation.
+    """A model and its configuration; the weights are loaded by the first translation.
 
     Raises:
         ConfigError: A flag or override is wrong.
@@ -141,16 +139,16 @@ class EvaluatedModel:
     def __init__(
         self, folder: Path, options: EvaluateOptions, *, is_baseline: bool = False
     ) -> None:
-        load_folder_config(folder)  # says why a folder is not a model
-        # Decoding flags are overrides of the decoding section, so that they are checked as such.
-        # One translation is scored, so n_best is 1 and a small beam is not refused.
+        load_folder_config(folder)  # explains why a folder is not a model
+        # Decoding flags become overrides, so that they are validated with the configuration.
+        # n_best is 1, because one translation is scored; otherwise a small beam would be refused.
         flags = [f"decoding.{name}={value}" for name, value in options.decoding().items()]
         overrides = [*options.set_, *flags, "decoding.n_best=1"]
         self.config = load_config(folder / "config.yaml", overrides)
         refuse_idle(options.set_, _READ)
         self.folder, self.tag, self.loading = folder, options.tag, loading(options)
         self._mbr = None if is_baseline else mbr(options, options.beam_size)
-        if is_baseline:  # the best weights of one model, whatever the other side is made of
+        if is_baseline:  # always the best checkpoint, and not an ensemble
             self.loading |= {"checkpoint": "best", "ensemble": None}
         ensemble = self.loading["ensemble"]
         self.inputs = [folder, *(ensemble.others if ensemble else ())]
@@ -158,7 +156,7 @@ class EvaluatedModel:
         self._translator: Translator | None = None
 
     def translate(self, name: str, lines: Sequence[str], tag: str | None = None) -> System:
-        """Translate the lines of a test set, or of something else that ``name`` describes."""
+        """Translate lines; ``name`` describes them in the log."""
         if self._translator is None:
             utility = self._mbr and self._mbr.of_language(self.config.target_language)
             decoding = self.config.decoding.model_dump()
@@ -194,7 +192,7 @@ class EvaluatedModel:
         self._translator = None
 
     def record(self, test: EvaluationSet, system: System) -> None:
-        """Show the scores on the page of the run."""
+        """Add the scores to the report of the run."""
         if not self.loading["ensemble"]:
             scores = {score.metric: score.value for score in system.scores}
             line = {"test": test.name, "checkpoint": self.loading["checkpoint"], "scores": scores}
@@ -202,15 +200,15 @@ class EvaluatedModel:
 
 
 class EvaluatedSet:
-    """A test set with its systems and its metrics: what an analysis works on.
+    """A test set with systems and metrics: the input of analyses.
 
     Args:
-        whole: All of its sentences.
-        options: Of the evaluation.
-        gates: Lowest scores, by metric.
-        models: Whose translations will be the first systems.
-        is_only: Of several test sets, files of translations and labels belong to the one that is
-            given as files.
+        whole: The complete test set.
+        options: Options of the evaluation.
+        gates: Minimum score by metric.
+        models: Models, whose translations become the first systems.
+        is_only: Whether there is only one test set. Otherwise, files of translations and labels
+            belong to the test set that was passed as files.
     """
 
     def __init__(
@@ -246,7 +244,7 @@ class EvaluatedSet:
         self.inputs = [*files, *paths, *whole.files, *([base] if base else [])]
 
     def make_scorers(self, references: References) -> list[Scorer]:
-        """Return the metrics of some references: those asked for, and those of the gates."""
+        """Return scorers for the requested metrics and the metrics of the gates."""
         tokenize, lowercase = self.options.tokenize, self.options.lowercase
         language = self.test.target_language
         options = MetricOptions(tokenize=tokenize, lowercase=lowercase, target_language=language)
@@ -254,17 +252,17 @@ class EvaluatedSet:
         return [Scorer(name, references, options) for name in names]
 
     def translate(self, model: EvaluatedModel) -> System:
-        """Return a model's translations of the test set."""
+        """Translate the test set."""
         if self.test.source is None:
             raise ConfigError("A model needs source lines.", fix="Add `source` FILE.")
         return model.translate(self.test.name, self.test.source, self.test.tag)
 
     def score(self, external: Callable[..., Scorer] | None) -> list[DataError]:
-        """Score the systems and compare them. Return why the external metric has no scores."""
+        """Score and compare the systems. Return the errors of the external metric."""
         added = [external(self.options.external, self.test)] if external else []
         try:
             self._score([*self.scorers, *added])
-        except DataError as error:  # the other scores must not be lost by it
+        except DataError as error:  # keep the other scores
             self._score(self.scorers)
             return [error]
         self.scorers += added
@@ -277,7 +275,7 @@ class EvaluatedSet:
         self.systems = list(systems)
 
     def evaluation(self, sections: Sequence[Section | None]) -> Evaluation:
-        """Return the values that are reported."""
+        """Return the values for the report."""
         if self.options.sentence_level:
             for number, system in enumerate(self.systems):
                 tables = zip(self.scorers, system.tables, strict=True)
@@ -301,7 +299,7 @@ def _translate(
     baseline: EvaluatedModel | None,
     place: Path | None,
 ) -> list[NmtError]:
-    """Translate all test sets, one model after the other. Return what could not be saved."""
+    """Translate all test sets, model by model. Return errors of saving."""
     failures: list[NmtError] = []
     for number, model in enumerate(models):
         for each in sets:
@@ -330,22 +328,22 @@ def _warn(each: EvaluatedSet) -> None:
     for system in systems:
         found = likely_language(system.lines)
         if expected and found and found != expected:
-            text = "%s looks like %s and the reference like %s: do they belong together?"
+            text = "%s looks like %s, but the reference looks like %s: wrong file?"
             logger.warning(text, system.name, found, expected)
         if system.num_in_training:
-            text = "%s: %s of %s source lines of %s are in the training data word for word, so "
-            text += "scores say less about new text; `slices` scores the others alone"
+            text = "%s: the training data contains %s of %s source lines of %s, so "
+            text += "scores are too high; `slices` scores the other lines separately"
             seen = f"{system.num_in_training:,}"
             logger.warning(text, system.name, seen, f"{len(test):,}", test.name)
     if options.models and options.mbr in {scorer.name for scorer in each.scorers}:
-        text = "MBR with %s was asked for, so %s is optimistic; look at other metrics, too."
+        text = "MBR decoding optimizes %s, so its %s is too high; also check other metrics."
         logger.warning(text, *[METRICS[options.mbr].label] * 2)
     if len(systems) > 1 and not each.baseline:
-        logger.info("`baseline` FILE compares every system with FILE instead of each other")
+        logger.info("to compare every system with one file, add `baseline` FILE")
 
 
 def _save(path: Path, text: str) -> list[NmtError]:
-    """Write text to a file. Return why that is impossible: the scores must not be lost by it."""
+    """Write text to a file. Return errors instead of raising them, to keep the scores."""
     try:
         with open_output(path) as stream:
             stream.write(text.encode("utf-8", "replace"))

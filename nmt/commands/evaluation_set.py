@@ -1,6 +1,6 @@
-"""Test sets: from files, from a model's configuration, or published by sacrebleu.
+"""Test sets: from files, from the configuration of a model, or from sacreBLEU.
 
-Also which of their lines a model was trained on.
+Also finds the lines of a test set that are in the training data of a model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nmt.text.tokenizer import load_tokenizers
 logger = logging.getLogger(__name__)
 
 _UNBOUNDED_CHARACTERS = 1 << 30
-_KEEPS_ALL = "Use `report` FILE.json, which keeps all translations."
+_KEEPS_ALL = "Use `report` FILE.json; it contains all translations."
 _ROWS_AT_ONCE = 50_000
 
 
@@ -40,29 +40,29 @@ class EvaluationSet:
     """Sentences with their references."""
 
     name: str  # The test set's name, or the name of the first reference file.
-    source: tuple[str, ...] | None  # Source lines; None where only references were given.
-    # Streams of reference lines, at least one, all of one length.
+    source: tuple[str, ...] | None  # Source lines; None if there are only references.
+    # One or more references, each with a line per sentence.
     references: tuple[tuple[str, ...], ...]
     target_language: str | None = None  # Language code of the references, if known.
-    files: tuple[Path, ...] = ()  # What it was read from; nothing may be written there.
-    tag: str | None = None  # What its sources begin with, as the model's configuration says.
-    is_named: bool = True  # Whether it was asked for by name, not as files.
+    files: tuple[Path, ...] = ()  # Input files, which must not be overwritten.
+    tag: str | None = None  # Tag of its sources in the configuration.
+    is_named: bool = True  # Whether the user passed a name, not files.
 
     def __len__(self) -> int:
         return len(self.references[0])
 
     def first(self, count: int | None) -> EvaluationSet:
-        """Return the set cut to its first sentences; whole when None."""
+        """Return the first sentences of the set, or the whole set if ``count`` is None."""
         source = None if self.source is None else self.source[:count]
         references = tuple(stream[:count] for stream in self.references)
         return replace(self, source=source, references=references)
 
 
 def sort_files(options: EvaluateOptions) -> EvaluateOptions:
-    """Return options whose models are folders: files given by position are named.
+    """Move files among the positional arguments to ``hypothesis`` and ``reference``.
 
     Raises:
-        ConfigError: What the files are is not clear; names the command that says it.
+        ConfigError: The role of a file is not clear; the fix is an explicit command.
     """
     paths = options.models
     if all(path.is_dir() or path.suffix == ".yaml" for path in paths) or (
@@ -72,7 +72,7 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     first, *others = paths
     systems, references = [first, *others[:-1]], others[-1:] or [Path("REFERENCE")]
     if first.is_dir():
-        problem = f"{first} is a model: say what the files are."
+        problem = f"{first} is a model, so the files need flags."
         fix = shell_command("evaluate", first, source=others[:-1], reference=references)
         raise ConfigError(problem, fix=f"Type: {fix}")
     if len(others) == 1 and not (options.hypothesis or options.reference):
@@ -81,30 +81,32 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
         return replace(options, models=(), hypothesis=(first,))
     problem = f"{first} is not a model."
     if len(others) > 1:
-        problem = f"Which of {', '.join(map(str, paths))} is the reference is not clear."
+        problem = f"Several files without flags: {', '.join(map(str, paths))}."
     systems += options.hypothesis
     fix = shell_command("evaluate", hypothesis=systems, reference=references)
     raise ConfigError(problem, fix=f"Type: {fix}")
 
 
 def check_options(options: EvaluateOptions) -> None:
-    """Refuse options that contradict each other, before anything is read."""
+    """Refuse options that contradict each other, before reading files."""
     models, base = options.models, options.baseline
     if not (models or options.hypothesis):
         fix = f"Pass a run folder, as in `{shell_command('evaluate', 'RUN', test=options.test)}`, "
-        raise ConfigError("There is nothing to score.", fix=f"{fix}or `hypothesis` FILE.")
+        raise ConfigError(
+            "No model and no translations to score.", fix=f"{fix}or `hypothesis` FILE."
+        )
     files = [*options.hypothesis, *options.reference, options.source, base]
     if files.count(Path("-")) > 1:
-        raise ConfigError("Standard input can be read once only.", fix="Pass files instead.")
+        raise ConfigError("Standard input can be read only once.", fix="Pass files.")
     _check_models(options)
     if options.fail_if_worse and base is None:
         raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
     if options.fail_if_worse and options.resamples == 0:
-        raise ConfigError("`fail_if_worse` needs resamples.", fix="Leave `resamples` 0 out.")
+        raise ConfigError("`fail_if_worse` needs resamples.", fix="Remove `resamples` 0.")
 
 
 def _check_models(options: EvaluateOptions) -> None:
-    """Refuse what needs a model without one, or needs a single model."""
+    """Refuse options that need a model, or exactly one model."""
     models, base = options.models, options.baseline_model
     needing = [] if models else ["robustness", "contrastive", "save_hypotheses", "tag"]
     if not (models or base):
@@ -112,38 +114,40 @@ def _check_models(options: EvaluateOptions) -> None:
             needing += group.__dataclass_fields__
     if needing and (idle := changed(options, *needing)):
         problem = f"`{'`, `'.join(idle)}` {'needs' if len(idle) == 1 else 'need'} a model."
-        raise ConfigError(problem, fix="Pass a model folder, or leave this out.")
+        raise ConfigError(problem, fix="Pass a model folder, or remove this option.")
     if options.with_ and len(models) > 1:
-        fix = "Evaluate the ensemble by itself."
+        fix = "Evaluate the ensemble in a separate command."
         raise ConfigError("`with` cannot be combined with several models.", fix=fix)
     if options.save_hypotheses and (len(models) > 1 or options.save_hypotheses == Path("-")):
-        problem = "`save_hypotheses` takes one model, and no standard output: that gets scores."
+        problem = (
+            "`save_hypotheses` needs exactly one model, and a file that is not standard output."
+        )
         raise ConfigError(problem, fix=_KEEPS_ALL)
     is_itself = base and any(folder.resolve() == base.resolve() for folder in models)
-    # Other options of the search change both sides alike.
+    # Other search options apply to both sides.
     if is_itself and not changed(options, "checkpoint", "mbr", "with_"):
         command = shell_command("translate", base, input="SOURCE", output="FILE", beam_size=5)
         problem = f"`baseline` {base}: both sides are the same model with the same options."
-        fix = f"Translate one side with options of its own: `{command}`; pass `baseline` FILE."
+        fix = f"Translate one side with different options (`{command}`), then pass `baseline` FILE."
         raise ConfigError(problem, fix=fix)
 
 
 def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[EvaluationSet]:
-    """Read the test sets that are asked for; without any, all of the model's configuration.
+    """Read the requested test sets, by default all in the configuration of the model.
 
     Args:
-        options: Their names, pair of languages and files.
-        config: Of the model, if one is evaluated.
+        options: Names, languages and files of the test sets.
+        config: Configuration of the evaluated model, if any.
 
     Raises:
-        ConfigError: There is no such test set, or none at all.
+        ConfigError: A test set is unknown, or no test set is configured.
         DataError: A file is missing, damaged, empty or not parallel.
     """
     target = _target_language(options, config)
     has_files = bool(options.reference or options.source)
     names = options.test or (() if has_files or config is None else tuple(config.data.test))
     if not (names or has_files):
-        where = "The model's configuration names no test set" if config else "There is no test set"
+        where = "The model's configuration has no test set" if config else "No test set"
         fix = "Pass `reference` FILE and, with a model, `source` FILE; or `test` and `languages`."
         raise ConfigError(f"{where} to score against.", fix=fix)
     if len(names) + has_files > 1:
@@ -158,16 +162,16 @@ def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[E
 
 
 def _check_several(options: EvaluateOptions) -> None:
-    """Refuse files that may belong to any of several test sets."""
+    """Refuse files if there are several test sets, because each file belongs to one."""
     base = options.baseline
     is_file = base is not None and not base.is_dir() and base.suffix != ".json"
     owned = (options.hypothesis or options.slice_) and not options.reference
     if is_file or owned or not options.models:
-        problem = "A file of translations or labels belongs to one test set; several are given."
-        fix = "Choose one with `test` NAME, say with `reference` FILE what the file belongs to, or "
-        raise ConfigError(problem, fix=f"{fix}pass models and reports instead of the file.")
+        problem = "Files of translations or labels cannot be combined with several test sets."
+        fix = "Choose one test set with `test` NAME or `reference` FILE."
+        raise ConfigError(problem, fix=fix)
     if options.save_hypotheses:
-        problem = "`save_hypotheses` takes the translations of one test set; several are given."
+        problem = "`save_hypotheses` cannot be combined with several test sets."
         raise ConfigError(problem, fix=_KEEPS_ALL)
 
 
@@ -176,9 +180,9 @@ def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str 
         return config.target_language if config else None
     source, _, target = options.languages.partition("-")
     if not (source and target) or "-" in target:
-        fix = "Write source-target, as in `languages` en-de."
-        raise ConfigError(f"{options.languages!r} is not a pair of languages.", fix=fix)
-    if options.reference:  # the names of published sets are compared with what is published
+        fix = "Use SOURCE-TARGET, for example `languages` en-de."
+        raise ConfigError(f"{options.languages!r} is not a language pair.", fix=fix)
+    if options.reference:  # sacreBLEU checks the codes of its own sets
         where = f"`languages` {options.languages}"
         check_languages({f"{where}, source": source, f"{where}, target": target})
     return target
@@ -192,18 +196,18 @@ def _named(
     if config and name in own:
         if pair not in (None, own_pair):
             problem = f"Test set {name} of the model's configuration is {own_pair}, not {pair}."
-            fix = "Leave `languages` out: it is for files and for sacrebleu's test sets."
+            fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
         return replace(_from_config(name, config), name=name, tag=own[name].tag)
     if not (pair := pair or own_pair):
-        fix = "Add `languages` PAIR, as in `languages` en-de."
-        raise ConfigError(f"The languages of test set {name} are not known.", fix=fix)
+        fix = "Add `languages` PAIR, for example `languages` en-de."
+        raise ConfigError(f"Test set {name}: the language pair is unknown.", fix=fix)
     try:
         source, references = published_test_set(name, pair)
     except ConfigError as error:
         if not own:
             raise
-        names = f"The model's configuration names {', '.join(own)}.{did_you_mean(name, own)}"
+        names = f"The model's configuration contains {', '.join(own)}.{did_you_mean(name, own)}"
         raise ConfigError(f"{error.problem} {names}", fix=error.fix) from error
     return replace(_read_files(source, references, target), name=name)
 
@@ -216,7 +220,7 @@ def _from_config(name: str, config: RunConfig) -> EvaluationSet:
     if corpus.sacrebleu is not None:
         languages = "-".join(config.languages.values())
         source, references = published_test_set(corpus.sacrebleu, languages)
-    if references:  # Read whole: a test set keeps every line, whatever the filters of training say.
+    if references:  # Test sets keep every line; the training filters do not apply.
         whole = _read_files(source, references, config.target_language)
         return whole.first(corpus.max_pairs)
     options = ReadOptions(
@@ -243,10 +247,10 @@ def _read_files(
     files = (*references, *([source] if source else []))
     first, *others = sides = [read_text(path) for path in files]
     if not first:
-        raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references in it.")
+        raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references.")
     for path, side in zip(files[1:], others, strict=True):
         if len(side) != len(first):
-            fix = "Line i of every file must belong to sentence i: export them together again."
+            fix = "Export the files together again; line i of each must be the same sentence."
             counts = len(first), len(side)
             raise DataError.not_parallel(str(files[0]), str(path), counts, fix=fix)
     return EvaluationSet(
@@ -259,10 +263,10 @@ def _read_files(
 
 
 def read_text(path: Path) -> tuple[str, ...]:
-    """Read lines from a file, or from standard input where the path is ``-``.
+    """Read lines from a file; ``-`` is standard input.
 
     Raises:
-        DataError: Missing, damaged or not UTF-8.
+        DataError: The file is missing, damaged or not UTF-8.
     """
     name = "standard input" if is_standard(path) else str(path)
     with open_input(path) as stream:
@@ -270,12 +274,12 @@ def read_text(path: Path) -> tuple[str, ...]:
 
 
 def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
-    """Read translations of the whole set, or of just the sentences that are scored.
+    """Read translations of the whole set, or of its first ``limit`` sentences.
 
-    Systems are named after their files: shortly if that tells them apart.
+    Each system has the name of its file, with the folder if names repeat.
 
     Raises:
-        DataError: There are more or fewer lines than the test set or its chosen part has.
+        DataError: The number of lines does not match the test set.
     """
     names = ["standard input" if is_standard(path) else path.name for path in paths]
     if len(set(names)) < len(names):
@@ -286,7 +290,7 @@ def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None)
 def read_labels(
     texts: Sequence[str], whole: EvaluationSet, limit: int | None
 ) -> dict[str, Sequence[str]]:
-    """Read files of labels, one for each sentence, from ``NAME=FILE``."""
+    """Read files with one label per sentence, given as ``NAME=FILE``."""
     labels = {}
     for text in texts:
         name, _, path = text.partition("=")
@@ -300,14 +304,14 @@ def read_labels(
 def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[str]:
     lines = read_text(path)
     if len(lines) not in (len(whole), limit):
-        fix = "Line i must translate sentence i of the test set: translate all of it."
+        fix = "Translate the whole test set; line i must translate sentence i."
         counts = len(lines), len(whole)
         raise DataError.not_parallel(str(path), whole.name, counts, fix=fix)
     return lines[:limit]
 
 
 def list_test_sets(folders: Iterable[Path]) -> TextResult:
-    """Return the names of the test sets of some models, and then sacrebleu's."""
+    """Return the names of the test sets of models, then those of sacreBLEU."""
     configs = (load_config(folder / "config.yaml") for folder in folders)
     own = dict.fromkeys(name for config in configs for name in (*config.data.test, "valid"))
     names = [*own, *published_names()]
@@ -315,9 +319,9 @@ def list_test_sets(folders: Iterable[Path]) -> TextResult:
 
 
 def training_data(folder: Path) -> Iterator[PreparedData]:
-    """Yield what a model was trained on, then what the models were trained on that it began with.
+    """Yield the training data of a model, and of the models that it was initialized from.
 
-    Data that are gone, or others by now, are left out with a note.
+    Missing and changed data are skipped with a log message.
     """
     known: set[Path] = set()
     start: Path | None = folder
@@ -327,16 +331,16 @@ def training_data(folder: Path) -> Iterator[PreparedData]:
         if trained_on(start, config):
             yield PreparedData.open(config.prepared_dir)
         else:
-            text = "the test set is not searched for in the training data of %s, which are not here"
+            text = "cannot check for overlap with the training data of %s: prepared data not found"
             logger.info(text, start)
         start = config.training.init_from
 
 
 def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
-    """Return which source lines a model was trained on; None if its training data are gone.
+    """Return the indices of source lines in the training data; None if the data are missing.
 
-    Lines are compared as token ids, so the text of the training data is not needed, and white space
-    that the tokenizer normalises does not count. `nmt.extras.analysis.slices` finds near ones, too.
+    Lines are compared as token ids, so white space that the tokenizer normalizes does not matter.
+    `nmt.extras.analysis.slices` also finds similar lines.
     """
     found: set[int] | None = None
     for data in training_data(folder):
@@ -355,5 +359,5 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
 
 
 def _key(length: Any, first: Any, last: Any) -> Any:
-    # Equal for equal lines, and for few others: millions of rows are compared in a second.
+    # A cheap hash: compares millions of rows per second.
     return (length << 40) | (first << 20) | last

@@ -1,4 +1,4 @@
-"""Shared groups of options -> the arguments by which a model is loaded."""
+"""Converts shared options to the arguments that load a model."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def loading(options: ModelOptions) -> dict[str, Any]:
     """Return the arguments of `Translator.load` and `Scorer.load`.
 
     Raises:
-        ConfigError: The weights are wrong, or not as many as the models.
+        ConfigError: The weights are invalid, or their number differs from that of the models.
     """
     ensemble = None
     if options.with_ or options.weights is not None:
         mean = options.ensemble_mean or "arithmetic"
         ensemble = Ensemble(options.with_, options.weights or (), mean)
-        ensemble.shares()  # before anything slow is loaded
+        ensemble.shares()  # check before loading
     names = ("checkpoint", "device", "threads", "engine", "dtype")
     arguments = {name: getattr(options, name) for name in names if hasattr(options, name)}
     if isinstance(options, SearchOptions):
@@ -41,18 +41,18 @@ def loading(options: ModelOptions) -> dict[str, Any]:
 
 
 def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
-    """Return the utility and its candidates; None where it is not asked for.
+    """Return the settings of minimum Bayes risk decoding, or None if it is not requested.
 
     Raises:
-        ConfigError: A beam size was given too, or candidates without a utility.
+        ConfigError: It is combined with a beam size, or its options are set without `mbr`.
     """
     if options.mbr is None:
         for name in given(options, "mbr_candidates", "mbr_from"):
-            raise ConfigError(f"`{name}` needs `mbr`.", fix="Add `mbr` chrf, or leave it out.")
+            raise ConfigError(f"`{name}` needs `mbr`.", fix=f"Add `mbr` chrf, or remove `{name}`.")
         return None
     if beam_size is not None:
-        fix = "Leave `beam_size` out, and set `mbr_candidates`."
-        raise ConfigError(f"`beam_size` {beam_size} does not work with `mbr`.", fix=fix)
+        fix = "Remove `beam_size`, and set `mbr_candidates`."
+        raise ConfigError(f"`beam_size` {beam_size} cannot be combined with `mbr`.", fix=fix)
     make: type[Mbr] = load_attribute("nmt.inference.mbr:Mbr")  # its metrics take time to load
     return make(options.mbr, options.mbr_candidates or 32, options.mbr_from or "samples")
 
@@ -60,20 +60,20 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
 def decoding_changes(
     model: Path, overrides: Sequence[str], decoding: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the decoding options that differ from the model's; an option beats an override.
+    """Return the changed decoding options; options win over overrides.
 
     Args:
-        model: The folder whose configuration is changed.
+        model: Model folder.
         overrides: ``decoding.key=value`` each.
         decoding: Decoding options.
 
     Raises:
-        ConfigError: The configuration cannot be read or changed so, or an override is of another
-            section.
+        ConfigError: The configuration cannot be read, or an override is invalid or belongs to
+            another section.
     """
     if not overrides:
         return dict(decoding)
-    # Together: one may be wrong without the other.
+    # Validate both together, because they can depend on each other.
     both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in decoding.items())]
     config = load_config(model / "config.yaml", both)
     refuse_idle(overrides, ("decoding",))
@@ -81,8 +81,8 @@ def decoding_changes(
 
 
 def warn_of_language(name: str, texts: Iterable[str], config: RunConfig) -> None:
-    """Warn of a text in another language than the one that a model translates."""
+    """Warn if a text is not in the source language of the model."""
     known = config.source_language
     if found := other_language(texts, known, [config.target_language]):
-        text = "%s looks like %s, and the model translates %s: the wrong file or model?"
+        text = "%s looks like %s, but the model translates %s: wrong file or model?"
         logger.warning(text, name, found, known)

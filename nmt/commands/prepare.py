@@ -2,25 +2,23 @@
 
 The story, from top to bottom:
 
-`prepare` reads the options and the configuration. `prepare_data` leaves a folder alone that is
-fresh; otherwise it makes a new one under a temporary name, and renames it at the end, so that a
-folder that looks finished is finished. `_read_corpora` reads the text three
-times: to look, to encode, to decide:
+`prepare` reads the options and the configuration. `prepare_data` keeps an up-to-date folder.
+Otherwise it creates a new folder under a temporary name and renames it at the end, so that a folder
+is always complete. `_read_corpora` reads the text three times:
 
-1. `_look`: each block of pairs meets the filters of texts. What they drop is counted and listed,
-   such as lines of too many characters. A sample of the other pairs is drawn.
-2. The vocabulary is learned from the sample, and `_encode` turns every line into token ids.
-3. `_write`: pairs of more subwords than ``filters.max_length``, of unfit ratio, and pairs at
-   fault by the diagnosis, which compares pairs across whole corpora, are dropped. The others go to
-   the token store.
+1. `_look` applies the filters that need only text, and counts and lists the dropped pairs. It draws
+   a sample of the other pairs.
+2. The vocabulary is learned from the sample, and `_encode` converts every line to token ids.
+3. `_write` drops pairs by length and length ratio in subwords, and by the diagnosis, which compares
+   pairs across whole corpora. It writes the other pairs to the token store.
 
-The report counts the pairs of each corpus: read, kept, and dropped, each under the first reason
-that drops it. It also counts pairs with a reason that is only reported, and sentences of held-out
-sets that training has. Both lists name every such pair (`nmt.data.prepare_report`).
+For each corpus, the report counts the pairs that were read, kept and dropped; each dropped pair
+counts for the first matching reason. The report also counts pairs that are only reported, and
+held-out sentences in the training data. Lists contain every such pair (`nmt.data.prepare_report`).
 
-Memory holds the sample, one block of pairs and a few bytes a line, however large the corpora. The
-results of whole blocks are stored beside the folder (`nmt.data.workers`): the same command after
-a kill reads them, and makes what is missing.
+Memory usage is the sample, one block of pairs and a few bytes per line, for any size of corpus.
+Results of blocks are stored next to the folder (`nmt.data.workers`), so that the same command can
+continue after a kill.
 """
 
 from __future__ import annotations
@@ -66,10 +64,10 @@ _NOISE_SEED = 1
 
 
 def prepare(options: PrepareOptions) -> PrepareReport | Verified:
-    """Prepare the folder of a configuration, or only verify it.
+    """Prepare the data of a configuration, or verify prepared data.
 
     Raises:
-        NmtError: As of `prepare_data`; a file of a folder to verify is missing or damaged.
+        NmtError: See `prepare_data`; or a file of the folder to verify is missing or damaged.
     """
     config = load_config(options.config, options.set_)
     if options.verify:
@@ -90,9 +88,9 @@ def prepare_data(
     Args:
         config: The experiment.
         options: How to prepare.
-        piped: Standard input, for a training corpus with ``tsv: -``. Without it, that corpus must
-            have been prepared before.
-        check: Called with the new report before it is kept; if it raises, the old folder stays.
+        piped: Standard input, for a training corpus with ``tsv: -``. Without it, the corpus must
+            already be prepared.
+        check: Called with the new manifest. If it raises, the previous folder stays.
 
     Raises:
         ConfigError: A language has another code, a filter does not exist, no scheduler answers, or
@@ -109,9 +107,11 @@ def prepare_data(
     fresh = None if is_anew else prepare_report.current_report(folder, recipe, scored_with)
     if has_pipe and piped is None and fresh is None:
         fix = "Run `nmt prepare CONFIG < FILE` first, with a pipe or a file as its input."
-        problem = f"A training corpus is standard input, and {folder} was not prepared from it"
-        raise ConfigError(f"{problem} by this configuration.", fix=fix)
-    if fresh and not (has_pipe and piped):  # what comes by a pipe may be new
+        problem = (
+            f"The training corpus is standard input, but {folder} was prepared with other settings"
+        )
+        raise ConfigError(f"{problem}, or does not exist.", fix=fix)
+    if fresh and not (has_pipe and piped):  # piped data can be new
         atomic.remove_leftovers(folder.parent, folder.name)
         return fresh.written_to(options.report_dir, lists=folder)
     _check(config)
@@ -130,7 +130,7 @@ def prepare_data(
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(f".{folder.name}.lock")
         with atomic.file_lock(lock, wait=True, remove=True) as has_waited:
-            atomic.restore_replaced(folder)  # a kill may have come between two renames
+            atomic.restore_replaced(folder)  # after a kill between two renames
             with work_folder(folder) as work:
                 readable = recipe.spooled(piped, work)
                 if not is_anew and (has_waited or has_pipe):
@@ -151,7 +151,7 @@ def prepare_data(
                         raise has_changed("in a file")
                     report = replace(report, folder=str(folder))
                     report.write(new)
-                    # Last of all: a folder without a manifest is not finished.
+                    # Written last: a folder without a manifest is incomplete.
                     manifest = PreparedManifest.describe(
                         new, recipe.hash(), sources, report.counts, scored_with
                     )
@@ -234,7 +234,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
 def _look_at_set(
     reading: Reading, findings: Findings, name: str, corpus: CorpusConfig
 ) -> list[SentencePair]:
-    """Return the usable pairs of a held-out set: only what the model cannot hold is dropped."""
+    """Return the usable pairs of a held-out set; only empty and too long pairs are dropped."""
     where, usable = report_name(name), list[SentencePair]()
     look = Look(pair_filters.held_out_filters(reading.recipe.filters), where)
     for block in reading.blocks(corpus):
@@ -266,7 +266,7 @@ def _look(
             diagnosis.see(name, kept, result.arrays, found)
             for source, target, _ in kept:
                 pair = source, target
-                # The vocabulary should know the noise that training will draw.
+                # The vocabulary should contain the noise that training adds.
                 sample.add(*(noisy_texts(pair, rates, random) if rates else pair))
     return sample
 
@@ -323,14 +323,14 @@ def _write(
 
 
 def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
-    """Keep the text of validation pairs, for scores of decoded output."""
+    """Write the text of validation pairs, to score translations during training."""
     for side in ("source", "target"):
         with (folder / f"{side}.txt").open("ab") as file:
             file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
 
 
 def _recipe(config: RunConfig) -> Recipe:
-    """Return what decides what is prepared."""
+    """Return the settings that determine the prepared data."""
     symbols = {"user_defined_symbols": config.tag_symbols}
     return Recipe(
         data=config.data,
@@ -343,22 +343,22 @@ def _recipe(config: RunConfig) -> Recipe:
 
 
 def _check(config: RunConfig) -> None:
-    """Check, before much is read, what can be checked at once."""
+    """Check settings and files before reading the corpora."""
     check_languages(config.languages)
     init_from = config.training.init_from
     if init_from is not None and not (init_from / TOKENIZER).is_dir():
         problem = f"training.init_from {init_from} is not a model: it has no {TOKENIZER} folder."
-        fix = "Name a run or model folder that `nmt train` or `nmt average` wrote."
+        fix = "Use a run folder, or a folder created by `nmt average` or `nmt import`."
         raise ConfigError(problem, fix=fix)
     check_files(config.data.corpora)
 
 
 def _check_ours(folder: Path, *, is_anew: bool) -> None:
-    """Check that a folder may be replaced."""
+    """Check that the folder can be replaced."""
     if (folder / prepared.MANIFEST).exists():
         if not is_anew:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
     elif folder.exists() and any(folder.iterdir()):
         fix = "Set prepared_dir to another folder, or remove this one."
-        raise DataError(f"{folder} exists, but was not made by `nmt prepare`.", fix=fix)
+        raise DataError(f"{folder} exists, but was not created by `nmt prepare`.", fix=fix)

@@ -1,4 +1,4 @@
-"""What a command returns, and what it says at its end."""
+"""Results of commands, and the log message with the next commands."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ logger = logging.getLogger(__name__)
 
 
 class Result(Protocol):
-    """The outcome of a command; the command line prints one of its forms.
+    """Result of a command; the command line prints it as text or JSON.
 
-    A result may also have ``failure``, an `NmtError` that is raised after printing.
+    A result can also have ``failure``, an `NmtError` that is raised after printing.
     """
 
     def as_text(self) -> str:
-        """Return what a user reads, without the last line break."""
+        """Return text for users, without the last line break."""
         ...
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as plain data for JSON."""
+        """Return plain data for JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextResult:
-    """A result that is text; ``values`` are the same as plain data."""
+    """A text; ``values`` are its plain data."""
 
     text: str
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class TextResult:
 
 
 def log_next_commands(folder: Path) -> None:
-    """Say what a new model is for: the commands to type next."""
+    """Log the commands to run next with a new model."""
     commands = [shell_command("translate", folder, input="FILE", output="FILE")]
     if load_folder_config(folder).data.test:
         commands.insert(0, shell_command("evaluate", folder))

@@ -1,4 +1,4 @@
-"""``nmt score``: a model and pairs of lines -> a score for each pair, line by line.
+"""``nmt score``: a model and sentence pairs -> one score per pair.
 
 N pairs in, N lines out, in order, written as soon as they are ready. Input is split on LF only.
 """
@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 1 << 22
 
 
 def score(options: ScoreOptions) -> None:
-    """Score given translations of two files, or of standard input, line by line.
+    """Score the translations of two files, or of standard input.
 
     Raises:
         ConfigError: An option or the tag is wrong.
@@ -37,7 +37,7 @@ def score(options: ScoreOptions) -> None:
     decoding = given(options, "length_penalty", "batch_tokens")
     scorer = Scorer.load(options.model, **loading(options))
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
-    scorer.score([], tag=tag)  # an unknown one before anything is read
+    scorer.score([], tag=tag)  # check the tag before reading
     number = 0
     with (
         open_output(options.output) as writer,
@@ -58,7 +58,7 @@ def _line(found: PairScore, options: ScoreOptions) -> str:
 
 
 def _read_table() -> Iterator[_Pairs]:
-    """Yield pairs from lines of ``source<TAB>target``, in chunks, as they come."""
+    """Yield chunks of pairs from ``source<TAB>target`` lines as they arrive."""
     number, decoder = 0, LineDecoder()
     with open_input(None) as stream:
         for chunk in read_chunks(stream):
@@ -68,14 +68,14 @@ def _read_table() -> Iterator[_Pairs]:
                 cells = line.split("\t") if line.strip() else ["", ""]
                 if len(cells) != 2:
                     problem = f"Standard input, line {number:,} has {len(cells) - 1} tabs, not 1."
-                    fix = "Write source, one tab, target; `cut -f 1,2` takes two columns."
+                    fix = "Write source, tab, target. `cut -f 1,2` selects two columns."
                     raise DataError(problem, fix=fix)
                 pairs.append((cells[0], cells[1]))
             yield pairs
 
 
 def _read_files(*paths: Path) -> Iterator[_Pairs]:
-    """Yield pairs from a source and a target of as many lines, in chunks of bounded size."""
+    """Yield chunks of pairs from two files with the same number of lines."""
     decoder = LineDecoder()
     names = ["standard input" if is_standard(path) else str(path) for path in paths]
     with ExitStack() as stack:

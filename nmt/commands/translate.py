@@ -1,7 +1,7 @@
-"""``nmt translate``: a model and a stream of lines -> a stream of translations, line by line.
+"""``nmt translate``: a model and a stream of lines -> a stream of translations.
 
-The filter's contract: N lines in, N lines out, in order, blank to blank, written as soon as they
-are ready. Input is split on LF only. Lines are plain text or JSON, before and after translation.
+Contract: N lines in, N lines out, in order, blank lines included, written as soon as they are
+ready. Input is split on LF only. Input and output lines are plain text or JSON.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ Chunk: TypeAlias = tuple[int, list[Request | DataError]]  # number of the first 
 
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)")
 _LOW_CONFIDENCE = " ||| low confidence"
-_BYTES_OF_A_LANGUAGE = 300  # fewer say too little of a language
+_BYTES_OF_A_LANGUAGE = 300  # fewer are not enough to recognize a language
 _NO_TEXT = {
     "jsonl?": "`input_format` json reads JSON objects",
     "csv|tsv": "each line is translated whole, columns and all",
-}  # ends of names, and what to know of such a file
+}  # file extension -> hint
 
 
 def translate(options: TranslateOptions) -> None:
     """Translate a file, or standard input, to a file, or standard output, line by line.
 
-    Under torchrun all processes work together, and the first one reads and writes. An output file
+    Under torchrun, all processes translate; the first process reads and writes. The output file
     appears when it is complete.
 
     Raises:
-        ConfigError: An option is unknown, out of bounds or contradicts another.
+        ConfigError: An option is unknown, out of bounds or contradicts another option.
         CheckpointError: The model is missing or damaged.
-        DataError: The input cannot be read or the output cannot be written, or a line has no
-            translation: it ends text output; in JSON all others are written before.
+        DataError: The input cannot be read, the output cannot be written, or a line cannot be
+            translated. Text output ends before this line; JSON output contains all other lines.
     """
     source = options.source
     _refuse_sentence(options.model, source)
     check_output(options.output, source, options.model)
     with join_team() as team:
-        with errors_only() if team.rank else nullcontext():  # all find the same: one says it
+        with errors_only() if team.rank else nullcontext():  # only the first process reports
             translator = load_translator(options)
-        if team.rank:  # the first process reads and writes for all
+        if team.rank:  # the first process reads and writes
             deque(translated(translator, iter(()), team), maxlen=0)
             return
         with (
@@ -76,7 +76,7 @@ def translate(options: TranslateOptions) -> None:
                 translator = translator.with_options(progress=bar.update)
             chunks = _read(reader, options, team.size)
             writer = _Writer(output, options, translator.options.decoding.n_best)
-            # What is answered line by line is not read ahead.
+            # In streaming mode, do not read ahead.
             has_more = partial(text_lines.has_input, reader, 0.0)
             is_ready = (lambda: False) if options.stream else has_more
             for (first, lines), results in translated(translator, chunks, team, is_ready):
@@ -86,7 +86,7 @@ def translate(options: TranslateOptions) -> None:
 
 
 def load_translator(options: TranslateOptions) -> Translator:
-    """Load the model into the engine that has what the options ask for."""
+    """Load the model with an engine that supports the options."""
     model, beam_size = options.model, options.beam_size
     chosen = mbr(options, beam_size)
     if chosen is not None:
@@ -97,7 +97,7 @@ def load_translator(options: TranslateOptions) -> Translator:
         mbr=chosen,
         outputs=options.outputs,
         tag=options.tag,
-        # Lines of JSON may have a prefix. A named engine is checked only when such a line comes.
+        # JSON lines can contain a prefix. An explicit engine is checked when such a line arrives.
         constraints=options.input_format == "json" and options.engine == "auto",
         **decoding_changes(model, options.set_, options.search),
     )
@@ -105,12 +105,12 @@ def load_translator(options: TranslateOptions) -> Translator:
     options.check_output(decoding.n_best)
     if (decoding.sampling or decoding.return_alternatives) and beam_size not in (None, 1):
         shown = "`sample`" if decoding.sampling else "decoding.return_alternatives"
-        fix = "Leave one of them out; `n_best` sets the number of translations of a line."
-        raise ConfigError(f"`beam_size` {beam_size} does not work with {shown}.", fix=fix)
+        fix = "Remove one of them; `n_best` sets the number of translations per line."
+        raise ConfigError(f"`beam_size` {beam_size} cannot be combined with {shown}.", fix=fix)
     if translator.options.confidence is None:
-        problem = f"{model} has no confidence.json: its translations get no confidence"
+        problem = f"{model} has no confidence.json, so its translations have no confidence scores"
         if options.min_confidence is not None:
-            fix = "Use a run that trained to its end, with 100 validation lines or more."
+            fix = "Use a run that completed training, with at least 100 validation lines."
             raise ConfigError(f"{problem}.", fix=fix)
         if options.format == "json":
             logger.info("%s", problem)
@@ -118,14 +118,16 @@ def load_translator(options: TranslateOptions) -> Translator:
 
 
 def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> Iterator[Chunk]:
-    """Yield what is asked for, chunk by chunk; warn of input that is not what it should be."""
+    """Yield chunks of input lines; warn about the wrong format or language."""
     source, reads_json = options.source, options.input_format == "json"
     if source and not reads_json:
         for ending, advice in _NO_TEXT.items():
             if re.search(rf"\.({ending})(\.\w+)?$", source.name):
                 logger.warning("%s is read as plain text; %s", source.name, advice)
     if is_standard(source) and not options.stream and sys.stdin is not None and sys.stdin.isatty():
-        logger.info("translating what you type after Ctrl-D; `stream` answers each line")
+        logger.info(
+            "type text, then Ctrl-D to translate it; add `stream` to translate line by line"
+        )
     decoder, number, named = LineDecoder(), 1, set[str]()
     at_once = (1 if options.stream else MAX_CHUNK_LINES) * num_processes
     name = "standard input" if is_standard(source) else str(source)
@@ -140,13 +142,13 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
         yield number, lines
         number += len(lines)
     if decoder.num_damaged > MAX_NOTES:
-        text = "%s lines were not UTF-8, or too long, and were changed; if the text is Latin-1, "
+        text = "%s lines were invalid UTF-8 or too long, and were changed; if the text is Latin-1, "
         convert = "convert it first: iconv -f LATIN1 -t UTF-8 FILE"
         logger.warning(text + convert, f"{decoder.num_damaged:,}")
 
 
 def _parsed(line: str, number: int, named: set[str]) -> Request | RequestError:
-    """Read a line of JSON; warn of the first fields that look like those of a request."""
+    """Parse a line of JSON; warn about fields with probable spelling mistakes."""
     try:
         parsed = parse_request(line, number)
     except RequestError as error:
@@ -154,13 +156,13 @@ def _parsed(line: str, number: int, named: set[str]) -> Request | RequestError:
     for name in parsed.others.keys() - named - {"source"}:
         if len(named) < MAX_NOTES and (meant := request.meant_field(name)):
             named.add(name)
-            text = "line %s: field %r is passed through, not followed (did you mean %r?)"
+            text = "line %s: unknown field %r is copied to the output (did you mean %r?)"
             logger.warning(text, f"{number:,}", name, meant)
     return parsed
 
 
 class _Writer:
-    """Writes a line for each that was read, and counts what came of them."""
+    """Writes the output, and counts lines, warnings and errors."""
 
     def __init__(self, stream: IO[bytes], options: TranslateOptions, n_best: int) -> None:
         self.num_lines = 0
@@ -175,7 +177,7 @@ class _Writer:
         lines: Sequence[Request | DataError],
         results: Sequence[Result | DataError],
     ) -> None:
-        """Write the results of a chunk; text ends before a line that has none."""
+        """Write the results of a chunk; text output ends before a line with an error."""
         done = dict[int, Result]()
         for number, (line, found) in enumerate(zip(lines, results, strict=True), first):
             others = getattr(line, "others", {})
@@ -183,29 +185,27 @@ class _Writer:
                 done[number] = found
                 written = self._texts(number, others, found)
             else:
-                if not isinstance(line, DataError):  # its message has the line number
+                if not isinstance(line, DataError):  # its message contains the line number
                     found = DataError(f"Line {number:,}: {found.problem}", fix=found.fix)
                 if self._options.format == "text":
                     self._stream.flush()
-                    fix = (
-                        f"{found.fix} With `format` json the other lines are answered all the same."
-                    )
+                    fix = f"{found.fix} With `format` json, all other lines are translated."
                     raise DataError(found.problem, fix=fix)
                 self._num_failures += 1
                 self._first_failure = self._first_failure or found
                 written = iter([_json_line({**others, ERROR: found.problem})])
             for text in written:
-                # A lone surrogate of a field that passes through becomes the escape of JSON again.
+                # Lone surrogates in copied fields become JSON escapes again.
                 self._stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
         self._stream.flush()
         self.num_lines += len(lines)
         self._counts += GuardCounts.of(done)
 
     def _texts(self, number: int, others: Mapping[str, Any], result: Result) -> Iterator[str]:
-        """Yield the output lines for the input line ``number``, from 1."""
+        """Yield the output lines for input line ``number``."""
         options, mark = self._options, {}
         if options.min_confidence is not None:
-            known = result.confidence  # a blank line has none
+            known = result.confidence  # None for a blank line
             mark["low_confidence"] = known is not None and known < options.min_confidence
         if options.format == "json":
             yield _json_line({**others, **result.as_dict(), **mark})
@@ -218,15 +218,15 @@ class _Writer:
                 yield f"{number - 1} ||| {each.text} ||| {each.score:.4f}"
 
     def close(self) -> None:
-        """Say what the guard saw.
+        """Log the counts of the guard.
 
         Raises:
-            DataError: Lines of JSON were answered with an error.
+            DataError: JSON output contains errors.
         """
         if message := self._counts.message(time.perf_counter() - self._begin):
             logger.info(message)
         if (first := self._first_failure) is not None:
-            problem = f"Lines answered with an error: {self._num_failures:,}. The first: "
+            problem = f"{self._num_failures:,} lines could not be translated. The first: "
             raise DataError(problem + first.problem, fix=first.fix)
 
 
@@ -235,7 +235,7 @@ def _json_line(values: Mapping[str, Any]) -> str:
 
 
 def _refuse_sentence(model: Path, file: Path | None) -> None:
-    """Refuse a missing file that looks like text."""
+    """Refuse a sentence in place of a file."""
     text = str(file)
     looks_like_file = _FILE.fullmatch(text) or os.path.lexists(text) or is_standard(file)
     if file is None or looks_like_file or text_lines.near_file(file):

@@ -1,5 +1,5 @@
-"""Every knob, typed and checked, without torch.
+"""The configuration, without torch.
 
-In: a YAML file and overrides. Out: a frozen `RunConfig`, or one `ConfigError` that names
-every problem. Called by the command line and by users of the Python API.
+Reads a YAML file and overrides into a frozen `RunConfig`, or raises one `ConfigError` with all
+problems.
 """

@@ -43,7 +43,7 @@ def test_a_beam_that_mbr_cannot_have_and_weights_of_no_ensemble_are_refused(
 ) -> None:
     mbr = ("translate", runs["plain"], "--mbr", "chrf")
     refused(call(*mbr, "--mbr-candidates", 1000, "--mbr-from", "beam"), 2, "beam_size is 1000")
-    words = ("--beam-size 7 does not work with --mbr", "--mbr-candidates")
+    words = ("--beam-size 7 cannot be combined with --mbr", "--mbr-candidates")
     refused(call(*mbr, "--beam-size", 7), 2, *words)
     weights = ("--weights", "1,2")  # of one model alone
     refused(call("translate", runs["plain"], *weights), 2, "2 weights (1,2) for 1 model.")

@@ -61,7 +61,7 @@ def translated(run: Path, *arguments: object, text: str | bytes = "") -> list[st
 
 def test_input_in_another_language_than_the_models_is_named(run_dir: Path) -> None:
     english, german = "This is the dog and the cat.\n", "Das ist der Hund und die Katze.\n"
-    question = "the input looks like en, and the model translates de: the wrong file or model?"
+    question = "the input looks like en, but the model translates de: wrong file or model?"
     assert question in translate(run_dir, text=11 * english).stderr
     for right in (20 * german, 10 * english):
         assert "looks like" not in translate(run_dir, text=right).stderr
@@ -166,7 +166,7 @@ def test_who_types_is_told_when_the_answers_come(
         os.close(master)
         output, error = capfd.readouterr()
         assert len(output.splitlines()) == 1
-        assert ("after Ctrl-D; --stream answers each line" in error) == is_told
+        assert ("add --stream to translate line by line" in error) == is_told
 
 
 def test_a_reader_that_goes_away_ends_it_in_silence(run_dir: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_warnings_about_damaged_lines_end_and_are_counted(run_dir: Path) -> None
     *first, more, total = many.stderr.splitlines()
     assert first == few.stderr.splitlines()
     assert more.startswith("nmt: warning: more lines are too long or not UTF-8")
-    assert total.startswith("nmt: warning: 22 lines were not UTF-8")
+    assert total.startswith("nmt: warning: 22 lines were invalid UTF-8")
     assert "iconv -f LATIN1 -t UTF-8 FILE" in total
 
 
@@ -365,7 +365,9 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
     lines = [*map(json.dumps, REQUESTS), "no JSON"]
     source.write_text("".join(line + "\n" for line in lines), "utf-8")
     flags = ("--input-format", "json", "--format", "json", "-i", source, "-o", output)
-    refused(translate(run_dir, *flags), 3, "answered with an error: 4. The first: Line 2: a req")
+    refused(
+        translate(run_dir, *flags), 3, "4 lines could not be translated. The first: Line 2: a req"
+    )
 
     found = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     good = [json.dumps(REQUESTS[row]) for row in (0, 3)]
@@ -385,7 +387,7 @@ def test_a_field_that_looks_like_one_of_a_request_is_named_once(run_dir: Path) -
     text = "".join(json.dumps({"source": "Hund", **each}) + "\n" for each in fields)
     result = translate(run_dir, "--input-format", "json", "--format", "json", text=text)
     warnings = [line for line in result.stderr.splitlines() if "field" in line]
-    text = "nmt: warning: line {}: field '{}' is passed through, not followed (did you mean '{}'?)"
+    text = "nmt: warning: line {}: unknown field '{}' is copied to the output (did you mean '{}'?)"
     rows = [(1, "forced", "required"), (2, "prefx", "prefix")]
     assert warnings == [text.format(*row) for row in rows]
     assert [json.loads(line)["forced"] for line in lines_of(result)] == ["a", "b", "d"]
@@ -426,7 +428,7 @@ def test_text_ends_at_a_request_that_cannot_be_answered(
     result = translate(run_dir, "--input-format", "json", text=text)
     assert result.exit_code == 3
     assert f"Line {len(LINES) + 1}" in result.stderr
-    assert "With --format json the other lines are answered all the same." in result.stderr
+    assert "With --format json, all other lines are translated." in result.stderr
     assert result.stdout.splitlines() == translated(run_dir, text="\n".join(LINES))
 
 
@@ -463,7 +465,7 @@ def test_a_beam_size_is_refused_where_there_is_no_beam(run_dir: Path, key: str) 
     flags = ["--set", f"decoding.{key}=true"]
     plain = translated(run_dir, *flags, "--no-guard", text=LINES[0])
     assert translated(run_dir, *flags, "-b", 1, "--no-guard", text=LINES[0]) == plain
-    refused(translate(run_dir, *flags, "-b", 4), 2, "--beam-size 4 does not", "fix:")
+    refused(translate(run_dir, *flags, "-b", 4), 2, "--beam-size 4 cannot be combined", "fix:")
 
 
 def test_a_long_line_goes_through_whole_where_positions_allow_it(runs: dict[str, Path]) -> None:

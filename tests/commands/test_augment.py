@@ -100,7 +100,7 @@ def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
 
 def test_other_settings_folders_and_unknown_tags_are_refused(text: Path, run: Path) -> None:
     augmented(text, run, "bt")
-    with pytest.raises(ConfigError, match="bt was made with another forward"):
+    with pytest.raises(ConfigError, match="bt was created with different settings: forward"):
         augmented(text, run, "bt", forward=True)
     with pytest.raises(ConfigError, match="no tag 'de'"):
         augmented(text, run, "other", tag="de")
@@ -117,4 +117,4 @@ def test_a_text_of_another_language_is_warned_about(
     wrong = tmp_path / "wrong.txt"
     wrong.write_text("that is the dog of a man\n" * 3, encoding="utf-8")
     augmented(wrong, run, "wrong")
-    assert "wrong.txt looks like en, and the model translates de" in caplog.text
+    assert "wrong.txt looks like en, but the model translates de" in caplog.text

@@ -167,6 +167,6 @@ def test_a_renamed_checkpoint_and_a_run_without_scores_are_refused(
     run_dir: Path, tmp_path: Path
 ) -> None:
     checkpoint_dir(run_dir, 20).rename(checkpoint_dir(run_dir, 35))
-    refused(4, "step-00000035 holds step 20", run_dir, tmp_path / "mean")
+    refused(4, "step-00000035 contains the checkpoint of step 20", run_dir, tmp_path / "mean")
     save_checkpoint(run_dir, 50, model={}, optimizer={}, state={})
     refused(4, "records no validation score", run_dir, tmp_path / "mean", "--best", 2)

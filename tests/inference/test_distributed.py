@@ -83,7 +83,7 @@ def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     assert messages(found.stderr.decode()) == messages(expected.stderr)
     assert "nmt: warning: damaged checkpoint skipped" in expected.stderr
     assert "nmt: warning: line 16, byte 16: 0xff" in expected.stderr
-    assert "answered with an error: 2. The first: Line 12 needs" in expected.stderr
+    assert "2 lines could not be translated. The first: Line 12 needs" in expected.stderr
 
 
 def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""Keeps patterns that need a second reading out of messages, help texts and docstrings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "nmt"
+# "x is no y" for "x is not a y"; "there is no y" is fine.
+IN_ANY_TEXT = re.compile(
+    r"(?<!there )\b(?:is|are) no (?!longer|more)[a-z]|\b(?:does|do) not go with\b", re.IGNORECASE
+)
+# "Name" means to give a name. Use Pass, Use or Choose.
+AT_THE_START = re.compile(r"(?:Name|Give) ")
+
+
+def texts_of(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Line, text, and whether it is a docstring, of every string."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, " ".join(node.value.split()), id(node) in docstrings
+
+
+def faults(source: str) -> list[tuple[int, str]]:
+    return [
+        (line, text)
+        for line, text, is_docstring in texts_of(source)
+        if IN_ANY_TEXT.search(text) or (not is_docstring and AT_THE_START.match(text))
+    ]
+
+
+@pytest.mark.parametrize(("text", "is_fault"), [
+    ("x is no number.", True), ("There is no model x.", False), ("It is no longer there.", False),
+    ("--a does not go with --b.", True), ("Name a folder.", True), ("Pass a folder.", False),
+])  # fmt: skip
+def test_the_patterns_find_what_they_should(text: str, is_fault: bool) -> None:
+    assert bool(faults(repr(text) + "\nx = " + repr(text))) is is_fault
+
+
+def test_no_text_of_nmt_has_a_pattern_that_needs_a_second_reading() -> None:
+    found = {
+        f"{path.relative_to(PACKAGE)}:{line}": text
+        for path in PACKAGE.rglob("*.py")
+        for line, text in faults(path.read_text(encoding="utf-8"))
+    }
+    assert found == {}
