@@ -66,7 +66,7 @@ MISTAKES = {
     "inspect M attention --source a -o a.png":
     "--output a.png: the ending .png does not match the format text.",
     "translate M in.de -i in.de": "in.de and --input in.de cannot be combined.",
-    "evaluate in.de in.de in.en": "Which of in.de, in.de, in.en is the reference is not clear.",
+    "evaluate in.de in.de in.en": "Several files without flags: in.de, in.de, in.en.",
     "evaluate c.yaml": "c.yaml is a configuration, not a model. Its run folder is runs/mine.",
     # Values of other tools.
     "train c.yaml --set training.device=cuda:x": "--set training.device=cuda:x: training.device is "
@@ -216,7 +216,7 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("translate M inn.de", PATH),
     ("evaluate in.en in.en --fail-if-worse", "Add --baseline FILE."),
     ("evaluate in.en in.en --fail-if-worse --baseline in.en --resamples 0",
-     "Leave --resamples 0 out."),
+     "Remove --resamples 0."),
     ("info", "Run `nmt --help` for a list of commands."),
     ("evaluate -t test", "Pass a run folder, as in `nmt evaluate RUN --test test`, or "
      "--hypothesis FILE."),

@@ -106,7 +106,7 @@ def test_other_settings_folders_and_unknown_tags_are_refused(text: Path, run: Pa
         augmented(text, run, "other", tag="de")
     assert not Path("other").exists()
     before = sorted(run.rglob("*"))
-    with pytest.raises(ConfigError, match="is not empty, and was not made by"):
+    with pytest.raises(ConfigError, match="is not empty and was not created by"):
         augmented(text, run, str(run))  # the model itself
     assert sorted(run.rglob("*")) == before
 

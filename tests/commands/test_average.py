@@ -101,8 +101,8 @@ def test_the_folder_goes_to_standard_output_and_translates(original: Path, tmp_p
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
     assert "averaging the checkpoints of step 20, 30, 40" in result.stderr
     for flags, told in (
-        ([], "4 to choose from, not 10; training.keep_last"),
-        (["--best", 5], "4 to choose from, not 5; training.keep_best"),
+        ([], "only 4 checkpoints, not 10; to keep more, set training.keep_last"),
+        (["--best", 5], "only 4 checkpoints, not 5; to keep more, set training.keep_best"),
     ):
         said = average(original, "-o", tmp_path / str(len(flags)), *flags).stderr
         assert f"nmt: {original} has {told}" in said
@@ -169,4 +169,4 @@ def test_a_renamed_checkpoint_and_a_run_without_scores_are_refused(
     checkpoint_dir(run_dir, 20).rename(checkpoint_dir(run_dir, 35))
     refused(4, "step-00000035 contains the checkpoint of step 20", run_dir, tmp_path / "mean")
     save_checkpoint(run_dir, 50, model={}, optimizer={}, state={})
-    refused(4, "records no validation score", run_dir, tmp_path / "mean", "--best", 2)
+    refused(4, "contains no validation score", run_dir, tmp_path / "mean", "--best", 2)

@@ -307,7 +307,7 @@ def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Pat
     for flag in ("--baseline", "--hypothesis"):
         several = (model, "-t", "one", "-t", "two", flag, hypothesis)
         assert "several test sets" in refused(*several)
-    assert "--save-hypotheses takes" in refused(model, "--save-hypotheses", model / "x")
+    assert "--save-hypotheses cannot" in refused(model, "--save-hypotheses", model / "x")
 
 
 def test_lines_of_the_training_data_and_alarms_are_counted(

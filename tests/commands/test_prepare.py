@@ -300,7 +300,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     (tmp_path / "prepared").mkdir()
     path = write(tmp_path / "prepared", "thesis.tex", ["important"])
-    with pytest.raises(DataError, match="was not made by"):
+    with pytest.raises(DataError, match="was not created by"):
         prepare(config, force=True)
     assert Path(path).exists()
 

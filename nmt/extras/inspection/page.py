@@ -245,7 +245,7 @@ def _every(count: int, size: float) -> range:
 
 
 def _level(value: float | None, low: float, high: float) -> int | None:
-    """Return the shade of a value: 0 is no colour, and negative shades have the second hue."""
+    """Return the shade of a value: 0 is transparent, and negative shades have the second hue."""
     if value is None or math.isnan(value):
         return None
     start = max(low, 0.0)
