@@ -32,7 +32,7 @@ _Key = tuple[str, str]
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
-    """Return a pattern for frequent words, or the script, of a language; None if unknown."""
+    """Return a pattern for the marks of a language: frequent words or letters; None if unknown."""
     if words := common_words(language):
         return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
     script = script_of(language)
@@ -64,7 +64,11 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
 def _marked(
     lines: Iterable[str], languages: Iterable[str]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Return, by language, the share of characters in its marks, and its number of marks."""
+    """Find the marks (`_mark`) of each language in a text.
+
+    Returns:
+        By language: the share of characters in marks, and the number of different marks.
+    """
     text = "\n".join(lines)
     found = {code: mark.findall(text) for code in languages if (mark := _mark(code)) is not None}
     shares = {code: sum(map(len, marks)) / max(len(text), 1) for code, marks in found.items()}

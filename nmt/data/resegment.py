@@ -183,7 +183,7 @@ _installed: list[Resegment] = []
 
 
 def install(resegment: Resegment) -> None:
-    """Store the function that this worker process calls. So it is sent once, not per batch."""
+    """Store the function that this worker process calls, so that it is sent only once."""
     _installed[:] = [resegment]
 
 

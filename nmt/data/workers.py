@@ -179,7 +179,7 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     is_here = scheduler == LOCAL
     if not is_here and workers is not None:
         problem = "`workers` cannot be combined with the address of a running scheduler."
-        raise ConfigError(problem, fix="Leave out `workers`: nmt uses all workers it has.")
+        raise ConfigError(problem, fix="Remove `workers`: nmt uses all workers of the scheduler.")
     options: dict[str, Any] = {"address": scheduler, "timeout": _CONNECT_SECONDS}
     if is_here:
         options = {"n_workers": workers or usable_cores(), "threads_per_worker": 1}
@@ -290,6 +290,6 @@ def work_folder(beside: Path) -> Iterator[Path]:
         is_done = True
     finally:
         if not is_done and any(folder.glob("*.shard")):
-            logger.warning("%s contains the finished work; the same command continues", folder)
+            logger.warning("%s contains the finished work; run the command again", folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)
