@@ -130,10 +130,10 @@ def check_resumable(
     if not any(each["machine"]["deterministic"] for each in (recorded, present)):
         found.append("training.deterministic: is false")
     if found and exact:
-        listed, same = "\n  ".join(found), "training.threads, deterministic and length"
+        listed = "\n  ".join(found)
         raise CheckpointError(
             f"Resuming would not be bit-exact on this machine:\n  {listed}",
-            fix=f"Use the same machine type, torch version, {same}, or omit `exact`.",
+            fix="Use the same machine type, torch version and settings, or omit `exact`.",
         )
     return [f"resuming is not bit-exact: {difference}" for difference in found]
 
