@@ -1,18 +1,19 @@
-"""``nmt train``: a configuration -> a run folder that translates.
+"""``nmt train``: train the model of a configuration in a run folder.
 
-The story, from top to bottom::
+The steps, from top to bottom::
 
     prepared data, and the newest checkpoint if there is one      `fit`
     -> model, optimizer, loader, validation                       `train_setup.build`
     -> updates; report, validate and save when due                `Trainer`
-    -> what inference needs, the mean of the last checkpoints     `_finish`
+    -> averaged weights, and files for inference                  `_finish`
 
-All that an update depends on is in the checkpoint: weights, optimizer, random generators, the
-position in the data, and the counters of `Progress`. So a run that is stopped anywhere and started
-again by the same command makes the same updates as one that was not.
+A checkpoint contains everything that an update depends on: weights, optimizer state, random
+generators, the position in the data, and the counters of `Progress`. Therefore a resumed run makes
+the same updates as an uninterrupted run.
 
-SIGTERM and the first Ctrl-C let the update finish, save, and end with exit code 143 or 130; before
-the first update and after the last they end at once. The second Ctrl-C is Python's.
+After SIGTERM or the first Ctrl-C, training finishes the update, saves, and exits with code 143 or
+130. Before the first update and after the last one, it exits at once. A second Ctrl-C raises
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ def train(options: TrainOptions) -> Result | None:
     """Train a model; resume from the last checkpoint of the run folder if there is one.
 
     Raises:
-        NmtError: Data, configuration, checkpoint or device do not allow it; see the message.
-        StoppedBySignal: The process was asked to stop; everything is saved.
+        NmtError: The configuration, the data, a checkpoint or the device has a problem.
+        StoppedBySignal: A signal stopped training; the last update is saved.
     """
     if options.dry_run:
         if others := changed(options, "strict_resume", "exact"):
             what = " and ".join(f"`{name}`" for name in others)
-            raise ConfigError(f"A dry run resumes nothing: {what}.", fix="Leave it out.")
+            raise ConfigError(f"`dry_run` cannot be combined with {what}.", fix=f"Omit {what}.")
         return load_attribute(_DRY_RUN)(options)
     config = load_config(options.config, options.overrides)
     if options.devices == 1:
@@ -90,16 +91,21 @@ def train(options: TrainOptions) -> Result | None:
 
 
 def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) -> TrainingSummary:
-    """Train in ``config.run_dir``, or resume from its last checkpoint; prepare data if need be.
+    """Prepare the data if necessary, then train, or resume from the last checkpoint.
 
     Args:
-        config: The experiment.
-        strict_resume: Refuse to fall back when the newest checkpoint is damaged.
-        exact: Refuse to resume where the result would not be the same to the bit.
+        config: The configuration; ``run_dir`` is the run folder.
+        strict_resume: Raise an error if the newest checkpoint is damaged, instead of resuming from
+            an older one.
+        exact: Raise an error if resuming would not be bit-exact.
+
+    Raises:
+        NmtError: The configuration, the data, a checkpoint or the device has a problem.
+        StoppedBySignal: A signal stopped training; the last update is saved.
     """
     training, run_dir, notes, warnings = config.training, config.run_dir, list[str](), list[str]()
     if training.validation.metric != "loss":
-        METRICS[training.validation.metric]  # refuses an unknown name before anything slow
+        METRICS[training.validation.metric]  # raises an error for an unknown name early
     prepare_process(training.threads)
     use_huge_pages()
     processes = join()
@@ -111,7 +117,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         deterministic(device, wanted=training.deterministic),
         RunLog() as log,
     ):
-        # Before the first update there is nothing to save: a signal ends all this at once.
+        # Before the first update there is nothing to save, so a signal ends the process at once.
         with stop.at_once():
             data = _open_data(config, processes)
             checkpoint = checkpoints.load_newest(run_dir, processes, strict=strict_resume)
@@ -123,7 +129,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 notes += train_setup.init_from(config, setup.updater)
                 warnings += advice(config)
             else:
-                # Settings that bind the run must be unchanged; other differences become warnings.
+                # Settings that the weights depend on must not change; others give warnings.
                 progress = Progress.resumed(checkpoint.state, record["batch"])
                 warnings += check_resumable(checkpoint.state, record, run_dir=run_dir, exact=exact)
             plan_budget(setup, progress)
@@ -148,7 +154,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 number = next(filter(None, processes.gather(stop.number)))
                 processes.leave()
                 raise StoppedBySignal(number)
-            # All updates are saved; what a signal leaves undone here, the next start does.
+            # All updates are saved. After a signal, the next start repeats the remaining work.
             with stop.at_once():
                 metric = training.validation.metric
                 summary = progress.summary(run_dir, reason, metric, trainer.seconds)
@@ -158,7 +164,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
 
 
 def _open_data(config: RunConfig, processes: Processes) -> PreparedData:
-    """Open the prepared data; the first process makes them if need be, and the others wait."""
+    """Open the prepared data. The first process prepares them if necessary; the others wait."""
     if processes.rank == 0:
         if not list_checkpoints(config.run_dir):
             train_setup.check_start(config)
@@ -170,15 +176,15 @@ def _open_data(config: RunConfig, processes: Processes) -> PreparedData:
 
 
 class Trainer:
-    """Makes the updates of a run, and what is due between them.
+    """The training loop: updates, reports, validations and checkpoints.
 
     Args:
-        config: The experiment.
-        setup: Makes updates, gives batches, validates.
-        progress: Where training stands, with its budget; kept up to date.
-        record: Settings, hashes and machine, stored in checkpoints and compared on resume.
-        reporter: Is given what happens.
-        stop: Looked at in every update.
+        config: The configuration.
+        setup: Updater, loader and validator.
+        progress: Progress and limits of the run; updated in place.
+        record: Settings, hashes and machine, which checkpoints store and resuming compares.
+        reporter: Receives the events of training.
+        stop: Signals, which every update checks.
     """
 
     def __init__(
@@ -195,7 +201,7 @@ class Trainer:
         self._updater, self._loader, self._validator = setup.updater, setup.loader, setup.validator
         self._processes, self._pace = setup.updater.processes, setup.updater.pace
         self._report = reporter.report
-        # The learning rate is a pure function of the number of the update.
+        # The learning rate depends only on the number of the update.
         self._schedule = build_schedule(
             config.training.schedule,
             model_dim=config.model.model_dim,
@@ -210,10 +216,10 @@ class Trainer:
         self._unread: list[UpdateStats] = []
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take over weights, optimizer, random generators and counters of a checkpoint.
+        """Restore weights, optimizer, random generators and counters from a checkpoint.
 
         Raises:
-            CheckpointError: It is of another model or optimizer.
+            CheckpointError: The checkpoint belongs to another model or optimizer.
         """
         self._updater.optimizer.load(checkpoint.model, checkpoint.optimizer)
         restore_random_state(checkpoint.optimizer, self._updater.device, self._processes)
@@ -221,16 +227,17 @@ class Trainer:
         self._writer.saved_step = checkpoint.step
 
     def run(self) -> str:
-        """Train to the end; return why it came: ``budget``, ``patience`` or ``signal``.
+        """Train to the end, and save the last update.
 
-        The last update is saved in any case.
+        Returns:
+            Why training ended: ``budget``, ``patience`` or ``signal``.
         """
         progress, loader = self.progress, self._loader
         with self._writer:
             step = progress.step
             is_due = step % self._training.validate_every == 0 or self._is_last()
             if step and is_due and step not in progress.history:
-                self._validate_and_save()  # a signal came just when this was due
+                self._validate_and_save()  # a signal had interrupted it
             self._all_stop |= any(self._processes.gather(self._stop.number is not None))
             reason = self._reason_to_end()
             if reason not in (None, "signal"):
@@ -258,7 +265,7 @@ class Trainer:
         return reason
 
     def _reason_to_end(self) -> str | None:
-        # Several processes agree to stop inside an update; a single one need not.
+        # Several processes agree to stop inside of an update. A single process can stop directly.
         if self._all_stop or (self._processes.size == 1 and self._stop.number is not None):
             return "signal"
         return self.progress.reason_to_end(self._training.patience)
@@ -267,11 +274,10 @@ class Trainer:
         return self.progress.reason_to_end(patience=None) == "budget"
 
     def _update(self, updates: Iterator[tuple[list[Batch], Position]]) -> None:
-        """Make the next update, which may wait in the device's queue; then do what is due."""
+        """Queue the next update on the device; then report, validate or save if due."""
         progress, training, begin = self.progress, self._training, time.perf_counter()
         batches, position = next(updates)
-        # Here the learning rate is set: by the number of the update alone, so that a resumed run
-        # needs to remember nothing of it.
+        # The rate depends only on the number of the update, so checkpoints do not store it.
         learning_rate = self._schedule(progress.step + 1)
         stats = self._updater(batches, learning_rate, stops=self._stop.number is not None)
         progress.add(stats, position)
@@ -280,25 +286,25 @@ class Trainer:
         self._unread.append(stats)
         if self._writer.writing is not None:
             self._writer.look()
-        # A GPU has not made the update yet. To read its loss would wait for it, so that is put off
-        # until something depends on it, or until many wait.
+        # A GPU has not finished the update yet, and reading its loss would wait for it. Therefore
+        # the loss is read later, when it is needed or when many updates are queued.
         if len(self._unread) == self._pace.max_inflight_updates:
             self._read()
         is_last = self._is_last()
         if progress.step % training.log_every == 0 or is_last:
             self._report_updates(stats)
         if self._reason_to_end() == "signal":
-            return  # `run` saves and leaves; what is due here, the next start does first
+            return  # `run` saves and ends; the next start first does what is due here
         if progress.step % training.validate_every == 0 or is_last:
             self._validate_and_save()
         elif progress.step % training.save_every == 0:
             self._save()
 
     def _read(self) -> None:
-        """Wait for the updates under way, and see what they did; before anything depends on it.
+        """Wait for the queued updates, add their statistics to the progress, and log problems.
 
         Raises:
-            DivergedError: Loss or gradient was not finite many updates in a row.
+            DivergedError: The loss or gradient was not finite in many updates in a row.
         """
         begin, progress = time.perf_counter(), self.progress
         read_together(self._unread)
@@ -320,7 +326,7 @@ class Trainer:
                 self._report(Event(step, f"{text} ({self._where(stats)})", level=logging.WARNING))
 
     def _where(self, stats: UpdateStats) -> str:
-        """Name the lines of the batches of all processes."""
+        """Return the corpus lines in the batches of an update, of all processes."""
         batches = [self._loader.batch(rows) for rows in stats.rows]
         return "; ".join(self._processes.gather(self._loader.describe(batches)))
 
@@ -346,15 +352,15 @@ class Trainer:
         begin, progress, training = time.perf_counter(), self.progress, self._training
         try:
             scores = self._validator()
-        except StoppedBySignal:  # raised in all processes alike
-            self._all_stop = True  # the loop saves and leaves; the next start validates first
+        except StoppedBySignal:  # raised in all processes
+            self._all_stop = True  # the loop saves and ends; the next start first validates
             return
         step, epoch = progress.step, progress.position.epoch
         score = scores.value(training.validation.metric)
         progress.history[step] = score
         progress.position = self._loader.after_score(progress.position, score)
         self._report(scores.event(step, epoch, time.perf_counter() - begin))
-        # Some models are worse than guessing before they have learned anything.
+        # During warm-up, some models are worse than a random guess.
         warmup = training.schedule.warmup_updates(progress.total_steps)
         vocab_size = len(self._updater.model.output_weight)
         if step > warmup and not scores.loss <= math.log(2 * vocab_size):
@@ -373,7 +379,7 @@ class Trainer:
 def _finish(
     config: RunConfig, setup: TrainingSetup, summary: TrainingSummary, reporter: Reporter
 ) -> TrainingSummary:
-    """Write what inference needs, and the mean of the last checkpoints; choose the best."""
+    """Average the last checkpoints, choose the best weights, and write files for inference."""
     run_dir, data, is_first = config.run_dir, setup.data, setup.updater.processes.rank == 0
     if is_first:
         logger.info("weights saved; calibrating confidence scores on the validation set")

@@ -1,4 +1,4 @@
-"""The configuration and prepared data -> model, optimizer, loader and validation of `nmt train`."""
+"""Build model, optimizer, loader and validation of `nmt train` from the configuration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from nmt.training.timing import TrainingSetup, fit_batches
 from nmt.training.update import Updater
 from nmt.training.validation import HeldOutText, Validator, fixed_batches
 
-# Keys of the model section that change no weight's meaning.
+# Keys of the model section that may differ when weights are loaded from another model.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 _MOST_WORKERS = 4
 
@@ -54,14 +54,14 @@ def build(
     stop: StopSignal,
     checkpoint: Checkpoint | None = None,
 ) -> TrainingSetup:
-    """Make model, optimizer, loader and validation, and seed the random generators.
+    """Create model, optimizer, loader and validation, and seed the random generators.
 
     Args:
-        config: The experiment.
-        data: Its prepared data.
-        processes: Those that train together.
-        stop: May give a validation up.
-        checkpoint: To be resumed from: knows the batches, where these were measured.
+        config: The configuration.
+        data: The prepared data.
+        processes: The training processes.
+        stop: Signals, which interrupt a validation.
+        checkpoint: Checkpoint to resume from. If the batch size was measured, it stores the size.
     """
     training, corpora, validation = config.training, config.data, config.training.validation
     batch = config.batch
@@ -72,7 +72,7 @@ def build(
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
     is_error = validation.metric == "loss" or METRICS[validation.metric].lower_is_better
     longest, bos = config.filters.max_length, config.model.source_bos
-    # Half of the cores: the others give the device its work and write checkpoints.
+    # Half of the cores. The other half queues work on the device and writes checkpoints.
     num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2)) if updater.pace.uses_threads else 0
     loader = Loader(
         data.train,
@@ -87,7 +87,7 @@ def build(
         num_workers=num_workers,
         longest=longest + 1 + bos if updater.precision.repeats_sizes else None,
     )
-    seed_rank(training.seed, processes.rank)  # each process draws other dropout masks
+    seed_rank(training.seed, processes.rank)  # processes draw different dropout masks
     loader = fit_batches(updater, loader, longest + bos)
     text, most = None, validation.max_sentences
     if data.valid_source:
@@ -106,7 +106,7 @@ def build(
 
 
 def _updater(config: RunConfig, data: PreparedData, processes: Processes) -> Updater:
-    """Return a new model with its optimizer, and what makes updates of it."""
+    """Return an updater with a new model and its optimizer."""
     training, vocab = config.training, data.manifest
     device = choose_device(training.device)
     torch.manual_seed(training.seed)
@@ -127,10 +127,10 @@ def _updater(config: RunConfig, data: PreparedData, processes: Processes) -> Upd
 
 
 def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
-    """Return what draws noise and subwords of the stored text again in each epoch, if any.
+    """Return a function that draws noise and BPE-dropout in each epoch; None if both are off.
 
     Raises:
-        ConfigError: There is no such thing as BPE-dropout of this vocabulary.
+        ConfigError: The vocabulary does not allow BPE-dropout.
     """
     seed, longest = config.training.seed, config.filters.max_length
     rates, bpe_dropout = [c.noise.rates for c in config.data.train], config.batch.bpe_dropout
@@ -150,7 +150,7 @@ def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
 
 def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
     pieces, scores, is_normal = zip(*tokenizer.pieces(), strict=True)
-    # The n-th merge has the score -n; other kinds of vocabulary have probabilities.
+    # In BPE, the n-th merge has the score -n. Other kinds of vocabulary have probabilities.
     if any(score % 1 for score in scores):
         problem = "batch.bpe_dropout needs a BPE vocabulary, but this vocabulary is not BPE."
         raise ConfigError(problem, fix="Set batch.bpe_dropout to 0, or tokenizer.kind to bpe.")
@@ -158,7 +158,7 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
 
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
-    """Return what every checkpoint says of the run, to be compared when it is resumed."""
+    """Return the data about the run that checkpoints store and resuming compares."""
     manifest, updater = setup.data.manifest, setup.updater
     hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
     arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}
@@ -170,7 +170,7 @@ def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) ->
 
 
 def compile_model(setup: TrainingSetup) -> Compilation:
-    """Compile the layers, where that is wanted."""
+    """Compile the layers, as `training.compile` configures."""
     updater, loader = setup.updater, setup.loader
     num_parameters = sum(p.numel() for p in updater.model.parameters())
     num_tokens = int(loader.config.max_tokens or 0) * loader.config.gradient_accumulation
@@ -186,7 +186,7 @@ def compile_model(setup: TrainingSetup) -> Compilation:
 def describe_start(
     config: RunConfig, setup: TrainingSetup, remark: str, progress: Progress
 ) -> Event:
-    """Report what trains, on what, by which schedule."""
+    """Return the event of the start: model size, data, device and schedule."""
     schedule, updater, pairs = config.training.schedule, setup.updater, len(setup.data.train)
     counts = [setup.data.manifest.counts.get(x, {}) for x in corpus_names(config.data.train)]
     reasons = sum(map(Counter, counts), Counter[str]()).most_common()
@@ -215,7 +215,7 @@ def describe_start(
 
 
 def init_from(config: RunConfig, updater: Updater) -> list[str]:
-    """Begin with the weights of another model, if that is configured; say what may surprise."""
+    """Load the weights of `training.init_from`, if set; return notes for the log."""
     folder = config.training.init_from
     if folder is None:
         return []
@@ -234,13 +234,13 @@ def init_from(config: RunConfig, updater: Updater) -> list[str]:
 
 
 def check_start(config: RunConfig) -> None:
-    """Refuse to begin with the weights of another model, before the data are prepared.
+    """Check that the model of `training.init_from` matches, before the data are prepared.
 
     Raises:
-        ConfigError: Names the keys that differ.
+        ConfigError: The ``model`` sections differ.
     """
     where = config.training.init_from
-    if where is None or not (where / CONFIG).is_file():  # what else is wrong with it is said later
+    if where is None or not (where / CONFIG).is_file():  # `init_from` reports it later
         return
     was, now = (c.model.model_dump() for c in (load_folder_config(where), config))
     differing = [
@@ -255,7 +255,7 @@ def check_start(config: RunConfig) -> None:
 
 
 def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> ReporterList:
-    """Return what is told what happens: to add one, write a `Reporter` and put it here.
+    """Return the reporters of a run. To add one, implement `Reporter` and add it here.
 
     Raises:
         CheckpointError: The files cannot be written.
@@ -269,7 +269,7 @@ def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> Report
             report.JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
             log.open(run_dir / "log.txt"),
             report.Console(start, progress.total_steps, lambda: progress.step),
-            report.HtmlReport(run_dir, config.name),  # reads what the first two have written
+            report.HtmlReport(run_dir, config.name),  # reads the files of the first two
         ]
         if config.training.tensorboard:
             reporters.append(report.TensorBoard(run_dir, start))

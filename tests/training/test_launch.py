@@ -119,7 +119,7 @@ def test_the_flags_reach_each_process_but_for_devices(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--dry-run", "--strict-resume"], "A dry run resumes nothing: --strict-resume."),
+        (["--dry-run", "--strict-resume"], "--dry-run cannot be combined with --strict-resume."),
         (["--devices", "0"], "--devices"),
         (["--devices", "2", "--set", "training.seeed=3"], "unknown key training.seeed"),
     ],
