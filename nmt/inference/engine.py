@@ -329,7 +329,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error}.",
-            fix="Delete it. Then run `nmt train CONFIG` again: a finished run only restores it.",
+            fix="Delete it and run `nmt train CONFIG` again: a finished run only writes this file.",
         ) from error
     return parts
 

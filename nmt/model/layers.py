@@ -110,7 +110,7 @@ class FeedForward(nn.Module):
 
     @override
     def forward(self, values: Tensor) -> Tensor:
-        """(N, D) -> (N, D)."""
+        """Run the layer: (N, D) -> (N, D)."""
         inner = self._activate(self.inner(values))
         return self.outer(dropout(inner, self._dropout, self.training))
 
@@ -334,7 +334,7 @@ class EncoderLayer(nn.Module):
 
     @override
     def forward(self, values: Tensor, segments: Packed) -> Tensor:
-        """(N, D) -> (N, D)."""
+        """Run the layer on packed source tokens: (N, D) -> (N, D)."""
         values = self.self_residual(values, lambda x: self.self_attention(x, segments))
         return self.feed_forward_residual(values, self.feed_forward)
 

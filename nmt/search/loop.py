@@ -61,7 +61,7 @@ def search(
     if has_phrases and not make_selector.meets_required_phrases:
         raise ConfigError(
             f"decoding: {name} search does not support required phrases.",
-            fix="Use beam search: leave the option of the other search out.",
+            fix=f"Use beam search: leave the options of {name} search out.",
         )
     rules = Rules(
         source.lengths, options, constraints or (), stepper.max_positions, end_loops=end_loops

@@ -52,7 +52,7 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
 def _test(each: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
     signatures = {score.metric: score.signature for x in each.systems for score in x.scores}
     count, references = len(each.references[0]), len(each.references)
-    counts = f"sentences: {count:,}, references of each: {references}"
+    counts = f"sentences: {count:,}, references per sentence: {references}"
     return {
         "name": each.test,
         "note": ", ".join([counts, *paired_tests([each])]),
@@ -71,7 +71,7 @@ def _charts(section: Section) -> Iterator[Markup]:
         if section.key == "confidence":
             curves = [Curve("actual", list(values["deciles"]), marked=True),
                       Curve("as expected", [(0.0, 0.0), (100.0, 100.0)])]  # fmt: skip
-            title, unit = f"Confidence of {values['system']}", "mean chrF of tenths of sentences"
+            title, unit = f"Confidence of {values['system']}", "mean chrF per decile"
             size, name = (500, 300), "expected chrF"
             chart = Chart(title, unit, curves, 100.0, size=size, from_zero=True, x_name=name)
             yield render_chart(chart)
