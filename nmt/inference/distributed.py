@@ -115,7 +115,7 @@ def translated(
 
 
 def shared(team: Team, chunks: Iterator[T]) -> Iterator[T]:
-    """Yield the chunks of the first process in every process. Other processes' are ignored."""
+    """Yield the chunks of the first process in every process; ignore chunks of other processes."""
     while True:
         try:
             chunk = next(chunks, None)

@@ -139,7 +139,10 @@ def _shortened(text: str, number: int) -> str:
 def encode_fitting(
     tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None
 ) -> list[list[int] | None]:
-    """Encode texts; None for a text with more than ``max_length`` subwords. None: no limit."""
+    """Encode texts. A text with more than ``max_length`` subwords becomes None.
+
+    A ``max_length`` of None means no limit.
+    """
     if max_length is None:
         return [*tokenizer.encode_batch(texts)]
     # Skip the encoding of texts that are certainly too long.

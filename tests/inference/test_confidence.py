@@ -40,7 +40,7 @@ def drawn(count: int) -> list[Result]:
     ]
 
 
-def test_a_score_that_is_linear_in_what_is_read_is_predicted() -> None:
+def test_a_score_linear_in_the_features_is_predicted() -> None:
     """90 + 40 times the mean log probability, with noise of deviation 5, from 500 lines."""
     results, noise = drawn(1000), np.random.default_rng(1).normal(0, 5, 1000)
     scores = [90 + 40 * each.score + x for each, x in zip(results, noise, strict=True)]
@@ -73,7 +73,7 @@ def test_the_estimate_is_the_sum_of_its_terms() -> None:
 
 
 @pytest.mark.parametrize("name", ["log_prob", "probability", "length", "ratio"])
-def test_features_are_cut_at_both_ends(name: str) -> None:
+def test_features_are_clipped(name: str) -> None:
     """By hand: of a feature below 1 the least counts, of one above 2 the greatest."""
     nothing = Term(weight=0.0, low=0.0, high=0.0)
     terms = dict.fromkeys(("log_prob", "probability", "length", "ratio"), nothing)
@@ -84,7 +84,7 @@ def test_features_are_cut_at_both_ends(name: str) -> None:
     assert model.estimate(result(5.0, 100, source=0, text=500)) == 70.0
 
 
-def test_a_file_is_read_as_it_was_written_and_a_damaged_one_names_itself(tmp_path: Path) -> None:
+def test_a_file_is_read_as_written_and_a_damaged_file_is_reported(tmp_path: Path) -> None:
     assert read_confidence(tmp_path) is None
     path = tmp_path / CONFIDENCE
     path.write_text(LINEAR.text())
@@ -112,7 +112,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
-def test_the_end_of_training_fits_it(run: RunConfig) -> None:
+def test_the_end_of_training_fits_confidence(run: RunConfig) -> None:
     fitted = read_confidence(run.run_dir)
     assert fitted is not None
     assert fitted.num_lines == 120
@@ -140,7 +140,7 @@ def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: P
         assert text == line["translation"] + " ||| low confidence" * mark
 
 
-def test_what_cannot_be_marked_is_refused(run: RunConfig, tmp_path: Path) -> None:
+def test_min_confidence_that_cannot_be_applied_is_refused(run: RunConfig, tmp_path: Path) -> None:
     options: Any
     for options in ({"alignments": True}, {"n_best": 2}, {"min_confidence": 101.0}):
         with pytest.raises(ConfigError, match="`min_confidence`"):

@@ -27,7 +27,7 @@ from tests.inference.test_translator import Says
 LINES = sentences(12, seed=8, longest=6)
 
 
-def test_a_prefix_is_forced_or_biased_to(translator: Translator) -> None:
+def test_a_prefix_is_forced_or_biased(translator: Translator) -> None:
     prefixes = ["die Katze", "", *("der Hund und",) * 10]
     requests = [Request(x, prefix=p) for x, p in zip(LINES, prefixes, strict=True)]
     plain = translator.translate(LINES)
@@ -41,7 +41,7 @@ def test_a_prefix_is_forced_or_biased_to(translator: Translator) -> None:
     assert translator.translate([Request(line, "", (), ("",)) for line in LINES]) == plain
 
 
-def test_required_phrases_come(translator: Translator) -> None:
+def test_required_phrases_occur(translator: Translator) -> None:
     required = [("Katze", "groß") if i % 2 else () for i in range(12)]
     translator = translator.with_options(beam_size=4)
     requests = [Request(x, required=own) for x, own in zip(LINES, required, strict=True)]
@@ -66,7 +66,7 @@ def test_phrases_are_encoded_for_their_lines(tokenizers: Tokenizers) -> None:
     assert found == [Constraints(required=(die,)), NONE, expected]
 
 
-def test_what_stands_beside_words_is_forbidden_there_too(tokenizers: Tokenizers) -> None:
+def test_punctuation_is_also_forbidden_after_a_word(tokenizers: Tokenizers) -> None:
     """A full stop after a space, and after a word; a word only where one begins."""
     target = tokenizers.target
     (found,) = constraints_of(tokenizers, Request("a", forbidden=(".", "Hund")))
@@ -127,7 +127,7 @@ def test_a_search_without_beams_refuses_required_phrases(translator: Translator)
         ("der Hund.", "die Katze. das Haus", ()),  # a sentence of its own
     ],
 )
-def test_a_phrase_behind_the_sentence_raises_an_alarm(
+def test_a_phrase_after_the_sentence_raises_an_alarm(
     tokenizers: Tokenizers, source: str, text: str, alarms: tuple[str, ...]
 ) -> None:
     translator = translator_of(Says(tokenizers.target.encode(text)), tokenizers)
@@ -153,7 +153,7 @@ def tagging(tagged: Tokenizers) -> Translator:
     return translator_of(TorchEngine(small_model(tagged)), tagged, max_length=12)
 
 
-def test_the_vocabulary_knows_its_tags_and_dropout_leaves_them_whole(tagged: Tokenizers) -> None:
+def test_tags_are_single_tokens_and_subword_dropout_keeps_them(tagged: Tokenizers) -> None:
     assert tagged.source.tags == {"<2de>": 4, "<2en>": 5, "<bt>": 6}
     assert not any(is_normal for _, _, is_normal in tagged.source.pieces()[4:7])
     names = ("de", "<2en>", "bt")
@@ -189,7 +189,9 @@ def test_the_model_reads_the_tag_first_and_alignments_have_no_column_for_it(
     assert {len(row) for row in result.attention} == {len(TAGGED_LINES[0].split())}
 
 
-def test_a_tag_takes_room(tagging: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tag_counts_towards_the_segment_length(
+    tagging: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spy = Mock(side_effect=tagging.engine.search_all)
     monkeypatch.setattr(tagging.engine, "search_all", spy)
     tagging.with_options(tag="de").translate([" ".join(TAGGED_LINES)])

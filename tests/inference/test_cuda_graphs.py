@@ -61,7 +61,7 @@ def assert_alike(model: Transformer, run: DecodeToken, sizes: tuple[list[int], i
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fixed_sizes_say_the_same(variant: str) -> None:
+def test_fixed_cache_sizes_give_the_same_result(variant: str) -> None:
     for large in (0, 1 << 30):  # caches that stay, and caches that are copied
         model, run, _ = recorded(**VARIANTS[variant])
         random_parameters(model)
@@ -78,14 +78,14 @@ def fixed() -> tuple[Transformer, DecodeToken, Repeater]:
 
 @settings(deadline=None, max_examples=25)
 @given(st.tuples(LENGTHS, st.integers(1, 3), st.integers(1, 20)))
-def test_a_few_sizes_serve_all(fixed: Any, sizes: tuple[list[int], int, int]) -> None:
+def test_a_few_graph_sizes_serve_all_batches(fixed: Any, sizes: tuple[list[int], int, int]) -> None:
     model, run, repeater = fixed
     assert_alike(model, run, sizes)
     # 1, 2, 4, 8 and 16 sentences, 1 to 3 beams, 16, 32 and 64 positions, 16 and 32 steps
     assert repeater.count <= 5 * 3 * 3 * 2
 
 
-def test_nothing_is_left_of_the_text_before() -> None:
+def test_graphs_keep_nothing_of_the_previous_batch() -> None:
     model, run, _ = recorded()
     with torch.no_grad():
         kept = model.source_vectors[7].clone()
@@ -128,7 +128,7 @@ def test_a_result_outlives_the_next_step() -> None:
     assert torch.equal(first, kept)
 
 
-def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_graphs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One beam takes 16 positions of the source and 16 of the target, two take 16 and twice 16."""
     model, run, repeater = recorded()
     position = 2 * 2 * 32 * 4  # keys and values, layers, width, bytes
@@ -149,7 +149,7 @@ def test_a_size_is_recorded_when_it_was_used_often(monkeypatch: pytest.MonkeyPat
         assert repeater.count == count
 
 
-def test_a_lack_of_memory_passes_and_a_device_that_records_nothing_goes_on_without() -> None:
+def test_graphs_return_after_out_of_memory_and_stay_off_after_other_errors() -> None:
     """Recorded steps are given up, and later there are new ones; or never again."""
     repeater, calls = Repeater(), 0
     error: Exception | None = torch.OutOfMemoryError("CUDA out of memory")
@@ -231,7 +231,7 @@ def test_on_a_gpu_logits_of_16_bits_are_not_rounded(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_on_a_gpu_graphs_say_what_the_model_says(dtype: torch.dtype) -> None:
+def test_on_a_gpu_graphs_equal_the_model(dtype: torch.dtype) -> None:
     model = small_model().to("cuda", dtype)
     run = GraphedDecodeToken(model)
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2

@@ -122,7 +122,7 @@ def test_one_chunk_is_prepared_ahead_and_no_more() -> None:
     assert (begun, most) == (19, 1)
 
 
-def test_what_is_not_ready_is_waited_for_only_when_all_else_is_answered() -> None:
+def test_pending_results_come_before_waiting_for_input() -> None:
     """The third chunk is ready once the second is answered, and the end once all are."""
     answered, read = list[int](), list[int]()
 
@@ -140,7 +140,7 @@ def test_what_is_not_ready_is_waited_for_only_when_all_else_is_answered() -> Non
     assert before == [[1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4]]
 
 
-def test_an_error_comes_after_the_lines_before_it_and_leaves_no_thread() -> None:
+def test_an_error_is_raised_after_earlier_lines_and_leaves_no_thread() -> None:
     """Be it in preparing, or that the input is damaged."""
 
     def damaged() -> Iterator[int]:

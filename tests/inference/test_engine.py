@@ -42,7 +42,7 @@ def chosen(folder: Path, needs: Needs | None = None, **options: Any) -> tuple[st
     return engine.name, engine.dtype
 
 
-def test_only_positions_without_end_take_any_line(
+def test_only_models_without_a_position_limit_read_any_line(
     runs: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a model of its own, or of one beside it."""
@@ -79,7 +79,7 @@ def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.M
         ({"beam_sice": 3}, "beam_sice"),
     ],
 )
-def test_choices_that_there_are_not_are_refused(run_dir: Path, choice: Any, problem: str) -> None:
+def test_unknown_choices_are_refused(run_dir: Path, choice: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Translator.load(run_dir, **choice)
     assert parse_dtype("fp16") == "float16"

@@ -46,7 +46,7 @@ def test_means_are_those_of_the_definition() -> None:
 
 
 @pytest.mark.parametrize("mean", MEANS)
-def test_order_does_not_matter_and_what_one_model_cannot_say_is_not_said(mean: Mean) -> None:
+def test_ensembles_ignore_order_and_exclude_tokens_impossible_in_one_model(mean: Mean) -> None:
     ended, shares = torch.full((1, 1, 6), -torch.inf), (0.2, 0.5, 0.3)
     ended[..., EOS_ID] = -2.0
     values = [torch.randn(1, 1, 6).log_softmax(-1) for _ in range(3)]
@@ -58,7 +58,7 @@ def test_order_does_not_matter_and_what_one_model_cannot_say_is_not_said(mean: M
         assert found.isfinite().nonzero().tolist() == [[0, 0, EOS_ID]]
 
 
-def test_a_short_table_of_positions_ends_the_output_of_all(tokenizers: Tokenizers) -> None:
+def test_the_fewest_positions_of_an_ensemble_limit_the_output(tokenizers: Tokenizers) -> None:
     """The model with a learned table cannot go on, and the others must not without it."""
     models = [small_model(tokenizers, shape) for shape in ("learned", "modern")]
     for model in models:
@@ -71,7 +71,7 @@ def test_a_short_table_of_positions_ends_the_output_of_all(tokenizers: Tokenizer
 
 
 @torch.inference_mode()
-def test_what_the_models_read_of_the_source_is_averaged(tokenizers: Tokenizers) -> None:
+def test_attention_of_an_ensemble_is_averaged(tokenizers: Tokenizers) -> None:
     """However unlike their shares."""
     models = [small_model(tokenizers, shape) for shape in ("plain", "wide")]
     batch, tokens = Packed.from_rows([[5, 6, EOS_ID], [7, EOS_ID]]), torch.full((2, 1), BOS_ID)
@@ -121,13 +121,13 @@ def test_folders_are_loaded_together(folders: dict[str, Path]) -> None:
     assert load(first, Ensemble((second, second), (4, 0, 0))).translate(LINES) == alone
 
 
-def test_the_models_are_read_as_far_as_all_of_them_can(folders: dict[str, Path]) -> None:
+def test_the_shortest_source_limit_of_an_ensemble_applies(folders: dict[str, Path]) -> None:
     for weights, longest in (((), 16), ((1, 0), 32)):
         options = EngineOptions(device="cpu", ensemble=Ensemble((folders["b"],), weights))
         assert load_torch(folders["a"], options, Needs()).max_length == longest
 
 
-def test_wrong_models_are_refused_together(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_all_mismatched_models_are_reported(folders: dict[str, Path], tmp_path: Path) -> None:
     wrong = (folders["b"], folders["other"], folders["turned"])
     with pytest.raises(CheckpointError, match="languages or vocabulary differ") as found:
         load(folders["a"], Ensemble(wrong))
@@ -137,7 +137,7 @@ def test_wrong_models_are_refused_together(folders: dict[str, Path], tmp_path: P
 
 
 @pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 2.0), (math.nan, 1.0), (math.inf, 1.0)])
-def test_weights_that_are_none_are_refused(weights: tuple[float, ...]) -> None:
+def test_invalid_weights_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="a weight is negative"):
         Ensemble((Path("b"),), weights).shares()
     with pytest.raises(ConfigError, match=r"3 weights \(1,2,3\) for 2 models"):

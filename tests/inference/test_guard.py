@@ -44,7 +44,7 @@ def alarms_of(source: str, output: str, limits: GuardLimits) -> tuple[Alarm, ...
 
 
 @given(unit=st.lists(st.sampled_from("abcde"), min_size=1, max_size=6), copies=st.integers(1, 9))
-def test_all_copies_but_the_first_are_the_loop(unit: list[str], copies: int) -> None:
+def test_a_loop_is_counted_without_its_first_copy(unit: list[str], copies: int) -> None:
     assert longest_loop(["x", *unit * copies, "y"]) >= len(unit) * (copies - 1)
     assert longest_loop([*range(30), *unit[:1] * copies]) == copies - 1
     phrase = ["a", "dog", "runs"]
@@ -68,7 +68,7 @@ def test_alarms_have_names(source: str, output: str, expected: tuple[str, ...]) 
     assert alarms_of(source, output, STRICT) == expected
 
 
-def test_each_limit_is_the_last_value_without_an_alarm() -> None:
+def test_a_value_at_a_limit_raises_no_alarm() -> None:
     """At the limit all is normal; one more, or less, is not. Sources have no repeats."""
     source = list("abcdefghijklmnopqrst")
 
@@ -98,7 +98,7 @@ def test_each_limit_is_the_last_value_without_an_alarm() -> None:
         assert {"compression"} & set(repeating) == expected
 
 
-def test_loops_are_told_from_good_lines() -> None:
+def test_loops_are_distinguished_from_good_lines() -> None:
     rows = [text.split("\t") for text in LINES.read_text("utf-8").splitlines() if text[0] != "#"]
     is_loop = [label == "loop" for label, _, _ in rows]
     assert (len(rows), sum(is_loop)) == (60, 30)
@@ -170,7 +170,7 @@ def test_only_alarmed_lines_are_searched_again(tokenizers: Tokenizers) -> None:
 
 
 @pytest.mark.parametrize("engine", [Parrot(is_curable=False), Parrot(can_be_strict=False)])
-def test_a_vain_retry_changes_nothing(tokenizers: Tokenizers, engine: Parrot) -> None:
+def test_a_failed_retry_keeps_the_first_output(tokenizers: Tokenizers, engine: Parrot) -> None:
     lines = distinct(20)
     plain = stutterer(tokenizers, engine, is_guarded=False).translate(lines)
     found = stutterer(tokenizers, engine).translate(lines)
@@ -226,7 +226,7 @@ def test_alarms_have_a_fallback_search(found: list[Alarm], expected: dict[str, f
         {"min_length_factor": 0.9, "n_best": 5},
     ],
 )
-def test_a_fallback_search_loosens_nothing(changes: dict[str, float]) -> None:
+def test_a_fallback_search_never_loosens_an_option(changes: dict[str, float]) -> None:
     options = DecodingConfig.model_validate(changes)
     found = fallback_search(["loop", "short", "long"], options, STRICT)
     strict = DecodingConfig.model_validate(options.model_dump() | found)

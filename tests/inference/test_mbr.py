@@ -23,7 +23,7 @@ def ranked(texts: list[str], utility: Utility = pairwise_chrf) -> list[str]:
     return [texts[hypothesis.ids[0]] for hypothesis in chosen]
 
 
-def test_texts_are_ranked_by_what_they_have_in_common() -> None:
+def test_texts_are_ranked_by_mean_similarity() -> None:
     # The most frequent wins where nothing is in common, and one in the middle over it otherwise.
     assert ranked(["aaa", "bbb", "ccc", "bbb"]) == ["bbb", "aaa", "ccc"]
     texts = ["zzzz", "a dog runs", "a dog runs home", "dog runs home", "zzzz"]
@@ -41,7 +41,7 @@ def test_each_text_is_shown_with_its_best_score() -> None:
     assert Mbr("chrf").choose([], str, 1) == []
 
 
-def test_candidates_are_asked_for_as_the_options_say() -> None:
+def test_candidates_are_generated_as_configured() -> None:
     plain = DecodingConfig()
     found = Mbr("chrf", 16).search_options(plain)
     assert (found.sampling, found.n_best, found.epsilon_cutoff) == (True, 16, EPSILON)

@@ -55,7 +55,7 @@ def test_every_target_word_has_a_source_word(
     assert max(t for _, t in twice) < 2 * len(part.weights)
 
 
-def test_words_see_what_their_subwords_see() -> None:
+def test_word_attention_sums_subword_attention() -> None:
     """By hand: the source words are a and bc, the target words x and yz."""
     weights = [[0.5, 0.1, 0.2], [0.0, 0.4, 0.2], [0.2, 0.1, 0.1]]
     part = align_words(weights, ["\u2581a", "\u2581b", "c"], ["\u2581x", "\u2581y", "z"])
@@ -137,7 +137,7 @@ def test_rules_of_the_search_do_not_change_token_scores(translator: Translator) 
     assert ruled.score != plain.score
 
 
-def test_no_output_has_the_probability_of_its_end(model: Transformer) -> None:
+def test_an_empty_output_scores_the_probability_of_eos(model: Transformer) -> None:
     engine = TorchEngine(model)
     ((value,),) = engine.token_log_probs([[5, 6]], [[]])
     model.train()  # it is read without dropout all the same
@@ -149,13 +149,15 @@ def test_no_output_has_the_probability_of_its_end(model: Transformer) -> None:
     assert all(value >= h.log_prob for h in found if not h.ids)
 
 
-def test_an_engine_without_details_says_so(tokenizers: Tokenizers) -> None:
+def test_an_engine_without_optional_outputs_raises_an_error(tokenizers: Tokenizers) -> None:
     for detail in ("alignments", "attention", "token_scores"):
         with pytest.raises(EngineLacksError):
             translator_of(Echo(), tokenizers, outputs={detail}).translate(["Hund"])
 
 
-def test_details_change_nothing_else_and_come_only_when_asked_for(translator: Translator) -> None:
+def test_optional_outputs_are_returned_on_request_and_change_nothing_else(
+    translator: Translator,
+) -> None:
     plain = translator.translate(LINES)
     every = {"token_scores", "alignments", "attention"}
     detailed = translator.with_options(outputs=every).translate(LINES)
@@ -220,7 +222,7 @@ def test_lines_are_read(line: str, request_: Request) -> None:
         ('{"source": "a", "forbidden": [1]}', "Line 7 needs a list of strings in forbidden"),
     ],
 )
-def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) -> None:
+def test_invalid_requests_are_refused_with_their_line_number(line: str, problem: str) -> None:
     with pytest.raises(DataError) as caught:
         parse_request(line, 7)
     assert caught.value.problem.startswith(problem)
@@ -230,7 +232,7 @@ def test_what_is_no_request_is_refused_with_its_line(line: str, problem: str) ->
     }
 
 
-def test_no_field_of_a_request_looks_like_one_of_the_answer() -> None:
+def test_fields_of_requests_and_results_do_not_collide() -> None:
     """Its own ``error`` would look as if the line had failed, its ``translation`` as if not."""
     every = Result(
         "a", "b", 0.0, alignment=(), attention=(), tokens=(TokenScore("b", 0.0),), confidence=1.0

@@ -40,7 +40,7 @@ def scorer(model: Transformer, tokenizers: Tokenizers) -> Scorer:
         ("plain modern wide", "geometric", {"beam_size": 3, "n_best": 3}),
     ],
 )  # fmt: skip
-def test_what_the_search_found_gets_the_searchs_score(
+def test_the_scorer_returns_the_score_of_the_search(
     tokenizers: Tokenizers, shapes: str, mean: Any, changes: dict[str, object]
 ) -> None:
     """Every hypothesis, also that of an ensemble, has the same score when it is given."""
@@ -60,7 +60,7 @@ def test_what_the_search_found_gets_the_searchs_score(
         assert score == pytest.approx(hypothesis.score, abs=1e-4)
 
 
-def test_scores_are_those_of_any_batch(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_do_not_depend_on_the_batch(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = scorer.score(PAIRS)
     order = random.Random(1).sample(range(len(PAIRS)), len(PAIRS))
     for batch_tokens, cells in ((1, 1 << 23), (30, 1), (100_000, 3000)):
@@ -83,7 +83,7 @@ def test_the_tokens_make_up_the_score(scorer: Scorer) -> None:
         assert text.replace("\u2581", " ").strip() == result.target
 
 
-def test_blank_lines_have_a_rule(scorer: Scorer, translator: Translator) -> None:
+def test_blank_lines_have_defined_scores(scorer: Scorer, translator: Translator) -> None:
     pairs = [("", ""), (" \u3000", "\u200b"), ("Hund", " "), ("", "dog"), ("Hund", "\t")]
     found = scorer.score(pairs)
     assert [found[0].score, found[1].score] == [0.0, 0.0]
@@ -123,7 +123,7 @@ def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
     assert found[3].score == pytest.approx(alone.score, abs=1e-5)
 
 
-def test_a_learned_table_of_positions_ends_where_it_ends(tokenizers: Tokenizers) -> None:
+def test_a_pair_longer_than_learned_positions_is_not_scored(tokenizers: Tokenizers) -> None:
     config = run_config(max_length=32, max_length_offset=200)
     scorer = Scorer(
         loaded(small_model(tokenizers, "learned"), tokenizers=tokenizers, config=config)
@@ -132,7 +132,7 @@ def test_a_learned_table_of_positions_ends_where_it_ends(tokenizers: Tokenizers)
     assert [math.isinf(result.score) for result in found] == [False, True]
 
 
-def test_broken_weights_are_named(tokenizers: Tokenizers) -> None:
+def test_damaged_weights_are_reported(tokenizers: Tokenizers) -> None:
     model = small_model(tokenizers)
     with torch.no_grad():
         model.output_weight.fill_(torch.nan)

@@ -23,7 +23,7 @@ def segments_of(lines: list[str], tokenizers: Tokenizers, first_line: int = 1) -
     return list(found.segments)
 
 
-def test_a_few_long_lines_are_named(
+def test_the_first_long_lines_are_reported(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert {part.line for part in segments_of(["🐕" * 99] * 9, tokenizers)} == {*range(9)}
@@ -101,7 +101,7 @@ def test_sentences_come_before_clauses_and_clauses_before_words(
 
 
 @given(st.text("ab c.,。\n\u00a0", max_size=200), st.integers(8, 40))
-def test_nothing_is_lost_and_all_pieces_fit(text: str, limit: int) -> None:
+def test_split_text_loses_nothing_and_all_parts_fit(text: str, limit: int) -> None:
     """By words, as white space between joined pieces does not count in the sum of sizes."""
 
     def size_of(piece: str) -> int:

@@ -82,7 +82,7 @@ PARTS = torch.tensor([8]), table([], [], [], [], [9, 7], [5], [11])
 """Common tokens, and candidates of seven source tokens."""
 
 
-def test_a_sentence_may_use_its_own_tokens_only() -> None:
+def test_a_sentence_only_uses_its_shortlist() -> None:
     shortlist = Shortlist(*PARTS, 12)
     alone = shortlist.pick(Packed.from_rows([[4, EOS_ID]]))
     assert alone.tokens.tolist() == [*sorted(SPECIAL), 7, 8, 9]
@@ -100,7 +100,7 @@ def own_tokens(picked: BatchVocabulary, row: int) -> set[int]:
     return set(picked.tokens[picked.allowed[row, 0] == 0].tolist())
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_shortlist_is_read(tmp_path: Path) -> None:
     assert read_shortlist(tmp_path, (7, 12)) is None
     (tmp_path / NAME).write_bytes(shortlist_bytes(*PARTS))
     found = Shortlist.load(tmp_path, (7, 12), CPU)
@@ -172,7 +172,7 @@ def masked_search(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shapes", [("modern",), ("learned",), ("plain", "learned", "wide")])
-def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
+def test_a_shortlist_equals_the_full_vocabulary_if_other_tokens_are_impossible(
     tokenizers: Tokenizers, way: str, shapes: tuple[str, ...]
 ) -> None:
     sources, constraints = tokenizers.source.encode_batch(LINES), random_constraints(tokenizers)
@@ -197,7 +197,7 @@ def test_a_search_equals_one_of_all_tokens_where_others_are_impossible(
             assert not any(contains(after, phrase) for phrase in own.forbidden)
 
 
-def test_a_model_without_the_file_says_what_to_do(tokenizers: Tokenizers, tmp_path: Path) -> None:
+def test_a_missing_shortlist_is_reported_with_a_fix(tokenizers: Tokenizers, tmp_path: Path) -> None:
     message = rf"{NAME} does not exist\.\n.*fix: Run `nmt train CONFIG` again"
     with pytest.raises(ConfigError, match=message):
         Shortlist.load(tmp_path, tokenizers.vocab_sizes, CPU)
@@ -206,7 +206,7 @@ def test_a_model_without_the_file_says_what_to_do(tokenizers: Tokenizers, tmp_pa
         plain.with_options(shortlist=True)
 
 
-def test_a_model_that_trains_scores_all(tokenizers: Tokenizers) -> None:
+def test_a_model_in_training_scores_all_tokens(tokenizers: Tokenizers) -> None:
     training = TorchEngine(_model(tokenizers, "plain", 3))
     sources = tokenizers.source.encode_batch(LINES)
     found = training.search(sources, options("beam"))

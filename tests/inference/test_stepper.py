@@ -22,7 +22,7 @@ def batch(lengths: list[int]) -> Packed:
 
 
 @torch.no_grad()
-def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
+def test_special_tokens_take_no_probability_from_other_tokens() -> None:
     model = small_model()
     source = batch([5])
     stepper = ModelStepper(model)
@@ -33,7 +33,7 @@ def test_tokens_that_no_search_chooses_take_nothing_from_the_others() -> None:
 
 
 @torch.no_grad()
-def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
+def test_the_coverage_penalty_uses_the_reported_attention() -> None:
     model = small_model()
     source = batch([9, 4, 1, 6])
     options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
@@ -48,7 +48,7 @@ def test_the_coverage_penalty_is_that_of_the_attention_that_is_told() -> None:
 
 
 @pytest.mark.parametrize(("min_length_factor", "first"), [(0.0, 0), (4.0, 0), (4.0, 1)])
-def test_an_output_ends_with_the_positions(min_length_factor: float, first: int) -> None:
+def test_positions_limit_the_output(min_length_factor: float, first: int) -> None:
     """Even if it should be longer."""
     model = small_model(positions="learned", max_positions=8 + first, first_position=first)
     for beam_size, find in ((1, greedy_search), (3, beam_search)):
@@ -61,7 +61,7 @@ def test_an_output_ends_with_the_positions(min_length_factor: float, first: int)
 
 
 @torch.no_grad()
-def test_bos_before_the_source_is_read_and_nothing_else_is_changed_by_it() -> None:
+def test_source_bos_only_adds_a_token() -> None:
     """The same weights, told BOS by the key or by hand."""
     plain, marked = (
         small_model(embeddings="separate"),

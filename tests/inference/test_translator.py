@@ -41,7 +41,9 @@ from tests.inference.test_guard import STRICT
         {"beam_size": 6, "n_best": 3, "diverse_beam_groups": 2, "no_repeat_ngram_size": 2},
     ],
 )
-def test_the_text_is_that_of_any_batch(translator: Translator, options: dict[str, Any]) -> None:
+def test_the_text_does_not_depend_on_the_batch(
+    translator: Translator, options: dict[str, Any]
+) -> None:
     """Fault 46."""
     lines = sentences(12, seed=5, longest=8)
     translator = translator.with_options(**options)
@@ -94,7 +96,7 @@ def test_a_very_long_line_is_cut_and_raises_an_alarm(
     assert results[0].text == translator.translate(["klein"])[0].text
 
 
-def test_what_is_no_list_of_lines_is_refused(translator: Translator) -> None:
+def test_inputs_other_than_lists_of_lines_are_refused(translator: Translator) -> None:
     for lines in ("Ein Hund", [None], [b"Hund"]):
         with pytest.raises(TypeError, match="a list of str"):
             translator.translate(lines)  # type: ignore[arg-type]
@@ -122,7 +124,7 @@ def test_line_breaks_written_in_bytes_do_not_break_the_line(tokenizers: Tokenize
     assert "\n" not in result.text
 
 
-def test_weights_that_are_not_numbers_are_named(model: Transformer, tokenizers: Tokenizers) -> None:
+def test_nan_weights_are_reported(model: Transformer, tokenizers: Tokenizers) -> None:
     broken = copy.deepcopy(model)
     with torch.no_grad():
         broken.output_weight.fill_(torch.nan)
@@ -142,7 +144,7 @@ def working(
     model.eval()
 
 
-def test_workers_change_nothing_but_the_time(
+def test_workers_do_not_change_results(
     working: Translator, translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = sentences(20)
@@ -194,7 +196,7 @@ def test_workers_do_not_set_the_threads_of_others(working: Translator) -> None:
         torch.set_num_threads(before)
 
 
-def test_lines_that_fail_leave_the_others_as_they_are(translator: Translator) -> None:
+def test_failed_lines_do_not_change_other_lines(translator: Translator) -> None:
     lines: list[Request | str] = ["Hund", Request("Hund", tag="fr"), Request("", tag="fr"), "Katze"]
     first, failed, blank, last = translator.try_translate(lines)
     assert isinstance(failed, DataError)
@@ -205,7 +207,7 @@ def test_lines_that_fail_leave_the_others_as_they_are(translator: Translator) ->
         translator.translate(lines, first_line=7)
 
 
-def test_an_engine_is_refused_what_it_lacks(tokenizers: Tokenizers) -> None:
+def test_features_that_an_engine_lacks_are_refused(tokenizers: Tokenizers) -> None:
     class Limited(Says):
         @override
         def lacks(self, needs: Needs) -> list[str]:

@@ -43,7 +43,7 @@ ODD = st.text("aAb\u00e4.,!(' 1\u2028\u4e16\U0001f415", max_size=24)
 
 
 @given(st.lists(st.tuples(ODD, ODD, ODD), min_size=1, max_size=5), st.booleans(), st.booleans())
-def test_any_corpora_have_the_scores_of_sacrebleu(
+def test_scores_of_any_corpora_equal_sacrebleus(
     rows: list[tuple[str, str, str]], lowercase: bool, is_narrow: bool
 ) -> None:
     """Whole and sentence by sentence; if narrow, in parts, and with n-grams numbered again."""
@@ -92,7 +92,7 @@ def test_bleu_counts_characters_where_mecab_is_missing(caplog: pytest.LogCapture
 
 
 @pytest.mark.skipif(find_spec("MeCab") is not None, reason="MeCab is installed")
-def test_a_tokenizer_asked_for_that_is_not_installed_names_the_remedy() -> None:
+def test_a_requested_tokenizer_that_is_not_installed_gets_a_fix() -> None:
     with pytest.raises(ConfigError, match=r"not have them installed.\n.*sacrebleu\[ja\]") as caught:
         corpus_score(["猫"], [["猫"]], tokenize="ja-mecab")
     assert "set `tokenize` to char" in caught.value.fix
@@ -106,7 +106,7 @@ def test_unknown_metrics_and_tokenizers_get_a_suggestion() -> None:
         corpus_score(["a"], [["a"]], tokenize="ja_mecab")
 
 
-def test_lines_that_do_not_pair_up_are_refused_with_both_counts() -> None:
+def test_files_of_different_lengths_are_refused_with_both_counts() -> None:
     """Fault 32."""
     with pytest.raises(DataError, match=r"1,000 lines but .* 999"):
         corpus_score(["a"] * 1000, [["a"] * 999])
@@ -167,7 +167,9 @@ WORDS = st.sampled_from(["the", "dog", "dogs", "cat,", "cat.", "ran", "(now)", "
 
 
 @given(st.lists(st.lists(WORDS, max_size=9).map(" ".join), min_size=1, max_size=6), st.booleans())
-def test_every_pair_has_sacrebleus_sentence_score(texts: list[str], is_held_in_parts: bool) -> None:
+def test_pairwise_scores_equal_sacrebleus_sentence_scores(
+    texts: list[str], is_held_in_parts: bool
+) -> None:
     """Whether the table of n-grams is held whole or in parts."""
     chrf, bleu = CHRF(), BLEU(effective_order=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -197,7 +199,7 @@ def exchanged(one: Floats, other: Floats, **options: int) -> Floats:
     return randomised_differences(one, other, lambda sums: sums[:, 0], **options)
 
 
-def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_bound_memory_and_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (np.random.default_rng(n).integers(0, 9, (17, 1)).astype(float) for n in (1, 2))
     means = resampled_means(one[:, 0].tolist(), resamples=40)
     differences = exchanged(one, other, trials=200)
@@ -209,7 +211,7 @@ def test_memory_is_bounded_by_chunks_that_change_no_number(monkeypatch: pytest.M
 
 
 @given(st.integers(0, 30))
-def test_few_different_sentences_show_little(count: int) -> None:
+def test_p_values_are_limited_by_the_number_of_different_sentences(count: int) -> None:
     one = np.zeros((30, 3))
     other = one.copy()
     other[:count, 1] = 1

@@ -47,7 +47,7 @@ def test_one_layer_by_hand() -> None:
     torch.testing.assert_close(found[:3], expected)
 
 
-def test_the_upper_layers_count_alike() -> None:
+def test_upper_layers_have_equal_weight() -> None:
     """Of three, the last two."""
     model = model_of()
     source, seen = Packed.from_rows(SOURCE), list[Tensor]()
@@ -68,7 +68,7 @@ def test_the_upper_layers_count_alike() -> None:
     [{"positions": "rotary"}, {"qk_norm": True, "num_kv_heads": 2}, {"norm_position": "pre"}],
 )
 @torch.no_grad()
-def test_what_is_read_step_by_step_adds_up_to_the_same(options: dict[str, Any]) -> None:
+def test_coverage_of_steps_equals_attention_of_the_whole_target(options: dict[str, Any]) -> None:
     """Shares of the real source; with beams that go on twice, change places, or leave.
 
     And it changes no state.

@@ -67,7 +67,7 @@ def test_loss_and_gradients_are_those_of_plain_layers(variant: str, counting: Ba
     assert counting.num_graphs == 2
 
 
-def test_a_graph_serves_all_layers_of_a_kind_and_all_batches(counting: Backend) -> None:
+def test_one_compiled_graph_serves_all_layers_and_batches(counting: Backend) -> None:
     plain, model = two_models(encoder_layers=3, dropout=0.1)
     for shape in SHAPES:
         results(model.train(), *shape)
@@ -105,7 +105,7 @@ def test_recomputing_layers_draws_the_same_dropout(counting: Backend) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[3, 1, 2], [8], [8, 8], [9, 16]])
-def test_padding_gives_tokens_and_gradients_back(lengths: list[int]) -> None:
+def test_unpadding_restores_tokens_and_gradients(lengths: list[int]) -> None:
     cells = Padding.of(packed(lengths))
     batch_size, width = cells.token.shape
     values = torch.randn(sum(lengths), 3, requires_grad=True)
@@ -128,7 +128,7 @@ def test_padding_gives_tokens_and_gradients_back(lengths: list[int]) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_on_a_gpu_training_is_as_without(precision: Any) -> None:
+def test_on_a_gpu_training_is_unchanged(precision: Any) -> None:
     device, losses = torch.device("cuda"), []
     for wanted in (False, True):
         model = model_to_train(model_dim=64, ff_dim=128, encoder_layers=2).to(device)

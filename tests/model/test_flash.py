@@ -68,7 +68,7 @@ def float32(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.usefixtures("float32")
-def test_it_says_what_the_padded_kernels_say(
+def test_flash_attention_equals_padded_attention(
     kernel: Callable[..., Tensor], kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_queries = of_keys = packed([5, 1, 9])
@@ -93,7 +93,7 @@ def test_it_says_what_the_padded_kernels_say(
     assert len(calls) == (1 if kernel is of_2_13 or groups == 4 else 2)
 
 
-def test_what_the_kernel_lacks_goes_the_other_way() -> None:
+def test_unsupported_arguments_use_another_kernel() -> None:
     kernel = FlashAttention.of(of_2_13)
     narrow = torch.empty(3, 4, 64, dtype=torch.bfloat16)
     wide, odd = narrow.new_empty(3, 4, 264), narrow.new_empty(3, 4, 60)
@@ -105,7 +105,7 @@ def test_what_the_kernel_lacks_goes_the_other_way() -> None:
     assert not FlashAttention.of(of_2_10).fits(narrow, narrow[:, :2], None, 0.0)
 
 
-def test_devices_without_it_are_known_by_their_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_attention_depends_on_the_compute_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_flash(torch.device("cpu")) is None
     for capability, is_there in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
@@ -126,7 +126,9 @@ def test_compiled_layers_share_a_graph(counting: Backend, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
 @pytest.mark.parametrize("is_deterministic", [False, True])
-def test_on_a_gpu_it_is_exact(dtype: torch.dtype, kind: str, is_deterministic: bool) -> None:
+def test_on_a_gpu_the_result_is_exact(
+    dtype: torch.dtype, kind: str, is_deterministic: bool
+) -> None:
     device = torch.device("cuda")
     kernel = find_flash(device)
     assert kernel is not None

@@ -76,7 +76,7 @@ def test_logits_and_gradients_equal_the_formula(name: str, size: int) -> None:
 
 @pytest.mark.parametrize(("of_encoder", "of_decoder"), [(0.5, 0.0), (0.0, 0.5), (0.5, None)])
 @torch.no_grad()
-def test_attention_weights_are_dropped_on_each_side_as_it_says(
+def test_encoder_and_decoder_have_separate_attention_dropout(
     of_encoder: float, of_decoder: float | None
 ) -> None:
     own = {"attention_dropout": of_encoder, "decoder_attention_dropout": of_decoder}
@@ -92,7 +92,7 @@ def test_attention_weights_are_dropped_on_each_side_as_it_says(
     assert {part._drop for part in parts} == {share}
 
 
-def test_weights_that_are_dropped_take_their_relative_values_with_them() -> None:
+def test_dropped_weights_also_drop_their_relative_values() -> None:
     """Where all but a share of the weights is dropped, so much of the values' vectors is, too."""
     packed = Packed.from_rows([[7] * 16] * 8)
     zeros = torch.zeros(128, 2, 4, dtype=torch.float64)
@@ -104,7 +104,7 @@ def test_weights_that_are_dropped_take_their_relative_values_with_them() -> None
     assert mixed.std() > 0.05
 
 
-def test_xavier_uniform_tables_have_its_bounds_and_linear_layers_are_as_they_are() -> None:
+def test_xavier_uniform_applies_to_embeddings_and_not_to_linear_layers() -> None:
     options = {"positions": "learned", "max_positions": 30, "embeddings": "separate"}
     model = small_model(embedding_init="xavier-uniform", **options)
     plain = small_model(**options)
@@ -127,7 +127,7 @@ def test_tables_are_shared_as_the_option_says_and_stored_once() -> None:
         build_model(ModelConfig.model_validate({**SMALL, "embeddings": "inputs-shared"}), 50, 60)
 
 
-def test_a_token_of_equal_features_has_a_gradient_under_the_standard_deviation() -> None:
+def test_standard_deviation_norm_has_a_finite_gradient_for_equal_features() -> None:
     norm = make_norm(ModelConfig(norm="layer-std"), 4)
     values = torch.full((1, 4), 3.0, requires_grad=True)
     norm(values).sum().backward()

@@ -145,7 +145,7 @@ def test_a_cached_step_equals_reading_all_keys(groups: int, length: int, beams: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_dropout_drops_the_share_it_says_and_keeps_the_sum(dtype: torch.dtype) -> None:
+def test_dropout_drops_the_stated_share_and_keeps_the_mean(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     values = torch.ones(1000, 1001, requires_grad=True, dtype=dtype)
     dropped = dropout(values, 0.1, training=True)

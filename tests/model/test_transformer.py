@@ -34,7 +34,7 @@ def test_decoding_step_by_step_equals_reading_the_whole_target(variant: str) -> 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_token_changes_nothing_before_it(variant: str) -> None:
+def test_a_token_does_not_change_earlier_positions(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
     source, target, changed = packed([6]), packed([7]), packed([7])
     changed.ids[4] = 49 if target.ids[4] != 49 else 48
@@ -49,7 +49,7 @@ def test_a_token_changes_nothing_before_it(variant: str) -> None:
     variant=st.sampled_from(sorted(VARIANTS)),
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=5),
 )
-def test_batch_mates_change_nothing(variant: str, lengths: list[tuple[int, int]]) -> None:
+def test_results_do_not_depend_on_the_batch(variant: str, lengths: list[tuple[int, int]]) -> None:
     model = small_model(**VARIANTS[variant])
     source, target = packed([s for s, _ in lengths]), packed([t for _, t in lengths])
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_loss_and_gradients_are_the_same_to_the_bit(variant: str) -> None:
     torch.testing.assert_close(saving, plain, rtol=0, atol=0)
 
 
-def test_less_is_kept_for_the_backward_pass_of_training() -> None:
+def test_recomputation_stores_less_for_the_backward_pass() -> None:
     kept = []
     for recompute, training in ((False, True), (True, True), (False, False), (True, False)):
         sizes: list[int] = []

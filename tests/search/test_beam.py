@@ -35,7 +35,7 @@ seeds = st.integers(0, 10**6)
 BEAMS = [kind for kind in KINDS if "beam_size" in kind and "coverage_penalty" not in kind]
 
 
-def test_of_equal_continuations_the_better_beam_and_the_lower_id_come_first() -> None:
+def test_ties_are_broken_by_the_better_beam_then_the_lower_id() -> None:
     totals = torch.tensor([[-1.0, -1.0, -2.0]])
     log_probs = torch.full((1, 3, 90), -1.0)
     log_probs[0, 2] = 0.0
@@ -76,7 +76,7 @@ def test_stopping_early_changes_no_result(
     assert few < many or (few == many and config.n_best > 1)
 
 
-def test_a_search_whose_beams_all_die_keeps_what_it_found() -> None:
+def test_a_search_without_unfinished_beams_keeps_its_results() -> None:
     """After one word, and after none, only EOS is possible."""
 
     def table(key: tuple[int, ...]) -> Tensor:
@@ -194,7 +194,7 @@ def by_sorting(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     count=st.integers(1, 5),
     kinds=st.sampled_from([2, 30, 10**6]),
 )
-def test_equals_come_in_their_order(
+def test_equal_values_are_ranked_by_index(
     seed: int, size: int, rows: int, count: int, kinds: int
 ) -> None:
     """Short rows and rows of many blocks, whole or not; all values equal, some, or none."""
@@ -207,7 +207,7 @@ def test_equals_come_in_their_order(
 
 
 @pytest.mark.parametrize("size", [6, 700])
-def test_what_is_not_there_comes_last_and_what_is_no_number_first(size: int) -> None:
+def test_minus_infinity_is_ranked_last_and_nan_first(size: int) -> None:
     values = torch.full((1, size), -torch.inf)
     values[0, size - 1], values[0, size - 3] = -2.0, -1.0
     best, index = largest(values, 3)
@@ -221,7 +221,7 @@ def test_what_is_not_there_comes_last_and_what_is_no_number_first(size: int) -> 
         assert set(index.flatten().tolist()) == {300}
 
 
-def test_rows_of_few_values_are_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_few_distinct_values_are_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting them, as 16 bits have, made a search in bfloat16 slower than one in float32."""
     values = torch.randn(20, 4096).bfloat16().float()
     expected, sort = by_sorting(values, 11), Tensor.sort
@@ -239,7 +239,9 @@ phrases = st.lists(st.integers(4, 6), min_size=1, max_size=5).map(tuple)
 
 
 @given(own=st.lists(phrases, max_size=3), ids=st.lists(st.integers(4, 6), max_size=25))
-def test_progress_says_what_the_output_contains(own: list[tuple[int, ...]], ids: list[int]) -> None:
+def test_progress_counts_the_tokens_that_the_output_contains(
+    own: list[tuple[int, ...]], ids: list[int]
+) -> None:
     required = RequiredPhrases(own)
     progress = required.start
     assert required.num_met(progress) == 0
@@ -287,7 +289,9 @@ def test_banks_by_hand(counts: list[int], beam_size: int, expected: list[int]) -
         (Constraints(prefix=(5, UNK_ID), forbidden=((5,),)), 1, None),
     ],
 )
-def test_plain_contradictions_are_named(own: Constraints, size: int, problem: str | None) -> None:
+def test_obvious_contradictions_are_reported(
+    own: Constraints, size: int, problem: str | None
+) -> None:
     found = own.contradiction(size)
     assert found is problem is None or (found and problem and problem in found)
 

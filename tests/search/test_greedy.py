@@ -46,7 +46,7 @@ def greedy_of(
         }
     ),
 )
-def test_both_find_the_same(
+def test_both_searches_find_the_same_output(
     seed: int, lengths: list[int], grain: float, steps: int, limits: dict[str, Any]
 ) -> None:
     table = random_table(seed, 9, grain=grain)
@@ -58,7 +58,7 @@ def test_both_find_the_same(
         assert greedy_of(TableStepper(table), source, options) == expected
 
 
-def test_what_cannot_end_has_no_output() -> None:
+def test_hypotheses_that_cannot_end_are_dropped() -> None:
     """Nothing is possible after the first token of the second sentence, and NaN is no output."""
 
     def table(key: tuple[int, ...]) -> Tensor:
@@ -74,7 +74,7 @@ def test_what_cannot_end_has_no_output() -> None:
     assert found == [[Hypothesis((), -0.5, -0.5)], [], []]
 
 
-def test_other_rules_are_left_to_the_other_search() -> None:
+def test_other_rules_use_the_waiting_search() -> None:
     for options, own, expected in (
         ({}, [], True),
         ({"min_length_factor": 1.0}, [], True),
@@ -177,14 +177,14 @@ def test_samples_are_what_plain_python_draws(options: dict[str, Any]) -> None:
 
 
 @given(seed=st.integers(0, 10**6), n_best=st.integers(1, 4))
-def test_more_samples_change_no_sample(seed: int, n_best: int) -> None:
+def test_more_samples_do_not_change_earlier_samples(seed: int, n_best: int) -> None:
     table, inputs = random_table(seed, 9), sources([3, 6], seed)
     most = search(TableStepper(table), inputs, settings(n_best=6))
     fewer = search(TableStepper(table), inputs, settings(n_best=n_best))
     assert fewer == [own[:n_best] for own in most]
 
 
-def test_chances_are_spread_evenly_and_go_their_own_ways() -> None:
+def test_random_numbers_are_uniform_and_uncorrelated() -> None:
     """Over sentences, samples and positions; neighbours have nothing to do with each other."""
     keys = torch.arange(100).unsqueeze(1)
     numbers = torch.arange(40).expand(100, -1)

@@ -174,7 +174,7 @@ def test_no_possible_output_gives_no_hypothesis(kind: Options) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_output_ends_where_the_positions_end_whatever_is_asked(kind: Options) -> None:
+def test_positions_limit_the_output_whatever_the_options(kind: Options) -> None:
     stepper = TableStepper(random_table(3, 9))
     stepper.max_positions = 5
     config = options_of(**kind, max_length_factor=2.0, min_length_factor=1.0)

@@ -47,7 +47,7 @@ def test_only_loops_are_ended(start: list[int], cycle: list[int], length: int) -
         ("gnmt", 0.6, 7, 1.515717),  # 2 ^ 0.6
     ],
 )
-def test_length_penalties_are_the_papers(
+def test_length_penalties_equal_the_papers(
     form: str, exponent: float, length: int, expected: float
 ) -> None:
     values = {"length_penalty": exponent, "length_penalty_form": form}
@@ -76,7 +76,7 @@ def test_limits_count_eos_and_never_cross(
     assert tuple(map(int, found)) == expected
 
 
-def test_an_unknown_token_of_a_prefix_is_given_and_adds_nothing_to_the_score() -> None:
+def test_an_unknown_token_of_a_prefix_does_not_change_the_score() -> None:
     rules = Rules(torch.tensor([3]), DecodingConfig(), [Constraints(prefix=(5, UNK_ID))])
     for history, token, expected in (([], 5, -1.5), ([5], UNK_ID, 0.0)):
         log_probs = torch.full((1, 1, 7), -1.5)

@@ -20,7 +20,7 @@ def score(metric: str, value: float) -> Score:
     return Score(metric=metric, value=value, signature="")
 
 
-def test_gates_are_read_in_order_and_a_malformed_one_says_which_part_is_wrong() -> None:
+def test_gates_are_parsed_in_order_and_all_malformed_parts_are_reported() -> None:
     expected = {"chrf++": 55.0, "bleu": 27.5, "chrf": 0.0}
     assert parse_gates(["chrf++=55, bleu = 27.5", "chrf=0"]) == expected
     no_number = "is not a number between 0 and 100"
@@ -97,7 +97,7 @@ def test_identical_systems_and_few_different_lines_raise_no_alarm(
                 assert each["comparison"]["p_value"] >= least
 
 
-def test_only_metrics_that_were_asked_for_may_not_be_worse(files: dict[str, Path]) -> None:
+def test_only_requested_metrics_are_checked_for_regressions(files: dict[str, Path]) -> None:
     more = ("--fail-if-worse", "--metric", "chrf", "--fail-under", "bleu=1")
     gates = found(*flags(files), *more)["gates"]
     kinds = [(each["metric"], each["kind"], each["met"]) for each in gates]

@@ -28,7 +28,7 @@ WORDS = st.text("ab <&\u05d0\u202e", max_size=20)
 
 
 @given(WORDS, WORDS)
-def test_pieces_are_the_words_and_equal_texts_have_no_difference(text: str, reference: str) -> None:
+def test_differences_cover_the_text_and_equal_texts_have_none(text: str, reference: str) -> None:
     pieces = word_differences(text, reference)
     assert " ".join(piece for piece, _ in pieces) == " ".join(text.split())
     assert any(is_other for _, is_other in pieces) <= (text.split() != reference.split())

@@ -13,7 +13,7 @@ from tests.commands.test_evaluate import invoke, write
 from tests.extras.analysis.conftest import LINES, flags, found
 
 
-def test_every_output_says_where_p_values_come_from(files: dict[str, Path]) -> None:
+def test_every_output_describes_the_significance_test(files: dict[str, Path]) -> None:
     paths = [files["same"].with_name(name) for name in ("a.md", "a.html", "a.json")]
     reports = [flag for path in paths for flag in ("--report", path)]
     for more, expected in (
@@ -28,7 +28,7 @@ def test_every_output_says_where_p_values_come_from(files: dict[str, Path]) -> N
         assert paired == (expected[0] if expected else None)
 
 
-def test_markdown_says_what_changed_by_how_much_and_whether_it_is_real(
+def test_markdown_shows_changes_and_their_significance(
     files: dict[str, Path],
 ) -> None:
     path = files["bad"].with_name("comment.md")
@@ -153,7 +153,7 @@ def program(folder: Path, result: str = "1", cut: str = "", after: str = "") -> 
     return f"{sys.executable} {path}"
 
 
-def test_an_external_metric_is_tested_and_a_gate_like_the_others(files: dict[str, Path]) -> None:
+def test_an_external_metric_gets_tests_and_gates(files: dict[str, Path]) -> None:
     length = "json.dumps({'score': line['hypothesis'].count('this') - len(line['references'])})"
     command = program(files["bad"].parent, length)
     result = invoke(*flags(files), "--external", command, "--fail-if-worse", "--json")
@@ -165,7 +165,7 @@ def test_an_external_metric_is_tested_and_a_gate_like_the_others(files: dict[str
     assert score["confidence"]["low"] < -0.5 < score["confidence"]["high"]
 
 
-def test_an_external_metric_that_fails_is_named_and_costs_no_other_score(
+def test_a_failing_external_metric_is_reported_and_other_scores_remain(
     files: dict[str, Path],
 ) -> None:
     for changes, message in (

@@ -38,7 +38,7 @@ LINES = [f"Sentence number {n} of a small test set, with words." for n in range(
 
 
 @given(st.lists(st.text("ab ", max_size=12), min_size=1, max_size=7), st.integers(0, 9))
-def test_outputs_fit_the_lines_that_are_scored(lines: list[str], seed: int) -> None:
+def test_outputs_are_joined_to_the_scored_lines(lines: list[str], seed: int) -> None:
     for noisy in noisy_sources(lines, " ", seed):
         outputs = noisy.outputs(noisy.lines, " ")
         assert len(outputs) == len(noisy.scored(lines, " "))
@@ -83,7 +83,7 @@ def test_a_copying_system_loses_what_the_noise_changes() -> None:
     assert robustness() == robustness()
 
 
-def test_accuracy_counts_what_is_more_probable_and_no_ties(
+def test_accuracy_counts_higher_scores_but_not_ties(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = SimpleNamespace(
@@ -145,7 +145,7 @@ def test_correlations_of_four_points() -> None:
     assert correlation(left, np.ones(4)) == 0
 
 
-def test_every_output_shows_it() -> None:
+def test_every_output_shows_the_confidence() -> None:
     own, references = system(7.0), [[REFERENCE] * 40]
     scored: Any = SimpleNamespace(systems=[own], test=SimpleNamespace(references=references))
     section = confidence_section(scored)
