@@ -72,7 +72,6 @@ def test_the_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
-
     assert {"nmt", "typer"} <= loaded
     heavy = ("torch", "numpy", "rich", "pydantic", "yaml", "datasets", "sentencepiece", "sacrebleu")
     assert not loaded.intersection(heavy)

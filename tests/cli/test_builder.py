@@ -97,7 +97,6 @@ def test_flags_become_fields_with_their_types() -> None:
 
 def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     lines = call("work", "--help").stdout.splitlines()
-
     assert [line for line in lines if line.endswith(":") and line[0] != " "] == [
         "Arguments:", "Options:", "Search:", "General:",
     ]  # fmt: skip

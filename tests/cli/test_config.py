@@ -26,7 +26,6 @@ def test_check_reports_every_file(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert result.stdout == f"{DEMO}: good\n"
     assert result.stderr.count("unknown key naem; did you mean name?") == 2
-
     for override in ("training.sead=5", "training.seed=abc", "nonsense"):  # FAULTS 49
         result = CliRunner().invoke(app, ["config", "check", str(DEMO), "--set", override])
         assert (result.exit_code, result.stdout) == (2, "")

@@ -204,7 +204,6 @@ def test_warnings_about_damaged_lines_end_and_are_counted(run_dir: Path) -> None
     translate(run_dir, text="a")  # converts the model for CTranslate2, and says so
     few = translate(run_dir, "-b", 1, "--no-guard", text=b"a\xff\n" * 20)
     many = translate(run_dir, "-b", 1, "--no-guard", text=b"a\xff\n" * 22)
-
     assert [few.exit_code, few.stdout.count("\n")] == [0, 20]
     assert "nmt: warning: line 2, byte 2: 0xff is not UTF-8" in few.stderr
     assert few.stderr.count("is not UTF-8;") == len(few.stderr.splitlines()) == 20
@@ -301,7 +300,6 @@ def test_a_shortlist_is_used_when_it_is_asked_for(own_run: Path) -> None:
     none = torch.full((tokenizer.vocab_size, 1), -1, dtype=torch.int32)
     (own_run / SHORTLIST).write_bytes(shortlist_bytes(torch.tensor([300]), none))
     piece = tokenizer.decode([300, 300])
-
     assert translated(own_run, text=text) == plain
     for flags in (["--shortlist"], ["--set", "decoding.shortlist=true"]):
         found = translated(own_run, "--no-guard", *flags, text=text)
@@ -368,7 +366,6 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
     refused(
         translate(run_dir, *flags), 3, "4 lines could not be translated. The first: Line 2: a req"
     )
-
     found = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     good = [json.dumps(REQUESTS[row]) for row in (0, 3)]
     expected = translated(run_dir, *flags[:4], text="\n".join(good))

@@ -76,7 +76,6 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
     first, _ = sorted((Path("stopped") / "shards").glob("*.shard"))
     first.write_bytes(first.read_bytes()[:-1])
     again = augment(chosen(text, run, "stopped", **options))
-
     assert again.shards_made == 2  # the damaged one and the last
     assert gzip.decompress(Path(again.corpus).read_bytes()).decode().splitlines() == whole
     assert augment(chosen(text, run, "stopped", **options)).shards_made == 0

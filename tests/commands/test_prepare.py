@@ -61,24 +61,18 @@ def test_blank_lines_drop_the_pair_and_shift_nothing(tmp_path: Path) -> None:
     assert lines[9:12].tolist() == [10, 12, 13]
 
 
-def test_unequal_line_counts_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    """FAULTS 32."""
-    source, target = corpus(120)
-    write_pairs(tmp_path, source, target[:-3])
-    refused(config_for(tmp_path), r"120 lines but .*117")
-
-
-@pytest.mark.parametrize("kind", ["empty", "folder", "pipe"])
-def test_files_without_text_are_named(tmp_path: Path, kind: str) -> None:
-    """FAULTS 33."""
-    config = config_for(tmp_path)
-    path = tmp_path / "train.de"
+@pytest.mark.parametrize("kind", ["empty", "folder", "pipe", "unequal"])
+def test_files_without_text_or_of_other_lengths_are_named(tmp_path: Path, kind: str) -> None:
+    """FAULTS 32 and 33."""
+    config, path = config_for(tmp_path), tmp_path / "train.de"
     path.unlink()
-    if kind == "empty":
-        write_pairs(tmp_path, b"", b"")
+    if kind in ("empty", "unequal"):
+        source, target = corpus(120 if kind == "unequal" else 0)
+        write_pairs(tmp_path, source, target[:-3])
     else:
         path.mkdir() if kind == "folder" else os.mkfifo(path)  # corpora are read twice
-    refused(config, r"train\.de is a pipe" if kind == "pipe" else r"train\.de")
+    problems = {"pipe": r"train\.de is a pipe", "unequal": r"120 lines but .*117"}
+    refused(config, problems.get(kind, r"train\.de"))
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -127,7 +121,6 @@ def test_test_sets_in_the_cache_of_sacrebleu_are_looked_for(tmp_path: Path) -> N
     with in_python(code, tmp_path, env={**os.environ, **places}) as run:
         assert run.wait() == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
-
     found = {name: each["sources_in_train"] for name, each in report["overlap"].items()}
     assert found == {"valid": 5, "news": 1, "wmt14/full": 1}
     assert report["unchecked"] == ["far"]
@@ -190,7 +183,6 @@ def test_unchanged_input_is_left_alone_and_changed_input_is_not(
     assert not list(tmp_path.glob(".prepared*"))
     weighted = config.model_dump(mode="json")
     weighted["data"]["train"][0]["weight"] = 2.0
-
     assert not first.up_to_date
     assert again.as_dict() == first.as_dict() | {"up_to_date": True}
     assert "up to date" in again.as_text()

@@ -192,7 +192,6 @@ def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
         Toy(name="third")
     toys = Registry[object]("toy", {"first": "nowhere:FIRST", "second": "nowhere:SECOND"})
     toys.register("third", object())
-
     assert [Toy(name=name).name for name in ("second", "third")] == ["second", "third"]
     with pytest.raises(ValidationError, match="unknown name"):
         Toy(name="fourth")

@@ -40,9 +40,6 @@ def alarms_of(source: str, output: str, limits: GuardLimits) -> tuple[Alarm, ...
     return alarms((source, output), (read, written), limits)
 
 
-# --- Signs -------------------------------------------------------------------------------------
-
-
 @given(unit=st.lists(st.sampled_from("abcde"), min_size=1, max_size=6), copies=st.integers(1, 9))
 def test_a_loop_is_counted_without_its_first_copy(unit: list[str], copies: int) -> None:
     assert longest_loop(["x", *unit * copies, "y"]) >= len(unit) * (copies - 1)
@@ -115,9 +112,6 @@ def test_a_loop_always_raises_an_alarm(seed: int, unit: list[str]) -> None:
     source = " ".join(random.Random(seed).sample(WORDS, 9))
     for limits in (STRICT, GuardLimits()):
         assert "loop" in alarms_of(source, f"{source.swapcase()} {' '.join(unit * 10)}", limits)
-
-
-# --- The second search -------------------------------------------------------------------------
 
 
 class Parrot(Engine):
