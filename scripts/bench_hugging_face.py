@@ -136,7 +136,7 @@ def translate(model: Any, request: Request) -> Answer:
             do_sample=False,
             max_new_tokens=longest,
             length_penalty=request["length_penalty"],
-            early_stopping=request["beam_size"] > 1,  # with so many finished ones, as ours ends
+            early_stopping=request["beam_size"] > 1,  # stop as nmt does
         )
         outputs += [_until_end(ids[1:]) for ids in found.tolist()]
     return {"seconds": time.perf_counter() - start, "outputs": outputs}

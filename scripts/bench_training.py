@@ -250,7 +250,7 @@ def print_kinds(setup: TrainingSetup, step: Step) -> None:
         name = event.key.removeprefix("aten::")
         own[name] += event.self_cpu_time_total / 1e6 / _PROFILED
         if name in KINDS["products of layers and loss"]:
-            first = int(name != "mm")  # what is added
+            first = int(name != "mm")  # the first input of addmm is the summand
             sizes = event.input_shapes[first : first + 2]
             products[tuple(map(tuple, sizes))] += event.count
     print("| kind | ms an update | share |\n| --- | --- | --- |")

@@ -143,7 +143,7 @@ def ctranslate2_commands(model: Path, place: Path) -> Commands:
 def one_sentence(commands: Commands, line: str, rounds: int) -> Mapping[str, float]:
     """Print the seconds of each command for a single sentence; return the medians by name."""
     seconds: dict[str, list[float]] = {name: [] for name in commands}
-    for command in commands.values():  # from here on, files come from memory
+    for command in commands.values():  # warm-up: fills the file cache
         finish(command, line)
     for _ in range(rounds):
         for name, command in commands.items():

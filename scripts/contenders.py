@@ -4,8 +4,9 @@ For throughput (large batches), an engine may translate as many batches in paral
 threads. For latency (a stream of single sentences), threads help only inside of one search, so each
 engine runs with one thread and with all threads.
 
-Shortlists (``--shortlist``) are ours; CTranslate2 is also tried with a vocabulary map made of the
-same candidates, as a family of its own. It scores for each sentence what any of its batch may need.
+nmt also runs with a shortlist of candidates (``--shortlist``). CTranslate2 also runs with a
+vocabulary map of the same candidates, as a separate family. For each sentence it scores the
+candidates of the whole batch.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def train_with_kills(words: Sequence[str], run_dir: Path, targets: Sequence[int]
     for start in range(MOST_STARTS):
         left, at_save, step = targets[len(killed_at) :], start % 2 == 1, 0
         with subprocess.Popen(words) as process:
-            # The lines of earlier processes are in the file, too. Their steps are below the target.
+            # `metrics` also returns lines of earlier processes, until this one goes beyond them.
             while process.poll() is None:
                 step = max((line["step"] for line in metrics(run_dir)), default=0)
                 if left and step >= left[0] and (is_saving(run_dir) or not at_save):
