@@ -1,4 +1,4 @@
-"""A small configuration, what a folder holds, and how disks and writes fail."""
+"""A small configuration, contents of folders, and simulated failures of disks."""
 
 from __future__ import annotations
 

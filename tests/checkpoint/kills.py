@@ -1,4 +1,4 @@
-"""A process that saves a checkpoint and kills itself before the N-th thing it does to the disk.
+"""A process that saves a checkpoint and kills itself before its N-th disk operation.
 
 Usage: python kills.py FOLDER. Makes FOLDER/STEP/00, 01, ... one run folder for each N, each with a
 whole checkpoint of step 1 and what was left of the saving of STEP, which is 1 again or 2. The last

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and nothing unverified is read."""
+"""Checkpoints are complete or do not exist, and nothing unverified is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model folder is complete in itself, and says what it lacks."""
+"""Model folders are self-contained, and errors name missing parts."""
 
 from __future__ import annotations
 

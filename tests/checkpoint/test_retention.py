@@ -1,4 +1,4 @@
-"""Which checkpoints go; the mean of some is exact, and is written whole."""
+"""Which checkpoints expire, and the exact and atomic averaging of checkpoints."""
 
 from __future__ import annotations
 

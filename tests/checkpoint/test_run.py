@@ -1,4 +1,4 @@
-"""Whether a configuration may go on with a run."""
+"""Whether a configuration may resume a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether layers are compiled, and what happens where that does not work."""
+"""Whether layers are compiled, and what happens if compilation fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device is decided once, and refusals say why; its memory, its precision and its processes."""
+"""Choice of the device, its memory, precision and processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages hide and reorder nothing; charts have round numbers and few points that look the same."""
+"""Pages hide and reorder no text; charts have round ticks and few points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU report keeps what it measured, stops at failed gates, and works on a CPU."""
+"""The GPU report keeps its results, stops at failed gates, and works on a CPU."""
 
 from __future__ import annotations
 

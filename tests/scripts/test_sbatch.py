@@ -1,4 +1,4 @@
-"""The Slurm script starts one training on all nodes, and queues it again when its time is up."""
+"""The Slurm script starts one training on all nodes, and requeues it before its time limit."""
 
 from __future__ import annotations
 

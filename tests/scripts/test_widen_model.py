@@ -1,4 +1,4 @@
-"""A widened model says what the small one says."""
+"""A widened model has the same outputs as the original model."""
 
 from __future__ import annotations
 

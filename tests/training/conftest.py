@@ -1,4 +1,4 @@
-"""A server of trainings for the session, and the runs that tests compare theirs with."""
+"""The training server of the test session, and reference runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs `nmt train` many times, in one process or several, at the price of one import of torch.
+"""Run `nmt train` many times, in one or several processes, with a single import of torch.
 
 A server process imports everything and forks: a child for one process; one for each of several,
 with the environment that torch's launcher would give it, but that the first one keeps the store by

@@ -1,4 +1,4 @@
-"""One file and its registration add a loss, an optimizer or a schedule."""
+"""A loss, an optimizer or a schedule can be added by one file and its registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults from outside, as real as they can be had: kills, a poor environment.
+"""Realistic faults from outside: kills and a minimal environment.
 
 Most of FAULTS 1 to 21 are in test_resume.py, next to what a run should do without them.
 """

@@ -1,4 +1,4 @@
-"""``training.init_from``: another model's weights and vocabulary, and nothing else of it."""
+"""``training.init_from`` takes weights and vocabulary of another model, and nothing else."""
 
 from __future__ import annotations
 

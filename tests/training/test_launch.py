@@ -1,4 +1,4 @@
-"""Starts and ends of ``nmt train``: its flags, the processes of torchrun, and signals."""
+"""Start and end of ``nmt train``: flags, the processes of torchrun, and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses against torch's own functions, autograd and hand-worked numbers."""
+"""Losses against torch functions, autograd and values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flat buffers of parameters, which weights are used, and what optimizers save and load."""
+"""Flat buffers, EMA weights, and saving and loading of optimizers."""
 
 from __future__ import annotations
 

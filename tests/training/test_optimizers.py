@@ -1,4 +1,4 @@
-"""Each optimizer against a plain twin that works one parameter at a time, in float64."""
+"""Each optimizer against a simple float64 implementation for one parameter at a time."""
 
 from __future__ import annotations
 

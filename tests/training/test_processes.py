@@ -1,4 +1,4 @@
-"""Several processes train as one does, and end as one does."""
+"""Several processes train and end like a single process."""
 
 from __future__ import annotations
 

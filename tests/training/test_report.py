@@ -1,4 +1,4 @@
-"""Events reach files, console, page and TensorBoard in the form that readers expect."""
+"""Events in metrics.jsonl, log.txt, the console, report.html and TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere and started again ends as one that was not stopped.
+"""A run that is stopped anywhere and resumed gives the same result as an uninterrupted run.
 
 Whatever it trains with, to the bit.
 """

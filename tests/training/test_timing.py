@@ -1,4 +1,4 @@
-"""What is measured with updates that are put back: budgets of time, batches that fit."""
+"""Time budgets and batch sizes that are measured with updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is short, numbers that are not finite, training that goes wrong: FAULTS 22 to 25."""
+"""Out of memory, numbers that are not finite, and diverged training: FAULTS 22 to 25."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates against torch's own optimizer; their gradient summed over processes in slices."""
+"""Updates against the optimizer of torch, and gradients summed over processes in slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What validation measures and what is written at the end; and training with compiled layers."""
+"""Scores of a validation, files written at the end, and training with compiled layers."""
 
 from __future__ import annotations
 

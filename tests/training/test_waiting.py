@@ -1,4 +1,4 @@
-"""No update waits for its device, and one that is to be skipped changes nothing all the same.
+"""Updates do not wait for the device, and skipped updates still change nothing.
 
 The device here is torch's ``meta``, which has shapes and no values: whatever would wait for a GPU
 (``item``, ``tolist``, ``bool``, ``nonzero``, a mask as an index, a copy to the host) raises. It is

@@ -1,4 +1,4 @@
-"""A training that takes a second: its configuration and its corpus."""
+"""Configuration and corpus of a training that takes a second."""
 
 from __future__ import annotations
 
