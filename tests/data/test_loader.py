@@ -300,7 +300,7 @@ def test_temperature_keeps_the_epoch_and_evens_the_sizes(
     [
         ([{"mix": {"claen": 1}}], r"no training corpus is named claen .*Did you mean clean\?"),
         ([{"mix": {CLEAN: 1}, "until": {NOISY: 1}}], "noisy must be a corpus of the mix"),
-        ([{"mix": {CLEAN: 1}, "until": {"steps": 1, "score": 3}}], "stages.0.until: set exactly one"),
+        ([{"mix": {CLEAN: 1}, "until": {"steps": 1, "score": 3}}], "until: set exactly one"),
         ([{"mix": {CLEAN: 1}, "until": {"steps": 1.5}}], "steps must be a whole number"),
     ],
 )
