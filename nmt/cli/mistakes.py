@@ -30,7 +30,7 @@ _BY_POSITION = {
 _FILE = re.compile(r"\S*(/\S*|\.[A-Za-z]\w*)|-")
 _CHECKPOINT = re.compile(r".*\.(pt|pth|ckpt)")
 # Values that other tools accept after a switch: ``--gpu 0``.
-_SWITCH_VALUE = re.compile(r"\d+(,\d+)*|true|false", re.IGNORECASE)
+_SWITCH_VALUE = re.compile(r"\d[\d.,e-]*|true|false", re.IGNORECASE)
 # sacreBLEU accepts several metrics in a row.
 _METRIC = re.compile(r"bleu|chrf(\+\+)?|ter|comet", re.IGNORECASE)
 _LANGUAGE = re.compile("(?!out)[a-z]{2,3}")

@@ -28,9 +28,9 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("nmt.commands.prepare.prepare", prepare)
 
 
-def test_help_tells_the_exit_codes_that_the_readme_tells() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    table = readme.split("\n| exit code | meaning |\n")[1].split("\n\n")[0]
+def test_help_tells_the_exit_codes_that_the_guide_tells() -> None:
+    guide = (Path(__file__).parents[2] / "nmt" / "docs" / "guide.md").read_text("utf-8")
+    table = guide.split("\n| code | meaning |\n")[1].split("\n\n")[0]
     text = CliRunner().invoke(app, ["--help"]).stdout.split("Exit codes:\n")[1]
     told = [row.split("|")[1] for row in table.splitlines()[1:]]
     helped = [row.strip().split("  ")[0] for row in text.splitlines() if row]

@@ -41,8 +41,7 @@ MISTAKES = {
     "translate M --lr 1": f"nmt translate: unknown option --lr (here: {KEYS} in the "
     "configuration).",
     "translate M --batch-size 4": "nmt translate: unknown option --batch-size (here: "
-    "--batch-tokens: "
-    "tokens, not sentences; auto without it).",
+    "--batch-tokens: in tokens, not sentences; chosen automatically by default).",
     "train cc.yaml": "cc.yaml: No such file or directory. Did you mean c.yaml?",
     "train -c c.yaml --config d.yaml": "nmt train accepts only one CONFIG: c.yaml and d.yaml.",
     "train c.yaml --set optimizer=adam": "--set optimizer=adam: unknown key optimizer; did you "

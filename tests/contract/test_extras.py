@@ -99,8 +99,7 @@ def test_without_any_extra_the_tests_of_the_core_pass(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
     for name in ("tests", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
     folders = [f"tests/{name}" for name in TESTED]
     tested = nmt(tmp_path, *options, *folders, program=PYTEST, timeout=600)

@@ -1,4 +1,4 @@
-"""README, "Which Transformer?": each text's configuration has its parameters and its logits."""
+"""configs/README.md: the configuration of each text has its number of parameters and its logits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.model.formula import Formula
 from tests.model.small import random_parameters
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "configs" / "README.md").read_text(encoding="utf-8")
 SENTENCES = [[5, 9, 2], [7, 2], [4, 8, 6, 11, 2]]
 TARGETS = [[1, 6], [1, 5, 9, 10, 4], [1, 8, 3]]
 
 
 def configuration(text: str) -> RunConfig:
-    """What the README's table says beside a text: a file, and keys of the model section."""
-    row = next(line for line in README.splitlines() if line.startswith(f"| {text}"))
+    """The file and the keys of the model section in the row of a text."""
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| [{text}"))
     file = re.search(r"`(\S+\.yaml)`", row)
     assert file is not None
     keys = [f"model.{key}={value}" for key, value in re.findall(r"`(\w+): ([^`]+)`", row)]

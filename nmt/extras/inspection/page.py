@@ -108,7 +108,9 @@ class Drawing:
         at_least = f"width:{width}px;max-width:max(100%,{_short(self.width * 0.7)}px)"
         place = {"style": at_least}
         if style:
-            place = {"width": width, "height": height, "xmlns": "http://www.w3.org/2000/svg"}
+            # A dark page would swallow dark text without a background.
+            place = {"width": width, "height": height, "style": "background:#fff"}
+            place["xmlns"] = "http://www.w3.org/2000/svg"
         return tag(
             "svg", style or Markup(), self.body, class_="drawing",
             viewBox=f"0 0 {width} {height}", role="img", aria_label=title, **place,
