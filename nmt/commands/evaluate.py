@@ -40,7 +40,8 @@ from nmt.training.report import record_evaluation
 logger = logging.getLogger(__name__)
 
 _EXTRA = "nmt.extras.analysis"
-# Sections: functions from a scored `EvaluatedSet` to a `Section` or None.
+# The first four are functions from a scored `EvaluatedSet` to a `Section` or None. The others read
+# options and files for `evaluate` and `EvaluatedSet`.
 ANALYSES: Registry[Callable[..., Any]] = Registry(
     "analysis",
     {
@@ -84,7 +85,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     asked = {
         "slices": options.slices or options.slice_,
         "robustness": options.robustness,
-        "confidence": ANALYSES.find("confidence"),  # for models with confidence scores
+        "confidence": ANALYSES.find("confidence"),  # always, if the extra is installed
         "gates": options.fail_under or options.fail_if_worse,
     }
     analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
@@ -224,6 +225,7 @@ class EvaluatedSet:
         self.metrics = [name.strip() for text in options.metric for name in text.split(",")]
         self.scorers = self.make_scorers(self.test.references)
         count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
+        # Approximate randomisation ("ar") raises fewer false alarms than the bootstrap ("bs").
         kind = options.significance or ("ar" if options.fail_if_worse else "bs")
         trials = options.resamples or DEFAULT_TRIALS
         self.resampling = Resampling(count, options.seed, kind, trials)

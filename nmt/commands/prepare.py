@@ -6,8 +6,8 @@ The story, from top to bottom:
 Otherwise it creates a new folder under a temporary name and renames it at the end, so that a folder
 is always complete. `_read_corpora` reads the text three times:
 
-1. `_look` applies the filters that need only text, and counts and lists the dropped pairs. It draws
-   a sample of the other pairs.
+1. `_look` applies the filters that need only text, such as a limit of characters, and counts and
+   lists the dropped pairs. It draws a sample of the other pairs.
 2. The vocabulary is learned from the sample, and `_encode` converts every line to token ids.
 3. `_write` drops pairs by length and length ratio in subwords, and by the diagnosis, which compares
    pairs across whole corpora. It writes the other pairs to the token store.
@@ -102,16 +102,19 @@ def prepare_data(
     options = options or PreparationOptions()
     folder, recipe = config.prepared_dir, _recipe(config)
     scored_with = tuple(map(str, options.score_with))
-    is_anew = options.force or options.report_only
-    has_pipe = check_sources(config.data)
-    fresh = None if is_anew else prepare_report.current_report(folder, recipe, scored_with)
-    if has_pipe and piped is None and fresh is None:
+    ignores_existing = options.force or options.report_only
+    reads_stdin = check_sources(config.data)
+    # The report of an existing folder that was prepared with these settings and corpora.
+    current = prepare_report.current_report
+    fresh = None if ignores_existing else current(folder, recipe, scored_with)
+    if reads_stdin and piped is None and fresh is None:
         fix = "Run `nmt prepare CONFIG < FILE` first, with a pipe or a file as its input."
         problem = (
             f"The training corpus is standard input, but {folder} was prepared with other settings"
         )
         raise ConfigError(f"{problem}, or does not exist.", fix=fix)
-    if fresh and not (has_pipe and piped):  # piped data can be new
+    # Standard input can be compared only after it is stored: below.
+    if fresh and not (reads_stdin and piped):
         atomic.remove_leftovers(folder.parent, folder.name)
         return fresh.written_to(options.report_dir, lists=folder)
     _check(config)
@@ -133,13 +136,12 @@ def prepare_data(
             atomic.restore_replaced(folder)  # after a kill between two renames
             with work_folder(folder) as work:
                 readable = recipe.spooled(piped, work)
-                if not is_anew and (has_waited or has_pipe):
-                    fresh = prepare_report.current_report(
-                        folder, recipe, scored_with, readable.input
-                    )
+                # Another process has prepared the folder meanwhile, or standard input is stored.
+                if not ignores_existing and (has_waited or reads_stdin):
+                    fresh = current(folder, recipe, scored_with, readable.input)
                     if fresh is not None:
                         return fresh.written_to(options.report_dir, lists=folder)
-                _check_ours(folder, is_anew=is_anew)
+                _check_ours(folder, is_anew=ignores_existing)
                 with (
                     open_workers(options.workers, options.scheduler) as workers,
                     atomic.atomic_folder(folder, replace=True) as new,
@@ -190,17 +192,18 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             known = recipe.init_from and recipe.init_from / TOKENIZER
             tokenizers = learn_tokenizers(sample, folder / TOKENIZER, recipe.tokenizer, known)
         with reading.stage("encoding"):
+            # Test sets are encoded only if the diagnosis compares their words with training data.
             scanned = [*recipe.data.test] if diagnosis.compares_words else []
             others = [report_name(name) for name in sets if name in (VALID, *scanned)]
-            names = [*recipe.corpora, *others]
-            encoded = _encode(reading, names, tokenizers, Path(scratch) / "lines")
+            to_encode = [*recipe.corpora, *others]
+            encoded = _encode(reading, to_encode, tokenizers, Path(scratch) / "lines")
         if diagnosis.compares_words:
             with reading.stage("lexicon"):
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)
         with reading.stage("writing"):
             _write(reading, TRAIN, (filters, findings), encoded, diagnosis)
-            decide = pair_filters.held_out_filters(recipe.filters)
-            _write(reading, VALID, (decide, findings), encoded, Diagnosis(material))
+            valid_filters = pair_filters.held_out_filters(recipe.filters)
+            _write(reading, VALID, (valid_filters, findings), encoded, Diagnosis(material))
         train = ParallelStore.open(folder / TRAIN)
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
             sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
@@ -234,7 +237,10 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
 def _look_at_set(
     reading: Reading, findings: Findings, name: str, corpus: CorpusConfig
 ) -> list[SentencePair]:
-    """Return the usable pairs of a held-out set; only empty and too long pairs are dropped."""
+    """Return the usable pairs of a held-out set: drop blank lines and too many characters.
+
+    `_write` later drops validation pairs with too many subwords.
+    """
     where, usable = report_name(name), list[SentencePair]()
     look = Look(pair_filters.held_out_filters(reading.recipe.filters), where)
     for block in reading.blocks(corpus):
@@ -255,7 +261,7 @@ def _look(
 ) -> Reservoir:
     """First pass over the training corpora. Return the sample that the vocabulary learns from."""
     recipe, random = reading.recipe, Random(_NOISE_SEED)
-    sample = Reservoir(recipe.tokenizer.sample_sentences // 2)
+    sample = Reservoir(recipe.tokenizer.sample_sentences // 2)  # of pairs: two sentences each
     for name, corpus in recipe.corpora.items():
         look, rates = Look(filters, name, diagnosis.look), corpus.noise.rates
         for block, result in reading.map("reading", name, look, diagnosis.depends_on):
@@ -296,7 +302,7 @@ def _write(
     encoded: Encoded,
     diagnosis: Diagnosis,
 ) -> None:
-    """Second pass over the corpora of a part: decide, and store the token ids of kept pairs."""
+    """Third pass: decide which pairs of a part are kept, and store their token ids."""
     recipe, (filters, findings), (tokenizers, lines, spans) = reading.recipe, judges, encoded
     corpora = recipe.corpora if part == TRAIN else {VALID: recipe.data.valid}
     place = reading.folder / part
@@ -309,6 +315,7 @@ def _write(
                 workers=reading.workers, total=reading.num_lines[name],
             ):  # fmt: skip
                 findings.take(name, values)
+                # Row of the block's first line in `lines`; line numbers count from 1.
                 is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
                 source, target = lines.block(start, start + len(block))
                 writer.append(

@@ -13,7 +13,8 @@ the same updates as an uninterrupted run.
 
 After SIGTERM or the first Ctrl-C, training finishes the update, saves, and exits with code 143 or
 130. Before the first update and after the last one, it exits at once. A second Ctrl-C raises
-KeyboardInterrupt.
+KeyboardInterrupt. After a kill or a power cut, the next start repeats the updates since the last
+checkpoint (`training.save_every`), with the same results.
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 logger.warning(text)
             checkpoints.tidy_run_folder(run_dir, checkpoint)
             for text in write_run_files(run_dir, config, data.tokenizer_dir):
+                # `check_resumable` has warned about some of these settings.
                 if checkpoint is not None and text not in "\n".join(warnings):
                     notes.append(f"setting changed since the last start: {text}")
             reporter = train_setup.make_reporters(config, log, progress)
@@ -201,7 +203,7 @@ class Trainer:
         self._updater, self._loader, self._validator = setup.updater, setup.loader, setup.validator
         self._processes, self._pace = setup.updater.processes, setup.updater.pace
         self._report = reporter.report
-        # The learning rate depends only on the number of the update.
+        # The learning rate is a function of the number of the update and of the planned number.
         self._schedule = build_schedule(
             config.training.schedule,
             model_dim=config.model.model_dim,
@@ -211,7 +213,8 @@ class Trainer:
             config.run_dir, config.training, setup.updater, record, reporter.report
         )
         self.seconds = self._reported_seconds = 0.0
-        self._before = progress.source_tokens, progress.target_tokens  # before this start
+        # Tokens of earlier starts, which the first report subtracts to measure the speed.
+        self._tokens_before = progress.source_tokens, progress.target_tokens
         self._all_stop = False
         self._unread: list[UpdateStats] = []
 
@@ -236,8 +239,9 @@ class Trainer:
         with self._writer:
             step = progress.step
             is_due = step % self._training.validate_every == 0 or self._is_last()
+            # The last start was stopped at this step before it could validate: do it now.
             if step and is_due and step not in progress.history:
-                self._validate_and_save()  # a signal had interrupted it
+                self._validate_and_save()
             self._all_stop |= any(self._processes.gather(self._stop.number is not None))
             reason = self._reason_to_end()
             if reason not in (None, "signal"):
@@ -245,6 +249,8 @@ class Trainer:
                 given = [f"training.{key}" for key in limits if getattr(self._training, key)]
                 text = f"training is complete at step {step:,}; to continue, raise "
                 self._report(Event(step, f"{text}{' and '.join(given)}"))
+            # A stage is an entry of data.stages. It ends after its number of updates, or at a
+            # validation score (`_validate_and_save`); then the loader starts again.
             while reason is None:
                 stage = progress.position.stage
                 with (
@@ -277,7 +283,7 @@ class Trainer:
         """Queue the next update on the device; then report, validate or save if due."""
         progress, training, begin = self.progress, self._training, time.perf_counter()
         batches, position = next(updates)
-        # The rate depends only on the number of the update, so checkpoints do not store it.
+        # A function of the number of the update: checkpoints need not store it.
         learning_rate = self._schedule(progress.step + 1)
         stats = self._updater(batches, learning_rate, stops=self._stop.number is not None)
         progress.add(stats, position)
@@ -344,8 +350,8 @@ class Trainer:
         progress = self.progress
         seconds = max(self.seconds - self._reported_seconds, 1e-9)
         self._reported_seconds = self.seconds
-        norm, before, self._before = last.gradient_norm, self._before, (0, 0)
-        self._report(progress.report(last.learning_rate, norm, seconds, before))
+        before, self._tokens_before = self._tokens_before, (0, 0)
+        self._report(progress.report(last.learning_rate, last.gradient_norm, seconds, before))
 
     def _validate_and_save(self) -> None:
         self._read()

@@ -64,7 +64,7 @@ def translate(options: TranslateOptions) -> None:
     with join_team() as team:
         with errors_only() if team.rank else nullcontext():  # only the first process reports
             translator = load_translator(options)
-        if team.rank:  # the first process reads and writes
+        if team.rank:  # translate chunks from the first process until it sends no more
             deque(translated(translator, iter(()), team), maxlen=0)
             return
         with (
@@ -97,7 +97,8 @@ def load_translator(options: TranslateOptions) -> Translator:
         mbr=chosen,
         outputs=options.outputs,
         tag=options.tag,
-        # JSON lines can contain a prefix. An explicit engine is checked when such a line arrives.
+        # JSON lines can contain a prefix, so `auto` must choose an engine that supports prefixes.
+        # An explicit engine is checked when such a line arrives.
         constraints=options.input_format == "json" and options.engine == "auto",
         **decoding_changes(model, options.set_, options.search),
     )
