@@ -37,6 +37,7 @@ from nmt.checkpoint.files import (
     tensor_errors,
 )
 from nmt.checkpoint.run import changed_settings
+from nmt.config.keys import is_former_name
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
@@ -173,8 +174,12 @@ def load_folder_config(folder: Path) -> RunConfig:
     try:
         return load_config(path)
     except ConfigError as error:
-        problem = f"{path} was edited or written by another release:\n{error.problem}"
-        raise CheckpointError(problem, fix=_RESTORE) from error
+        unknown = re.findall(r"unknown key ([\w.]+);", error.problem)
+        what, fix = "edited, or written by another version", _RESTORE
+        if any(is_former_name(key.split(".")) for key in unknown):
+            what = "written by an earlier version"
+            fix = f"Train again with this version, or rename the keys in {path}."
+        raise CheckpointError(f"{path} was {what} of nmt:\n{error.problem}", fix=fix) from error
 
 
 @readable()
@@ -267,8 +272,13 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
     """
     recorded = read_state(weights_dir).get("identity", {})
     names = recorded.keys() & {"source_language", "target_language", "model"}
-    present = config.model_dump(mode="json", include=names)
-    if found := changed_settings({name: recorded[name] for name in present}, present):
+    plain = config.model_dump(mode="json")
+    was, now = ({name: each[name] for name in sorted(names)} for each in (recorded, plain))
+    if "model" in names:  # a key that was renamed cannot be compared
+        both = [key for key in now["model"] if key in was["model"]]
+        for each in (was, now):
+            each["model"] = {key: each["model"][key] for key in both}
+    if found := changed_settings(was, now):
         listed = "\n  ".join(found)
         problem = f"{folder / CONFIG} does not match the weights in {weights_dir}:\n  {listed}"
         raise CheckpointError(problem, fix=_RESTORE)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _HASH_LENGTH = 64
 # Schedules that decay until the end depend on the number of updates.
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
+_VARYING = ("filters", "budget")  # Parts of an `identity` that can be empty.
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
 
 
@@ -177,6 +178,7 @@ def refuse_changed_settings(
     Raises:
         CheckpointError: A setting, the data or the tokenizer has changed.
     """
+    refuse_other_keys(recorded, present, run_dir)
     was, now = ({**each, "budget": None} for each in (recorded, present))
     # None if the batch size is measured: then the number of batches may change.
     batches = [
@@ -194,6 +196,33 @@ def refuse_changed_settings(
             fix += " The data_hash changes with the corpora, the filters and the tokenizer."
         listed = "\n  ".join(found)
         raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
+
+
+def refuse_other_keys(
+    recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
+) -> None:
+    """Raise a `CheckpointError` if a version of nmt with other keys has trained a run.
+
+    Args:
+        recorded: `identity` in the checkpoint, or a part of it.
+        present: The same of this process.
+        run_dir: The run folder, for the message.
+    """
+    if other := _keys(recorded) ^ _keys(present):
+        listed = ", ".join(sorted(".".join(path) for path in other))
+        problem = f"{run_dir} was trained by another version of nmt, with other keys: {listed}."
+        fix = "To train again with this version, set another run_dir."
+        raise CheckpointError(problem, fix=fix)
+
+
+def _keys(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Return the paths of all keys in an `identity`."""
+    found = set[tuple[str, ...]]()
+    for name, value in values.items():
+        found.add((*above, name))
+        if isinstance(value, Mapping) and name not in _VARYING:
+            found |= _keys(value, (*above, name))
+    return found
 
 
 def data_check(

@@ -12,7 +12,7 @@ import torch
 
 from nmt.checkpoint.files import Checkpoint
 from nmt.checkpoint.model_folder import CONFIG, load_folder_config, load_model
-from nmt.checkpoint.run import identity, machine, reshared
+from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_names
@@ -66,6 +66,7 @@ def build(
     training, corpora, validation = config.training, config.data, config.training.validation
     batch = config.batch
     if checkpoint is not None and batch.max_tokens == "auto":
+        refuse_other_keys(checkpoint.state["batch"], batch.model_dump(), config.run_dir)
         own = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
         batch = BatchConfig.model_validate(checkpoint.state["batch"] | own)
     updater = _updater(config, data, processes)

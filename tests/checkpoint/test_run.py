@@ -68,6 +68,15 @@ def test_other_data_and_another_vocabulary_are_refused_together() -> None:
         assert text in said
 
 
+def test_a_run_with_other_keys_is_refused_with_all_of_them() -> None:
+    was = record()
+    was["identity"]["batch"]["accumulate"] = was["identity"]["batch"].pop("gradient_accumulation")
+    said = refused(was, record())
+    assert "runs/toy was trained by another version of nmt" in said
+    assert "batch.accumulate, batch.gradient_accumulation" in said
+    assert "set another run_dir" in said
+
+
 def test_harmless_settings_may_change() -> None:
     """FAULT 13."""
     changes: dict[str, Any] = {
