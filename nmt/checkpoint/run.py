@@ -83,19 +83,26 @@ def changed_settings(was: Any, now: Any, path: str = "") -> list[str]:
     Returns:
         ``key: was ..., is ...`` for each difference.
     """
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        was, now = dict(enumerate(was)), dict(enumerate(now))
+    found = []
+    if isinstance(was, list) and isinstance(now, list):
+        # The number of corpora may differ. The common corpora are then compared.
+        is_of_sections = any(isinstance(item, Mapping) for item in (*was, *now))
+        if len(was) != len(now) and is_of_sections:
+            found = [f"{path}: was a list of {len(was)}, is a list of {len(now)}"]
+        if len(was) == len(now) or is_of_sections:
+            was, now = (dict(enumerate(each[: min(len(was), len(now))])) for each in (was, now))
     if isinstance(was, Mapping) and isinstance(now, Mapping):
-        found = []
         for key in dict.fromkeys((*was, *now)):
             where = f"{path}.{key}" if path else str(key)
             found += changed_settings(was.get(key), now.get(key), where)
         return found
-    return [] if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
+    return found if was == now else [f"{path}: was {_shown(was)}, is {_shown(now)}"]
 
 
 def _shown(value: Any) -> str:
     """Format a value as in YAML; shorten hashes."""
+    if isinstance(value, Mapping):
+        return "{...}"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     text = str(value)

@@ -77,6 +77,16 @@ def test_a_run_with_other_keys_is_refused_with_all_of_them() -> None:
     assert "set another run_dir" in said
 
 
+def test_corpora_are_compared_one_by_one() -> None:
+    was, now = ([{"weight": weight, "noise": {"typos": 0}} for weight in x] for x in ([1, 2], [3]))
+    sections = {"data": {"train": was, "test": {}}}, {"data": {"train": now, "test": {"a": {}}}}
+    assert changed_settings(*sections) == [
+        "data.train: was a list of 2, is a list of 1",
+        "data.train.0.weight: was 1, is 3",
+        "data.test.a: was null, is {...}",
+    ]
+
+
 def test_harmless_settings_may_change() -> None:
     """FAULT 13."""
     changes: dict[str, Any] = {
