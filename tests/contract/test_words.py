@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nmt"
-# "x is no y" for "x is not a y"; "there is no y" is fine.
+# "x is no y" for "x is not a y"; "there is no y" is fine. On the public index,
+# nmt[...] is another package.
 IN_ANY_TEXT = re.compile(
-    r"(?<!there )\b(?:is|are) no (?!longer|more)[a-z]|\b(?:does|do) not go with\b", re.IGNORECASE
+    r"(?<!there )\b(?:is|are) no (?!longer|more)[a-z]|\b(?:does|do) not go with\b|\bnmt\[",
+    re.IGNORECASE,
 )
 # "Name" means to give a name. Use Pass, Use or Choose.
 AT_THE_START = re.compile(r"(?:Name|Give) ")
@@ -42,6 +44,7 @@ def faults(source: str) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(("text", "is_fault"), [
     ("x is no number.", True), ("There is no model x.", False), ("It is no longer there.", False),
+    ("pip install 'nmt[serve]'", True), ("pip install -e '.[serve]'", False),
     ("--a does not go with --b.", True), ("Name a folder.", True), ("Pass a folder.", False),
 ])  # fmt: skip
 def test_the_patterns_find_what_they_should(text: str, is_fault: bool) -> None:

@@ -178,7 +178,7 @@ def scalars(run_dir: Path) -> dict[str, list[tuple[int, Any]]]:
 
 @pytest.fixture
 def _tensorboard() -> None:
-    pytest.importorskip("tensorboard", reason="not installed: pip install 'nmt[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="not installed: pip install -e '.[tensorboard]'")
 
 
 @pytest.mark.usefixtures("_tensorboard")
