@@ -21,6 +21,7 @@ from nmt.errors import DataError
 from nmt.files.lines import decode_line, open_binary, split_lines
 from nmt.text import without_surrogates
 
+SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
 _MOST_BYTES_PER_CHARACTER = 4
 # A line of TSV or JSON contains both sides, other fields, and escapes such as \uXXXX.
 _LINE_PER_SIDE = 8
@@ -204,7 +205,7 @@ def columns_of(
     """Choose the reader of a corpus.
 
     Returns:
-        The paths of the files, iterators over their raw lines or pairs, and a function that parses
+        The names of the files, iterators over their raw lines or pairs, and a function that parses
         blocks of these into pairs.
 
     Raises:
@@ -217,7 +218,8 @@ def columns_of(
         source, references = published_test_set(config.sacrebleu, "-".join(languages))
         files = [source, references[0]]
     places = files or (config.tsv, config.csv, config.jsonl)
-    names = [str(path) for path in places if path is not None]
+    paths = [path for path in places if path is not None]
+    names = ["standard input" if path.name == SPOOL else str(path) for path in paths]
     if files:
         lines = [_raw_lines(path, most) for path in files]
         return names, lines, partial(_aligned_pairs, names, options)
@@ -229,7 +231,7 @@ def columns_of(
             wanted = '{{"translation": {{"{}": ..., "{}": ...}}}}'.format(*languages)
             texts_of = partial(_json_texts, languages)
         parse = partial(_records, names[0], options, texts_of, wanted)
-        return names, [_raw_lines(Path(names[0]), most * _LINE_PER_SIDE)], parse
+        return names, [_raw_lines(paths[0], most * _LINE_PER_SIDE)], parse
     if config.csv is not None:
         return names, [_csv_pairs(config.csv, config.columns, options)], _as_read
     if config.demo is not None:

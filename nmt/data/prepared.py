@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from nmt.config.data import CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped
+from nmt.data.pairs import SPOOL
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
 from nmt.files.json_file import FileRecord, damage, read_json, sha256_of_file, sha256_of_json
@@ -167,9 +168,6 @@ class PreparedData:
         return read_lines(self.folder / VALID / "target.txt")
 
 
-_SPOOL = "standard-input.tsv"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The parts of a configuration that determine the prepared data."""
@@ -184,7 +182,7 @@ class Recipe:
 
     def spooled(self, piped: IO[bytes] | None, folder: Path) -> Recipe:
         """Copy standard input, which can be read only once, and return a recipe with the copy."""
-        train, path = list(self.data.train), folder / _SPOOL
+        train, path = list(self.data.train), folder / SPOOL
         for number, (name, corpus) in enumerate(self.corpora.items()):
             if is_piped(corpus) and piped is not None:
                 with path.open("wb") as file:

@@ -92,6 +92,6 @@ def test_training_asks_for_the_command_that_reads_standard_input(tmp_path: Path)
 
 
 def test_empty_standard_input_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"standard-input\.tsv: no sentence pairs"):
+    with pytest.raises(DataError, match=r"^standard input: no sentence pairs"):
         prepare(piped_config(tmp_path), piped=Pipe(b""))
     assert [path.name for path in tmp_path.glob(".prepared*")] == []
