@@ -23,10 +23,10 @@ from nmt.data.prepared import PreparedData
 from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter, in_turn
 from nmt.device import own_cores
 from nmt.device.compilation import Compilation, compile_layers, pays
-from nmt.device.device import choose_device, seed_rank
+from nmt.device.device import choose_device, is_out_of_memory, seed_rank
 from nmt.device.distributed import Processes
 from nmt.device.precision import choose_precision
-from nmt.errors import CheckpointError, ConfigError
+from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.files.atomic import write_errors
 from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters
@@ -69,7 +69,16 @@ def build(
         refuse_other_keys(checkpoint.state["batch"], batch.model_dump(), config.run_dir)
         own = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
         batch = BatchConfig.model_validate(checkpoint.state["batch"] | own)
-    updater = _updater(config, data, processes)
+    try:
+        updater = _updater(config, data, processes)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceError(
+            "Out of memory while building the model and its optimizer.",
+            fix="Choose a smaller model.preset or tokenizer.vocab_size, set "
+            "training.optimizer.kind to adafactor, or use a device with more memory.",
+        ) from error
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
     is_error = validation.metric == "loss" or METRICS[validation.metric].lower_is_better
     longest, bos = config.filters.max_length, config.model.source_bos

@@ -90,6 +90,18 @@ def test_training_ends_with_a_fix_if_halved_batches_are_still_too_large(
     assert list_checkpoints(run_dir) == before
 
 
+def test_training_ends_with_a_fix_if_the_model_is_too_large(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **_options: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("nmt.commands.train_setup.build_optimizer", full)
+    with pytest.raises(DeviceError, match="while building the model") as caught:
+        run(values)
+    assert "model.preset" in caught.value.fix
+
+
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9), seed=st.integers(0, 99))
 def test_halves_contain_every_pair_once_without_extra_padding(
     lengths: list[int], seed: int
