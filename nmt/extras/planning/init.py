@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.commands.config import load_config
-from nmt.config.data import CorpusConfig
+from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.config.run import scale_of
 from nmt.data.checks import CorpusCheck
 from nmt.data.corpus import count_characters, read_corpus
@@ -34,6 +34,11 @@ _CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")
 _HELD_OUT = ("valid", "test")
 _MOST_HELD_OUT = 1000
 _HELD_OUT_SHARE = 20  # At most 1 in 20 pairs is for validation, and 1 in 20 for testing.
+_TOY_PAIRS = 1000  # A model of fewer training pairs is only a toy.
+# A vocabulary can contain every character and every word of the text: SentencePiece merges words
+# of up to 15 characters.
+_WORD = re.compile(r"[^\W\d_]{1,15}")
+_NUM_BYTES = 256  # Every vocabulary with byte fallback contains them.
 _TEMPLATE = """\
 # Written by `nmt init`, for a training corpus of {train:,} sentence pairs ({size:,} characters in
 # both languages). `nmt config keys` lists all keys.
@@ -48,7 +53,7 @@ data:
   test:
     test: {{source: {test_files[0]}, target: {test_files[1]}}}
 # Number of subwords, shared by both languages. A larger corpus needs more subwords.
-tokenizer: {{vocab_size: {scale.vocab_size}}}
+tokenizer: {{vocab_size: {vocab_size}}}
 # Source plus target tokens per update. Smaller batches give a small corpus more updates.
 batch: {{max_tokens: {scale.max_tokens}}}
 # A larger preset needs more text and time. More dropout helps with little text.
@@ -89,11 +94,15 @@ class Start:
         counts, run = self.counts, f"runs/{self.config.parent.resolve().name}"
         look = shell_command("prepare", self.config, report_only=True)
         minutes = scale_of(self.num_characters).minutes
+        toy = (
+            "With so little text, the model will only be a toy: pass tens of thousands of pairs.\n"
+        )
         return (
             f"{counts['train']:,} pairs for training, {counts['valid']:,} for validation, "
             f"{counts['test']:,} for testing ({self.origin})\n"
             f"left out: {counts['left_out']:,} that share a sentence with validation or testing, "
             f"{counts['unusable']:,} blank or unreadable\n"
+            f"{toy * (counts['train'] < _TOY_PAIRS)}"
             f"check the text: {look}\nnext: nmt train {self.config}\n"
             f"      (about {minutes} minutes: training.max_minutes)\n"
             f"then: nmt evaluate {run} scores the model on the test set,\n"
@@ -171,7 +180,9 @@ def init(options: InitOptions) -> Start:
                 )
             size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
-            (place / _CONFIG_NAME).write_text(_config_text(start, codes, given), encoding="utf-8")
+            vocab_size = _vocab_size(files, scale_of(size).vocab_size)
+            text = _config_text(start, codes, given, vocab_size)
+            (place / _CONFIG_NAME).write_text(text, encoding="utf-8")
             load_config(place / _CONFIG_NAME)  # the name of the folder may be invalid as ``name``
     return start
 
@@ -243,8 +254,23 @@ def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> None:
             target.write(f"{pair[1]}\n".encode())
 
 
+def _vocab_size(files: Sequence[Path], usual: int) -> int:
+    """Return ``usual``, or less if the text is too small for that many subwords."""
+    subwords = set[str]()
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                subwords.update(line, _WORD.findall(line))
+                if len(subwords) >= usual:
+                    return usual
+    return min(usual, max(TokenizerConfig().min_vocab_size, _NUM_BYTES + len(subwords)))
+
+
 def _config_text(
-    start: Start, codes: tuple[str, str], given: Mapping[str, tuple[Path, Path]]
+    start: Start,
+    codes: tuple[str, str],
+    given: Mapping[str, tuple[Path, Path]],
+    vocab_size: int,
 ) -> str:
     scale, files = scale_of(start.num_characters), dict[str, list[str]]()
     optimizer = "".join(
@@ -258,6 +284,6 @@ def _config_text(
         files[f"{part}_files"] = [json.dumps(name, ensure_ascii=False) for name in names]
     return _TEMPLATE.format(
         name=start.config.parent.resolve().name, source=codes[0], target=codes[1], scale=scale,
-        optimizer=optimizer, origin=start.origin, size=start.num_characters, **files,
-        **start.counts,
+        optimizer=optimizer, origin=start.origin, size=start.num_characters,
+        vocab_size=vocab_size, **files, **start.counts,
     )  # fmt: skip

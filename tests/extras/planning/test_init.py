@@ -18,6 +18,7 @@ from nmt.data.corpus import count_characters
 from nmt.errors import ConfigError, DataError
 from nmt.extras.planning.init import Start, init
 from nmt.extras.planning.options import InitOptions
+from tests.commands import preparing
 
 PARTS = ("train", "valid", "test")
 
@@ -114,10 +115,20 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
     """`training:` may be absent."""
     path = bare()
     written = load_config(path.with_name("config.yaml"))
-    assert load_config(path) == written
+    size = written.tokenizer.vocab_size  # fits the small text
+    assert load_config(path, [f"tokenizer.vocab_size={size}"]) == written
     assert "training" not in RunConfig.model_json_schema()["required"]
     assert written.training.max_minutes == SCALES[0].minutes
     assert written.training.schedule.warmup_ratio == 0.06
+
+
+def test_a_tiny_corpus_gets_a_vocabulary_that_it_allows_and_is_called_a_toy() -> None:
+    sides = preparing.corpus(60)
+    for name, lines in zip(("c.de", "c.en"), sides, strict=True):
+        Path(name).write_text("\n".join(lines) + "\n", "utf-8")
+    start = started((Path("c.de"), Path("c.en")))
+    assert "only be a toy" in start.as_text()
+    assert preparing.prepare(load_config(start.config)).written
 
 
 def test_explicit_values_override_those_for_the_size() -> None:
