@@ -323,6 +323,8 @@ class Document:
                 place[index] = value
             elif isinstance(place, dict) and place.get(index) is None:
                 place[index] = {}
+            elif isinstance(place[index], str) and find_key((*path[: depth + 1], "action")):
+                place[index] = {"action": place[index]}  # short form of a filter
             place = place[index]
         return tuple(found)
 

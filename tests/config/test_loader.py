@@ -116,6 +116,11 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     assert (config.prepared_dir, config.run_dir) == (Path("prepared/small"), Path("runs/small"))
 
 
+def test_the_limit_of_a_filter_is_merged_into_its_short_form(small: Path) -> None:
+    config = load_config(small, ["filters.script=drop", "filters.script.limit=0.3"])
+    assert (config.filters.script.action, config.filters.script.limit) == ("drop", 0.3)
+
+
 def test_overrides_are_typed_as_in_the_file(small: Path) -> None:
     config = load_config(small, [
         "training.schedule.peak_lr=1e-3", "training.max_steps=1e4", "training.max_minutes=null",
