@@ -13,6 +13,7 @@ from nmt.metrics.result import Section, System
 
 _PARTS = 10
 _FEWEST = 30
+_FLAT = 1e-6  # Smaller ranges are rounding errors.
 
 
 def confidence_section(scored: EvaluatedSet) -> Section | None:
@@ -46,7 +47,8 @@ def confidence_quality(
         references: Streams of reference lines.
 
     Returns:
-        None if fewer than 30 lines have confidence. Otherwise:
+        None if fewer than 30 lines have confidence, or if all of them have the same confidence or
+        the same chrF. Otherwise:
 
         - ``num_sentences``: number of lines with confidence.
         - ``pearson`` and ``spearman``: correlations with chrF, of values and of ranks.
@@ -62,6 +64,8 @@ def confidence_quality(
     )
     table = scorer.statistics([system.lines[row] for row in rows])
     actual = np.array(scorer.sentence_scores(table), np.float64)
+    if np.ptp(expected) < _FLAT or np.ptp(actual) < _FLAT:  # there is no correlation
+        return None
     parts = np.array_split(np.argsort(expected, kind="stable"), _PARTS)
     deciles = [(float(expected[part].mean()), float(actual[part].mean())) for part in parts]
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -135,6 +136,8 @@ def test_a_constant_error_is_the_calibration_error() -> None:
     for num_known, expected in ((31, 31), (29, None)):
         found = confidence_quality(system(0.0, num_known), [[REFERENCE] * 40])
         assert (found and found["num_sentences"]) == expected
+    same = replace(system(0.0), lines=[REFERENCE] * 40)
+    assert confidence_quality(same, [[REFERENCE] * 40]) is None
 
 
 def test_correlations_of_four_points() -> None:
