@@ -118,8 +118,7 @@ class Packed:
 
     def mask(self) -> Tensor:
         """True where the padded batch has a token. (B, S), bool."""
-        order = torch.arange(self.max_length, device=self.ids.device)
-        return order < self.lengths.unsqueeze(1)
+        return torch.arange(self.max_length, device=self.ids.device) < self.lengths.unsqueeze(1)
 
     def pad(self, packed: Tensor) -> Tensor:
         """Pad with zeros: (N, ...) -> (B, S, ...)."""

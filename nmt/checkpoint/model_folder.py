@@ -336,8 +336,7 @@ def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:
         CheckpointError: The file is damaged.
     """
     try:
-        values = field(read_json(path, finite=True), kind=dict)
-        return TypeAdapter(kind).validate_python(values)
+        return TypeAdapter(kind).validate_python(field(read_json(path, finite=True), kind=dict))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -178,8 +178,7 @@ class Spelling:
                 raise ConfigError(f"{self.path} accepts only one {target}: {values}.", fix=fix)
             line.arguments[target] = value or target
         elif ours in self._num_values:
-            takes_value = self._num_values[ours] > 0
-            rest.extendleft([value or "VALUE", ours] if takes_value else [ours])
+            rest.extendleft([value or "VALUE", ours] if self._num_values[ours] > 0 else [ours])
         elif flag in self._num_values and fixed and not (remark and flag in line.flags):
             if fixed.endswith("cuda") and value.isdecimal() and int(value):
                 fixed += f":{value}"

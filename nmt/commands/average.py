@@ -53,8 +53,7 @@ def average(options: AverageOptions) -> AverageSummary:
         raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
     if missing := [str(step) for step in sorted(steps) if step not in present]:
         fix = f"Use `step` with one of: {', '.join(map(str, sorted(present)))}."
-        problem = f"{run_dir} has no checkpoint of step {', '.join(missing)}."
-        raise CheckpointError(problem, fix=fix)
+        raise CheckpointError(f"{run_dir} has no checkpoint of step {', '.join(missing)}.", fix=fix)
     wanted, kept = best or len(steps) or last or _DEFAULT_LAST, "best" if best else "last"
     if best is not None:
         chosen = by_score(present, _scores(present))[:best]

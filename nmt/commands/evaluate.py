@@ -313,8 +313,7 @@ def _translate(
         if len(models) > 1 or baseline:
             model.release()  # one model in memory at a time
         if place:
-            lines = sets[0].systems[number].lines
-            failures += _save(place, "".join(f"{line}\n" for line in lines))
+            failures += _save(place, "".join(f"{line}\n" for line in sets[0].systems[number].lines))
     if baseline:
         for each in sets:
             each.baseline = each.translate(baseline)

@@ -154,8 +154,7 @@ def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[E
         _check_several(options)
     sets = [_named(name, options.languages, target, config) for name in names]
     if options.reference:
-        files = _read_files(options.source, options.reference, target)
-        sets.append(replace(files, is_named=False))
+        sets.append(replace(_read_files(options.source, options.reference, target), is_named=False))
     elif options.source:
         raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
     return sets
@@ -168,8 +167,7 @@ def _check_several(options: EvaluateOptions) -> None:
     owned = (options.hypothesis or options.slice_) and not options.reference
     if is_file or owned or not options.models:
         problem = "Files of translations or labels cannot be combined with several test sets."
-        fix = "Choose one test set with `test` NAME or `reference` FILE."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(problem, fix="Choose one test set with `test` NAME or `reference` FILE.")
     if options.save_hypotheses:
         problem = "`save_hypotheses` cannot be combined with several test sets."
         raise ConfigError(problem, fix=_KEEPS_ALL)
@@ -221,8 +219,7 @@ def _from_config(name: str, config: RunConfig) -> EvaluationSet:
         languages = "-".join(config.languages.values())
         source, references = published_test_set(corpus.sacrebleu, languages)
     if references:  # Test sets keep every line; the training filters do not apply.
-        whole = _read_files(source, references, config.target_language)
-        return whole.first(corpus.max_pairs)
+        return _read_files(source, references, config.target_language).first(corpus.max_pairs)
     options = ReadOptions(
         config.source_language, config.target_language, max_characters=_UNBOUNDED_CHARACTERS
     )

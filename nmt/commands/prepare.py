@@ -338,10 +338,9 @@ def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
 
 def _recipe(config: RunConfig) -> Recipe:
     """Return the settings that determine the prepared data."""
-    symbols = {"user_defined_symbols": config.tag_symbols}
     return Recipe(
         data=config.data,
-        tokenizer=config.tokenizer.model_copy(update=symbols),
+        tokenizer=config.tokenizer.model_copy(update={"user_defined_symbols": config.tag_symbols}),
         filters=config.filters,
         languages=(config.source_language, config.target_language),
         init_from=config.training.init_from,

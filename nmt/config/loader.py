@@ -139,9 +139,8 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
     """
     idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if idle:
-        problem = f"`set` {', '.join(idle)} has no effect on a trained model."
         fix = f"Remove it. Here you can set keys of {', '.join(read)}."
-        raise ConfigError(problem, fix=fix)
+        raise ConfigError(f"`set` {', '.join(idle)} has no effect on a trained model.", fix=fix)
 
 
 def dump_config(config: RunConfig) -> str:

@@ -260,8 +260,7 @@ class DecodingConfig(Section):
     @property
     def num_hypotheses(self) -> int:
         """Number of hypotheses per sentence in the search."""
-        single = self.sampling or self.return_alternatives
-        return self.n_best if single else self.beam_size
+        return self.n_best if self.sampling or self.return_alternatives else self.beam_size
 
     def plain(self, beam_size: int) -> Self:
         """Return the same limits and penalties for plain beam search with one result."""

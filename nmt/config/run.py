@@ -62,8 +62,7 @@ def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     """
     own, usual = (each.get("optimizer") or {} for each in (given, values))
     if usual and isinstance(own, Mapping) and own.get("kind", usual["kind"]) != usual["kind"]:
-        schedule = {**values["schedule"], "peak_lr": 1e-3}
-        values = {**values, "optimizer": {}, "schedule": schedule}
+        values = {**values, "optimizer": {}, "schedule": {**values["schedule"], "peak_lr": 1e-3}}
     below = {x: values[x] for x in values if x != "warmup_ratio" or "warmup_steps" not in given}
     for name in below.keys() & given.keys():
         is_section = isinstance(below[name], Mapping)

@@ -69,8 +69,7 @@ class Meetings:
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
         """Sum values of meetings by the token of one side. (s,) or (t,)."""
-        sums = np.bincount(self.places[side], values, len(self.ids[side]))
-        return sums.astype(np.float64)
+        return np.bincount(self.places[side], values, len(self.ids[side])).astype(np.float64)
 
 
 def cells_of(keys: Rows) -> Rows:

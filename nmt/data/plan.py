@@ -164,8 +164,7 @@ def plan_batches(
         stop = min(stop, borders[-1] + (max_sentences or count))
         borders.append(stop)
         done = int(ends[stop - 1])
-    shuffled = random.permutation(len(borders) - 1)
-    return [order[borders[i] : borders[i + 1]] for i in shuffled]
+    return [order[borders[i] : borders[i + 1]] for i in random.permutation(len(borders) - 1)]
 
 
 def length_order(
@@ -201,6 +200,5 @@ def length_order(
         key = np.rint(np.maximum(left, right) * (1 + noise * spread)).astype(np.int64)
         packed[part] = ((key << source_bits | left) << target_bits | right) << spare
     for part in parts:
-        chance = random.random(len(packed[part])) * 2.0**spare
-        packed[part] |= chance.astype(np.uint64)
+        packed[part] |= (random.random(len(packed[part])) * 2.0**spare).astype(np.uint64)
     return np.argsort(packed)

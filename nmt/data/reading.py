@@ -48,8 +48,7 @@ _LEARNING_THREADS = 16
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
     """Return the pairs of a block that are kept."""
-    pairs = compress(block.pairs, is_kept)
-    return [pair for pair in pairs if isinstance(pair, SentencePair)]
+    return [pair for pair in compress(block.pairs, is_kept) if isinstance(pair, SentencePair)]
 
 
 @dataclass(frozen=True, slots=True)

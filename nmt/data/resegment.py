@@ -82,8 +82,7 @@ class Resegmenter:
     def _drawn(self, side: int, epoch: int, rows: Rows, stored: Flat) -> Flat:
         drawn = []
         for row, ids in zip(rows.tolist(), rows_of(stored), strict=True):
-            generator = sentence_generator(self.seed, epoch, row, side)
-            other = self.sides[side].resegment(ids, generator)
+            other = self.sides[side].resegment(ids, sentence_generator(self.seed, epoch, row, side))
             drawn.append(ids if len(other) > self.longest else other)
         return flat_of(drawn)
 

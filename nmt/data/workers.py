@@ -89,8 +89,7 @@ def process_pool(
         value: Pickled once per process.
     """
     # Forking a process with threads may deadlock, and torch and tokenizers start threads.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(size, context, _begin, (install, value))
+    pool = ProcessPoolExecutor(size, multiprocessing.get_context("spawn"), _begin, (install, value))
     try:
         yield pool
     finally:

@@ -225,8 +225,7 @@ def free_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + cached
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return max(0, min(_free_on_cpu()))

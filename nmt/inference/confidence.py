@@ -144,5 +144,4 @@ def calibrate_confidence(
     scorer = Scorer("chrf", [references], MetricOptions())
     scores = scorer.sentence_scores(scorer.statistics([result.text for result in results]))
     kept = [pair for pair in zip(results, scores, strict=True) if pair[0].num_tokens]
-    fitted = fit_confidence(*zip(*kept, strict=True))
-    write_extra(run_dir / CONFIDENCE, fitted.text().encode())
+    write_extra(run_dir / CONFIDENCE, fit_confidence(*zip(*kept, strict=True)).text().encode())

@@ -413,8 +413,7 @@ def choose_engine(
             # On a GPU and in 16 bits torch is chosen.
             if dtype in _CONVERTED and not _runs_on_gpu(options.device):
                 try:
-                    on_cpu = replace(options, device="cpu")
-                    loaded = ENGINES["ctranslate2"](folder, on_cpu, needs)
+                    loaded = ENGINES["ctranslate2"](folder, replace(options, device="cpu"), needs)
                 except ConfigError as error:  # for example not installed, or a missing feature
                     if dtype == "int8":
                         raise

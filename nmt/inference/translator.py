@@ -228,18 +228,16 @@ class Translator:
         """Translate lines that `segment` returned."""
         options, segments = self.options, lines.segments
         count = _line_counter(lines, options.progress)
-        found = self._search(segments, options.decoding, count)
         outputs = check(
             segments,
-            found,
+            self._search(segments, options.decoding, count),
             self.tokenizers,
             options.decoding,
             options.limits if options.guard else None,
             self._search_again if options.retry else None,
         )
         count(())
-        details = self._details(segments, outputs)
-        return join(lines, outputs, details, self._text, options)
+        return join(lines, outputs, self._details(segments, outputs), self._text, options)
 
     def _search(
         self,
@@ -281,8 +279,7 @@ class Translator:
                     weights = [each[len(segments[row].tag) :] for each in weights]
                     details[row] = Details(align_words(weights, *words))
             if "token_scores" in wanted:
-                log_probs = engine.token_log_probs(*pairs)
-                for row, ids, scores in zip(own, best, log_probs, strict=True):
+                for row, ids, scores in zip(own, best, engine.token_log_probs(*pairs), strict=True):
                     details[row] = details[row]._replace(tokens=score_tokens(target, ids, scores))
         return details
 
@@ -334,9 +331,8 @@ def search(
         vocab_size: Size of the target vocabulary.
         finish: Called with the segments of each finished batch. It may raise to interrupt.
     """
-    lengths = [len(segment.ids) for segment in segments]
     # Longest first, so that workers do not wait for a long batch at the end.
-    batches = engine.batches(lengths, decoding, vocab_size)[::-1]
+    batches = engine.batches([len(segment.ids) for segment in segments], decoding, vocab_size)[::-1]
     tasks = []
     for batch in batches:
         constraints = [segments[row].constraints for row in batch]

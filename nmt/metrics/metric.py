@@ -191,5 +191,4 @@ def label_of(metric: str) -> str:
 
 def as_quality(metric: str, value: float) -> float:
     """Return a score or a difference of scores, negated if lower is better."""
-    is_error = metric in METRICS and METRICS[metric].lower_is_better
-    return -value if is_error else value
+    return -value if metric in METRICS and METRICS[metric].lower_is_better else value

@@ -232,7 +232,6 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     Wide characters count as two. Nothing is cut or wrapped, whatever the width of the terminal, so
     that the output can be searched and compared.
     """
-    columns = zip_longest(*rows, fillvalue="")
-    widths = [max(map(cell_len, column)) for column in columns]
+    widths = [max(map(cell_len, column)) for column in zip_longest(*rows, fillvalue="")]
     lines = (map(set_cell_size, row, widths) for row in rows)
     return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -100,10 +100,9 @@ def score_systems(
         return tuple(scored), None, _every_two(list(named), scorers, resampling)
     *compared, base = scored
     for number, system in enumerate(compared):
-        rows = zip(measured[number], measured[-1], scorers, strict=True)
         scores = (
             replace(new.score, comparison=_compare(new, old, base.name, scorer, resampling))
-            for new, old, scorer in rows
+            for new, old, scorer in zip(measured[number], measured[-1], scorers, strict=True)
         )
         compared[number] = replace(system, scores=tuple(scores))
     return tuple(compared), base, None
@@ -153,8 +152,7 @@ def measure(
     found = []
     for (scorer, table), drawn in zip(pairs, samples, strict=True):
         interval = None if drawn is None else confidence_interval(drawn, seed=seed)
-        score = replace(scorer.total(table), confidence=interval)
-        found.append(Measured(score, table, drawn))
+        found.append(Measured(replace(scorer.total(table), confidence=interval), table, drawn))
     rest = iter(found)
     return [[next(rest) for _ in own] for own in tables]
 

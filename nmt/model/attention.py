@@ -66,8 +66,7 @@ def attention(
     if flash is not None and flash.fits(query, key, bias, dropout):
         return flash(query, key, value, segments, causal)
     backend = "compiled" if torch.compiler.is_compiling() else query.device.type
-    run = BACKENDS.get(backend, sdpa_attention)
-    return run(query, key, value, bias, segments, causal, dropout)
+    return BACKENDS.get(backend, sdpa_attention)(query, key, value, bias, segments, causal, dropout)
 
 
 def cached_attention(
@@ -134,8 +133,7 @@ def mean_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 def _padding_rows(packed: Packed, heads: int) -> Tensor:
     """Return the indices of the rows of (B * heads * S, E) that are padding."""
-    padding = (~packed.mask()).unsqueeze(1).expand(-1, heads, -1)
-    return padding.flatten().nonzero().squeeze(1)
+    return (~packed.mask()).unsqueeze(1).expand(-1, heads, -1).flatten().nonzero().squeeze(1)
 
 
 def _key_mask(packed: Packed, heads: int) -> Tensor:

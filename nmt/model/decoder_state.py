@@ -133,8 +133,7 @@ class DecoderState:
             LARGE if device.type == "cpu" else LARGE_ON_GPU
         )
         if stay_all and beams.shape[1] == self.num_beams and is_large:
-            slots = reorder_cache(caches, self.slots, beams)
-            return replace(self, coverage=coverage, slots=slots)
+            return replace(self, coverage=coverage, slots=reorder_cache(caches, self.slots, beams))
         if (rows := self.rows) is not None:
             chosen = rows.index_select(0, chosen)
         cross_kv, mask, allowed = self.cross_kv, self.source_mask, self.allowed

@@ -111,8 +111,7 @@ class FeedForward(nn.Module):
     @override
     def forward(self, values: Tensor) -> Tensor:
         """Run the layer: (N, D) -> (N, D)."""
-        inner = self._activate(self.inner(values))
-        return self.outer(dropout(inner, self._dropout, self.training))
+        return self.outer(dropout(self._activate(self.inner(values)), self._dropout, self.training))
 
 
 def _swiglu(values: Tensor) -> Tensor:
@@ -298,8 +297,7 @@ class CrossAttention(_Attention):
         if weights is not None:
             targets, sources = segments
             weights.append(mean_weights(targets.pad(query), sources.pad(key), sources.mask()))
-        mixed = attention(query, key, value, segments, dropout=self._drop)
-        return self.output(mixed.flatten(1))
+        return self.output(attention(query, key, value, segments, dropout=self._drop).flatten(1))
 
 
 class Residual(nn.Module):

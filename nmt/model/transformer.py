@@ -241,14 +241,13 @@ class Transformer(nn.Module):
         cross_kv = torch.stack([to_padded(heads, source) for heads in projected])
         cross_kv = cross_kv.view(len(layers), 2, len(source), groups, width, -1)
         mask = memory.new_zeros(len(source), width).masked_fill_(~source.mask(), -torch.inf)
-        coverage = torch.zeros(mask.shape, device=mask.device) if with_coverage else None
         return DecoderState(
             cross_kv=cross_kv,
             source_mask=mask[:, None, None, :].repeat(1, groups, 1, 1),
             self_kv=cross_kv[..., :0, :],
             num_beams=1,
             length=0,
-            coverage=coverage,
+            coverage=torch.zeros(mask.shape, device=mask.device) if with_coverage else None,
             allowed=allowed,
         )
 

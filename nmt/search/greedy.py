@@ -208,8 +208,7 @@ def greedy_without_waiting(
         for sentence, ids, total in zip(*found, strict=True):
             if total > -torch.inf:
                 ids = ids[: ids.index(EOS_ID)]
-                score = total / penalty(len(ids) + 1)
-                results[sentence] = [Hypothesis(tuple(ids), total, score)]
+                results[sentence] = [Hypothesis(tuple(ids), total, total / penalty(len(ids) + 1))]
         active = (~ended).nonzero().squeeze(1)
         sentences, limits = sentences[active], limits[:, active]
         active = active.to(device)

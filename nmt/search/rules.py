@@ -271,8 +271,7 @@ class Prefixes:
         rows, beams = agrees.nonzero(as_tuple=True)
         if not len(rows):
             return None
-        tokens = self._table[sentences[rows], length]
-        return rows.to(device), beams.to(device), tokens.to(device)
+        return rows.to(device), beams.to(device), self._table[sentences[rows], length].to(device)
 
 
 def bias(log_probs: Tensor, rows: Tensor, beams: Tensor, tokens: Tensor, beta: float) -> None:

@@ -337,8 +337,7 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         places = -torch.arange(values.shape[-1], dtype=values.dtype, device=values.device)
         equal = values[where] == border.to(values.device)
         first = largest(torch.where(equal, places, -math.inf), count)[1]
-        num_above = (best[cut] > border).sum(-1, keepdim=True)
-        rank = torch.arange(count) - num_above
+        rank = torch.arange(count) - (best[cut] > border).sum(-1, keepdim=True)
         index[cut] = torch.where(rank < 0, index[cut], first.gather(-1, rank.clamp(min=0)))
     return best, index
 

@@ -110,8 +110,7 @@ class SubwordDropout:
         symbols, changing = list(characters), list(ranks)
         while (best := min(changing)) < inf:
             self._merge(symbols, changing, changing.index(best))
-        num_merges = len(characters) - len(symbols)
-        word = _Word(characters, tuple(ranks), tuple(symbols), num_merges)
+        word = _Word(characters, tuple(ranks), tuple(symbols), len(characters) - len(symbols))
         if len(self._words) < _MAX_WORDS:
             self._words[pieces] = word
         return word

@@ -211,8 +211,7 @@ class TorchOptimizer(Optimizer):
         self._optimizer.step()
         self.step_count += 1
         for tensor, was in zip(tensors, before, strict=True):
-            where = skipped.to(tensor.device) > 0
-            tensor.data.copy_(torch.where(where, was, tensor.detach()))
+            tensor.data.copy_(torch.where(skipped.to(tensor.device) > 0, was, tensor.detach()))
 
     @override
     def state(self) -> dict[str, Tensor]:

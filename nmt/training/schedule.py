@@ -42,8 +42,7 @@ def noam(step: int, *, model_dim: int, warmup_steps: int, factor: float) -> floa
     >>> round(noam(4000, model_dim=512, warmup_steps=4000, factor=1.0), 7)
     0.0006988
     """
-    warmup = max(warmup_steps, 1)
-    return float(factor * model_dim**-0.5 * min(step**-0.5, step * warmup**-1.5))
+    return float(factor * model_dim**-0.5 * min(step**-0.5, step * max(warmup_steps, 1) ** -1.5))
 
 
 def inverse_sqrt(step: int, *, peak_lr: float, warmup_steps: int) -> float:

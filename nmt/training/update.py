@@ -147,8 +147,7 @@ class GradientReduction:
         """Keep copies of the slices summed so far, because backward is about to run again."""
         for pending in self._sent:
             pending.wait()
-        new = self._slices[len(self._kept) : len(self._sent)]
-        self._kept += [part.clone() for part in new]
+        self._kept += [part.clone() for part in self._slices[len(self._kept) : len(self._sent)]]
 
     def finish(self) -> None:
         """Send the remaining slices, and make the device wait for all sums."""

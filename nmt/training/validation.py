@@ -114,8 +114,7 @@ class HeldOutText:
 
     @cached_property
     def _scorers(self) -> dict[str, Scorer]:
-        language = self.language
-        options = MetricOptions(tokenize=self._bleu_tokenizer, target_language=language)
+        options = MetricOptions(tokenize=self._bleu_tokenizer, target_language=self.language)
         names = dict.fromkeys((*REPORTED_METRICS, self.metric))
         return {name: Scorer(name, [self.references], options) for name in names if name != "loss"}
 
