@@ -39,10 +39,7 @@ def score(options: ScoreOptions) -> None:
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
     scorer.score([], tag=tag)  # check the tag before reading
     number = 0
-    with (
-        open_output(options.output) as writer,
-        file_bar("scoring", source, unit="pairs") as bar,
-    ):
+    with open_output(options.output) as writer, file_bar("scoring", source, unit="pairs") as bar:
         for chunk in _read_files(source, target) if source and target else _read_table():
             for found in scorer.score(chunk, tag=tag, progress=bar.update):
                 writer.write(_line(found, options).encode("utf-8", "replace") + b"\n")

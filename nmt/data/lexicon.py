@@ -211,10 +211,7 @@ def learn_lexicon(
 
 
 def likely_translations(
-    lines: Lines,
-    vocab_sizes: tuple[int, int],
-    most: int,
-    lexicon: Lexicon | None = None,
+    lines: Lines, vocab_sizes: tuple[int, int], most: int, lexicon: Lexicon | None = None
 ) -> npt.NDArray[np.int32]:
     """Return the most probable target tokens for each source token, most probable first.
 

@@ -123,10 +123,7 @@ def check(
 
 
 def _alarms_of(
-    segment: Segment,
-    hypotheses: Sequence[Hypothesis],
-    tokenizers: Tokenizers,
-    limits: GuardLimits,
+    segment: Segment, hypotheses: Sequence[Hypothesis], tokenizers: Tokenizers, limits: GuardLimits
 ) -> tuple[Alarm, ...]:
     if not hypotheses:
         return ()

@@ -27,15 +27,7 @@ from nmt.files.atomic import write_bytes, write_text
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
 from nmt.metrics.metric import METRICS, label_of
-from nmt.report.page import (
-    LIMIT,
-    NUM_AVERAGES,
-    Chart,
-    Curve,
-    render,
-    render_chart,
-    short_number,
-)
+from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
 
 logger = logging.getLogger(__name__)
 

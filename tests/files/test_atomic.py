@@ -166,9 +166,7 @@ def test_an_os_error_becomes_one_error_of_nmt() -> None:
         raise BrokenPipeError  # Fault 44: the reader has what it wants
 
 
-def test_a_second_process_gets_an_error_and_a_dead_process_holds_no_lock(
-    tmp_path: Path,
-) -> None:
+def test_a_second_process_gets_an_error_and_a_dead_process_holds_no_lock(tmp_path: Path) -> None:
     """FAULT 15; a refusal leaves the holder's name, and a lock cannot go stale."""
     run = tmp_path / "run"
     holder = begin("run_lock", run)

@@ -44,9 +44,7 @@ def test_a_failed_gate_stops_only_what_depends_on_it(tmp_path: Path) -> None:
     assert "| fails | error | 0.5 | < 1 |  | FAILED |" in report.table()
 
 
-def test_a_stage_that_crashes_or_hangs_fails_and_unknown_stages_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_stage_that_crashes_or_hangs_fails_and_unknown_stages_are_refused(tmp_path: Path) -> None:
     report, found = run_fakes(tmp_path, Stage("crashes", 30), Stage("hangs", 1))
     assert report.failed == {"crashes", "hangs"}
     assert found == {"crashes": [0.5, "code 1"], "hangs": ["stopped at its limit of 1 s"]}

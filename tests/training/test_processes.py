@@ -239,9 +239,7 @@ def test_two_processes_get_the_same_validation_scores_as_one(server: Server) -> 
         assert found[key] == expected[key]
 
 
-def test_processes_exchange_values_and_notice_a_lost_peer(
-    server: Server,
-) -> None:
+def test_processes_exchange_values_and_notice_a_lost_peer(server: Server) -> None:
     """FAULT 29."""
     results = server.script(
         """

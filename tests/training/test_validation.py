@@ -169,9 +169,7 @@ def outcome_of(config: RunConfig) -> tuple[list[float], torch.Tensor, str]:
     return [line["loss"] for line in lines if line["kind"] == "update"], random, log
 
 
-def test_compiled_layers_make_the_same_updates_and_are_recorded(
-    counting: Backend,
-) -> None:
+def test_compiled_layers_make_the_same_updates_and_are_recorded(counting: Backend) -> None:
     losses, random, log = outcome_of(config_of(compile=True))
     assert counting.num_graphs == 4
     expected, same_random, other_log = outcome_of(config_of("plain"))

@@ -13,13 +13,7 @@ from nmt.extras.analysis.gates import gates_of
 from nmt.extras.analysis.robustness import load_scorer
 from nmt.inference.request import Links
 from nmt.metrics.metric import MetricOptions, Scorer, label_of
-from nmt.metrics.result import (
-    Evaluation,
-    EvaluationReport,
-    Section,
-    paired_tests,
-    score_rows,
-)
+from nmt.metrics.result import Evaluation, EvaluationReport, Section, paired_tests, score_rows
 from nmt.report.page import Bar, Chart, Curve, render, render_bars, render_chart
 from nmt.training.report import learning_curves
 

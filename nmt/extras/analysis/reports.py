@@ -167,8 +167,7 @@ def read_baseline_report(
         lines = system.get("hypotheses")
         if not lines or len(lines) != len(references[0]) or set(map(type, lines)) != {str}:
             raise ConfigError(
-                f"{path} does not contain the translations (hypotheses) of {test}.",
-                fix=_AGAIN,
+                f"{path} does not contain the translations (hypotheses) of {test}.", fix=_AGAIN
             )
         return System(f"{field(system, 'name', kind=str)} ({path.name})", lines)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:

@@ -28,9 +28,7 @@ def test_every_output_describes_the_significance_test(files: dict[str, Path]) ->
         assert paired == (expected[0] if expected else None)
 
 
-def test_markdown_shows_changes_and_their_significance(
-    files: dict[str, Path],
-) -> None:
+def test_markdown_shows_changes_and_their_significance(files: dict[str, Path]) -> None:
     path = files["bad"].with_name("comment.md")
     files["bad"] = files["bad"].rename(files["bad"].with_name("a|b*.en"))
     assert invoke(*flags(files), "--report", path, "--fail-if-worse").exit_code == 6

@@ -156,9 +156,7 @@ def test_models_are_described(server: Server) -> None:
     assert values["limits"]["max_chars"] == 2000
 
 
-def test_openapi_has_every_path_and_the_page_loads_nothing_from_the_network(
-    server: Server,
-) -> None:
+def test_openapi_has_every_path_and_the_page_loads_nothing_from_the_network(server: Server) -> None:
     document = server.get("/openapi.json").json()
     names = {"/v1/translate", "/v1/score", "/v1/documents", "/v1/models", "/translate", "/detect",
              "/languages", "/frontend/settings", "/health", "/health/live", "/health/ready",
