@@ -23,13 +23,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from nmt.errors import CheckpointError
-from nmt.files.atomic import (
-    atomic_folder,
-    remove_leftovers,
-    restore_replaced,
-    write_errors,
-    write_text,
-)
+from nmt.files import atomic
 from nmt.files.json_file import Manifest, UnknownFormatError, field, read_json
 
 if TYPE_CHECKING:  # finding a checkpoint must not import torch
@@ -117,7 +111,7 @@ def save_checkpoint(
         if (free := shutil.disk_usage(folder.parent).free) < needed:
             found = f"it needs {needed / 2**20:,.1f} MiB, {free / 2**20:,.1f} MiB are free"
             raise OSError(errno.ENOSPC, found)
-        with atomic_folder(folder, replace=True) as temporary:
+        with atomic.atomic_folder(folder, replace=True) as temporary:
             for name, group in groups.items():
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because
                 # they do not overlap.
@@ -271,9 +265,9 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
 def clean_partial(run_dir: Path) -> None:
     """Clean up after a process that was killed while writing, replacing or deleting files."""
     for step, _ in _folders_named(run_dir, _REPLACED):
-        restore_replaced(checkpoint_dir(run_dir, step))
+        atomic.restore_replaced(checkpoint_dir(run_dir, step))
     for folder in (run_dir, checkpoints_dir(run_dir)):
-        remove_leftovers(folder)
+        atomic.remove_leftovers(folder)
 
 
 def set_damaged_aside(run_dir: Path, newest: int) -> None:
@@ -290,7 +284,7 @@ def set_damaged_aside(run_dir: Path, newest: int) -> None:
             place = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(place, ignore_errors=True)
             fix = "Delete it, then run the same command again."
-            with write_errors(f"{folder}, which is damaged,", CheckpointError, fix=fix):
+            with atomic.write_errors(f"{folder}, which is damaged,", CheckpointError, fix=fix):
                 folder.rename(place)
             logger.warning("damaged checkpoint moved to %s; delete it after inspection", place)
 
@@ -300,7 +294,7 @@ def write_best(run_dir: Path, name: str | None) -> None:
 
     The recorded folder may be deleted later; `read_best` handles that.
     """
-    write_text(run_dir / BEST, f"{name or ''}\n")
+    atomic.write_text(run_dir / BEST, f"{name or ''}\n")
 
 
 def read_best(run_dir: Path) -> Path | None:

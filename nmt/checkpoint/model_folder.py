@@ -439,12 +439,10 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         for name, weight in weights.items():
             if not weight.isfinite().all():
                 problem = f"{path / MODEL}: {name} contains values that are not finite."
-                fix = "Omit this checkpoint: its training diverged."
-                raise CheckpointError(problem, fix=fix)
+                raise CheckpointError(problem, fix="Omit this checkpoint: its training diverged.")
         if sums and (problems := tensor_differences(weights, sums)):
-            problem = f"{path} does not match {paths[0]}:\n  {problems}"
             fix = "Average only checkpoints of one run."
-            raise CheckpointError(problem, fix=fix)
+            raise CheckpointError(f"{path} does not match {paths[0]}:\n  {problems}", fix=fix)
         for name in list(weights):
             if name in sums:  # `pop` frees the memory before the next checkpoint is read
                 sums[name] += weights.pop(name)

@@ -176,9 +176,7 @@ class _Command(TyperCommand):
         parameter, path = getattr(error, "param", None), ctx.command_path
         if parameter is None or error.message:  # nothing is missing
             problem = error.format_message().replace("Value error, ", "").rstrip(".")
-            return ConfigError(
-                f"{problem}.", fix=f"Run `{path} --help` for its arguments and options."
-            )
+            return ConfigError(f"{problem}.", fix=f"Run `{path} --help` for arguments and options.")
         required = [each for each in self.params if each.required]
         given = {word.partition("=")[0] for word in args}
         missing = [

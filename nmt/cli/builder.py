@@ -7,10 +7,10 @@ own commands.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
+from inspect import Parameter, Signature, get_annotations
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -75,7 +75,7 @@ def fields_of(options: type) -> list[Field]:
     found = {}
     for owner in _bases_first(options):
         title, meanings = owner.__dict__.get("title"), meanings_of(owner.__doc__)
-        for name in filter(defaults.__contains__, inspect.get_annotations(owner)):
+        for name in filter(defaults.__contains__, get_annotations(owner)):
             is_marked = get_origin(hints[name]) is Annotated
             kind, *notes = get_args(hints[name]) if is_marked else [hints[name]]
             flag = next((note for note in notes if isinstance(note, Flag)), Flag())
@@ -130,7 +130,7 @@ def make_command(name: str, entry: Entry, kind: type) -> Any:
         run_command(entry, options, values)
 
     call.__annotations__ = {each.name: each.annotation for each in parameters}
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     examples = "\n".join(f"  {line}" for line in entry.examples.strip().splitlines())
     heading = "Examples" if "\n" in examples else "Example"
     notes = getattr(options, "notes", "")
@@ -152,7 +152,7 @@ def parameter_name(parameter: Any) -> str:
     return max(parameter.opts, key=len)
 
 
-def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
+def _parameter(field: Field, spellings: Mapping[str, str]) -> Parameter:
     flag, kind, default = field.flag, field.kind, field.default
     is_required, shown = default is MISSING, spelled(flag.shown, spellings)
     settings: dict[str, Any] = {
@@ -184,9 +184,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> inspect.Parameter:
     option = (typer.Argument if flag.argument else typer.Option)(default, *names, **settings)
     if default is None:
         kind = kind | None
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=option
-    )
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=kind, default=option)
 
 
 def _metavar(kind: Any) -> str | None:

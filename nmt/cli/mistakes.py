@@ -54,9 +54,7 @@ def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> Non
     given = {spelling.long.get(word.partition("=")[0]) for word in args if word[:1] == "-" != word}
     _refuse_other_inputs(spelling, line, has_unknown=None in given and not line.found)
     if line.found:
-        named = [
-            f"{name} (here: {ours.removeprefix(_REMARK)})" for name, ours in line.found.items()
-        ]
+        named = [f"{x} (here: {ours.removeprefix(_REMARK)})" for x, ours in line.found.items()]
         problem = f"{path}: unknown option {', '.join(named)}."
         raise ConfigError(problem, fix=f"Type: {spelling.command(line)}")
     if any(flag == "--set" and "=" not in value for flag, value in pairwise(line.flags)):
@@ -167,9 +165,8 @@ class Spelling:
         line.found[name] = ours
         if flag in ("--input", "--output", *SIDES) and _LANGUAGE.fullmatch(value):
             is_known = flag not in SIDES  # from the model
-            line.found[name] = (
-                "not needed: the model contains its languages" if is_known else "--languages"
-            )
+            needless = "not needed: the model contains its languages"
+            line.found[name] = needless if is_known else "--languages"
             line.codes += [] if is_known else [value]
         elif target.isupper():
             if target in line.arguments:

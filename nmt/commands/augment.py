@@ -120,9 +120,7 @@ def _check_ours(output: Path, settings: Mapping[str, Any]) -> None:
     elif output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
         problem = f"{output} is not empty and was not created by `nmt augment`."
     if problem:
-        raise ConfigError(
-            problem, fix="Choose another folder. To resume, use the previous settings."
-        )
+        raise ConfigError(problem, fix="Choose another folder. To resume, use the old settings.")
 
 
 def _parts(text: Path, size: int) -> Iterator[Block]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nmt.checkpoint.files import STATE, by_score, list_checkpoints, read_state
 from nmt.checkpoint.model_folder import check_new_folder, load_model, write_average
 from nmt.commands.options import AverageOptions
-from nmt.commands.result import log_next_commands
+from nmt.commands.result import TextResult, log_next_commands
 from nmt.errors import CheckpointError
 from nmt.files.json_file import Manifest
 
@@ -20,26 +18,10 @@ logger = logging.getLogger(__name__)
 _DEFAULT_LAST = 10  # Checkpoints to average by default.
 
 
-@dataclass(frozen=True, slots=True)
-class AverageSummary:
-    """Which checkpoints were averaged, and where the result is."""
-
-    output: Path  # The model folder.
-    steps: tuple[int, ...]  # Steps of the checkpoints, oldest first.
-
-    def as_text(self) -> str:
-        """Return the folder, for scripts."""
-        return str(self.output)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {"output": str(self.output), "steps": list(self.steps)}
-
-
-def average(options: AverageOptions) -> AverageSummary:
+def average(options: AverageOptions) -> TextResult:
     """Write the average of several checkpoints as a model folder.
 
-    The run may still be training.
+    The run may still be training. The result is the folder, with the steps, oldest first.
 
     Raises:
         ConfigError: ``output`` exists and is not empty.
@@ -72,7 +54,8 @@ def average(options: AverageOptions) -> AverageSummary:
     logger.info("averaging the checkpoints of step %s", ", ".join(f"{step:,}" for step in folders))
     write_average(options.output, run_dir, list(folders.values()))
     log_next_commands(options.output)
-    return AverageSummary(options.output, tuple(folders))
+    output = str(options.output)
+    return TextResult(output, {"output": output, "steps": list(folders)})
 
 
 def _scores(present: Mapping[int, Path]) -> dict[int, float]:

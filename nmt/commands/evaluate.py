@@ -137,9 +137,7 @@ class EvaluatedModel:
         CheckpointError: The folder is not a model.
     """
 
-    def __init__(
-        self, folder: Path, options: EvaluateOptions, *, is_baseline: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, options: EvaluateOptions, is_baseline: bool = False) -> None:
         load_folder_config(folder)  # explains why a folder is not a model
         # Decoding flags become overrides, so that they are validated with the configuration.
         # n_best is 1, because one translation is scored; otherwise a small beam would be refused.
@@ -175,18 +173,13 @@ class EvaluatedModel:
         return System(self.name, texts, self._settings(translator), results=results)
 
     def _settings(self, translator: Translator) -> dict[str, str | int | float]:
-        engine, decoding, candidates = translator.engine, self.config.decoding, self._mbr
+        engine, decoding, chosen = translator.engine, self.config.decoding, self._mbr
         settings: dict[str, str | int | float] = {"engine": engine.name, "dtype": engine.dtype}
         if checkpoints_dir(self.folder).is_dir():
             settings["checkpoint"] = self.loading["checkpoint"]
-        if candidates is not None:
-            return settings | {
-                "mbr": candidates.utility,
-                "mbr_candidates": candidates.num_candidates,
-            }
-        return settings | {
-            name: getattr(decoding, name) for name in ("beam_size", "length_penalty")
-        }
+        if chosen is not None:
+            return settings | {"mbr": chosen.utility, "mbr_candidates": chosen.num_candidates}
+        return settings | {x: getattr(decoding, x) for x in ("beam_size", "length_penalty")}
 
     def release(self) -> None:
         """Free the weights."""
@@ -232,9 +225,8 @@ class EvaluatedSet:
         owns_files, base = is_only or not whole.is_named, options.baseline
         files = options.hypothesis if owns_files else ()
         self.systems = read_systems(files, whole, options.limit)
-        self.labels = evaluation_set.read_labels(
-            options.slice_ if owns_files else (), whole, options.limit
-        )
+        labels = options.slice_ if owns_files else ()
+        self.labels = evaluation_set.read_labels(labels, whole, options.limit)
         self.baseline: System | None = None
         if base is not None and base.suffix == ".json":
             read = ANALYSES["baseline report"]
@@ -307,9 +299,8 @@ def _translate(
         for each in sets:
             system = each.translate(model)
             seen = evaluation_set.rows_in_training(model.folder, each.test.source or ())
-            each.systems.insert(
-                number, replace(system, num_in_training=None if seen is None else len(seen))
-            )
+            count = None if seen is None else len(seen)
+            each.systems.insert(number, replace(system, num_in_training=count))
         if len(models) > 1 or baseline:
             model.release()  # one model in memory at a time
         if place:

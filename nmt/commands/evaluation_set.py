@@ -72,9 +72,8 @@ def sort_files(options: EvaluateOptions) -> EvaluateOptions:
     first, *others = paths
     systems, references = [first, *others[:-1]], others[-1:] or [Path("REFERENCE")]
     if first.is_dir():
-        problem = f"{first} is a model, so the files need flags."
         fix = shell_command("evaluate", first, source=others[:-1], reference=references)
-        raise ConfigError(problem, fix=f"Type: {fix}")
+        raise ConfigError(f"{first} is a model, so the files need flags.", fix=f"Type: {fix}")
     if len(others) == 1 and not (options.hypothesis or options.reference):
         return replace(options, models=(), hypothesis=(first,), reference=tuple(others))
     if not (others or options.hypothesis) and (options.test or options.reference):
@@ -91,10 +90,9 @@ def check_options(options: EvaluateOptions) -> None:
     """Refuse options that contradict each other, before reading files."""
     models, base = options.models, options.baseline
     if not (models or options.hypothesis):
-        fix = f"Pass a run folder, as in `{shell_command('evaluate', 'RUN', test=options.test)}`, "
-        raise ConfigError(
-            "No model and no translations to score.", fix=f"{fix}or `hypothesis` FILE."
-        )
+        command = shell_command("evaluate", "RUN", test=options.test)
+        fix = f"Pass a run folder, as in `{command}`, or `hypothesis` FILE."
+        raise ConfigError("No model and no translations to score.", fix=fix)
     files = [*options.hypothesis, *options.reference, options.source, base]
     if files.count(Path("-")) > 1:
         raise ConfigError("Standard input can be read only once.", fix="Pass files.")
@@ -119,9 +117,7 @@ def _check_models(options: EvaluateOptions) -> None:
         fix = "Evaluate the ensemble in a separate command."
         raise ConfigError("`with` cannot be combined with several models.", fix=fix)
     if options.save_hypotheses and (len(models) > 1 or options.save_hypotheses == Path("-")):
-        problem = (
-            "`save_hypotheses` needs exactly one model, and a file that is not standard output."
-        )
+        problem = "`save_hypotheses` needs exactly one model, and a file, not standard output."
         raise ConfigError(problem, fix=_KEEPS_ALL)
     is_itself = base and any(folder.resolve() == base.resolve() for folder in models)
     # Other search options apply to both sides.
@@ -220,9 +216,8 @@ def _from_config(name: str, config: RunConfig) -> EvaluationSet:
         source, references = published_test_set(corpus.sacrebleu, languages)
     if references:  # Test sets keep every line; the training filters do not apply.
         return _read_files(source, references, config.target_language).first(corpus.max_pairs)
-    options = ReadOptions(
-        config.source_language, config.target_language, max_characters=_UNBOUNDED_CHARACTERS
-    )
+    codes = config.source_language, config.target_language
+    options = ReadOptions(*codes, max_characters=_UNBOUNDED_CHARACTERS)
     pairs = []
     for pair in read_corpus(corpus, options):
         if isinstance(pair, BadPair):

@@ -293,8 +293,7 @@ class AverageOptions(Options):
             raise ConfigError(problem, fix="Pass only one.")
         if twice := sorted({step for step in self.step if self.step.count(step) > 1}):
             fix = "Pass each checkpoint once; all checkpoints have the same weight."
-            problem = f"`step` {', '.join(map(str, twice))} is repeated."
-            raise ConfigError(problem, fix=fix)
+            raise ConfigError(f"`step` {', '.join(map(str, twice))} is repeated.", fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)

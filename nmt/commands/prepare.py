@@ -37,6 +37,7 @@ from typing import IO, Any
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions
+from nmt.commands.result import TextResult
 from nmt.config.data import CorpusConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
@@ -47,8 +48,8 @@ from nmt.data.corpus import VALID, check_files, check_sources
 from nmt.data.filters import Diagnosis, FilterChain, Material
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
-from nmt.data.prepare_report import READ, Findings, PrepareReport
-from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe, Verified
+from nmt.data.prepare_report import READ, Findings, PrepareReport, current_report
+from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe
 from nmt.data.reading import Decide, Encode, Encoded, Look, Reading, Reservoir, learn_tokenizers
 from nmt.data.resegment import noisy_texts
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
@@ -63,7 +64,7 @@ logger = logging.getLogger(__name__)
 _NOISE_SEED = 1
 
 
-def prepare(options: PrepareOptions) -> PrepareReport | Verified:
+def prepare(options: PrepareOptions) -> PrepareReport | TextResult:
     """Prepare the data of a configuration, or verify prepared data.
 
     Raises:
@@ -71,7 +72,10 @@ def prepare(options: PrepareOptions) -> PrepareReport | Verified:
     """
     config = load_config(options.config, options.set_)
     if options.verify:
-        return prepared.verify_prepared(config.prepared_dir)
+        folder, files = config.prepared_dir, prepared.verify_prepared(config.prepared_dir)
+        count, size = len(files), sum(each.size for each in files.values())
+        text = f"{folder}: {count:,} files, {size:,} bytes, all undamaged"
+        return TextResult(text, {"folder": str(folder), "files": count, "bytes": size})
     has_input = sys.stdin is not None and not sys.stdin.isatty()
     return prepare_data(config, options, piped=sys.stdin.buffer if has_input else None)
 
@@ -105,13 +109,10 @@ def prepare_data(
     ignores_existing = options.force or options.report_only
     reads_stdin = check_sources(config.data)
     # The report of an existing folder that was prepared with these settings and corpora.
-    current = prepare_report.current_report
-    fresh = None if ignores_existing else current(folder, recipe, scored_with)
+    fresh = None if ignores_existing else current_report(folder, recipe, scored_with)
     if reads_stdin and piped is None and fresh is None:
         fix = "Run `nmt prepare CONFIG < FILE` first, with a pipe or a file as its input."
-        problem = (
-            f"The training corpus is standard input, but {folder} was prepared with other settings"
-        )
+        problem = f"The training corpus is standard input, but {folder} has other settings"
         raise ConfigError(f"{problem}, or does not exist.", fix=fix)
     # Standard input can be compared only after it is stored: below.
     if fresh and not (reads_stdin and piped):
@@ -138,7 +139,7 @@ def prepare_data(
                 readable = recipe.spooled(piped, work)
                 # Another process has prepared the folder meanwhile, or standard input is stored.
                 if not ignores_existing and (has_waited or reads_stdin):
-                    fresh = current(folder, recipe, scored_with, readable.input)
+                    fresh = current_report(folder, recipe, scored_with, readable.input)
                     if fresh is not None:
                         return fresh.written_to(options.report_dir, lists=folder)
                 _check_ours(folder, is_anew=ignores_existing)
@@ -277,9 +278,7 @@ def _look(
     return sample
 
 
-def _encode(
-    reading: Reading, names: Sequence[str], tokenizers: Tokenizers, folder: Path
-) -> Encoded:
+def _encode(reading: Reading, names: list[str], tokenizers: Tokenizers, folder: Path) -> Encoded:
     """Turn every line of some corpora into token ids, in a store of its own."""
     models, spans, end = tokenizer_hash(reading.folder / TOKENIZER), {}, 0
     encode = Encode(tokenizers, reading.workers.threads)

@@ -39,13 +39,7 @@ from nmt.config.flag import changed
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch, Position
 from nmt.data.prepared import PreparedData
-from nmt.device.device import (
-    choose_device,
-    deterministic,
-    prepare_process,
-    restore_random_state,
-    use_huge_pages,
-)
+from nmt.device import device as devices
 from nmt.device.distributed import Processes, join
 from nmt.errors import ConfigError, DivergedError, shell_command
 from nmt.files.atomic import run_lock
@@ -107,15 +101,15 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
     training, run_dir, notes, warnings = config.training, config.run_dir, list[str](), list[str]()
     if training.validation.metric != "loss":
         METRICS[training.validation.metric]  # raises an error for an unknown name early
-    prepare_process(training.threads)
-    use_huge_pages()
+    devices.prepare_process(training.threads)
+    devices.use_huge_pages()
     processes = join()
-    is_first, device = processes.rank == 0, choose_device(training.device)
+    is_first, device = processes.rank == 0, devices.choose_device(training.device)
     with (
         report_one_failure(processes),
         run_lock(run_dir) if is_first else nullcontext(),
         StopSignal() as stop,
-        deterministic(device, wanted=training.deterministic),
+        devices.deterministic(device, wanted=training.deterministic),
         RunLog() as log,
     ):
         # Before the first update there is nothing to save, so a signal ends the process at once.
@@ -204,11 +198,8 @@ class Trainer:
         self._processes, self._pace = setup.updater.processes, setup.updater.pace
         self._report = reporter.report
         # The learning rate is a function of the number of the update and of the planned number.
-        self._schedule = build_schedule(
-            config.training.schedule,
-            model_dim=config.model.model_dim,
-            total_steps=progress.total_steps,
-        )
+        width, total = config.model.model_dim, progress.total_steps
+        self._schedule = build_schedule(self._training.schedule, model_dim=width, total_steps=total)
         self._writer = CheckpointWriter(
             config.run_dir, config.training, setup.updater, record, reporter.report
         )
@@ -225,7 +216,7 @@ class Trainer:
             CheckpointError: The checkpoint belongs to another model or optimizer.
         """
         self._updater.optimizer.load(checkpoint.model, checkpoint.optimizer)
-        restore_random_state(checkpoint.optimizer, self._updater.device, self._processes)
+        devices.restore_random_state(checkpoint.optimizer, self._updater.device, self._processes)
         self._updater.load_counters(checkpoint.state["counters"])
         self._writer.saved_step = checkpoint.step
 

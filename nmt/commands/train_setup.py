@@ -193,9 +193,7 @@ def compile_model(setup: TrainingSetup) -> Compilation:
     )
 
 
-def describe_start(
-    config: RunConfig, setup: TrainingSetup, remark: str, progress: Progress
-) -> Event:
+def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress: Progress) -> Event:
     """Return the event of the start: model size, data, device and schedule."""
     schedule, updater, pairs = config.training.schedule, setup.updater, len(setup.data.train)
     counts = [setup.data.manifest.counts.get(x, {}) for x in corpus_names(config.data.train)]
@@ -220,7 +218,7 @@ def describe_start(
     if (size := updater.processes.size) > 1:
         where += f" in each of {size} processes"
     text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} sentence pairs, {where}"
-    text = f"{progress.describe()}: {text}{f', {remark}' if remark else ''}"
+    text = f"{progress.describe()}: {text}{f', {note}' if note else ''}"
     return Event(progress.step, text, "start", facts)
 
 

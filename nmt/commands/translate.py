@@ -126,9 +126,7 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
             if re.search(rf"\.({ending})(\.\w+)?$", source.name):
                 logger.warning("%s is read as plain text; %s", source.name, advice)
     if is_standard(source) and not options.stream and sys.stdin is not None and sys.stdin.isatty():
-        logger.info(
-            "type text, then Ctrl-D to translate it; add `stream` to translate line by line"
-        )
+        logger.info("type text, then Ctrl-D to translate it; `stream` translates line by line")
     decoder, number, named = LineDecoder(), 1, set[str]()
     at_once = (1 if options.stream else MAX_CHUNK_LINES) * num_processes
     name = "standard input" if is_standard(source) else str(source)

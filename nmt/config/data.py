@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import CoreSchema, core_schema
 
 from nmt.config.section import Binds, FilePath, Many, Pair, Section
@@ -57,9 +51,7 @@ def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
     ('<2de>', '<bt>', None)
     """
     known = set(symbols)
-    return next(
-        (each for each in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<") if each in known), None
-    )
+    return next((x for x in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<") if x in known), None)
 
 
 class CorpusConfig(Section):
@@ -111,6 +103,12 @@ class CorpusConfig(Section):
     tag: str | None = Field(default=None, min_length=1)
     noise: Annotated[NoiseConfig, Binds("run")] = NoiseConfig()
     scores: FilePath | None = None
+
+    @property
+    def symbol(self) -> str:
+        """The tag as a symbol of a vocabulary; empty without a tag."""
+        tag = self.tag or ""
+        return tag if not tag or re.fullmatch(TAG_PATTERN, tag) else f"<{tag}>"
 
     def _disagreements(self) -> Iterator[str]:
         names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
@@ -246,16 +244,11 @@ class _Limit:
     low: float = -inf
     high: float = inf
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Fill in the default limit before the checks of a rule, and check the limit after them."""
-        filled = core_schema.no_info_before_validator_function(self._fill_in, handler(source))
-        return core_schema.no_info_after_validator_function(self._check, filled)
+        return core_schema.no_info_wrap_validator_function(self._checked, handler(source))
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """Describe both forms."""
         limit = "X" if self.default is None else f"{self.default:g}"
         rule = f"{{action: report, limit: {limit}}}"
@@ -269,13 +262,12 @@ class _Limit:
             return f"from {self.low:g} to {self.high:g}"
         return f"of at least {self.low:g}" if self.low > -inf else f"of at most {self.high:g}"
 
-    def _fill_in(self, value: object) -> object:
+    def _checked(self, value: Any, validate: Callable[[Any], Rule]) -> Rule:
         if isinstance(value, Rule):
             value = value.model_dump(exclude_unset=True)
         given = dict(value) if isinstance(value, Mapping) else {"action": value}
-        return given if given.get("limit") is not None else {**given, "limit": self.default}
-
-    def _check(self, rule: Rule) -> Rule:
+        limit = self.default if given.get("limit") is None else given["limit"]
+        rule = validate({**given, "limit": limit})
         if rule.limit is not None and not self.low <= rule.limit <= self.high:
             bounds = self._bounds.removeprefix("of ")
             raise ValueError(f"limit is {rule.limit}; it must be {bounds}")

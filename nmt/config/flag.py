@@ -58,16 +58,14 @@ class Options:
 
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
-        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            kind, value = without_none(kinds[field.name]), getattr(self, field.name)
+        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            kind, value = without_none(kinds[each.name]), getattr(self, each.name)
             is_path = Path in (kind, *get_args(kind))
             if get_origin(kind) is tuple and isinstance(value, str | Path | Sequence):
                 values = [value] if isinstance(value, str | Path) else value
-                object.__setattr__(
-                    self, field.name, tuple(map(Path, values) if is_path else values)
-                )
+                object.__setattr__(self, each.name, tuple(map(Path, values) if is_path else values))
             elif is_path and isinstance(value, str):
-                object.__setattr__(self, field.name, Path(value))
+                object.__setattr__(self, each.name, Path(value))
 
 
 def meanings_of(docstring: str | None) -> dict[str, str]:

@@ -10,14 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from nmt.config.data import (
-    TAG_PATTERN,
-    BatchConfig,
-    DataConfig,
-    FilterConfig,
-    TokenizerConfig,
-    tag_symbol,
-)
+from nmt.config.data import BatchConfig, DataConfig, FilterConfig, TokenizerConfig, tag_symbol
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
@@ -85,9 +78,7 @@ class RunConfig(Section):
     """
 
     # A file can omit ``training``; `load_config` fills it in.
-    model_config = ConfigDict(
-        json_schema_extra=lambda schema: schema["required"].remove("training")
-    )
+    model_config = ConfigDict(json_schema_extra=lambda x: x["required"].remove("training"))
 
     recipe: Literal["low-resource"] | None = None
     name: str
@@ -113,9 +104,7 @@ class RunConfig(Section):
         """The user-defined symbols of a new vocabulary; by default the tags of the corpora."""
         if given := self.tokenizer.user_defined_symbols:
             return given
-        tags = [corpus.tag for corpus in self.data.train if corpus.tag is not None]
-        named = (tag if re.fullmatch(TAG_PATTERN, tag) else f"<{tag}>" for tag in tags)
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(each.symbol for each in self.data.train if each.symbol))
 
     @field_validator("name")
     @classmethod
@@ -187,9 +176,7 @@ def check_languages(codes: Mapping[str, str]) -> None:
         elif "_" in code and not _FLORES.fullmatch(code):
             problems.append(f"{where}: {code} has an underscore; write {primary}")
     if problems:
-        raise ConfigError(
-            "\n  ".join(problems) + ".", fix="Use ISO 639 language codes, such as de or pt-BR."
-        )
+        raise ConfigError("\n  ".join(problems) + ".", fix="Use ISO 639 codes, such as pt-BR.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    Strict,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Strict, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nmt.registry import names_of
@@ -65,18 +58,14 @@ class Registered:
     kind: str
     builtin: tuple[str, ...]
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Check the type, then the name."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """List the built-in names as examples."""
-        listed = {"examples": list(self.builtin), "allowed": ", ".join(self.builtin)}
-        return handler(schema) | listed
+        names = list(self.builtin)
+        return {**handler(schema), "examples": names, "allowed": ", ".join(names)}
 
     def _check(self, name: str) -> str:
         names = list(dict.fromkeys((*self.builtin, *names_of(self.kind))))

@@ -52,9 +52,8 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
         language: Code of the expected language.
         others: Codes of further candidates, in addition to the languages in `WORDS`.
     """
-    shares, num_marks = _marked(
-        islice(lines, _LANGUAGE_PAIRS), dict.fromkeys((language, *others, *WORDS))
-    )
+    candidates = dict.fromkeys((language, *others, *WORDS))
+    shares, num_marks = _marked(islice(lines, _LANGUAGE_PAIRS), candidates)
     likeliest, own = max(shares, key=shares.__getitem__), shares.get(language)
     # A single word such as "a" belongs to many languages, so several different words are needed.
     is_sign = num_marks[likeliest] >= _FEWEST_MARKS

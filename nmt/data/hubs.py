@@ -116,9 +116,7 @@ def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
 def published_names() -> list[str]:
     """Return a line for each test set of sacrebleu: its name and its language pairs."""
     pairs_of = _sacrebleu().utils.get_langpairs_for_testset
-    return [
-        f"{name}: {', '.join(sorted(pairs_of(name)))}" for name in sorted(_sacrebleu().DATASETS)
-    ]
+    return [f"{x}: {', '.join(sorted(pairs_of(x)))}" for x in sorted(_sacrebleu().DATASETS)]
 
 
 def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:

@@ -22,7 +22,7 @@ from nmt.files.lines import decode_line, open_binary, split_lines
 from nmt.text import without_surrogates
 
 SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
-_MOST_BYTES_PER_CHARACTER = 4
+_MOST_CHARACTER_BYTES = 4
 # A line of TSV or JSON contains both sides, other fields, and escapes such as \uXXXX.
 _LINE_PER_SIDE = 8
 
@@ -66,9 +66,7 @@ def _one_line(text: str) -> str:
 def _raw_lines(path: Path, max_characters: int) -> Iterator[bytes | None]:
     """Yield the lines of a file; None for a line with too many bytes."""
     with open_binary(path) as stream:
-        yield from split_lines(
-            stream, str(path), max_bytes=max_characters * _MOST_BYTES_PER_CHARACTER
-        )
+        yield from split_lines(stream, str(path), max_bytes=max_characters * _MOST_CHARACTER_BYTES)
 
 
 def _decoded(

@@ -105,25 +105,8 @@ class PreparedManifest:
         raise DataError(problem, fix=AGAIN)
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The result of a successful `verify_prepared`."""
-
-    folder: str
-    files: int  # number of files that were compared
-    bytes: int  # total size of these files
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as JSON data."""
-        return asdict(self)
-
-    def as_text(self) -> str:
-        """Return the result as a line of text."""
-        return f"{self.folder}: {self.files:,} files, {self.bytes:,} bytes, all undamaged"
-
-
-def verify_prepared(folder: Path) -> Verified:
-    """Compare all files of a prepared folder with its manifest.
+def verify_prepared(folder: Path) -> Mapping[str, FileRecord]:
+    """Compare all files of a prepared folder with its manifest; return their records.
 
     Raises:
         DataError: The manifest or a file is missing or damaged. The message lists every file.
@@ -131,7 +114,7 @@ def verify_prepared(folder: Path) -> Verified:
     files = PreparedManifest.read(folder).files
     if problems := list(damage(folder, files, files)):
         raise DataError("\n  ".join(problems), fix=AGAIN)
-    return Verified(str(folder), len(files), sum(each.size for each in files.values()))
+    return files
 
 
 class PreparedData:

@@ -101,12 +101,10 @@ class Encode:
         """
         pairs = block.pairs
         texts = [("", "") if isinstance(pair, BadPair) else pair[:2] for pair in pairs]
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "numbers": np.array([pair.line for pair in pairs], np.int64)
-        }
-        for side, (model, lines) in enumerate(
-            zip(self.tokenizers, zip(*texts, strict=True), strict=True)
-        ):
+        numbers = np.array([pair.line for pair in pairs], np.int64)
+        arrays: dict[str, npt.NDArray[Any]] = {"numbers": numbers}
+        sides = zip(self.tokenizers, zip(*texts, strict=True), strict=True)
+        for side, (model, lines) in enumerate(sides):
             flat = FlatIds.of(model.encode_batch(lines, self.threads))
             arrays |= {f"ids_{side}": flat.ids, f"lengths_{side}": flat.lengths}
         return Result(arrays)

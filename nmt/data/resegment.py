@@ -128,14 +128,12 @@ class NoiseAdder:
     ) -> tuple[list[int], list[int]]:
         if UNK_ID in source or UNK_ID in target:
             return source, target
-        tag = [index for index in source[:1] if index in self.tokenizers.source.tags.values()]
-        texts = (
-            self.tokenizers.source.decode(source[len(tag) :]),
-            self.tokenizers.target.decode(target),
-        )
+        models = self.tokenizers
+        tag = [index for index in source[:1] if index in models.source.tags.values()]
+        texts = models.source.decode(source[len(tag) :]), models.target.decode(target)
         texts = _with_noise(texts, kinds, random)
-        words = self.tokenizers.source.encode(texts[0])
-        new = tag + words, self.tokenizers.target.encode(texts[1])
+        words = models.source.encode(texts[0])
+        new = tag + words, models.target.encode(texts[1])
         fits = words and all(0 < len(side) <= self.longest for side in new)
         return new if fits else (source, target)
 

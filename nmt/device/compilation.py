@@ -69,9 +69,7 @@ def _limited(run: Forward) -> Forward:
         except Exception as error:
             if type(error).__name__ != _LIMIT_REACHED:
                 raise
-        logger.warning(
-            "compiled the maximum of %d graphs; other inputs run uncompiled", _MAX_GRAPHS
-        )
+        logger.warning("compiled the maximum of %d graphs; others run uncompiled", _MAX_GRAPHS)
         torch.compiler.set_stance("eager_on_recompile")
         return run(*inputs, **options)
 

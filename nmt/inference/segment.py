@@ -163,9 +163,7 @@ def _encode_parts(text: str, tokenizer: Tokenizer, max_length: int) -> list[list
     parts = tokenizer.encode_batch(split_text(text, size, max_length))
     # Some parts are still too long: a character of many bytes, or subwords that changed when parts
     # were joined.
-    return [
-        ids[start : start + max_length] for ids in parts for start in range(0, len(ids), max_length)
-    ]
+    return [ids[at : at + max_length] for ids in parts for at in range(0, len(ids), max_length)]
 
 
 def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str]:

@@ -19,16 +19,8 @@ from nmt.checkpoint.model_folder import load_folder_config
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
+from nmt.inference import engine as engines
 from nmt.inference.confidence import ConfidenceModel, read_confidence
-from nmt.inference.engine import (
-    Engine,
-    EngineLacksError,
-    EngineOptions,
-    Needs,
-    OutputName,
-    Task,
-    choose_engine,
-)
 from nmt.inference.guard import GuardLimits, Output, check
 from nmt.inference.request import (
     AlignedSegment,
@@ -56,7 +48,7 @@ class TranslationOptions:
     """Options of a translator. They apply to all lines."""
 
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
-    outputs: frozenset[OutputName] = frozenset()
+    outputs: frozenset[engines.OutputName] = frozenset()
     # Whether requests may have constraints. Not every engine supports them.
     constraints: bool = False
     # Maximum source subwords of a segment. Longer lines are split, translated and joined again.
@@ -78,9 +70,9 @@ class TranslationOptions:
         return self.mbr.search_options(self.decoding) if self.mbr else self.decoding
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> engines.Needs:
         """Features that the engine must support."""
-        return Needs(
+        return engines.Needs(
             decoding=self.search,
             outputs=self.outputs,
             constraints=self.constraints,
@@ -88,7 +80,7 @@ class TranslationOptions:
         )
 
 
-_OF_ENGINE = {each.name for each in fields(EngineOptions)}
+_OF_ENGINE = {each.name for each in fields(engines.EngineOptions)}
 _OWN = {each.name for each in fields(TranslationOptions)} - {"decoding"}
 
 
@@ -112,9 +104,11 @@ class Translator:
         ConfigError: The model does not have the tag.
     """
 
-    def __init__(self, engine: Engine, tokenizers: Tokenizers, options: TranslationOptions) -> None:
+    def __init__(
+        self, engine: engines.Engine, tokenizers: Tokenizers, options: TranslationOptions
+    ) -> None:
         if lacking := engine.lacks(options.needs):
-            raise EngineLacksError.of(engine.name, lacking)
+            raise engines.EngineLacksError.of(engine.name, lacking)
         if options.tag is not None:
             tokenizers.source.tag_id(options.tag)
         self.engine, self.tokenizers, self.options = engine, tokenizers, options
@@ -139,7 +133,7 @@ class Translator:
         """
         folder = Path(folder)
         config = load_folder_config(folder)
-        engine = EngineOptions(**{x: options.pop(x) for x in _OF_ENGINE & options.keys()})
+        engine = engines.EngineOptions(**{x: options.pop(x) for x in _OF_ENGINE & options.keys()})
         wanted = TranslationOptions(
             decoding=config.decoding,
             max_length=config.filters.max_length if split else None,
@@ -147,7 +141,7 @@ class Translator:
             confidence=read_confidence(folder),
         )
         wanted = _changed(wanted, options)
-        loaded = choose_engine(folder, engine, wanted.needs)
+        loaded = engines.choose_engine(folder, engine, wanted.needs)
         if split:  # another model of an ensemble may have a lower limit than the first
             wanted = replace(wanted, max_length=options.get("max_length", loaded.max_length))
         elif (most := loaded.engine.max_positions) is not None:
@@ -219,7 +213,7 @@ class Translator:
         if not options.constraints and any(x.is_constrained for x in requests):
             needs = replace(options.needs, constraints=True)
             if lacking := self.engine.lacks(needs):
-                raise EngineLacksError.of(self.engine.name, lacking)
+                raise engines.EngineLacksError.of(self.engine.name, lacking)
         decoding, longest = options.decoding, options.max_length
         found = segment(requests, self.tokenizers, decoding, longest, options.tag, first_line)
         return replace(found, failures={**found.failures, **unread})
@@ -316,7 +310,7 @@ def _line_counter(
 
 
 def search(
-    engine: Engine,
+    engine: engines.Engine,
     segments: Sequence[Segment],
     decoding: DecodingConfig,
     vocab_size: int,
@@ -338,7 +332,7 @@ def search(
         constraints = [segments[row].constraints for row in batch]
         is_free = all(own == NONE for own in constraints)
         sources = [segments[row].read_ids for row in batch]
-        tasks.append(Task(sources, None if is_free else constraints))
+        tasks.append(engines.Task(sources, None if is_free else constraints))
     found: list[list[Hypothesis]] = [[] for _ in segments]
     # Close on interruption: workers must not use a model whose training continues.
     with closing(engine.search_all(tasks, decoding)) as results:

@@ -148,9 +148,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     """
     start, end = math.floor(math.log10(low) - 1e-9), math.ceil(math.log10(high) + 1e-9)
     factors = (1, 2, 5) if high < 100 * low else (1,)
-    ticks = [
-        float(f"{factor}e{exponent}") for exponent in range(start, end + 1) for factor in factors
-    ]
+    ticks = [float(f"{factor}e{power}") for power in range(start, end + 1) for factor in factors]
     first = max(index for index, tick in enumerate(ticks) if tick <= low)
     last = min(index for index, tick in enumerate(ticks) if tick >= high)
     return ticks[first : last + 1]

@@ -15,25 +15,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from nmt.checkpoint.files import (
-    AVERAGE,
-    Checkpoint,
-    by_score,
-    checkpoint_name,
-    clean_partial,
-    expired,
-    host_copies,
-    list_checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    newest_steps,
-    rank,
-    read_best,
-    read_state,
-    save_checkpoint,
-    set_damaged_aside,
-    write_best,
-)
+from nmt.checkpoint import files
 from nmt.checkpoint.model_folder import EXTRAS, RECORD, average_weights, write_average
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Position
@@ -63,7 +45,7 @@ class History(dict[int, float]):
     @property
     def best(self) -> int | None:
         """The step with the highest score. Ties go to the earlier step; NaN counts as lowest."""
-        return next(iter(by_score(self, self)), None)
+        return next(iter(files.by_score(self, self)), None)
 
     def should_stop(self, patience: int | None) -> bool:
         """Whether the last ``patience`` validations brought no new best score."""
@@ -167,7 +149,8 @@ class Progress:
             seconds: Time spent in updates.
         """
         best = self.history.best
-        name, score = (None, None) if best is None else (checkpoint_name(best), self.history[best])
+        name = None if best is None else files.checkpoint_name(best)
+        score = None if best is None else self.history[best]
         return TrainingSummary(run_dir, self.step, reason, name, score, metric, seconds)
 
     def describe(self) -> str:
@@ -227,7 +210,7 @@ class TrainingSummary:
         return asdict(self) | {"run_dir": str(self.run_dir)}
 
 
-def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpoint | None:
+def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> files.Checkpoint | None:
     """Load the newest intact checkpoint in all processes; None if the run has no checkpoint.
 
     Args:
@@ -238,14 +221,14 @@ def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> Checkpo
     Raises:
         CheckpointError: All checkpoints are damaged, or ``strict`` is set and the newest is.
     """
-    newest = newest_checkpoint(run_dir, strict=strict) if processes.rank == 0 else None
+    newest = files.newest_checkpoint(run_dir, strict=strict) if processes.rank == 0 else None
     newest = processes.share(newest)
-    checkpoint = load_checkpoint(newest) if newest else None
+    checkpoint = files.load_checkpoint(newest) if newest else None
     processes.wait()  # next, the first process removes files
     return checkpoint
 
 
-def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
+def tidy_run_folder(run_dir: Path, checkpoint: files.Checkpoint | None) -> None:
     """Clean up a run folder before training starts or resumes.
 
     Removes unfinished files of earlier processes, and renames damaged checkpoints that are newer
@@ -254,9 +237,9 @@ def tidy_run_folder(run_dir: Path, checkpoint: Checkpoint | None) -> None:
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    clean_partial(run_dir)
+    files.clean_partial(run_dir)
     if checkpoint is not None:
-        set_damaged_aside(run_dir, checkpoint.step)
+        files.set_damaged_aside(run_dir, checkpoint.step)
         return
     for name in EXTRAS:  # they belong to an earlier run, maybe with other data
         (run_dir / name).unlink(missing_ok=True)
@@ -314,7 +297,7 @@ class CheckpointWriter:
             if self._thread is None:
                 self._take_note(write(*groups))
             else:
-                self.writing = self._thread.submit(write, *map(host_copies, groups))
+                self.writing = self._thread.submit(write, *map(files.host_copies, groups))
         if self._thread is None:
             self.wait()
 
@@ -370,7 +353,7 @@ class CheckpointWriter:
         begin = time.perf_counter()
         groups: dict[str, Any] = {"model": model, "optimizer": optimizer, "state": state}
         try:
-            folder = save_checkpoint(self._run_dir, step, **groups)
+            folder = files.save_checkpoint(self._run_dir, step, **groups)
         except CheckpointError as error:
             if self._training.on_full_disk == "stop":
                 raise
@@ -384,12 +367,12 @@ class CheckpointWriter:
 
     def _tidy(self, history: History) -> None:
         """Record the best of the existing checkpoints, and remove the expired checkpoints."""
-        training, present = self._training, dict(list_checkpoints(self._run_dir))
+        training, present = self._training, dict(files.list_checkpoints(self._run_dir))
         scores = History({step: score for step, score in history.items() if step in present})
         if scores.best is not None:
-            write_best(self._run_dir, checkpoint_name(scores.best))
+            files.write_best(self._run_dir, files.checkpoint_name(scores.best))
         keep = {"keep_last": training.keep_last, "keep_best": training.keep_best}
-        for old in expired(present, scores, **keep, due_every=_due_every(training)):
+        for old in files.expired(present, scores, **keep, due_every=_due_every(training)):
             remove_folder(present[old])
 
 
@@ -420,8 +403,8 @@ def average_at_end(
     if training.average_last is None:
         return summary
     run_dir, updater = summary.run_dir, validator.updater
-    present = dict(list_checkpoints(run_dir))
-    steps = newest_steps(present, training.average_last, due_every=_due_every(training))
+    present = dict(files.list_checkpoints(run_dir))
+    steps = files.newest_steps(present, training.average_last, due_every=_due_every(training))
     made = _made(run_dir, summary.step)
     is_choosable = present.keys() >= {*made.get("steps", ())}
     if "score" in made and (made["steps"] == steps or not is_choosable):
@@ -442,11 +425,11 @@ def average_at_end(
     if updater.processes.rank == 0:
         # `best` is written first. If this process is killed before the average is written, `best`
         # names a missing folder, and readers fall back to the newest checkpoint.
-        if result.best == AVERAGE or read_best(run_dir) == run_dir / AVERAGE:
-            write_best(run_dir, result.best)
-        shutil.rmtree(run_dir / AVERAGE, ignore_errors=True)
-        write_average(run_dir / AVERAGE, run_dir, paths, score=score)
-    outcome = "now the best" if result.best == AVERAGE else "worse than the best checkpoint"
+        if result.best == files.AVERAGE or files.read_best(run_dir) == run_dir / files.AVERAGE:
+            files.write_best(run_dir, result.best)
+        shutil.rmtree(run_dir / files.AVERAGE, ignore_errors=True)
+        write_average(run_dir / files.AVERAGE, run_dir, paths, score=score)
+    outcome = "now the best" if result.best == files.AVERAGE else "worse than the best checkpoint"
     text = f"average of the last {len(steps)} checkpoints: {scores}; {outcome}"
     reporter.report(Event(summary.step, text))
     return result
@@ -454,17 +437,17 @@ def average_at_end(
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
     """Return the summary with the average as best weights, if its score is higher."""
-    if summary.best_score is not None and rank(score) <= rank(summary.best_score):
+    if summary.best_score is not None and files.rank(score) <= files.rank(summary.best_score):
         return summary
-    return replace(summary, best=AVERAGE, best_score=score)
+    return replace(summary, best=files.AVERAGE, best_score=score)
 
 
 def _made(run_dir: Path, step: int) -> dict[str, Any]:
     """Return the record of an average that was written at ``step`` already; empty if none."""
-    folder = run_dir / AVERAGE
+    folder = run_dir / files.AVERAGE
     try:
         manifest = Manifest.read(folder)
         manifest.verify(folder)
-        return read_state(folder, RECORD) if manifest.step == step else {}
+        return files.read_state(folder, RECORD) if manifest.step == step else {}
     except CheckpointError:
         return {}

@@ -14,12 +14,7 @@ from torch import Tensor, nn
 
 from nmt.data.loader import Batch
 from nmt.data.store import Rows
-from nmt.device.device import (
-    choose_device_queue,
-    is_out_of_memory,
-    random_state,
-    restore_random_state,
-)
+from nmt.device import device as devices
 from nmt.device.distributed import PendingSum, Processes
 from nmt.device.precision import LossScale, Precision
 from nmt.errors import DeviceError
@@ -185,7 +180,8 @@ class Updater:
         self.model, self.optimizer, self.precision = model, optimizer, precision
         self.processes = processes or Processes()
         self.device = model.output_weight.device
-        self.pace = choose_device_queue(self.device)  # How many updates the device may queue.
+        # How many updates the device may queue.
+        self.pace = devices.choose_device_queue(self.device)
         # Keeps float16 gradients in range.
         self.loss_scale = LossScale(self.device) if precision.name == "float16" else None
         self._objective, self._clip_norm = objective, clip_norm
@@ -267,7 +263,7 @@ class Updater:
         Raises:
             DeviceError: Memory is too small even for an eighth of ``batch``.
         """
-        generators = random_state(self.device)
+        generators = devices.random_state(self.device)
         try:
             self.model.train()
             self._sum_gradients([batch], 1.0)
@@ -277,7 +273,7 @@ class Updater:
         finally:
             self.model.train()
             self.optimizer.parameters.clear()
-            restore_random_state(generators, self.device)
+            devices.restore_random_state(generators, self.device)
 
     def _sum_gradients(
         self,
@@ -305,7 +301,7 @@ class Updater:
                     self.optimizer.parameters.sums[0].add_(loss.detach())
                 return splits
             except Exception as error:
-                if not is_out_of_memory(error):
+                if not devices.is_out_of_memory(error):
                     self.optimizer.parameters.clear()
                     raise
                 whole = [batch.halves() if len(batch.rows) > 1 else (batch,) for batch in batches]

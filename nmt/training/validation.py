@@ -247,8 +247,6 @@ def fixed_batches(loader: Loader, processes: Processes) -> list[Batch]:
     lengths, most = loader.lengths(slice(None)), loader.config.max_tokens
     if most is not None:  # the limit must not drop the longest pair
         most = max(int(most), int(np.add(*lengths).max(initial=0)))
-    pairs = loader.config.max_sentences
-    plan = plan_batches(
-        *lengths, max_tokens=most, max_sentences=pairs, noise=0, random=epoch_random(0, 0)
-    )
+    pairs, random = loader.config.max_sentences, epoch_random(0, 0)
+    plan = plan_batches(*lengths, max_tokens=most, max_sentences=pairs, noise=0, random=random)
     return [loader.batch(rows) for rows in plan[processes.rank :: processes.size]]

@@ -166,7 +166,7 @@ def test_who_types_is_told_when_the_answers_come(
         os.close(master)
         output, error = capfd.readouterr()
         assert len(output.splitlines()) == 1
-        assert ("add --stream to translate line by line" in error) == is_told
+        assert ("--stream translates line by line" in error) == is_told
 
 
 def test_a_reader_that_goes_away_ends_it_in_silence(run_dir: Path, tmp_path: Path) -> None:

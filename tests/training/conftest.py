@@ -20,7 +20,7 @@ from tests.training.toy import CONFIG, write_corpus
 def run_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Called, it lets trainings use threads and run ahead of their device, as beside a GPU."""
     pace = DeviceQueue(torch.device("cpu"), max_inflight_updates=64, uses_threads=True)
-    place = "nmt.training.update.choose_device_queue"
+    place = "nmt.device.device.choose_device_queue"
     return lambda: monkeypatch.setattr(place, lambda _device: pace)
 
 

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from nmt.checkpoint import files
 from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
 from nmt.data.loader import Batch
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
-from nmt.training import checkpoints
 from nmt.training.losses import LossSum
 from nmt.training.update import Updater
 from tests.training import test_trouble
@@ -260,7 +260,7 @@ def test_updates_continue_while_a_checkpoint_is_written(
 ) -> None:
     """Saved is what there was when saving began; one is written at a time."""
     run_ahead()
-    made, write = poison(monkeypatch, 0, 0), vars(checkpoints)["save_checkpoint"]
+    made, write = poison(monkeypatch, 0, 0), vars(files)["save_checkpoint"]
     begun, kept = threading.Event(), list[tuple[int, Tensor]]()
     seen = []
 
@@ -273,7 +273,7 @@ def test_updates_continue_while_a_checkpoint_is_written(
         seen.append((step, threading.current_thread() is threading.main_thread()))
         return write(run_dir, step, **parts)
 
-    monkeypatch.setattr(checkpoints, "save_checkpoint", slow)
+    monkeypatch.setattr(files, "save_checkpoint", slow)
     folder = run({**values, "training": values["training"] | {"keep_last": 9}})
     steps = [step for step, _ in list_checkpoints(folder)]
     assert [step for step, _ in seen] == steps
