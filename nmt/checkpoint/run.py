@@ -211,9 +211,9 @@ def refuse_other_keys(
     """Raise a `CheckpointError` if a version of nmt with other keys has trained a run.
 
     Args:
-        recorded: `identity` in the checkpoint, or a part of it.
-        present: The same of this process.
-        run_dir: The run folder, for the message.
+        recorded: `identity` in the checkpoint.
+        present: `identity` of this process.
+        run_dir: The run folder, for messages.
     """
     if other := _keys(recorded) ^ _keys(present):
         listed = ", ".join(sorted(".".join(path) for path in other))

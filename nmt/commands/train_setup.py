@@ -65,8 +65,10 @@ def build(
     """
     training, corpora, validation = config.training, config.data, config.training.validation
     batch = config.batch
+    if checkpoint is not None:
+        present = identity(config, data_hash="", vocab_hash="")
+        refuse_other_keys(checkpoint.state["identity"], present, config.run_dir)
     if checkpoint is not None and batch.max_tokens == "auto":
-        refuse_other_keys(checkpoint.state["batch"], batch.model_dump(), config.run_dir)
         own = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
         batch = BatchConfig.model_validate(checkpoint.state["batch"] | own)
     try:

@@ -19,7 +19,8 @@ from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.commands.train import fit
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch
-from nmt.errors import DeviceError, DivergedError
+from nmt.errors import CheckpointError, DeviceError, DivergedError
+from nmt.files.json_file import Manifest
 from nmt.training.losses import LossSum
 from nmt.training.update import Updater
 from nmt.training.validation import Scores, Validator
@@ -88,6 +89,17 @@ def test_training_ends_with_a_fix_if_halved_batches_are_still_too_large(
         run(values)
     assert "batch.max_tokens" in caught.value.fix
     assert list_checkpoints(run_dir) == before
+
+
+def test_a_run_of_another_version_is_refused_before_it_is_continued(values: dict[str, Any]) -> None:
+    for step, folder in list_checkpoints(run(values)):
+        state, names = folder / "state.json", Manifest.read(folder).files
+        state.write_text(
+            state.read_text("utf-8").replace("gradient_accumulation", "accumulate"), "utf-8"
+        )
+        (folder / "manifest.json").write_text(Manifest.of(folder, names, step).text())
+    with pytest.raises(CheckpointError, match=r"another version of nmt.* batch\.accumulate"):
+        run(values)
 
 
 def test_training_ends_with_a_fix_if_the_model_is_too_large(
