@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _HASH_LENGTH = 64
 # Schedules that decay until the end depend on the number of updates.
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
+_MOST_KEYS = 4  # Maximum number of keys in an error message.
 _VARYING = ("filters", "budget")  # Parts of an `identity` that can be empty.
 _FIX = "Set run_dir to a folder you can write to, or free disk space."
 
@@ -216,7 +217,9 @@ def refuse_other_keys(
         run_dir: The run folder, for messages.
     """
     if other := _keys(recorded) ^ _keys(present):
-        listed = ", ".join(sorted(".".join(path) for path in other))
+        names = sorted(".".join(path) for path in other if path[:-1] not in other)
+        more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
+        listed = ", ".join(names[:_MOST_KEYS]) + more
         problem = f"{run_dir} was trained by another version of nmt, with other keys: {listed}."
         fix = "To train again with this version, set another run_dir."
         raise CheckpointError(problem, fix=fix)

@@ -75,6 +75,8 @@ def test_a_run_with_other_keys_is_refused_with_all_of_them() -> None:
     assert "runs/toy was trained by another version of nmt" in said
     assert "batch.accumulate, batch.gradient_accumulation" in said
     assert "set another run_dir" in said
+    was["identity"]["batch"] |= {"a": {"b": 1}, "b": 1, "c": 1}
+    assert "batch.a, batch.accumulate, batch.b, batch.c and 1 more." in refused(was, record())
 
 
 def test_corpora_are_compared_one_by_one() -> None:
