@@ -28,8 +28,7 @@ class Frames:
 
     def counts(self, description: str) -> list[str]:
         """The ``n/total`` of each frame of a bar, repeated ones once."""
-        found = re.findall(rf"{description}:[^\r]*?(\d+/\d+)", self.text)
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(re.findall(rf"{description}:[^\r]*?(\d+/\d+)", self.text)))
 
 
 @contextmanager

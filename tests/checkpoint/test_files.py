@@ -123,8 +123,7 @@ def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_one_of_the_two(
         aside += not checkpoint_dir(run_dir, 1).exists()
         clean_partial(run_dir)
         assert version_of(run_dir) == version
-        names = [path.name for path in (run_dir / "checkpoints").iterdir()]
-        assert names == ["step-00000001"]
+        assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
     assert aside == 1
 
 

@@ -153,7 +153,7 @@ def refused_with(folder: Path, message: str, **model: object) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_a_run_of_an_earlier_version_is_trained_again_or_its_keys_are_renamed(
+def test_a_run_of_an_older_version_is_trained_again_or_its_keys_are_renamed(
     run_dir: Path,
 ) -> None:
     state = {"identity": {"model": {"initialization": "normal"}}}

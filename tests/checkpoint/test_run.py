@@ -24,8 +24,7 @@ from tests.checkpoint.faults import toy_config
 def record(
     changes: dict[str, Any] | None = None, data_hash: str = "d1", vocab_hash: str = "v1"
 ) -> dict[str, Any]:
-    config = toy_config(changes)
-    own = identity(config, data_hash=data_hash, vocab_hash=vocab_hash)
+    own = identity(toy_config(changes), data_hash=data_hash, vocab_hash=vocab_hash)
     return {"identity": own, "machine": machine(torch.device("cpu"))}
 
 

@@ -180,5 +180,4 @@ def test_a_message_does_not_tear_a_progress_bar(monkeypatch: pytest.MonkeyPatch)
             bar.update(2)
     finally:
         remove_logging()
-    lines = [line.split("\r")[-1] for line in stderr.getvalue().split("\n")]
-    assert "nmt: a note" in lines
+    assert "nmt: a note" in [line.split("\r")[-1] for line in stderr.getvalue().split("\n")]

@@ -80,9 +80,7 @@ def test_wrong_arguments_are_errors(
     refused(inspect(runs["plain"], *arguments), exit_code, words)
 
 
-def test_an_export_for_ctranslate2_has_only_structure(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_ctranslate2_export_has_only_structure(runs: dict[str, Path], tmp_path: Path) -> None:
     export = tmp_path / "export"
     copytree(runs["plain"], export)
     (export / MODEL).touch()

@@ -49,8 +49,7 @@ def test_translate_shows_each_batch(
     with terminal(monkeypatch, columns=columns) as frames:
         translate(options_of(runs["plain"], source, batch_tokens=1, stream=stream))
     assert len(output.read_text().splitlines()) == 9
-    shown = frames.counts("translating")
-    assert shown == ["0/9", *(["1/9"] if stream else []), *COUNTS]
+    assert frames.counts("translating") == ["0/9", *(["1/9"] if stream else []), *COUNTS]
     assert frames.text.count("0.00") == 0  # no frame before the lines are counted
     assert_complete(frames)
 

@@ -127,8 +127,7 @@ def test_options_change_the_score_as_they_change_the_search(run: Path) -> None:
 def test_several_models_score_together(runs: dict[str, Path]) -> None:
     first, second = runs["learned"], runs["modern"]
     together = numbers(first, "--with", second)
-    turned = numbers(second, "--with", first, "--weights", "1,1")
-    assert together == pytest.approx(turned, abs=1e-5)
+    assert together == pytest.approx(numbers(second, "--with", first, "--weights", "1,1"), abs=1e-5)
     assert together != numbers(first, "--with", second, "--ensemble-mean", "geometric")
     weighted = numbers(first, "--with", second, "--weights", "1,0")
     assert weighted == pytest.approx(numbers(first), abs=1e-5)
@@ -170,6 +169,6 @@ def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(run: Path, tmp_path: Pa
     assert f"nmt: warning: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
 
 
-def test_bad_flags_are_refused(run: Path, tmp_path: Path) -> None:
+def test_bad_flags_fail(run: Path, tmp_path: Path) -> None:
     refused(score(run, "--source", tmp_path / "a"), 2, "--target is missing")
     refused(score(run, "--source", "-", "--target", "-"), 2, "once")

@@ -102,8 +102,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path]
     """A working directory with a model ``M``, two lines of text and some configurations."""
     monkeypatch.chdir(tmp_path)
     Path("M").symlink_to(runs["plain"])
-    gone = "{source: gone.de, target: in.en}"
-    for name, place in (("c", PAIR), ("csv", PAIR), ("gone", gone)):
+    for name, place in (("c", PAIR), ("csv", PAIR), ("gone", "{source: gone.de, target: in.en}")):
         Path(f"{name}.yaml").write_text(CONFIG.replace("{TRAIN}", place), "utf-8")
     Path("in.de").write_text("ein Hund\n", "utf-8")
     Path("in.en").write_text("a dog\n", "utf-8")

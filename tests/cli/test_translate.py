@@ -416,9 +416,7 @@ def test_a_warning_about_a_line_comes_once(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", REQUESTS[1:3] + REQUESTS[4:], ids=["phrases", "key", "prefix"])
-def test_text_ends_at_a_request_that_cannot_be_answered(
-    run_dir: Path, bad: dict[str, object]
-) -> None:
+def test_text_ends_at_a_request_without_an_answer(run_dir: Path, bad: dict[str, object]) -> None:
     """After the answers to those before it."""
     lines = [{"source": line} for line in LINES]
     text = "\n".join(json.dumps(request) for request in [*lines, bad, *lines])
@@ -429,9 +427,7 @@ def test_text_ends_at_a_request_that_cannot_be_answered(
     assert result.stdout.splitlines() == translated(run_dir, text="\n".join(LINES))
 
 
-def test_bad_flags_are_refused(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_flags_fail(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults 9 and 49."""
     refused(translate(run_dir, "--n-best", 3, "-b", 2), 2, "n_best (3)", "beam_size (2)")
     refused(translate(run_dir, "-b", 999), 2, "beam_size is 999")

@@ -150,8 +150,7 @@ def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:
 
 def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path, Path]) -> None:
     flags = ("--hypothesis", "-", "--hypothesis", files[0], "--reference", files[1], "--limit", 4)
-    text = "".join(f"{line}\n" for line in SENTENCES[:4])
-    found = scores_of(*flags, text=text)
+    found = scores_of(*flags, text="".join(f"{line}\n" for line in SENTENCES[:4]))
     assert found["num_sentences"] == 4
     piped, whole = found["systems"]
     assert (piped["name"], round(piped["scores"][0]["value"], 6)) == ("standard input", 100)
@@ -347,9 +346,7 @@ def test_what_is_wrong_is_told_before_the_model_is_loaded(
     assert (UpperCaser.calls, sorted(model.parent.rglob("*"))) == ({}, before)
 
 
-def test_a_model_translates_files_beside_other_systems(
-    model: Path, files: tuple[Path, Path]
-) -> None:
+def test_a_model_translates_files_beside_others(model: Path, files: tuple[Path, Path]) -> None:
     hypothesis, reference = files
     flags = (model, "--source", reference, "--reference", reference, "--hypothesis", hypothesis)
     found = scores_of(*flags, "--baseline", hypothesis, "--lowercase", "--limit", 5)
@@ -383,8 +380,7 @@ def test_a_test_set_or_a_model_that_is_gone_is_named(model: Path, tmp_path: Path
     """Faults 33 and 47."""
     missing = model.parent / "test.upper"
     missing.unlink()
-    expected = f"data.test.two.target: {missing} does not exist."
-    assert expected in refused(model, "-t", "two", code=3)
+    assert f"data.test.two.target: {missing} does not exist." in refused(model, "-t", "two", code=3)
     assert "does not exist." in refused(tmp_path / "missing", code=4)
     assert "config.yaml is missing" in refused(tmp_path, code=4)
 

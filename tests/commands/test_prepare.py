@@ -49,16 +49,13 @@ def test_blank_lines_drop_the_pair_and_shift_nothing(tmp_path: Path) -> None:
     source, target = corpus(120)
     source[10], target[20], source[30], target[30] = "", "  ", "", ""
     write_pairs(tmp_path, source, target)
-    counts = prepare(config_for(tmp_path)).counts["numbers"]
-    assert counts == {"read": 120, "kept": 117, "blank": 3}
-    drops = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
-    assert drops == (
+    assert prepare(config_for(tmp_path)).counts["numbers"] == {"read": 120, "kept": 117, "blank": 3}
+    assert gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode() == (
         "corpus\tline\treason\tvalue\tlimit\nnumbers\t11\tblank\tsource\t\n"
         "numbers\t21\tblank\ttarget\t\nnumbers\t31\tblank\tboth\t\n"
     )
     assert decoded(tmp_path / "prepared") == without({10, 20, 30}, source, target)
-    lines = PreparedData.open(tmp_path / "prepared").train.lines
-    assert lines[9:12].tolist() == [10, 12, 13]
+    assert PreparedData.open(tmp_path / "prepared").train.lines[9:12].tolist() == [10, 12, 13]
 
 
 @pytest.mark.parametrize("kind", ["empty", "folder", "pipe", "unequal"])
@@ -322,9 +319,7 @@ def test_two_concurrent_commands_prepare_only_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".prepared*"))
 
 
-def test_pairs_of_several_corpora_know_where_they_are_from(
-    tmp_path: Path, tiny_corpus: Path
-) -> None:
+def test_pairs_of_several_corpora_know_their_origin(tmp_path: Path, tiny_corpus: Path) -> None:
     values = config_for(tmp_path).model_dump(mode="json")
     tiny = {"source": str(tiny_corpus / "train.de"), "target": str(tiny_corpus / "train.en")}
     values["data"]["train"].append({"name": "tiny", **tiny})

@@ -107,8 +107,7 @@ def test_a_resolved_configuration_is_read_back_equal(
 
 def test_each_layer_overrides_the_one_before(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL + "model: {preset: modern, ff_dim: 512, num_heads: 8}\n")
-    changes = ["model.num_heads=4", "model.preset=tiny", "model.num_heads=2"]
-    config = load_config(path, changes)
+    config = load_config(path, ["model.num_heads=4", "model.preset=tiny", "model.num_heads=2"])
     assert config.model.decoder_layers == 3  # the preset, of --set
     assert config.model.ff_dim == 512  # the file
     assert config.model.num_heads == 2  # the last --set
@@ -227,9 +226,7 @@ def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
         ("vocab_size={source: 9, target: 9}", "did you mean tokenizer.vocab_size?"),
     ],
 )
-def test_a_bad_override_names_itself_in_the_same_form(
-    small: Path, override: str, message: str
-) -> None:
+def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, message: str) -> None:
     """FAULTS 49."""
     error = refusal(small, override)
     assert f"`set` {override}" in error.problem
@@ -237,13 +234,12 @@ def test_a_bad_override_names_itself_in_the_same_form(
     assert error.exit_code == 2
 
 
-def test_overrides_of_a_section_or_of_what_it_must_agree_with_carry_their_problems(
+def test_overrides_of_a_section_or_of_what_it_agrees_with_carry_problems(
     small: Path,
 ) -> None:
     assert "`set` batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
     train = "data.train=[{tsv: x, columns: [1, -1]}]"
-    problem = refusal(small, train).problem
-    assert problem.startswith(f"`set` {train}: data.train.0.columns.1 is -1")
+    assert refusal(small, train).problem.startswith(f"`set` {train}: data.train.0.columns.1 is -1")
     # The section may stand in the file: what is wrong with it does not.
     changes = ["training.seed=5", "batch.length_noise=0", "training.average_last=5"]
     shown = "with `set` training.seed=5, training.average_last=5: training: "

@@ -206,9 +206,7 @@ def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
     ("loss", "nmt.training.losses:LOSSES", "training.loss"),
     ("metric", "nmt.metrics.metric:METRICS", "training.validation.metric"),
 ])  # fmt: skip
-def test_the_names_that_are_listed_are_those_of_the_registry(
-    kind: str, home: str, field: str
-) -> None:
+def test_the_listed_names_are_those_of_the_registry(kind: str, home: str, field: str) -> None:
     load_attribute(home)
     key = find_key(field.split("."))
     assert key is not None

@@ -104,8 +104,7 @@ def test_a_damaged_result_is_reported_and_computed_again(
     victim = stored[-3]
     content = victim.read_bytes()
     middle = len(content) // 2
-    other = bytes([content[middle] ^ 1])
-    changed = content[:middle] + other + content[middle + 1 :]
+    changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
     victim.write_bytes({"cut": content[:-1], "changed": changed, "empty": b""}[damage])
     assert run(tmp_path).total() == 3  # the victim, and the last block twice
     assert f"{victim} is damaged: computing it again" in caplog.text

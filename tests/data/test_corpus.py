@@ -134,8 +134,7 @@ def test_json_may_contain_line_feeds_surrogates_and_null(tmp_path: Path) -> None
         "",
         '{"translation": {"de": null, "en": "x"}}',
     ]
-    found = pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows) + "\n"))
-    assert found == [
+    assert pairs_of(jsonl=write(tmp_path, "a.jsonl", "\n".join(rows) + "\n")) == [
         SentencePair("eins zwei", "a\ufffdb", 1),
         SentencePair("", "", 2),
         SentencePair("", "x", 3),

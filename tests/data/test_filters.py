@@ -63,7 +63,7 @@ class Shouting(Filter):
 FILTERS.register("shouting", Shouting)
 
 
-def test_a_registered_filter_drops_training_pairs_and_its_reason_is_reported(
+def test_a_registered_filter_drops_training_pairs_and_its_reason_is_shown(
     tmp_path: Path,
 ) -> None:
     config = load_config(DEMO, [

@@ -96,9 +96,7 @@ def test_failures_become_an_error_with_a_fix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_an_unreachable_hub_is_tried_only_once(
-    answers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_hub_is_tried_once(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
     def refuse(*_: object) -> None:

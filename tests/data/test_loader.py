@@ -79,8 +79,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ParallelStore:
 def loader_of(
     store: ParallelStore, *, weights: tuple[float, ...] = (1, 1), **options: Any
 ) -> Loader:
-    accumulate = options.pop("accumulate", 3)
-    config = BatchConfig(max_tokens=40, gradient_accumulation=accumulate)
+    config = BatchConfig(max_tokens=40, gradient_accumulation=options.pop("accumulate", 3))
     return Loader(store, config, weights=weights, **{"seed": 1, **options})
 
 
@@ -167,8 +166,7 @@ def test_sources_may_begin_with_bos(store: ParallelStore) -> None:
 
 def test_batches_are_named_by_corpora_and_lines(store: ParallelStore) -> None:
     loader = loader_of(store)
-    batches = [loader.batch(np.array([0, 30])), loader.batch(np.arange(40, 50))]
-    assert loader.describe(batches) == (
+    assert loader.describe([loader.batch(np.array([0, 30])), loader.batch(np.arange(40, 50))]) == (
         "data.train.0 lines 1; data.train.1 lines 6, 16, 17, 18, 19, 20, 21, 22 and 3 more"
     )
 
@@ -284,9 +282,7 @@ def test_half_an_epoch_reads_half_a_corpus_with_its_share_of_other_corpora() -> 
 
 
 @given(sizes=st.lists(st.integers(1, 10**7), min_size=2, max_size=5), temperature=st.floats(1, 50))
-def test_temperature_keeps_the_epoch_and_evens_the_sizes(
-    sizes: list[int], temperature: float
-) -> None:
+def test_temperature_keeps_the_epoch_and_evens_sizes(sizes: list[int], temperature: float) -> None:
     weights = tempered_weights([1.0] * len(sizes), sizes, temperature)
     pairs = [weight * size for weight, size in zip(weights, sizes, strict=True)]
     assert sum(pairs) == pytest.approx(sum(sizes))

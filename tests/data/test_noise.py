@@ -103,7 +103,7 @@ def test_a_pair_that_would_be_too_long_stays_unchanged(tokenizers: Tokenizers, r
     assert all(pair in TINY_PAIRS or (pair[0].isupper() and pair[1].isupper()) for pair in found)
 
 
-def test_the_rate_is_the_share_of_the_pairs_and_kinds_are_independent(
+def test_the_rate_is_the_share_of_pairs_and_kinds_are_independent(
     tokenizers: Tokenizers,
 ) -> None:
     """Of 40,000 draws the standard deviation is below 0.0025."""

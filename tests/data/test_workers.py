@@ -78,8 +78,7 @@ def test_worker_processes_give_the_same_batches_as_one_thread(
     """Over the ends of epochs, and from any position."""
     number = next(loader.epoch_updates()) * 2 + 3
     expected = drawn(loader, Position(*start), number)
-    others = replace(loader, num_workers=num_workers)
-    assert drawn(others, Position(*start), number) == expected
+    assert drawn(replace(loader, num_workers=num_workers), Position(*start), number) == expected
     first, later = (expected[n][0][0][0] for n in (0, -1))
     assert first != later
 

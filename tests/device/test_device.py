@@ -156,7 +156,7 @@ def test_prefetch_computes_one_item_in_a_thread_and_raises_its_error_in_order() 
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
 
 
-def test_apples_gpu_is_chosen_by_name_and_trains_in_float32(
+def test_apple_gpus_are_chosen_by_name_and_use_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its selection alone: no test here can run on one."""
@@ -335,9 +335,7 @@ def test_a_process_of_torchrun_is_recognised(
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "RANK", "MASTER_PORT"])
-def test_an_environment_without_peers_is_explained(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_environments_without_peers_are_told(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A WORLD_SIZE that was left over from something else, for example."""
     place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     place |= {"MASTER_PORT": "none"} if name == "MASTER_PORT" else {}

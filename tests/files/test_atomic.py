@@ -56,8 +56,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, kind: str, number: signa
     """Finding 19: a terminal that is closed."""
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("these tests run under nohup, whose children ignore it too")
-    status = end(begin(kind, tmp_path / "out"), number)
-    assert status in (128 + number, -number)
+    assert end(begin(kind, tmp_path / "out"), number) in (128 + number, -number)
     assert list(tmp_path.iterdir()) == []
 
 

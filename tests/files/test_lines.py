@@ -146,9 +146,7 @@ def test_lines_are_those_between_line_feeds(data: bytes, lines_at_once: int) -> 
     assert all(1 <= len(chunk) <= lines_at_once for chunk in chunks)
 
 
-def test_a_pause_delays_no_line(
-    pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pauses_delay_no_line(pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 43: no line is kept back, be it for the look at the first bytes, and none is broken.
 
     Whoever reads ahead gets an empty chunk for half a line, and can answer the lines before.

@@ -92,8 +92,7 @@ def loaded(
     config: RunConfig | None = None,
 ) -> LoadedModel:
     config, engine = config or run_config(), TorchEngine(*models, mixture=mixture)
-    length = config.filters.max_length
-    return LoadedModel(engine, tokenizers, config.decoding, length, ("de", "en"))
+    return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, ("de", "en"))
 
 
 def shortlist_bytes(common: Any, candidates: Any) -> bytes:

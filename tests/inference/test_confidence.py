@@ -158,5 +158,4 @@ def test_lines_of_the_training_data_are_counted_exactly(run: RunConfig) -> None:
     whole = [line for line in dict.fromkeys(training) if len(line.split()) == 5]
     others = ["x" * number + " yy zz vv" for number in range(1, 21)]
     changed = [" ".join(["new", *line.split()[1:]]) for line in whole[15:20]]
-    lines = [*whole[:15], *changed, *others]
-    assert rows_in_training(run.run_dir, lines) == {*range(15)}
+    assert rows_in_training(run.run_dir, [*whole[:15], *changed, *others]) == {*range(15)}

@@ -36,8 +36,7 @@ def test_a_prefix_is_forced_or_biased(translator: Translator) -> None:
         for beta in (0.0, 0.99):
             drawn = own.with_options(prefix_bias_beta=beta).translate(requests)
             assert all(r.text.startswith(p) for r, p in zip(drawn, prefixes, strict=True))
-        barely = own.with_options(prefix_bias_beta=1e-9).translate(requests)
-        assert barely == own.translate(LINES)
+        assert own.with_options(prefix_bias_beta=1e-9).translate(requests) == own.translate(LINES)
     assert translator.translate([Request(line, "", (), ("",)) for line in LINES]) == plain
 
 
@@ -52,8 +51,7 @@ def test_required_phrases_occur(translator: Translator) -> None:
 
 def constraints_of(tokenizers: Tokenizers, *requests: Request, **changes: Any) -> list[Constraints]:
     """Of each segment. None may fail."""
-    options = OPTIONS.model_copy(update=changes)
-    found = segment(requests, tokenizers, options, max_length=6)
+    found = segment(requests, tokenizers, OPTIONS.model_copy(update=changes), max_length=6)
     assert not found.failures
     return [own.constraints for own in found.segments]
 

@@ -81,8 +81,7 @@ def test_attention_of_an_ensemble_is_averaged(tokenizers: Tokenizers) -> None:
         return stepper.coverage(stepper.step(stepper.start(batch), tokens)[1])
 
     first, second = (coverage(model) for model in models)
-    found = coverage(*models, mixture=Mixture((0.9, 0.1)))
-    torch.testing.assert_close(found, (first + second) / 2)
+    torch.testing.assert_close(coverage(*models, mixture=Mixture((0.9, 0.1))), (first + second) / 2)
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +92,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         train_tokenizer(place / "tokenizers" / name, seed)
     config = run_config(max_length=32)
     turned = config.model_copy(update={"source_language": "en", "target_language": "de"})
-    shorter = run_config(max_length=16)
     made = {
-        "a": ("plain", "same", config), "b": ("modern", "same", shorter),
+        "a": ("plain", "same", config), "b": ("modern", "same", run_config(max_length=16)),
         "other": ("plain", "other", config), "turned": ("plain", "same", turned),
     }  # fmt: skip
     found: dict[str, Path] = {}
@@ -132,8 +130,7 @@ def test_all_mismatched_models_are_reported(folders: dict[str, Path], tmp_path: 
     with pytest.raises(CheckpointError, match="languages or vocabulary differ") as found:
         load(folders["a"], Ensemble(wrong))
     assert [str(folder) in found.value.problem for folder in wrong] == [False, True, True]
-    copy = Path(shutil.copytree(folders["b"], tmp_path / "elsewhere"))
-    load(folders["a"], Ensemble((copy,)))
+    load(folders["a"], Ensemble((Path(shutil.copytree(folders["b"], tmp_path / "elsewhere")),)))
 
 
 @pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 2.0), (math.nan, 1.0), (math.inf, 1.0)])

@@ -70,8 +70,7 @@ def test_a_value_at_a_limit_raises_no_alarm() -> None:
     source = list("abcdefghijklmnopqrst")
 
     def found(output: Sequence[Hashable], **limits: Any) -> set[str]:
-        wide = GuardLimits(loop=99, repetition=9.0, subwords=(0.0, 99.0))
-        changed = replace(wide, **limits)
+        changed = replace(GuardLimits(loop=99, repetition=9.0, subwords=(0.0, 99.0)), **limits)
         return set(alarms(("source", "output"), (source, output), changed))
 
     stutter = ["x", "y", "y", "y", "y", "z"]  # 3 tokens repeat the one before them

@@ -42,8 +42,7 @@ Ids = Sequence[Sequence[int]]
 def test_every_target_word_has_a_source_word(
     source: list[str], target: list[str], data: st.DataObject
 ) -> None:
-    share = st.floats(0, 1, allow_nan=False)
-    row = st.lists(share, min_size=len(source), max_size=len(source))
+    row = st.lists(st.floats(0, 1, allow_nan=False), min_size=len(source), max_size=len(source))
     weights = data.draw(st.lists(row, min_size=len(target), max_size=len(target)))
     part = align_words(weights, source, target)
     assert {t for _, t in part.links} == set(range(len(part.weights)))
@@ -115,8 +114,7 @@ def test_token_scores_make_up_the_score(translator: Translator, options: dict[st
 
 def test_tokens_spell_the_translation(model: Transformer, tokenizers: Tokenizers) -> None:
     short: dict[str, Any] = {"max_length": 6, "outputs": {"token_scores"}}
-    translator = translator_of(TorchEngine(model), tokenizers, **short)
-    *results, blank = translator.translate(LINES)
+    *results, blank = translator_of(TorchEngine(model), tokenizers, **short).translate(LINES)
     assert (blank.num_tokens, blank.tokens, blank.as_dict()["tokens"]) == (0, (), [])
     for result in results:
         assert result.tokens is not None
@@ -239,5 +237,4 @@ def test_fields_of_requests_and_results_do_not_collide() -> None:
     )
     assert every.as_dict().keys() == RESULT_FIELDS
     own = dict.fromkeys(["error", "id", *RESULT_FIELDS], "theirs") | {"source": "a"}
-    request = parse_request(json.dumps(own), 1)
-    assert request.others == {"id": "theirs"}
+    assert parse_request(json.dumps(own), 1).others == {"id": "theirs"}

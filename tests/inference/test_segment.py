@@ -31,7 +31,7 @@ def test_the_first_long_lines_are_reported(
     assert caplog.messages[-1] == "4 more lines were cut into segments"
 
 
-def test_nothing_of_a_line_is_dropped(
+def test_no_part_of_a_line_is_lost(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fault 45: also where a few characters are many subwords."""
@@ -55,8 +55,7 @@ def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
 ) -> None:
     """Fault 37: the time for one line is bounded, whatever it holds."""
     monkeypatch.setattr(module, "LONGEST_LINE", 10)
-    lines = ["a" * 10, " " * 30 + "b" * 5, "c" * 11]
-    segments = segments_of(lines, tokenizers, 7)
+    segments = segments_of(["a" * 10, " " * 30 + "b" * 5, "c" * 11], tokenizers, 7)
     texts = [tokenizers.source.decode(segment.ids) for segment in segments]
     assert texts == ["a" * 10, "b" * 5, "c" * 10]
     assert caplog.messages == [
@@ -124,8 +123,7 @@ def test_the_work_is_linear_in_the_text() -> None:
             read += len(piece) if len(piece) <= 2000 else 0
             return words(piece) if len(piece) <= 2000 else 10**9
 
-        pieces = split_text("zwei, drei. " * count, size_of, 100)
-        assert len(pieces) == 2 * count / 100
+        assert len(split_text("zwei, drei. " * count, size_of, 100)) == 2 * count / 100
         return read
 
     assert read_for(50_000) < 4 * len("zwei, drei. ") * 50_000

@@ -37,8 +37,7 @@ def test_the_coverage_penalty_uses_the_reported_attention() -> None:
     model = small_model()
     source = batch([9, 4, 1, 6])
     options = DecodingConfig(beam_size=4, n_best=4, max_length_factor=1.0, coverage_penalty=0.4)
-    stepper = ModelStepper(model, with_coverage=True)
-    for row, found in enumerate(search(stepper, source, options)):
+    for row, found in enumerate(search(ModelStepper(model, with_coverage=True), source, options)):
         for hypothesis in found:
             target = Packed.from_rows([[BOS_ID, *hypothesis.ids]])
             read = model.align(source.part(row, row + 1), target)
@@ -73,8 +72,7 @@ def test_source_bos_only_adds_a_token() -> None:
     one, other = TorchEngine(plain), TorchEngine(marked)
     options = DecodingConfig(beam_size=3, max_length_factor=0, max_length_offset=9)
     assert other.search(sources, options) == one.search(by_hand, options)
-    scores = other.token_log_probs(sources, targets)
-    assert scores == one.token_log_probs(by_hand, targets)
+    assert other.token_log_probs(sources, targets) == one.token_log_probs(by_hand, targets)
     rows = zip(other.attention(sources, targets), one.attention(by_hand, targets), strict=True)
     assert all(found == [row[1:] for row in expected] for found, expected in rows)
     both = TorchEngine(plain, marked, mixture=Mixture((0.5, 0.5), "geometric"))

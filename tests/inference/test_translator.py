@@ -41,9 +41,7 @@ from tests.inference.test_guard import STRICT
         {"beam_size": 6, "n_best": 3, "diverse_beam_groups": 2, "no_repeat_ngram_size": 2},
     ],
 )
-def test_the_text_does_not_depend_on_the_batch(
-    translator: Translator, options: dict[str, Any]
-) -> None:
+def test_text_does_not_depend_on_the_batch(translator: Translator, options: dict[str, Any]) -> None:
     """Fault 46."""
     lines = sentences(12, seed=5, longest=8)
     translator = translator.with_options(**options)

@@ -205,8 +205,7 @@ def test_chunks_bound_memory_and_change_no_number(monkeypatch: pytest.MonkeyPatc
     differences = exchanged(one, other, trials=200)
     monkeypatch.setattr(scoring, "_CHUNK_DRAWS", 50)
     # The draws are the same; the order of summation may not be.
-    again = resampled_means(one[:, 0].tolist(), resamples=40)
-    assert again == pytest.approx(means, rel=1e-12)
+    assert resampled_means(one[:, 0].tolist(), resamples=40) == pytest.approx(means, rel=1e-12)
     assert np.array_equal(exchanged(one, other, trials=200), differences)
 
 

@@ -66,15 +66,13 @@ def random_parameters(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise, alpha=0.1)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
 
 
 def results(model: Transformer, source: list[int], target: list[int]) -> dict[str, Tensor]:
     model.zero_grad()
     ids = packed(target)
-    hidden = model(packed(source), ids)
-    loss = F.cross_entropy(model.logits(hidden).float(), ids.ids.roll(-1))
+    loss = F.cross_entropy(model.logits(model(packed(source), ids)).float(), ids.ids.roll(-1))
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **gradients}

@@ -59,8 +59,7 @@ def test_upper_layers_have_equal_weight() -> None:
             source,
             run=lambda layer, *inputs: layer(*inputs, weights=seen),
         )
-    found = attention(model)
-    torch.testing.assert_close(found, (seen[1] + seen[2]) / 2)
+    torch.testing.assert_close(attention(model), (seen[1] + seen[2]) / 2)
 
 
 @pytest.mark.parametrize(

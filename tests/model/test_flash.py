@@ -126,9 +126,7 @@ def test_compiled_layers_share_a_graph(counting: Backend, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
 @pytest.mark.parametrize("is_deterministic", [False, True])
-def test_on_a_gpu_the_result_is_exact(
-    dtype: torch.dtype, kind: str, is_deterministic: bool
-) -> None:
+def test_on_gpus_the_result_is_exact(dtype: torch.dtype, kind: str, is_deterministic: bool) -> None:
     device = torch.device("cuda")
     kernel = find_flash(device)
     assert kernel is not None

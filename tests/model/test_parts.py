@@ -39,9 +39,7 @@ def packed_of(lengths: list[int]) -> Packed:
 
 
 @given(lengths=LENGTHS, heads=st.integers(1, 4))
-def test_tokens_survive_the_way_to_padded_sentences_and_back(
-    lengths: list[int], heads: int
-) -> None:
+def test_tokens_survive_padding_to_sentences_and_back(lengths: list[int], heads: int) -> None:
     packed = packed_of(lengths)
     values = torch.randn(sum(lengths), heads, 2)
     assert packed.positions.tolist() == [place for length in lengths for place in range(length)]

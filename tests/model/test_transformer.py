@@ -89,8 +89,7 @@ def test_recomputation_stores_less_for_the_backward_pass() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model = model_of(recompute=recompute).train(training)
-            model(packed([5, 2, 7]), packed([4, 6, 3]))
+            model_of(recompute=recompute).train(training)(packed([5, 2, 7]), packed([4, 6, 3]))
         kept.append(sum(sizes))
     assert kept[1] < 0.5 * kept[0]
     assert kept[2] == kept[3]

@@ -65,9 +65,7 @@ NAN = math.nan
         (0, 3e-8, ["0", "1e-08", "2e-08", "3e-08"]),
     ],
 )
-def test_ticks_are_round_and_enclose_the_values(
-    low: float, high: float, expected: list[str]
-) -> None:
+def test_ticks_are_round_around_the_values(low: float, high: float, expected: list[str]) -> None:
     assert tick_labels(round_ticks(low, high)) == expected
 
 

@@ -127,9 +127,7 @@ def diverse_by_hand(naive: Naive) -> list[Ids]:
     strength=st.sampled_from([0.0, 0.5, 3.0]),
     n_best=st.integers(1, 4),
 )
-def test_groups_choose_in_turn(
-    seed: int, groups: int, size: int, strength: float, n_best: int
-) -> None:
+def test_groups_take_turns(seed: int, groups: int, size: int, strength: float, n_best: int) -> None:
     vocab_size = FIRST_WORD + 4
     table = random_table(seed, vocab_size)
     source = sources([4, 2], seed)
@@ -166,9 +164,7 @@ def test_the_coverage_penalty_by_hand() -> None:
     kind=st.sampled_from(BEAMS),
     phrase=st.booleans(),
 )
-def test_scores_have_the_coverage_penalty(
-    seed: int, weight: float, kind: Any, phrase: bool
-) -> None:
+def test_scores_have_a_coverage_penalty(seed: int, weight: float, kind: Any, phrase: bool) -> None:
     has_phrase = phrase and "diverse_beam_groups" not in kind
     own = Constraints(required=((5,),) if has_phrase else ())
     config = options_of(coverage_penalty=weight, **kind)
@@ -289,7 +285,7 @@ def test_banks_by_hand(counts: list[int], beam_size: int, expected: list[int]) -
         (Constraints(prefix=(5, UNK_ID), forbidden=((5,),)), 1, None),
     ],
 )
-def test_obvious_contradictions_are_reported(
+def test_clear_contradictions_are_reported(
     own: Constraints, size: int, problem: str | None
 ) -> None:
     found = own.contradiction(size)

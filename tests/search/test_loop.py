@@ -152,8 +152,7 @@ def test_results_do_not_depend_on_the_other_sentences_of_the_batch(
 def test_finished_sentences_and_hypotheses_leave_the_batch(kind: Options) -> None:
     stepper = TableStepper(random_table(4, 9))
     config = options_of(**kind, max_length_offset=3)
-    source = sources([2, 5, 12, 20])
-    results = search(stepper, source, config)
+    results = search(stepper, sources([2, 5, 12, 20]), config)
     assert (stepper.rows[0], stepper.widths[0]) == (4, 1)
     assert stepper.rows == sorted(stepper.rows, reverse=True)
     assert stepper.rows[-1] < 4

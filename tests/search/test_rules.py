@@ -72,8 +72,7 @@ def test_limits_count_eos_and_never_cross(
 ) -> None:
     low, high = factors
     config = DecodingConfig(min_length_factor=low, max_length_factor=high, max_length_offset=offset)
-    found = length_limits(torch.tensor([words + 1]), config, positions)
-    assert tuple(map(int, found)) == expected
+    assert tuple(map(int, length_limits(torch.tensor([words + 1]), config, positions))) == expected
 
 
 def test_an_unknown_token_of_a_prefix_does_not_change_the_score() -> None:

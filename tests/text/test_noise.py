@@ -25,8 +25,7 @@ def test_a_seed_gives_equal_noise_and_no_new_line(kind: str, text: str, seed: in
 
 @given(st.integers(0, 1000))
 def test_typos_keep_first_letters_and_change_one_letter_a_word(seed: int) -> None:
-    words = zip(LINE.split(), typos(LINE, Random(seed), rate=1).split(), strict=True)
-    for old, new in words:
+    for old, new in zip(LINE.split(), typos(LINE, Random(seed), rate=1).split(), strict=True):
         assert new[0] == old[0]
         change = Counter(old)
         change.subtract(new)

@@ -60,8 +60,7 @@ def test_rate_0_gives_the_ids_of_sentencepiece(
     model: Tokenizer, text: str, rate: float, seed: int
 ) -> None:
     ids = model.encode(text)
-    dropout = dropout_of(model, rate)
-    dropped = dropout.resegment(ids, Random(seed))
+    dropped = dropout_of(model, rate).resegment(ids, Random(seed))
     assert model.decode(dropped) == model.decode(ids)
     # From any segmentation the same way: the words are merged from their characters.
     without = dropout_of(model, 0)

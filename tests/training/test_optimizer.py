@@ -77,16 +77,14 @@ def test_eval_weights_are_used_inside_the_context_only(
         shown = weights_of(model)
     assert_same(shown, expected)
     is_other = kind == "schedule-free" or ema_decay is not None
-    trained = before["working:source_vectors"]
-    assert torch.equal(shown["source_vectors"], trained) != is_other
+    assert torch.equal(shown["source_vectors"], before["working:source_vectors"]) != is_other
     assert_same(everything(model, optimizer), before)
 
 
 def updater_for(
     model: Transformer, kind: str, ema_decay: float | None, precision: Precision
 ) -> Updater:
-    dtype = precision.weight_dtype
-    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=dtype)
+    optimizer = optimizer_of(model, kind=kind, ema_decay=ema_decay, dtype=precision.weight_dtype)
     return updater_of(model, optimizer, precision)
 
 

@@ -37,7 +37,7 @@ from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
 
 
-def test_a_completed_run_continued_with_more_updates_equals_a_single_run(
+def test_a_completed_run_continued_with_more_steps_equals_a_single_run(
     run: Run, whole: Run
 ) -> None:
     """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
@@ -250,9 +250,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_without_an_intact_one_nothin
         (["--set=data.train.0.max_pairs=200", "--dry-run"], "data_hash: was "),
     ],
 )
-def test_another_model_or_other_data_are_refused(
-    stopped: Run, flags: list[str], message: str
-) -> None:
+def test_another_model_or_data_are_refused(stopped: Run, flags: list[str], message: str) -> None:
     """FAULT 12. What the run has begun with stays, too: it is needed when the settings are."""
     prepared = stopped.config.parent / "prepared" / "manifest.json"
     before = stopped.contents(), prepared.read_bytes()
@@ -340,8 +338,7 @@ def test_the_average_of_the_last_checkpoints_is_best_if_it_scores_better(
     settings = {"max_steps": 30} if is_better else {"schedule.peak_lr": 0.0003}
     run.finish(**(AVERAGED | settings | {"validation.metric": "loss"}))
     checkpoints = [load_checkpoint(path).model for _, path in run.checkpoints()[-3:]]
-    mean = load_tensors(run.folder / AVERAGE / MODEL)
-    for name, found in mean.items():
+    for name, found in load_tensors(run.folder / AVERAGE / MODEL).items():
         expected = torch.stack([weights[name].double() for weights in checkpoints]).mean(dim=0)
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-9)
     assert load_model(run.folder, AVERAGE).step == run.steps()[-1]

@@ -53,8 +53,7 @@ def test_the_learning_rate_has_no_jumps_and_stays_within_bounds(
     top = rates.index(max(rates))
     assert all(0 <= value <= peak * (1 + 1e-9) for value in rates)
     assert rates[: top + 1] == sorted(rates[: top + 1])
-    falling = rates[top:]
-    assert all(b <= a * (1 + 1e-9) for a, b in pairwise(falling))
+    assert all(b <= a * (1 + 1e-9) for a, b in pairwise(rates[top:]))
     assert all(type(value) is float for value in rates)
 
 

@@ -61,8 +61,7 @@ LOADER = cast(Loader, Batches())
 
 def updater_in(precision: Precision) -> Updater:
     model = small_model(dropout=0.1)
-    optimizer = optimizer_of(model, dtype=precision.weight_dtype)
-    return updater_of(model, optimizer, precision)
+    return updater_of(model, optimizer_of(model, dtype=precision.weight_dtype), precision)
 
 
 def everything(updater: Updater) -> dict[str, Tensor]:
@@ -208,8 +207,7 @@ def test_a_resumed_run_keeps_its_measured_batch_size_with_less_memory(
 ) -> None:
     fit(config)
     monkeypatch.setattr(timing, "free_bytes", lambda _: 1000)  # for less than one pair
-    more = config.training.model_copy(update={"max_steps": 5})
-    fit(config.model_copy(update={"training": more}))
+    fit(config.model_copy(update={"training": config.training.model_copy(update={"max_steps": 5})}))
     newest = newest_checkpoint(config.run_dir, strict=True)
     assert newest is not None
     state = load_checkpoint(newest).state

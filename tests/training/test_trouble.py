@@ -115,9 +115,7 @@ def test_training_ends_with_a_fix_if_the_model_is_too_large(
 
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=9), seed=st.integers(0, 99))
-def test_halves_contain_every_pair_once_without_extra_padding(
-    lengths: list[int], seed: int
-) -> None:
+def test_halves_have_every_pair_once_without_extra_padding(lengths: list[int], seed: int) -> None:
     batch = batch_of(lengths, seed)
     halves = batch.halves()
     assert sum(half.num_source_tokens for half in halves) == batch.num_source_tokens
@@ -159,8 +157,7 @@ def test_an_update_with_nan_loss_is_skipped_counted_and_logged(
     """FAULT 23."""
     poison(monkeypatch, 5, 5)
     run_dir = run(values)
-    state = load_checkpoint(list_checkpoints(run_dir)[-1][1]).state
-    assert state["progress"]["skipped"] == 1
+    assert load_checkpoint(list_checkpoints(run_dir)[-1][1]).state["progress"]["skipped"] == 1
     note = "update skipped: loss or gradient is not finite (data.train.0 lines "
     assert (run_dir / "log.txt").read_text().count(note) == 1
     assert all(tensor.isfinite().all() for tensor in last_weights(run_dir).values())

@@ -145,7 +145,7 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
     assert torch.equal(weights["source_vectors"].bfloat16(), rounded.source_vectors)
 
 
-def test_fp16_updates_equal_those_of_the_torch_gradient_scaler(
+def test_fp16_updates_equal_the_torch_gradient_scaler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Through an overflow and four doublings; weights are equal within the rounding of fp16."""
@@ -175,8 +175,7 @@ def test_fp16_updates_equal_those_of_the_torch_gradient_scaler(
             assert stats.gradient_norm == pytest.approx(norm.item(), rel=1e-2)
     assert [scale / scales[0] for scale in scales] == [1, 2, 2, 4, 2, 2, 4, 4, 8]
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        difference = (mine - other).detach().norm().item()
-        assert difference < 0.03 * other.detach().norm().item(), name
+        assert (mine - other).detach().norm().item() < 0.03 * other.detach().norm().item(), name
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -279,8 +278,7 @@ def reduced_gradient(updater: Updater, reduction: GradientReduction | None) -> T
 def test_slices_cover_the_buffer_once_and_are_complete_when_sent(size: int) -> None:
     updater, processes = twins(in_slices=True, size=size)
     alone = reduced_gradient(updater, None)
-    found = reduced_gradient(updater, updater._reduction)
-    assert torch.equal(found, 2 * alone)
+    assert torch.equal(reduced_gradient(updater, updater._reduction), 2 * alone)
     places = sorted((begin, begin + len(part)) for begin, part in processes.sent)
     assert places[0][0] == 0
     assert places[-1][1] == len(alone)
@@ -293,7 +291,7 @@ def test_slices_cover_the_buffer_once_and_are_complete_when_sent(size: int) -> N
     )
 
 
-def test_slices_are_sent_only_during_the_last_backward_pass(
+def test_slices_are_sent_only_in_the_last_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updater, processes = twins(in_slices=True)

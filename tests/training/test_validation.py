@@ -79,8 +79,7 @@ def test_the_validated_average_has_the_written_weights(options: dict[str, Any]) 
     average: dict[str, Any] = {"average_last": 2, "save_every": 5, "keep_last": 2}
     config, setup = trained(validation=validation, **average, **options)
     record = json.loads((config.run_dir / AVERAGE / "average.json").read_text())
-    written = load_model(config.run_dir, AVERAGE).model.state_dict()
-    setup.updater.optimizer.load_weights(written)
+    setup.updater.optimizer.load_weights(load_model(config.run_dir, AVERAGE).model.state_dict())
     of_mean = setup.validator().value("loss")
     setup.updater.optimizer.load_weights(
         load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).model

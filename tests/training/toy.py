@@ -73,5 +73,4 @@ def make_config(run_dir: str = "run", **training: object) -> RunConfig:
 
 def setup_of(config: RunConfig) -> TrainingSetup:
     """Of data that are prepared."""
-    data = PreparedData.open(config.prepared_dir)
-    return build(config, data, Processes(), StopSignal())
+    return build(config, PreparedData.open(config.prepared_dir), Processes(), StopSignal())

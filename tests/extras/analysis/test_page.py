@@ -36,8 +36,7 @@ def test_differences_cover_the_text_and_equal_texts_have_none(text: str, referen
 
 
 def section(key: str, *values: Any) -> Section:
-    rows = [[key, "accuracy"], ["all", "75.0%"]]
-    return Section(key=key, title=key, rows=rows, values=values)
+    return Section(key=key, title=key, rows=[[key, "accuracy"], ["all", "75.0%"]], values=values)
 
 
 def full_page() -> str:
@@ -122,8 +121,7 @@ def test_the_page_shows_scores_slices_and_sentences_as_text(tmp_path: Path) -> N
     titles = [x.text for x in root.iter() if x.tag.endswith("summary")]
     assert titles == ["Worst of bad.en", "Best of bad.en", "Most different: bad.en and good.en"]
     lists = [x for x in root.iter() if x.tag.endswith("details")]
-    first = next(x.text for x in lists[0].iter() if x.tag.endswith("dt"))
-    assert first == "line 8"
+    assert next(x.text for x in lists[0].iter() if x.tag.endswith("dt")) == "line 8"
     marked = [x.text for x in lists[0].iter() if x.tag.endswith("mark")]
     assert marked[0] == "wrong \\u202e altogether"
     assert {x.get("dir") for x in lists[0].iter() if x.tag.endswith("dd")} == {"auto"}

@@ -163,7 +163,7 @@ def test_an_external_metric_gets_tests_and_gates(files: dict[str, Path]) -> None
     assert score["confidence"]["low"] < -0.5 < score["confidence"]["high"]
 
 
-def test_a_failing_external_metric_is_reported_and_other_scores_remain(
+def test_a_failing_external_metric_is_reported_and_others_remain(
     files: dict[str, Path],
 ) -> None:
     for changes, message in (

@@ -85,8 +85,7 @@ def test_clean_lines_have_no_ranges_and_score_better_than_exchanged_ones() -> No
 @pytest.mark.parametrize("offset", [1, -3, 50, 99])
 def test_a_shifted_block_is_found_to_the_line(offset: int) -> None:
     source, target = language(1500)
-    random = np.random.default_rng(3)
-    extra = [target[i] for i in random.integers(0, 1500, abs(offset))]
+    extra = [target[i] for i in np.random.default_rng(3).integers(0, 1500, abs(offset))]
     if offset > 0:  # lines too many at 400, as many missing 80 further down
         target[400 : 480 + offset] = [*extra, *target[400:480]]
         start, end = 401, 480
@@ -141,8 +140,7 @@ def test_scores_leave_out_the_counts_of_the_pair_itself() -> None:
 
 def test_lengths_alone_suggest_an_offset() -> None:
     lengths = np.random.default_rng(1).integers(1, 60, 400)
-    moved = np.concatenate((lengths[:200], lengths[195:395]))
-    offsets, agreement = likely_offsets(lengths, moved)
+    offsets, agreement = likely_offsets(lengths, np.concatenate((lengths[:200], lengths[195:395])))
     assert not offsets[:150].any()
     assert (offsets[225:350] == 5).all()
     assert (agreement[:150] > 2).all()
@@ -172,9 +170,7 @@ def test_small_corpora_have_shifts_and_no_false_alarms() -> None:
 
 
 @pytest.mark.parametrize(("num_random", "start", "end"), [(800, 0, 0), (500, 1000, 1600)])
-def test_the_lexicon_does_not_learn_from_unrelated_lines(
-    num_random: int, start: int, end: int
-) -> None:
+def test_the_lexicon_ignores_unrelated_lines(num_random: int, start: int, end: int) -> None:
     source, target = language(2400)
     random = np.random.default_rng(4)
     is_random, is_moved = random.permutation(2400) < num_random, np.zeros(2400, np.bool_)

@@ -61,13 +61,11 @@ def test_damage_is_found_with_its_reason(source: str, target: str, reason: str) 
         ("Ärger über Ößel, „naïve“ Café", "trouble with Ößel, a “naïve” café", "de en"),
     ],
 )  # fmt: skip
-def test_correct_pairs_are_not_found_except_copies(
-    source: str, target: str, languages: str
-) -> None:
+def test_good_pairs_are_not_found_except_copies(source: str, target: str, languages: str) -> None:
     assert reasons(source, target, languages) <= {"copy_of_source"}
 
 
-def test_an_extra_that_is_missing_is_named_when_it_is_needed(
+def test_a_missing_extra_is_named_when_it_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for library in ("py3langid", "ftfy"):

@@ -68,8 +68,7 @@ def test_changed_and_joined_sentences_are_found_in_other_case_and_scripts() -> N
 
 
 def test_characters_of_text_without_spaces_and_ends_of_longer_lines_are_compared() -> None:
-    held_out = ["彼は昨日の夜遅くに東京から帰ってきました。"]
-    index = LeakageIndex(held_out)
+    index = LeakageIndex(["彼は昨日の夜遅くに東京から帰ってきました。"])
     assert index.find(["彼は昨日の朝遅くに東京から帰ってきました。"]) == [(0, 0, "near")]
     assert index.find(["彼女は明日の朝に大阪へ行くつもりでした。"]) == []
     line = "the old man and his dog walk along the river every single day"  # 13 words

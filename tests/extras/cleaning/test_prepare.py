@@ -66,7 +66,7 @@ def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_of
         assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
 
 
-def test_pairs_whose_words_do_not_translate_each_other_are_reported_or_dropped(
+def test_pairs_whose_words_are_no_translations_are_reported_or_dropped(
     tmp_path: Path,
 ) -> None:
     source, target = corpus(600)
@@ -102,8 +102,7 @@ def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> No
     limited: dict[str, Any] = {"scores": {"limit": 0.2}}
     assert made(limited, values).findings["numbers"]["scores"] == 1
     dropping = {"scores": {"action": "drop", "limit": 0.2}}
-    report = made(dropping, values)
-    assert report.counts["numbers"] == {"read": 120, "kept": 119, "scores": 1}
+    assert made(dropping, values).counts["numbers"] == {"read": 120, "kept": 119, "scores": 1}
     assert (*corpus(8)[0][7:], *corpus(8)[1][7:]) not in decoded(tmp_path / "prepared")
     assert made(dropping, [0.0] * 3 + values[3:]).counts["numbers"]["scores"] == 4
     with pytest.raises(DataError, match="has 119 scores, but its corpus has 120 lines"):

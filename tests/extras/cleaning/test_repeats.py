@@ -25,8 +25,7 @@ def reasons(folder: Path, pairs: list[tuple[str, str]], held_at_once: int, cut: 
     for block in (pairs[:cut], pairs[cut:]):
         finder.add(pair_hashes(block, sketches=True))
     rules = {name: {"limit": limit} for name, limit in limits.items()}
-    repeats = finder.findings(ALL, FilterConfig.model_validate(rules))
-    found = repeats.between(0, len(pairs))
+    found = finder.findings(ALL, FilterConfig.model_validate(rules)).between(0, len(pairs))
     return {row: {each.reason for each in findings} for row, findings in found.items()}
 
 
@@ -89,6 +88,5 @@ def test_pairs_without_a_sketch_are_not_compared(
 def test_hashes_are_the_same_in_every_process_and_block() -> None:
     pairs = [("Guten Tag, Welt", "Hello, world " * 6), ("", ""), ("a b", "c")]
     whole = pair_hashes(pairs, sketches=True)
-    parts = np.concatenate([pair_hashes([pair], sketches=True) for pair in pairs])
-    assert (whole == parts).all()
+    assert (whole == np.concatenate([pair_hashes([pair], sketches=True) for pair in pairs])).all()
     assert normalized("Ｆｕｌｌ　width!") == "full width"  # noqa: RUF001

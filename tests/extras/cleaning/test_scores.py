@@ -85,8 +85,7 @@ def test_pairs_are_scored_on_demand_and_the_manifest_names_the_models(
 ) -> None:
     config = config_for(tmp_path, filters={"dual_cross_entropy": {"limit": 1.0}})
     assert prepare(config).reasons["dual_cross_entropy"]["count"] == 0
-    report = prepare(config, score_with=runs)
-    assert report.reasons["dual_cross_entropy"]["count"] == 120
+    assert prepare(config, score_with=runs).reasons["dual_cross_entropy"]["count"] == 120
     rows = gzip.decompress((tmp_path / "prepared" / "dual_cross_entropy.tsv.gz").read_bytes())
     assert len(rows.splitlines()) == 121
     assert prepare(config, score_with=runs).up_to_date

@@ -72,6 +72,5 @@ def write_shortlist(folder: Path) -> None:
     """Give a run shortlists: every token may become itself and the next two."""
     sizes = load_tokenizers(folder / "tokenizer").vocab_sizes
     rows = torch.arange(sizes[0]).unsqueeze(1) + torch.arange(3)
-    common = torch.tensor([4, 5, 6, 7])
-    content = shortlist_bytes(common, rows.clamp(max=sizes[1] - 1).int())
+    content = shortlist_bytes(torch.tensor([4, 5, 6, 7]), rows.clamp(max=sizes[1] - 1).int())
     (folder / SHORTLIST).write_bytes(content)

@@ -118,8 +118,7 @@ def nasty_lines(marian_models: Path, count: int) -> list[str]:
         parts = []
         for _ in range(int(draw.integers(1, 8))):
             low, high = ranges[int(draw.integers(len(ranges)))]
-            codes = draw.integers(low, high, int(draw.integers(1, 6))).tolist()
-            word = "".join(map(chr, codes))
+            word = "".join(map(chr, draw.integers(low, high, int(draw.integers(1, 6))).tolist()))
             old = real[int(draw.integers(len(real)))].split(" ")
             parts.append(word if draw.random() < 0.5 else old[int(draw.integers(len(old)))])
         glue = [" ", "  ", "\t", "\u00a0", ""][int(draw.integers(5))]

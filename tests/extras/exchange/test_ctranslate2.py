@@ -175,8 +175,7 @@ def test_every_type_of_weights_translates(
     bytes_each = {"float32": 4, "float16": 2, "bfloat16": 2, "int16": 2}.get(dtype, 1)
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
     positions = 1024 * 32 * 4
-    size = (tmp_path / "model.bin").stat().st_size
-    assert size < bytes_each * parameters + positions + 40_000
+    assert (tmp_path / "model.bin").stat().st_size < bytes_each * parameters + positions + 40_000
     assert json.loads((tmp_path / RECORD).read_text("utf-8"))["quantization"] == engine.dtype
     assert engine.dtype == dtype
     assert len(engine.search([[7, 8], [9]], bundle.config.decoding)) == 2
@@ -432,9 +431,7 @@ def test_torch_replaces_ctranslate2_for_unsupported_requirements(
     assert not (run_dir / ".cache").exists()  # nothing was converted for nothing
 
 
-def test_without_ctranslate2_torch_translates(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ctranslate2_torch_is_used(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert chosen(run_dir) == ("torch", "float32")
     for choice in CHOICES:
@@ -490,7 +487,7 @@ def test_other_weights_get_a_new_conversion_and_old_conversions_are_removed(
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 
 
-def test_a_damaged_conversion_is_repeated_and_damaged_weights_are_not_converted(
+def test_damaged_conversions_are_repeated_and_damaged_weights_not_converted(
     run_dir: Path,
 ) -> None:
     expected = load(run_dir).translate(LINES)

@@ -86,8 +86,7 @@ def test_outputs_and_word_scores_equal_those_of_marian(
     lines = (theirs.parent / "input.en").read_text(encoding="utf-8").split("\n")[:200]
     expected = best_outputs(theirs / f"{mode}.nbest")
     options: Any = {"engine": "torch", "threads": 1, "guard": False, "beam_size": beams}
-    translator = Translator.load(ours, outputs={"token_scores"}, **options)
-    found = translator.translate(lines)
+    found = Translator.load(ours, outputs={"token_scores"}, **options).translate(lines)
     decode: Callable[[str], str] = str
     if theirs.name == "opus":  # Marian saw pieces, and says pieces
         processor = sentencepiece.SentencePieceProcessor(model_file=str(theirs / "target.spm"))
@@ -168,8 +167,7 @@ def test_damaged_archives_are_refused_and_take_no_memory(data: st.DataObject) ->
     path = Path("damaged.npz")
     path.write_bytes(content)
     with contextlib.suppress(CheckpointError):
-        found = read_npz(path)
-        assert sum(array.nbytes for array in found.values()) <= len(content)
+        assert sum(array.nbytes for array in read_npz(path).values()) <= len(content)
 
 
 def test_an_archive_with_a_huge_array_is_refused(tmp_path: Path) -> None:
@@ -215,8 +213,7 @@ def converted(
     bundle = load_model(folder / "ours")
     target = bundle.tokenizers.target
     own = {target.piece(index): index for index in range(target.vocab_size)}
-    ids = [own[token] for token in tokens(marian_models, ">>deu<<")]
-    return bundle, dict(enumerate(ids))
+    return bundle, dict(enumerate([own[token] for token in tokens(marian_models, ">>deu<<")]))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -82,7 +82,7 @@ def test_subwords_have_their_counts_in_the_training_data(hello: dict[str, Path])
     assert [found.columns[index] for index in ids] == ["▁i", "▁am", "▁a", "▁student", "EOS"]
 
 
-def test_a_one_hot_vector_times_the_matrix_is_the_input_of_the_model(
+def test_a_one_hot_vector_times_the_matrix_is_the_model_input(
     hello: dict[str, Path],
 ) -> None:
     inspected = Inspected(hello["run"], InspectOptions(source="merci"))
@@ -122,8 +122,7 @@ def test_a_large_vocabulary_has_neighbours(large: Path) -> None:
 
 
 def test_a_batch_is_shifted_padded_and_masked(hello: dict[str, Path]) -> None:
-    inspected = configured(hello, source="je suis étudiant", target="i am a student")
-    part = make_part("shift", inspected)
+    part = make_part("shift", configured(hello, source="je suis étudiant", target="i am a student"))
     encoder, decoder = part.figures[:2]
     assert isinstance(encoder, Table)
     assert isinstance(decoder, Table)
@@ -295,8 +294,7 @@ def test_rotary_angles_are_position_times_rate(monkeypatch: pytest.MonkeyPatch) 
         for i, angle in enumerate(row):
             expected = position * 10000 ** (-2 * i / 8)
             assert math.remainder((angle or 0) - expected, math.tau) == pytest.approx(0, abs=1e-4)
-    similar = heatmap_of(inspected, "One vector, rotated: similarity").values
-    for k, value in enumerate(similar[0]):
+    for k, value in enumerate(heatmap_of(inspected, "One vector, rotated: similarity").values[0]):
         mean = sum(math.cos(k * 10000 ** (-2 * i / 8)) for i in range(4)) / 4
         assert value == pytest.approx(mean, abs=1e-4)
 

@@ -72,12 +72,9 @@ def test_every_shape_of_model_is_drawn(folders: dict[str, Path], shape: str, nam
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_alignment_and_attention_are_those_of_translate(
-    folders: dict[str, Path], shape: str
-) -> None:
+def test_alignment_and_attention_are_of_translate(folders: dict[str, Path], shape: str) -> None:
     wanted = {"alignments", "attention"}
-    translator = Translator.load(folders[shape], engine="torch", outputs=wanted)
-    (result,) = translator.translate([SOURCE])
+    (result,) = Translator.load(folders[shape], engine="torch", outputs=wanted).translate([SOURCE])
     assert result.text
     assert result.alignment is not None
     part = part_of(folders[shape], "alignment")
@@ -103,8 +100,7 @@ def test_alignment_and_attention_are_those_of_translate(
 
 def test_rows_name_the_token_read_and_the_token_predicted(folders: dict[str, Path]) -> None:
     part = part_of(folders["post"], "attention", target=TARGET)
-    grids = figures_of(part, Grid)
-    assert [grid.rows for grid in grids] == [
+    assert [grid.rows for grid in figures_of(part, Grid)] == [
         ["layer 1", "layer 2 (top)"], *[["layer 1", "layer 2", "layer 3 (top)"]] * 2,
     ]  # fmt: skip
     _, decoder = figures_of(part, Steps)[1].steps[0].figures
@@ -140,7 +136,7 @@ def test_too_many_heads_are_reduced_to_the_first_of_the_top_layer(
     assert grid.note.startswith("Only layer 2, 3 heads")
 
 
-def test_the_losses_of_a_target_are_those_of_score_and_of_training(
+def test_losses_of_a_target_are_those_of_score_and_of_training(
     folders: dict[str, Path],
 ) -> None:
     folder = folders["post"]
@@ -248,8 +244,7 @@ def test_heads_are_measured_by_leaving_them_out() -> None:
     model = small_model()
     pairs = [([7, 8, 9], [20, 21]), ([10, 11, 12, 13, 14], [22, 23, 24])]
     with torch.no_grad():
-        attention = model.decoder[0].get_submodule("self_attention")
-        attention.get_parameter("output.weight")[:, 8:16] = 0
+        model.decoder[0].get_submodule("self_attention").get_parameter("output.weight")[:, 8:16] = 0
     found = head_losses(model, pairs)
     assert found["decoder"][0][1] == 0
     assert all(x != 0 for row in (found["cross"] + found["encoder"]) for x in row)
@@ -286,8 +281,7 @@ def test_a_tree_has_ends_and_the_translation_in_it(folders: dict[str, Path]) -> 
     best = [node.label for node in tree.nodes if node.kind == "best"]
     assert best == ["BOS", *(label.split()[2] for label in inspected.target_labels)]
     assert sum(node.label == "EOS" for node in tree.nodes) == len(ended.rows)
-    text = inspected.tokenizers.target.decode(inspected.target_ids)
-    assert ended.rows[0][0] == text
+    assert ended.rows[0][0] == inspected.tokenizers.target.decode(inspected.target_ids)
     parents = {node.parent for node in tree.nodes}
     for place, node in enumerate(tree.nodes):
         assert node.parent is None or node.parent < place

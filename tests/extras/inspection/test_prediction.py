@@ -73,8 +73,7 @@ def test_every_beam_continues_one_of_the_step_before() -> None:
             moment.ids, moment.totals.tolist(), moment.likely, strict=True
         ):
             assert ids[:-1] in before.ids
-            target = Packed.from_rows([[BOS_ID, *ids]])
-            logits = model.logits(model(source, target))
+            logits = model.logits(model(source, Packed.from_rows([[BOS_ID, *ids]])))
             logits[:, :NUM_NEVER_CHOSEN] = -torch.inf
             log_probs = logits.log_softmax(-1)
             own = sum(float(row[token]) for row, token in zip(log_probs, ids, strict=False))
@@ -84,7 +83,7 @@ def test_every_beam_continues_one_of_the_step_before() -> None:
 
 
 @pytest.mark.parametrize("ids", LINES[:6])
-def test_with_the_mask_no_word_changes_and_the_result_is_that_of_greedy_search(
+def test_with_the_mask_no_word_changes_and_the_result_is_greedy_search(
     ids: list[int],
 ) -> None:
     model = model_of()

@@ -218,15 +218,13 @@ def test_shared_embeddings_are_counted_once_and_named_by_their_uses(embeddings: 
 
 def test_grouped_heads_and_gates_have_their_own_formulas() -> None:
     # 4 heads of 8 and 2 key/value heads: queries and output 32 x 32, keys and values 32 x 16.
-    grouped = by_name(small_model(num_kv_heads=2, qk_norm=True))
-    assert grouped["self-attention"].arithmetic == (
+    assert by_name(small_model(num_kv_heads=2, qk_norm=True))["self-attention"].arithmetic == (
         "2 x 4 x 32 x 8 + 2 x 2 x 32 x 8 + 2 x 32 + 2 x 2 x 8 + 2 x 8"
     )
     gated = by_name(small_model(activation="swiglu"))
     assert gated["feed-forward"].arithmetic == "3 x 32 x 64 + 2 x 64 + 32"
-    wide = by_name(small_model(**VARIANTS["two-widths"]))
     # Keys and values of 48 features are made of the encoder's 32.
-    assert wide["cross-attention"].arithmetic == (
+    assert by_name(small_model(**VARIANTS["two-widths"]))["cross-attention"].arithmetic == (
         "2 x 4 x 48 x 12 + 2 x 4 x 32 x 12 + 2 x 48 + 2 x 4 x 12 + 2 x 12"
     )
 

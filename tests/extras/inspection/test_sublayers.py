@@ -59,8 +59,7 @@ def test_recomputed_heads_match_the_model(variant: str) -> None:
 @pytest.mark.parametrize("variant", ["paper", "tiny-like"])
 @torch.no_grad()
 def test_the_stream_goes_from_each_sublayer_to_the_next(variant: str) -> None:
-    model = model_of(variant)
-    found = recorded(model)
+    found = recorded(model_of(variant))
     for side, count in (("encoder", 2), ("decoder", 3)):
         own = [each for each in found.sublayers if each.side == side]
         assert len(own) == 2 * count

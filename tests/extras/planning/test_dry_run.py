@@ -234,8 +234,7 @@ def test_the_table(report: DryRunReport) -> None:
     }  # fmt: skip
     budget = {"updates": 100_000, "limit": "training.max_steps", "has_patience": True, "epochs": 9}
     flops = report.flops | {"per_target_token": 21_526_364_160 / 60}
-    shown = replace(report, seconds=seconds, budget=budget, flops=flops)
-    lines = shown.as_text().splitlines()
+    lines = replace(report, seconds=seconds, budget=budget, flops=flops).as_text().splitlines()
     cells = [line.split("  ") for line in lines]
     rows = {row[1]: [cell.strip() for cell in row[2:] if cell.strip()] for row in cells
             if len(row) > 1}  # fmt: skip

@@ -101,8 +101,7 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     assert {path.stem for path in Path("new").glob("*.de")} == {*PARTS} - {*names}
     # Every pair of the corpus is drawn, left out, unusable or for training.
     left_out = int(re.findall(r"left out: (\d+)", result.stdout)[0])
-    drawn = sum(len(texts[name]) for name in {*PARTS} - {*names})
-    assert drawn + left_out + 2 == 400
+    assert sum(len(texts[name]) for name in {*PARTS} - {*names}) + left_out + 2 == 400
 
 
 def test_the_same_seed_draws_the_same_pairs() -> None:
@@ -123,8 +122,7 @@ def test_the_configuration_has_the_values_that_a_bare_one_gets() -> None:
 
 
 def test_a_tiny_corpus_gets_a_vocabulary_that_it_allows_and_is_called_a_toy() -> None:
-    sides = preparing.corpus(60)
-    for name, lines in zip(("c.de", "c.en"), sides, strict=True):
+    for name, lines in zip(("c.de", "c.en"), preparing.corpus(60), strict=True):
         Path(name).write_text("\n".join(lines) + "\n", "utf-8")
     start = started((Path("c.de"), Path("c.en")))
     assert "only be a toy" in start.as_text()
@@ -191,8 +189,7 @@ def test_size_is_text_not_lines(tmp_path: Path) -> None:
     sizes = [count_characters([each], ("de", "ar")) for each in (files, some, columns)]
     assert sizes == [13, round(3 * 13 / 2), 8]
     assert count_characters([CorpusConfig(demo="train")], ("en", "de")) > 10_000
-    tokens = [scale_of(size).max_tokens for size in (1, 6_500_001, 10**9)]
-    assert tokens == [2048, 4096, 16_384]
+    assert [scale_of(size).max_tokens for size in (1, 6_500_001, 10**9)] == [2048, 4096, 16_384]
 
 
 def test_wrong_input_is_an_error() -> None:

@@ -184,9 +184,7 @@ def test_the_client_of_libretranslate_works_unchanged(server: Server) -> None:
     ]
 
 
-def test_the_server_logs_its_address_and_reports_that_it_stops(
-    server: Server, inside: Inside
-) -> None:
+def test_the_server_logs_its_address_and_that_it_stops(server: Server, inside: Inside) -> None:
     logged = next(line for line in server.log if "de-en" in line)
     assert f"loading de-en for http://127.0.0.1:{server.port}" in logged
     assert server.get("/health/ready").json() == {"status": "ready"}

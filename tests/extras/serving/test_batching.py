@@ -69,8 +69,7 @@ def batches_while_busy(*sent: tuple[str, Sequence[str]], tokens: int = 1000) -> 
 
 
 def test_an_idle_thread_starts_immediately_and_a_busy_thread_collects_a_batch() -> None:
-    found = batches_while_busy(("b", ["x", "y"]), ("c", ["x", "y"]))
-    assert found == [["x", "y", "x", "y"]]
+    assert batches_while_busy(("b", ["x", "y"]), ("c", ["x", "y"])) == [["x", "y", "x", "y"]]
 
 
 def test_free_threads_divide_a_short_queue() -> None:

@@ -74,9 +74,7 @@ def test_internal_errors_are_logged_and_not_sent_to_clients(
     assert "Katze" not in caplog.text
 
 
-def test_torch_serves_features_that_ctranslate2_lacks(
-    inside: Inside, models: dict[str, Path]
-) -> None:
+def test_torch_serves_what_ctranslate2_lacks(inside: Inside, models: dict[str, Path]) -> None:
     loading = {"engine": "ctranslate2", "dtype": "int8", "threads": 1}
     client = inside({"de-en": ServedModel("de-en", models["de-en"], loading)})
     body: dict[str, Any] = {"model": "de-en", "texts": ["der Hund"]}
@@ -126,8 +124,7 @@ def test_a_request_that_takes_too_long_is_a_504(inside: Inside) -> None:
 
 
 def test_a_full_queue_is_a_503(inside: Inside) -> None:
-    client = inside(max_queue=0)
-    answer = client.post("/v1/translate", json={"model": "de-en", "texts": ["a"]})
+    answer = inside(max_queue=0).post("/v1/translate", json={"model": "de-en", "texts": ["a"]})
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
 

@@ -76,8 +76,7 @@ class Page:
 
     def wait(self, condition: Callable[[], T]) -> T:
         """Wait until something is true; return it."""
-        waiting = WebDriverWait(self.driver, 15, 0.05)
-        return waiting.until(lambda _: condition())
+        return WebDriverWait(self.driver, 15, 0.05).until(lambda _: condition())
 
     def open(self) -> None:
         self.driver.get(f"http://127.0.0.1:{self.server.port}/")
@@ -230,7 +229,7 @@ def test_the_last_of_many_edits_wins(page: Page) -> None:
     assert "" not in texts
 
 
-def test_terms_are_required_and_forbidden_and_the_command_line_gives_what_is_shown(
+def test_terms_are_required_and_forbidden_and_the_command_line_gives_the_same(
     page: Page,
 ) -> None:
     page["glossary"].click()
@@ -288,8 +287,7 @@ def test_a_dropped_file_is_translated(page: Page) -> None:
     text = "The boy plays.\n\nI don't know.\n"
     page.script(DROP, "notes.txt", text)
     page.wait(lambda: page.all("#files a"))[0].click()
-    folder = Path(page.driver.capabilities["chrome"]["userDataDir"]).parent
-    file = folder / "notes.de.txt"
+    file = Path(page.driver.capabilities["chrome"]["userDataDir"]).parent / "notes.de.txt"
     page.wait(file.exists)
     assert file.read_text(encoding="utf-8") == page.expected(text)
     assert page.texts("#files span") == ["2 texts translated"]
