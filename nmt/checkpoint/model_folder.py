@@ -21,21 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from nmt.checkpoint.files import (
-    AVERAGE,
-    BEST,
-    MODEL,
-    STATE,
-    checkpoint_dir,
-    checkpoints_dir,
-    load_tensors,
-    newest_checkpoint,
-    read_best,
-    read_state,
-    save_tensors,
-    tensor_differences,
-    tensor_errors,
-)
+from nmt.checkpoint import files as stored
 from nmt.checkpoint.run import changed_settings
 from nmt.config.keys import is_former_name
 from nmt.config.loader import load_config
@@ -85,7 +71,7 @@ class ModelFiles:
     @property
     def sha256(self) -> str:
         """SHA-256 of the weights file."""
-        return self.manifest.files[MODEL].sha256
+        return self.manifest.files[stored.MODEL].sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +102,7 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def _is_model(folder: Path) -> bool:
-    has_weights = checkpoints_dir(folder).is_dir() or (folder / MODEL).is_file()
+    has_weights = stored.checkpoints_dir(folder).is_dir() or (folder / stored.MODEL).is_file()
     return has_weights and (folder / CONFIG).is_file()
 
 
@@ -130,7 +116,7 @@ def _no_model(folder: Path) -> CheckpointError:
     """Return the error for a path without config.yaml, with the path to pass instead."""
     for parent in list(folder.parents)[:_MAX_DEPTH]:
         if _is_model(parent):  # as in ``runs/mine/best``
-            part = re.fullmatch(rf"step-\d+|{BEST}|last|{AVERAGE}", folder.name)
+            part = re.fullmatch(rf"step-\d+|{stored.BEST}|last|{stored.AVERAGE}", folder.name)
             problem = f"{folder} is {'a checkpoint' if part else 'a part'} of the model {parent}."
             which = f" with `checkpoint` {folder.name}" if part else ""
             return CheckpointError(problem, fix=f"Pass {parent}{which}.")
@@ -196,17 +182,18 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
     """
     config = load_folder_config(folder)
     weights_dir = _weights_dir(folder, checkpoint)
-    if weights_dir == folder / AVERAGE:
+    if weights_dir == folder / stored.AVERAGE:
         return find_model(weights_dir)
     manifest = Manifest.read(weights_dir)
     if weights_dir == folder:
-        manifest.verify(folder, (name for name in manifest.files if name != MODEL))
+        manifest.verify(folder, (name for name in manifest.files if name != stored.MODEL))
     else:
-        manifest.verify(weights_dir, (STATE,))
+        manifest.verify(weights_dir, (stored.STATE,))
         _check_run_files(folder, weights_dir, config)
     tokenizers = load_tokenizers(folder / TOKENIZER)
-    if MODEL not in manifest.files:
-        raise CheckpointError(f"{weights_dir / MODEL} is missing.", fix="Use another checkpoint.")
+    if stored.MODEL not in manifest.files:
+        problem = f"{weights_dir / stored.MODEL} is missing."
+        raise CheckpointError(problem, fix="Use another checkpoint.")
     return ModelFiles(config, tokenizers, manifest.step, weights_dir, manifest)
 
 
@@ -232,17 +219,17 @@ def read_weights(files: ModelFiles) -> ModelBundle:
     """
     from nmt.model.transformer import build_model  # noqa: PLC0415 - loads torch
 
-    path, config = files.folder / MODEL, files.config
+    path, config = files.folder / stored.MODEL, files.config
     with readable():
-        files.manifest.verify(files.folder, (MODEL,))
+        files.manifest.verify(files.folder, (stored.MODEL,))
         _check_widths(path, config.model)
         try:
             model = build_model(config.model, *files.tokenizers.vocab_sizes)
         except ValueError as error:
             problem = f"config.yaml and tokenizer of {files.folder} do not match: {error}."
             raise CheckpointError(problem, fix=_RESTORE) from error
-        weights = load_tensors(path)
-        if problems := tensor_differences(weights, model.state_dict()):
+        weights = stored.load_tensors(path)
+        if problems := stored.tensor_differences(weights, model.state_dict()):
             problem = f"{path} does not match config.yaml and tokenizer:\n  {problems}"
             raise CheckpointError(problem, fix=_RESTORE)
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
@@ -252,7 +239,7 @@ def read_weights(files: ModelFiles) -> ModelBundle:
 
 def _check_widths(path: Path, config: ModelConfig) -> None:
     """Check the widths in the configuration, so that a wrong width does not allocate memory."""
-    with tensor_errors(path), safe_open(path, framework="numpy") as file:
+    with stored.tensor_errors(path), safe_open(path, framework="numpy") as file:
         found = {size for name in file.keys() for size in file.get_slice(name).get_shape()}  # noqa: SIM118
     names = ["model_dim", "decoder_model_dim", "ff_dim", "decoder_ff_dim"]
     names += ["max_positions"] if config.positions == "learned" else []
@@ -270,7 +257,7 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
     The manifest does not cover these files, because some settings of a run may change. The
     tokenizers are verified before they are parsed.
     """
-    recorded = read_state(weights_dir).get("identity", {})
+    recorded = stored.read_state(weights_dir).get("identity", {})
     names = recorded.keys() & {"source_language", "target_language", "model"}
     plain = config.model_dump(mode="json")
     was, now = ({name: each[name] for name in sorted(names)} for each in (recorded, plain))
@@ -289,30 +276,30 @@ def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None
 
 
 def _weights_dir(folder: Path, checkpoint: str) -> Path:
-    checkpoints = checkpoints_dir(folder)
+    checkpoints = stored.checkpoints_dir(folder)
     if not checkpoints.is_dir():
         if not _is_model(folder):
-            problem = f"{folder} has {CONFIG}, but neither {MODEL} nor checkpoints"
+            problem = f"{folder} has {CONFIG}, but neither {stored.MODEL} nor checkpoints"
             raise _of_config(folder / CONFIG, problem)
         if checkpoint != "best":
             text = "%s contains a single model: `checkpoint` %s has no effect"
             logger.warning(text, folder, checkpoint)
         return folder
     if step := re.fullmatch(rf"(?:step-)?(\d{{1,{_MAX_DIGITS}}})", checkpoint):
-        chosen = checkpoint_dir(folder, int(step[1]))
+        chosen = stored.checkpoint_dir(folder, int(step[1]))
         there = ", ".join(sorted(path.name for path in checkpoints.glob("step-*")))
         problem = f"{folder} has no checkpoint {chosen.name}; it has {there or 'no checkpoints'}."
         fix = "Set `checkpoint` to best, last or one of these."
-    elif checkpoint == AVERAGE:
-        chosen, problem = folder / AVERAGE, f"{folder} has no averaged weights."
+    elif checkpoint == stored.AVERAGE:
+        chosen, problem = folder / stored.AVERAGE, f"{folder} has no averaged weights."
         fix = "Run `nmt average`, or set training.average_last and train to the end."
     elif checkpoint not in ("best", "last"):
         fix = "Set `checkpoint` to best, last, step-N or average."
         raise ConfigError(f"`checkpoint` is {checkpoint[:_MAX_SHOWN]!r}.", fix=fix)
-    elif checkpoint == "best" and (best := read_best(folder)):
+    elif checkpoint == "best" and (best := stored.read_best(folder)):
         return best
-    elif newest := newest_checkpoint(folder):
-        if checkpoint == "best" and (folder / BEST).is_file():
+    elif newest := stored.newest_checkpoint(folder):
+        if checkpoint == "best" and (folder / stored.BEST).is_file():
             text = "the best checkpoint of %s does not exist any more; using the newest, %s"
             logger.warning(text, folder, newest.name)
         return newest
@@ -373,7 +360,7 @@ def check_new_folder(folder: Path, source: Path) -> None:
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             fix = "Set `output` to another folder, or delete this one first."
             raise ConfigError(f"{folder} exists already and is not overwritten.", fix=fix)
-        if folder.resolve().is_relative_to(checkpoints_dir(source).resolve()):
+        if folder.resolve().is_relative_to(stored.checkpoints_dir(source).resolve()):
             fix = "Set `output` to a folder outside of the checkpoints."
             raise ConfigError(f"{folder} is among the checkpoints of the run.", fix=fix)
 
@@ -434,13 +421,13 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """
     sums: dict[str, Tensor] = {}
     for path in paths:
-        Manifest.read(path).verify(path, (MODEL,))
-        weights = load_tensors(path / MODEL)
+        Manifest.read(path).verify(path, (stored.MODEL,))
+        weights = stored.load_tensors(path / stored.MODEL)
         for name, weight in weights.items():
             if not weight.isfinite().all():
-                problem = f"{path / MODEL}: {name} contains values that are not finite."
+                problem = f"{path / stored.MODEL}: {name} contains values that are not finite."
                 raise CheckpointError(problem, fix="Omit this checkpoint: its training diverged.")
-        if sums and (problems := tensor_differences(weights, sums)):
+        if sums and (problems := stored.tensor_differences(weights, sums)):
             fix = "Average only checkpoints of one run."
             raise CheckpointError(f"{path} does not match {paths[0]}:\n  {problems}", fix=fix)
         for name in list(weights):
@@ -471,12 +458,12 @@ def write_average(
     """
     manifests = [Manifest.read(path) for path in paths]
     steps = [manifest.step for manifest in manifests]
-    made_of = [{"step": x.step, "sha256": x.files[MODEL].sha256} for x in manifests]
+    made_of = [{"step": x.step, "sha256": x.files[stored.MODEL].sha256} for x in manifests]
     record: dict[str, Any] = {} if score is None else {"score": score}
     record |= {"package_version": __version__, "steps": steps, "checkpoints": made_of}
 
     def write(place: Path) -> None:
-        save_tensors(average_weights(paths), place / MODEL)
+        stored.save_tensors(average_weights(paths), place / stored.MODEL)
         write_json(place / RECORD, record)
 
     write_model_folder(folder, run_dir, max(steps), write)

@@ -140,10 +140,9 @@ def check_resumable(
         found.append("training.deterministic: is false")
     if found and exact:
         listed = "\n  ".join(found)
-        raise CheckpointError(
-            f"Resuming would not be bit-exact on this machine:\n  {listed}",
-            fix="Use the same machine type, torch version and settings, or omit `exact`.",
-        )
+        problem = f"Resuming would not be bit-exact on this machine:\n  {listed}"
+        fix = "Use the same machine type, torch version and settings, or omit `exact`."
+        raise CheckpointError(problem, fix=fix)
     return [f"resuming is not bit-exact: {difference}" for difference in found]
 
 

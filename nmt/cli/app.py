@@ -111,12 +111,8 @@ class _Commands(TyperGroup):
         except _USAGE_ERROR as error:
             if not args:  # show the help
                 raise
-            report(
-                ConfigError(
-                    error.format_message(),
-                    fix=f"Put options after the command: {ctx.command_path} COMMAND [OPTIONS]",
-                )
-            )
+            fix = f"Put options after the command: {ctx.command_path} COMMAND [OPTIONS]"
+            report(ConfigError(error.format_message(), fix=fix))
             raise typer.Exit(ConfigError.exit_code) from None
 
     @override

@@ -257,8 +257,7 @@ PARENTS = {"config": "Print, check and explain configurations."}
 FOREIGN_COMMANDS = {
     **dict.fromkeys(("decode", "generate", "interactive"), "translate"),
     "test": "evaluate",
-    "publish": "push",
-    "upload": "push",
+    **dict.fromkeys(("publish", "upload"), "push"),
     "download": "pull",
     "average-checkpoints": "average",
     "build-vocab": "prepare",

@@ -99,10 +99,8 @@ class Ensemble:
             )
         total = sum(weights)
         if min(weights) < 0 or not 0 < total < math.inf:
-            raise ConfigError(
-                f"`weights` {shown}: a weight is negative, or all are 0.",
-                fix="Pass non-negative weights, and at least one above 0.",
-            )
+            fix = "Pass non-negative weights, and at least one above 0."
+            raise ConfigError(f"`weights` {shown}: a weight is negative, or all are 0.", fix=fix)
         return tuple(weight / total for weight in weights)
 
 
@@ -156,10 +154,8 @@ class EngineLacksError(ConfigError):
     @classmethod
     def of(cls, engine: str, names: Iterable[str]) -> EngineLacksError:
         """Return the error for an engine and the names of the missing features."""
-        return cls(
-            f"The {engine} engine does not support {', '.join(names)}.",
-            fix="Leave it out, or translate the run folder with `engine` torch.",
-        )
+        fix = "Leave it out, or translate the run folder with `engine` torch."
+        return cls(f"The {engine} engine does not support {', '.join(names)}.", fix=fix)
 
 
 class Engine(ABC):
@@ -327,10 +323,8 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:
             raise ValueError("some numbers are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: {error}.",
-            fix="Delete it and run `nmt train CONFIG` again: a finished run only writes this file.",
-        ) from error
+        fix = "Delete it and run `nmt train CONFIG` again: a finished run only writes this file."
+        raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
     return parts
 
 

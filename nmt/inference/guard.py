@@ -106,10 +106,8 @@ def check(
         CheckpointError: A segment without constraints has no output, because the weights are NaN.
     """
     if any(not own and x.constraints == NONE for own, x in zip(found, segments, strict=True)):
-        raise CheckpointError(
-            "The model's probabilities are NaN: its weights are damaged.",
-            fix="Use another checkpoint, or train again.",
-        )
+        problem = "The model's probabilities are NaN: its weights are damaged."
+        raise CheckpointError(problem, fix="Use another checkpoint, or train again.")
     outputs = [
         Output(own, () if limits is None else _alarms_of(segment, own, tokenizers, limits))
         for segment, own in zip(segments, found, strict=True)

@@ -75,9 +75,8 @@ class Scorer:
         own, most = loaded.decoding, loaded.engine.max_positions
         self.options, self._loaded = options or own, loaded
         self._longest_source = longest = loaded.max_length
-        self._longest_target = max(
-            int(longest * own.max_length_factor) + own.max_length_offset, longest
-        )
+        allowed = int(longest * own.max_length_factor) + own.max_length_offset
+        self._longest_target = max(allowed, longest)
         if most is not None:
             self._longest_target = min(self._longest_target, most - 1)
         self._pieces = subwords(loaded.tokenizers.target)
@@ -167,10 +166,8 @@ class Scorer:
                 found[row] = own
             progress(len(rows))
         if not all(math.isfinite(sum(log_probs)) for log_probs in found):
-            raise CheckpointError(
-                "The model's probabilities are NaN: its weights are damaged.",
-                fix="Use another checkpoint, or train again.",
-            )
+            problem = "The model's probabilities are NaN: its weights are damaged."
+            raise CheckpointError(problem, fix="Use another checkpoint, or train again.")
         return found
 
     def align(self, pairs: Iterable[tuple[str, str]], *, tag: str | None = None) -> list[Links]:
@@ -211,11 +208,6 @@ def _encode(
     found = encode_fitting(tokenizer, texts, longest)
     for text, ids in zip(texts, found, strict=True):
         if ids is None:
-            logger.warning(
-                "%s line of %s characters is not scored: the limit is %d %s subwords",
-                side,
-                f"{len(text):,}",
-                longest,
-                side,
-            )
+            said = "%s line of %s characters is not scored: the limit is %d %s subwords"
+            logger.warning(said, side, f"{len(text):,}", longest, side)
     return found

@@ -112,11 +112,11 @@ def segment(
             continue
         num_cut += len(parts) > 1
         if len(parts) > 1 and num_cut <= _MOST_NAMED:
-            logger.warning(
-                "line %s: %s characters cut into %s segments: the model reads at most %d subwords",
-                *(f"{x:,}" for x in (row + first_line, len(text), len(parts))),
-                longest,
+            said = (
+                "line %s: %s characters cut into %s segments: the model reads at most %d subwords"
             )
+            counts = (f"{x:,}" for x in (row + first_line, len(text), len(parts)))
+            logger.warning(said, *counts, longest)
         others = Constraints(forbidden=first.forbidden) if first.forbidden else NONE
         # Normalization may drop all characters of a text: the result has no segment.
         for number, part in enumerate(filter(None, parts)):
@@ -129,10 +129,8 @@ def segment(
 def _shortened(text: str, number: int) -> str:
     if len(text) <= LONGEST_LINE:
         return text
-    logger.warning(
-        "line %s has %s characters; only the first %s are translated",
-        *(f"{x:,}" for x in (number, len(text), LONGEST_LINE)),
-    )
+    counts = (f"{x:,}" for x in (number, len(text), LONGEST_LINE))
+    logger.warning("line %s has %s characters; only the first %s are translated", *counts)
     return text.lstrip()[:LONGEST_LINE]
 
 

@@ -239,9 +239,8 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     prepare_process(options.threads)
     place = choose_device(options.device)
     if dtype == "float16" and place.type == "cpu":
-        raise ConfigError(
-            "float16 needs a GPU.", fix="Leave `dtype` out, or use `dtype` bfloat16 on this CPU."
-        )
+        fix = "Leave `dtype` out, or use `dtype` bfloat16 on this CPU."
+        raise ConfigError("float16 needs a GPU.", fix=fix)
     bundles = [load_model(each, options.checkpoint) for each in folders]
     _check_alike(folders, bundles)
     dtype = dtype or ("float32" if place.type == "cpu" else fastest_dtype(place))
@@ -274,7 +273,6 @@ def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> Non
     ]
     others = [str(each) for each, kind in zip(folders, kinds, strict=True) if kind != kinds[0]]
     if others:
-        raise CheckpointError(
-            f"{', '.join(others)}: languages or vocabulary differ from {folders[0]}.",
-            fix="Use models trained on the same languages with the same tokenizer.",
-        )
+        problem = f"{', '.join(others)}: languages or vocabulary differ from {folders[0]}."
+        fix = "Use models trained on the same languages with the same tokenizer."
+        raise CheckpointError(problem, fix=fix)

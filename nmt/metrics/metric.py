@@ -174,12 +174,8 @@ class Scorer:
 
 def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
     if len(lines) != len(others):
-        raise DataError.not_parallel(
-            name,
-            other,
-            (len(lines), len(others)),
-            fix="Line i of both must belong to sentence i: pass files with equally many lines.",
-        )
+        fix = "Line i of both must belong to sentence i: pass files with equally many lines."
+        raise DataError.not_parallel(name, other, (len(lines), len(others)), fix=fix)
 
 
 def label_of(metric: str) -> str:

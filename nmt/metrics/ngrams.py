@@ -95,8 +95,7 @@ def _match_part(sides: Sequence[Lines], found: Floats) -> None:
         allowed = np.zeros(len(grams), np.int64)
         for other in others:
             np.maximum(allowed, _counts_of(grams, other), out=allowed)
-        matches = np.minimum(counts, allowed)
-        found[:, order] = np.bincount(lines[grams >> shift], matches, num_lines)
+        found[:, order] = np.bincount(lines[grams >> shift], np.minimum(counts, allowed), num_lines)
 
 
 def _counts_of(grams: Ints, others: Ints) -> Ints:

@@ -134,10 +134,8 @@ class EvaluationReport:
         missed = [text for section in sections for text in section.missed]
         if not missed:
             return None
-        return GateError(
-            "A quality gate was not met.\n  " + "\n  ".join(missed),
-            fix="Improve the system, or loosen `fail_under` or `fail_if_worse`.",
-        )
+        fix = "Improve the system, or loosen `fail_under` or `fail_if_worse`."
+        return GateError("A quality gate was not met.\n  " + "\n  ".join(missed), fix=fix)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Several test sets are a list under ``evaluations``."""

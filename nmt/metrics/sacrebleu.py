@@ -76,10 +76,9 @@ class Bleu(Metric):
             if name.endswith("mecab"):
                 remedy = f"Run `pip install 'sacrebleu[{extra}]'`, or set `tokenize` to char"
             why = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"BLEU's tokenizer {name} cannot be used here: {why}",
-                fix=f"{remedy}. Or use chrf, which needs no tokenizer.",
-            ) from error
+            problem = f"BLEU's tokenizer {name} cannot be used here: {why}"
+            fix = f"{remedy}. Or use chrf, which needs no tokenizer."
+            raise ConfigError(problem, fix=fix) from error
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the counts of each sentence. (n, 10)."""
@@ -204,21 +203,16 @@ def bleu_tokenizer(options: MetricOptions) -> str:
     if options.tokenize is not None:
         if options.tokenize not in TOKENIZERS:
             hint = did_you_mean(options.tokenize.lower(), TOKENIZERS)
-            raise ConfigError(
-                f"Unknown tokenizer {options.tokenize!r}.{hint}",
-                fix=f"Use {', '.join(TOKENIZERS)}.",
-            )
+            fix = f"Use {', '.join(TOKENIZERS)}."
+            raise ConfigError(f"Unknown tokenizer {options.tokenize!r}.{hint}", fix=fix)
         return options.tokenize
     name = default_tokenizer(options.target_language)
     try:
         BLEU(tokenize=name, force=True)
     except _UNUSABLE:
-        logger.warning(
-            "BLEU's tokenizer %s is not installed, so BLEU counts characters; "
-            "`pip install 'sacrebleu[%s]'` installs it.",
-            name,
-            name.partition("-")[0],
-        )
+        text = "BLEU's tokenizer %s is not installed, so BLEU counts characters; "
+        text += "`pip install 'sacrebleu[%s]'` installs it."
+        logger.warning(text, name, name.partition("-")[0])
         return "char"
     return name
 

@@ -95,8 +95,7 @@ def orthogonalise(
     x = (matrices / (norms + 1e-7)).to(dtype or matrices.dtype)
     for _ in range(num_iterations):
         gram = torch.bmm(x, x.mT)
-        mixed = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, mixed, x, beta=a)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
 

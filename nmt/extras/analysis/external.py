@@ -79,10 +79,8 @@ class ExternalMetric(Metric):
         return value
 
     def _error(self, problem: str) -> DataError:
-        return DataError(
-            f"The external metric `{self._command}` {problem}.",
-            fix="The command must write one number for each line of JSON that it reads.",
-        )
+        fix = "The command must write one number for each line of JSON that it reads."
+        return DataError(f"The external metric `{self._command}` {problem}.", fix=fix)
 
 
 class ExternalScorer(Scorer):

@@ -166,14 +166,12 @@ def read_baseline_report(
         _check_signatures(path, system, scorers)
         lines = system.get("hypotheses")
         if not lines or len(lines) != len(references[0]) or set(map(type, lines)) != {str}:
-            raise ConfigError(
-                f"{path} does not contain the translations (hypotheses) of {test}.", fix=_AGAIN
-            )
+            problem = f"{path} does not contain the translations (hypotheses) of {test}."
+            raise ConfigError(problem, fix=_AGAIN)
         return System(f"{field(system, 'name', kind=str)} ({path.name})", lines)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{path} is not a JSON report of nmt evaluate: {error}.", fix=_AGAIN
-        ) from error
+        problem = f"{path} is not a JSON report of nmt evaluate: {error}."
+        raise ConfigError(problem, fix=_AGAIN) from error
 
 
 def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> None:
@@ -182,7 +180,6 @@ def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> Non
         now = scorer.metric.signature
         before = then.get(scorer.name, now)
         if _VERSION.sub("", before) != _VERSION.sub("", now):
-            raise ConfigError(
-                f"{path} was scored with {scorer.name} {before}, but now it is {now}.",
-                fix="Use the same `tokenize`, `lowercase` and references for both.",
-            )
+            problem = f"{path} was scored with {scorer.name} {before}, but now it is {now}."
+            fix = "Use the same `tokenize`, `lowercase` and references for both."
+            raise ConfigError(problem, fix=fix)

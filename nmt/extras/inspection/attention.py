@@ -233,7 +233,5 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
     short = (pair for pair in pairs if max(map(len, pair)) <= most)
     if chosen := list(islice(short, inspected.choice.limit)):
         return name, chosen
-    raise DataError(
-        f"{name} does not contain a sentence pair of at most {most} tokens.",
-        fix="Choose another test set with `test`, or raise filters.max_length.",
-    )
+    fix = "Choose another test set with `test`, or raise filters.max_length."
+    raise DataError(f"{name} does not contain a sentence pair of at most {most} tokens.", fix=fix)

@@ -169,10 +169,8 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
             if pair not in pairs and max(map(len, pair)) <= MAX_TOKENS:
                 pairs.append(pair)
     if not pairs:
-        raise ConfigError(
-            "shift needs a sentence pair, and the data is not prepared.",
-            fix="Pass `source` and `target`.",
-        )
+        fix = "Pass `source` and `target`."
+        raise ConfigError("shift needs a sentence pair, and the data is not prepared.", fix=fix)
     if len(pairs) == 1:  # a shorter second pair makes padding visible
         pairs.append((pairs[0][0][:1], pairs[0][1][:1]))
     return pairs[:_NUM_PAIRS]

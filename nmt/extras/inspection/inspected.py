@@ -214,25 +214,20 @@ class Inspected:
                 fix="Pass a run; parameters, diagram, positions, vocabulary and shift also work.",
             )
         if need == "vocabulary" and not self.has_tokenizers:
-            return ConfigError(
-                f"{name} needs a vocabulary, but the data of {self.place} is not prepared.",
-                fix=f"Run `nmt prepare {self.place}` first, or pass a trained model.",
-            )
+            problem = f"{name} needs a vocabulary, but the data of {self.place} is not prepared."
+            fix = f"Run `nmt prepare {self.place}` first, or pass a trained model."
+            return ConfigError(problem, fix=fix)
         if need in ("sentence", "vocabulary") and not (self.choice.source or "").strip():
-            return ConfigError(
-                f"{name} needs a source sentence.",
-                fix='Pass a sentence, such as `source` "Guten Morgen!"',
-            )
+            fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
+            return ConfigError(f"{name} needs a source sentence.", fix=fix)
         return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
         ids, most = tokenizer.encode(text), min(MAX_TOKENS, self.config.filters.max_length)
         if not 0 < len(ids) <= most:
             count = f"{len(ids):,} tokens; at most {most} can be shown"
-            raise ConfigError(
-                f"`{option}` has {count if ids else 'no tokens'}.",
-                fix=f"Pass a {'shorter' if ids else 'longer'} sentence.",
-            )
+            fix = f"Pass a {'shorter' if ids else 'longer'} sentence."
+            raise ConfigError(f"`{option}` has {count if ids else 'no tokens'}.", fix=fix)
         return ids
 
 

@@ -190,10 +190,8 @@ def init(options: InitOptions) -> Start:
 def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]:
     """Return the codes of both languages."""
     if source == target:
-        raise ConfigError(
-            f"SOURCE and TARGET are the same file, {source}.",
-            fix="Pass a text and its translations: `nmt init SOURCE TARGET`.",
-        )
+        fix = "Pass a text and its translations: `nmt init SOURCE TARGET`."
+        raise ConfigError(f"SOURCE and TARGET are the same file, {source}.", fix=fix)
     if languages is not None:
         codes = languages.split("-")
         problem = f"`languages` {languages} is not a pair of language codes."
@@ -230,10 +228,8 @@ def _draw(
     usable = [number for number, pair in enumerate(pairs()) if pair]
     size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
     if not size:
-        raise DataError(
-            f"Too few pairs with text on both sides: {len(usable)}.",
-            fix=f"Pass at least {_HELD_OUT_SHARE} pairs. A good model needs tens of thousands.",
-        )
+        fix = f"Pass at least {_HELD_OUT_SHARE} pairs. A good model needs tens of thousands."
+        raise DataError(f"Too few pairs with text on both sides: {len(usable)}.", fix=fix)
     drawn = random.Random(seed).sample(usable, min(4 * size, len(usable)))
     wanted = set(drawn)
     texts = {number: pair for number, pair in enumerate(pairs()) if number in wanted}

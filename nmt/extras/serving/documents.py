@@ -99,9 +99,8 @@ def read_cues(text: str) -> Iterator[str | list[Event]]:
     except (srt.SRTParseError, ValueError, OverflowError):
         cues = []
     if text.strip() and not cues:
-        raise DataError(
-            "The document is not valid SubRip.", fix="Send .srt subtitles, or another format."
-        )
+        fix = "Send .srt subtitles, or another format."
+        raise DataError("The document is not valid SubRip.", fix=fix)
     place = 0
     for cue in cues:
         lines = r"\r?\n".join(map(re.escape, cue.content.split("\n")))

@@ -164,10 +164,8 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
         if not sign or Path(text).exists():
             name, folder = "", text
         elif not re.fullmatch(r"[\w.-]{1,64}", name) or not folder:
-            raise ConfigError(
-                f"{text!r} is not a valid model argument.",
-                fix="Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -",
-            )
+            fix = "Write NAME=FOLDER, such as de-en=runs/base. NAME: letters, digits, . _ and -"
+            raise ConfigError(f"{text!r} is not a valid model argument.", fix=fix)
         path = Path(folder)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a folder.", fix="Pass a run or model folder.")
@@ -175,10 +173,8 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
         pair = f"{config.source_language}-{config.target_language}"
         name = name or (path.resolve().name if pair in named else pair)
         if name in named:
-            raise ConfigError(
-                f"{named[name]} and {path} have the same name, {name}.",
-                fix=f"Choose another name for one model, such as {name}-2={path}.",
-            )
+            fix = f"Choose another name for one model, such as {name}-2={path}."
+            raise ConfigError(f"{named[name]} and {path} have the same name, {name}.", fix=fix)
         named[name] = path
     return named
 

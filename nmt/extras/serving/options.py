@@ -174,10 +174,9 @@ class ServeOptions(ComputingOptions, LimitOptions, AccessOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.api_keys or self.no_auth or is_loopback(self.host)):
-            raise ConfigError(
-                f"`host` {self.host} is open to other machines without a key.",
-                fix="Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server.",
-            )
+            problem = f"`host` {self.host} is open to other machines without a key."
+            fix = "Add `api_keys` FILE, or `no_auth` if a proxy or firewall protects the server."
+            raise ConfigError(problem, fix=fix)
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -221,7 +220,6 @@ def serve(options: ServeOptions) -> CheckedModels | None:
         CheckpointError: A model is missing or damaged.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise ConfigError(
-            f"`nmt serve` needs the packages {', '.join(missing)}.", fix="pip install -e '.[serve]'"
-        )
+        fix = "pip install -e '.[serve]'"
+        raise ConfigError(f"`nmt serve` needs the packages {', '.join(missing)}.", fix=fix)
     return load_attribute("nmt.extras.serving.server:start_server")(options)

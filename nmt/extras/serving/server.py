@@ -107,7 +107,6 @@ def _listen(options: ServeOptions) -> socket.socket:
     except OSError as error:
         number = error.errno or 0  # negative if a host name cannot be resolved
         cause = os.strerror(number) if number > 0 else str(error.strerror).partition(" (")[0]
-        raise ConfigError(
-            f"The server cannot listen on {host}:{port}: {cause}.",
-            fix="Choose another `port` (0 picks a free port), or a `host` address of this machine.",
-        ) from error
+        problem = f"The server cannot listen on {host}:{port}: {cause}."
+        fix = "Choose another `port` (0 picks a free port), or a `host` address of this machine."
+        raise ConfigError(problem, fix=fix) from error
