@@ -1,6 +1,6 @@
 """Neural machine translation: two text files in, a translator out.
 
-The public names below load on first use, so that importing one does not import torch for another.
+Public names load on first use: `nmt.NmtError`, for example, does not import torch.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ def our_commands(model: Path) -> Commands:
     commands: dict[str, Sequence[str]] = {}
     for dtype in get_args(Dtype):
         command = (str(NMT), "translate", str(model), "--dtype", dtype)
-        if dtype == "bf16" and not has_bf16:
-            print("note: skipping nmt bf16, because this processor only emulates it")
+        if dtype == "bfloat16" and not has_bf16:
+            print("note: skipping nmt bfloat16, because this processor only emulates it")
             continue
         try:
             finish(command, "")

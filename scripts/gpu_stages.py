@@ -1052,7 +1052,7 @@ def files(report: Recorder) -> None:
         report.emit(f"{text}: lines/s, the searches alone", alone)
         share = 100 * count / seconds / alone
         report.emit(f"{text}: share of that rate", share, "%", target=">= 70%")
-        alarms = re.findall(r"guard: ([\d,]+) of", said)
+        alarms = re.findall(r"guard: ([\d,]+) of [\d,]+ translations looked", said)
         shown = int(alarms[0].replace(",", "")) if alarms else 0
         report.emit(f"{text}: lines that the guard searched again", 100 * shown / count, "%")
 

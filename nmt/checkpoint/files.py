@@ -248,7 +248,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
             raise  # written by a newer release and maybe intact, so it must not be skipped
         except CheckpointError as error:
             if strict:
-                fix = "Restore it, or omit `strict_resume` to resume from an older checkpoint."
+                fix = "Restore the checkpoint, or omit `strict_resume` to resume from an older one."
                 raise CheckpointError(error.problem, fix=fix) from error
             problems.append(error.problem)
         else:
@@ -256,7 +256,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
                 logger.warning("damaged checkpoint skipped: %s", problem)
             return folder
     if problems:
-        fix = "Restore one of them, or start a new run with a different run_dir."
+        fix = "Restore one checkpoint, or start a new run with a different run_dir."
         listed = "\n  ".join(problems)
         raise CheckpointError(f"All checkpoints of {run_dir} are damaged:\n  {listed}", fix=fix)
     return None

@@ -289,7 +289,7 @@ def _weights_dir(folder: Path, checkpoint: str) -> Path:
         chosen = stored.checkpoint_dir(folder, int(step[1]))
         there = ", ".join(sorted(path.name for path in checkpoints.glob("step-*")))
         problem = f"{folder} has no checkpoint {chosen.name}; it has {there or 'no checkpoints'}."
-        fix = "Set `checkpoint` to best, last or one of these."
+        fix = "Set `checkpoint` to best, last or a listed step."
     elif checkpoint == stored.AVERAGE:
         chosen, problem = folder / stored.AVERAGE, f"{folder} has no averaged weights."
         fix = "Run `nmt average`, or set training.average_last and train to the end."
@@ -358,7 +358,7 @@ def check_new_folder(folder: Path, source: Path) -> None:
     fix = "Set `output` to a folder that you can write to."
     with write_errors(folder, ConfigError, fix=fix):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            fix = "Set `output` to another folder, or delete this one first."
+            fix = "Set `output` to another folder, or delete this folder first."
             raise ConfigError(f"{folder} exists already and is not overwritten.", fix=fix)
         if folder.resolve().is_relative_to(stored.checkpoints_dir(source).resolve()):
             fix = "Set `output` to a folder outside of the checkpoints."

@@ -185,7 +185,7 @@ class _Command(TyperCommand):
         table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None
         if table and missing == ["TARGET"]:
             corpus = f"data: {{train: [{{{table[2]}: {table[1]}}}]}}"
-            fix = f"For a file with two columns, write a configuration, as in the README: {corpus}"
+            fix = f"For a file with two columns, write a configuration that contains {corpus}"
         return ConfigError(f"{path} needs {parameter_name(parameter)}.", fix=fix)
 
     @override

@@ -45,7 +45,7 @@ nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786""",
         """Translate monolingual text into additional training data (back-translation).
 
         The text becomes the target side of the new corpus; with --forward, the source side.
-        Degenerate translations (loops, odd length) are searched for again. If the second search
+        The search is repeated for degenerate translations (loops, odd length). If the second search
         fails too, the line is dropped and counted. To continue after an interruption, run the same
         command.""",
         """
@@ -88,8 +88,9 @@ nmt translate models/base-int8 < in.de > out.en""",
         """Import a pretrained Marian or OPUS-MT model.
 
         You can use FOLDER like a run folder: translate, evaluate, score, export, or fine-tune
-        (training.init_from). Decoding follows Marian's rules. For faster translation on CPUs, run
-        `nmt export FOLDER --to ctranslate2`. Prints FOLDER.""",
+        (training.init_from). To fine-tune, copy the model section of FOLDER/config.yaml into your
+        configuration. Decoding follows Marian's rules. For faster translation on CPUs, run `nmt
+        export FOLDER --to ctranslate2`. Prints FOLDER.""",
         """
 nmt import opus-mt-en-de -o models/en-de
 nmt import marian/model.npz --languages en-de -o models/en-de
@@ -132,9 +133,9 @@ torchrun --nproc-per-node 4 -m nmt train configs/base.yaml""",
         """Score existing translations: log probability per token.
 
         Writes one score per sentence pair, in order. The score is the one that beam search would
-        give to the translation; 0 is the maximum. Two blank lines score 0. A blank translation
-        scores the probability of an immediate end of sentence. A blank source, or a pair too long
-        for the model, scores -inf (JSON: null).""",
+        give to the translation; 0 is the maximum. If source and translation are both blank, the
+        score is 0. A blank translation scores the probability of an immediate end of sentence. A
+        blank source, or a pair too long for the model, scores -inf (JSON: null).""",
         """
 nmt score runs/demo --source test.en --target test.de > scores
 paste in.en out.de | nmt score runs/demo --format json
@@ -161,9 +162,9 @@ nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en"
         "nmt.extras.serving.options:serve",
         """Serve models over HTTP: JSON API, LibreTranslate API, web page.
 
-        Batching never changes a translation: each client gets the same result as if it were alone.
-        On SIGTERM, /health/ready returns 503, pending requests are finished, and the exit code is
-        0. Requires `pip install -e '.[serve]'`.""",
+        In float32, batching never changes a translation: each client gets the same result as if it
+        were alone. On SIGTERM, /health/ready returns 503, pending requests are finished, and the
+        exit code is 0. Requires `pip install -e '.[serve]'`.""",
         """
 nmt serve runs/demo
 nmt serve best=runs/base --host 0.0.0.0 --api-keys keys.txt --allow-host translate.example.org

@@ -29,7 +29,7 @@ _EMPTY = "empty"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentReport:
-    """What was translated and what was dropped."""
+    """Counts of lines read, written and dropped."""
 
     corpus: str  # The new corpus: source, tab, target.
     read: int  # Lines of the text.

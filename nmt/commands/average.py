@@ -64,6 +64,6 @@ def _scores(present: Mapping[int, Path]) -> dict[int, float]:
     Manifest.read(folder).verify(folder, (STATE,))
     scores = dict(read_state(folder).get("progress", {}).get("history", []))
     if not scores.keys() & present.keys():
-        problem = f"{folder / STATE} contains no validation score of the existing checkpoints."
-        raise CheckpointError(problem, fix="Use `last` or `step`.")
+        problem = f"{folder / STATE} contains no validation scores, so `best` cannot be used."
+        raise CheckpointError(problem, fix="Use `last` or `step` in place of `best`.")
     return scores

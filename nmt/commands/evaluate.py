@@ -293,7 +293,7 @@ def _translate(
     baseline: EvaluatedModel | None,
     place: Path | None,
 ) -> list[NmtError]:
-    """Translate all test sets, model by model. Return errors of saving."""
+    """Translate all test sets with each model. Return the errors from saving translations."""
     failures: list[NmtError] = []
     for number, model in enumerate(models):
         for each in sets:

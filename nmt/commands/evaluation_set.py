@@ -100,7 +100,8 @@ def check_options(options: EvaluateOptions) -> None:
     if options.fail_if_worse and base is None:
         raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
     if options.fail_if_worse and options.resamples == 0:
-        raise ConfigError("`fail_if_worse` needs resamples.", fix="Remove `resamples` 0.")
+        fix = "Remove `resamples` 0, or set it to 1000."
+        raise ConfigError("`fail_if_worse` needs `resamples` above 0.", fix=fix)
 
 
 def _check_models(options: EvaluateOptions) -> None:

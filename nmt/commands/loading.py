@@ -44,7 +44,7 @@ def mbr(options: MbrOptions, beam_size: int | None) -> Mbr | None:
     """Return the settings of minimum Bayes risk decoding, or None if it is not requested.
 
     Raises:
-        ConfigError: It is combined with a beam size, or its options are set without `mbr`.
+        ConfigError: MBR is combined with a beam size, or its options are set without `mbr`.
     """
     if options.mbr is None:
         for name in given(options, "mbr_candidates", "mbr_from"):

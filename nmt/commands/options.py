@@ -128,8 +128,8 @@ class EngineOptions(ModelOptions):
     Args:
         engine: Inference engine: auto, torch or ctranslate2. auto uses CTranslate2 on CPUs if it is
             installed and supports all options, otherwise torch. `verbose` prints the choice.
-        dtype: Type of the weights: auto, float32, bfloat16, float16 (GPU only) or int8 (CTranslate2
-            only, fastest on CPUs). auto is float32 on CPUs and 16 bits on GPUs.
+        dtype: Number type of the weights: auto, float32, bfloat16, float16 (GPU only) or int8
+            (CTranslate2 only, fastest on CPUs). auto is float32 on CPUs and 16 bits on GPUs.
     """
 
     title: ClassVar[str] = "Model"
@@ -229,13 +229,13 @@ class PrepareOptions(PreparationOptions):
         super().__post_init__()
         others = changed(self, *PreparationOptions.__dataclass_fields__)
         if self.verify and others:
-            problem = f"`verify` cannot be combined with `{others[0]}`: it writes nothing."
+            problem = f"`verify` cannot be combined with `{others[0]}`: it only checks files."
             raise ConfigError(problem, fix=f"Remove `{others[0]}`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(Options):
-    """What to train, and how to resume.
+    """The configuration to train, the run folder, and how to resume.
 
     Args:
         run_dir: Run folder, in place of run_dir of the configuration.
@@ -394,7 +394,7 @@ class SamplingOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(LineOptions, SearchOptions, SamplingOptions, MbrOptions, EngineOptions):
-    """What to translate, with which model, and how to write it.
+    """The model, the text to translate, and the form of the output.
 
     Args:
         file: Text to translate; the same as `input`.
@@ -487,7 +487,7 @@ _NUM_RESAMPLES = f"{DEFAULT_RESAMPLES} for bs, {DEFAULT_TRIALS} for ar"
 
 @dataclass(frozen=True, kw_only=True)
 class TestOptions(Options):
-    """What to score, and against which references.
+    """The translations or models to evaluate, and the references.
 
     Args:
         models: Run or model folders. Alternatively files: translations, then their reference.
@@ -515,7 +515,7 @@ class TestOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricOptions(Options):
-    """How to score.
+    """Metrics, and how texts are prepared for them.
 
     Args:
         tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200 or none.
@@ -560,7 +560,7 @@ class GateOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisOptions(Options):
-    """Where a system is weak.
+    """Analyses that show the weaknesses of a system.
 
     Args:
         slices: Score subsets: by length, case, rare words, numbers, names, warnings, and overlap
@@ -581,7 +581,7 @@ class AnalysisOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(Options):
-    """What to write.
+    """Output of `nmt evaluate`: reports and translations.
 
     Args:
         report: Report file; its extension sets the format: .json (usable as `baseline`), .md (for a

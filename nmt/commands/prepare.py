@@ -365,5 +365,5 @@ def _check_ours(folder: Path, *, is_anew: bool) -> None:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
     elif folder.exists() and any(folder.iterdir()):
-        fix = "Set prepared_dir to another folder, or remove this one."
+        fix = "Set prepared_dir to another folder, or remove this folder."
         raise DataError(f"{folder} exists, but was not created by `nmt prepare`.", fix=fix)

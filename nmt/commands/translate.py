@@ -106,7 +106,7 @@ def load_translator(options: TranslateOptions) -> Translator:
     options.check_output(decoding.n_best)
     if (decoding.sampling or decoding.return_alternatives) and beam_size not in (None, 1):
         shown = "`sample`" if decoding.sampling else "decoding.return_alternatives"
-        fix = "Remove one of them; `n_best` sets the number of translations per line."
+        fix = "Remove one of the two options; `n_best` sets the number of translations per line."
         raise ConfigError(f"`beam_size` {beam_size} cannot be combined with {shown}.", fix=fix)
     if translator.options.confidence is None:
         problem = f"{model} has no confidence.json, so its translations have no confidence scores"

@@ -62,7 +62,8 @@ class CorpusConfig(Section):
 
     Args:
         name: Name in reports and error messages. Default: derived from the file or data set.
-        source: Source text, one sentence per line; plain, .gz, .bz2, .xz or .zst (needs zstandard).
+        source: Source text, one sentence per line; plain, .gz, .bz2, .xz, or .zst (needs
+            backports.zstd).
         target: Target text, aligned line by line with ``source``.
         tsv: Tab-separated file (see ``columns``). ``-`` is standard input, for one training corpus.
         csv: Comma-separated file (RFC 4180). Its header contains the language codes, or source and
@@ -299,11 +300,11 @@ class FilterConfig(Section):
             words that both pairs have (Jaccard index), for pairs of 16 words or more.
         script: A side is not in the script of its language. Limit: share of a side's letters in
             another script.
-        language: A side is in another language, according to py3langid. Limit: how many times more
+        language: A side is in another language (found by py3langid). Limit: how many times more
             likely the other language must be. Needs ``pip install -e '.[clean]'``.
         swapped: Source and target are swapped.
-        mojibake: The text was decoded with the wrong encoding, according to ftfy. Needs ``pip
-            install -e '.[clean]'``.
+        mojibake: A side was decoded with the wrong encoding (found by ftfy). Needs ``pip install
+            -e '.[clean]'``.
         control: The text contains invisible characters, such as control characters.
         markup: The text contains tags or entities of HTML, XML, wikis or subtitles.
         numbers: A number is missing or different on one side.

@@ -81,7 +81,7 @@ def load_config(
     problems += missing.problem.split("\n  ") if missing else []
     is_one = len(problems) == 1
     start = [] if is_one else [f"{len(problems)} problems in the configuration:"]
-    fix = f"Correct {'it' if is_one else 'them'}. Run `nmt config keys` to see every key."
+    fix = "Correct the configuration. `nmt config keys` describes every key."
     raise ConfigError("\n  ".join([*start, *problems]), fix=fix)
 
 
@@ -121,8 +121,7 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
         return DecodingConfig.model_validate({**options.model_dump(), **changes})
     except ValidationError as error:
         problems = [text for _, text in find_problems(error)]
-        them = "it" if len(problems) == 1 else "them"
-        fix = f"Correct {them}. Run `nmt config keys decoding` to see every key."
+        fix = "Correct the options. `nmt config keys decoding` describes every key."
         listed = "\n  ".join(problems)
         raise ConfigError(f"Decoding options: {listed}.", fix=fix) from error
 

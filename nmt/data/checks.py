@@ -40,7 +40,7 @@ def _mark(language: str) -> re.Pattern[str] | None:
 
 
 def _is_clear(share: float, other: float) -> bool:
-    """Whether the share of one language's marks is clearly larger than that of another."""
+    """Whether the share of one language's marks is clearly larger than that of the other."""
     return share > 3 * other + 0.02
 
 

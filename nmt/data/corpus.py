@@ -87,8 +87,8 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
         if (path := getattr(corpus, side)) is not None and _is_missing(path)
     ]
     if missing:
-        fix = f"Relative paths start at the working directory, {Path.cwd()}; those with @config/ "
-        raise DataError("\n  ".join(missing), fix=f"{fix}at the folder of the configuration.")
+        fix = f"Relative paths start at the working directory, {Path.cwd()}; paths with "
+        raise DataError("\n  ".join(missing), fix=f"{fix}@config/, at the configuration's folder.")
 
 
 def _is_missing(path: Path) -> bool:

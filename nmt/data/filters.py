@@ -214,7 +214,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
                 filters.append(REASON_FILTERS[name](config, source, target))
             except ConfigError as error:
                 if actions[name] == "drop":
-                    problem = f"filters.{name} is drop. {error.problem}"
+                    problem = f"filters.{name} is set to `drop`, but cannot run. {error.problem}"
                     raise ConfigError(problem, fix=error.fix) from error
                 missing.setdefault(error.fix, []).append(name)
     filters.append(Length(config.max_length, config.min_length))
@@ -227,7 +227,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
             problem = f"filters.extra.{name}: {error}."
             raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
     skipped = ((", ".join(names), fix) for fix, names in missing.items())
-    notes = (f"skipped filters: {names}. To turn them on: {fix}" for names, fix in skipped)
+    notes = (f"skipped filters: {names}. To use these filters: {fix}" for names, fix in skipped)
     return FilterChain(filters, actions, notes)
 
 

@@ -44,7 +44,7 @@ def huggingface_pairs(
         except (KeyError, TypeError) as error:
             raise DataError(
                 f"{name}, row {number:,}: no text for {' and '.join(languages)}; "
-                f"its columns are {', '.join(map(str, row))}.",
+                f"the row has the columns {', '.join(map(str, row))}.",
                 fix="Use data with a `translation` column or a column for each language code.",
             ) from error
         yield "" if source is None else str(source), "" if target is None else str(target)

@@ -110,8 +110,9 @@ class Findings(ExitStack):
         """
         reasons = sum((self.counts[name] for name in corpora), Counter[str]())
         if not reasons[KEPT]:
-            counts = (f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
-            problem = f"The filters dropped all {kind} pairs: {', '.join(counts) or 'no pairs'}."
+            counts = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
+            dropped = f"The filters dropped all {kind} pairs: {counts}."
+            problem = dropped if counts else f"The corpus contains no {kind} pairs."
             raise DataError(problem, fix="Check the files, or relax the filters section.")
 
     def report(self) -> dict[str, Any]:

@@ -187,7 +187,7 @@ class Reading:
         """Call a function with every block of a corpus; yield each block and its result.
 
         Results are stored in ``shards`` under a hash of their inputs. After a kill, the same
-        command reads them again.
+        command reads the stored results.
         """
         corpus = self.corpora[name]
         if self.shards is not None:

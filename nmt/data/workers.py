@@ -69,8 +69,8 @@ def map_ahead(
     except BrokenProcessPool as error:
         raise DeviceError(
             "A worker process was killed or could not start.",
-            fix="Use fewer workers if memory is short; the same command resumes. A script that "
-            "calls nmt needs `if __name__ == '__main__':`, because its workers import it.",
+            fix="If memory is short, use fewer workers; the same command resumes. If a Python "
+            "script calls nmt, put the call under `if __name__ == '__main__':`.",
         ) from error
     finally:
         for future in coming:
@@ -289,6 +289,6 @@ def work_folder(beside: Path) -> Iterator[Path]:
         is_done = True
     finally:
         if not is_done and any(folder.glob("*.shard")):
-            logger.warning("%s contains the finished work; run the command again", folder)
+            logger.warning("interrupted; %s keeps the finished part for the same command", folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -43,7 +43,7 @@ def gpu_number(device: str, num_gpus: int) -> int:
     if number >= num_gpus:
         who = f"{device} does not exist" if named else f"There is no GPU for process {number}"
         fix = "Choose another device." if named else "Start fewer processes, or use device cpu."
-        raise DeviceError(f"{who}; torch sees {num_gpus} GPUs, counted from 0.", fix=fix)
+        raise DeviceError(f"{who}; torch finds {num_gpus} GPUs, counted from 0.", fix=fix)
     return number
 
 

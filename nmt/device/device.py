@@ -232,7 +232,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def use_huge_pages() -> None:
-    """Ask Linux for huge pages in the next 2 GiB of the glibc heap.
+    """Request huge pages from Linux for the next 2 GiB of the glibc heap.
 
     This makes a training step some percent faster, because there are fewer page faults and TLB
     misses. It reserves addresses, but no memory. Call it after
@@ -283,8 +283,8 @@ def measure_peak(work: Callable[[], T], device: torch.device) -> tuple[T, int]:
     """Run ``work``; return its result and the peak of the bytes that its tensors allocated.
 
     Only memory allocated during ``work`` counts. On a GPU, the allocator measures it. On a CPU, the
-    results of all operations are tracked, which is slower, does not see temporary memory inside of
-    kernels, and runs compiled code uncompiled.
+    results of all operations are tracked. This is slower, misses temporary memory inside kernels,
+    and runs compiled code uncompiled.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

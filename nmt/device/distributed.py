@@ -149,7 +149,7 @@ def join() -> Processes:
         return Processes(launched=True)
     except (RuntimeError, ValueError) as error:
         problem = f"The {os.environ['WORLD_SIZE']} processes cannot connect to each other: {error}"
-        fix = "Start them with torchrun, set `devices`, or unset WORLD_SIZE."
+        fix = "Start the processes with torchrun, set `devices`, or unset WORLD_SIZE."
         raise DeviceError(problem, fix=fix) from error
 
 

@@ -1,9 +1,9 @@
 """Atomic writes of files and folders, and file locks.
 
-A file is written under a temporary name in the same folder, synced to disk, then renamed. A reader
-sees either the old content or the new content, even after a kill or a power cut. The temporary name
-is ``.NAME.tmp-PID-N``, and the writer holds a lock on that file. If another process can take the
-lock, the writer is dead, and the next writer of the same name removes the temporary file.
+A file is written under a temporary name in the same folder, synced to disk, then renamed. The
+file has either the old content or the new content, even after a kill or a power cut. The temporary
+name is ``.NAME.tmp-PID-N``, and the writer holds a lock on that file. If another process can take
+the lock, the writer is dead, and the next writer of the same name removes the temporary file.
 
 `file_lock` and `run_lock` ensure that only one process works on a folder. The kernel releases a
 lock when its process ends, so a lock cannot become stale. The lock file contains the process id and
@@ -129,7 +129,7 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def replaced_folder(place: Path) -> Path:
-    """Return the temporary name of an older folder while `atomic_folder` replaces it."""
+    """Return the name of the old folder while `atomic_folder` puts the new one in its place."""
     return place.with_name(f".{place.name}.replaced")
 
 
@@ -353,7 +353,7 @@ def run_lock(run_dir: Path) -> Iterator[None]:
             held.enter_context(file_lock(run_dir / ".lock"))
         except OSError as error:
             problem = f"{run_dir} cannot be written: {error.strerror}."
-            fix = "Set run_dir to a folder you can write to, or change its permissions."
+            fix = "Set run_dir to a folder that you can write to, or change the permissions."
             raise CheckpointError(problem, fix=fix) from error
         try:
             yield

@@ -18,6 +18,7 @@ import logging
 import lzma
 import re
 import select
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,7 +70,7 @@ _LONGEST_MARK = 10  # Number of first bytes that identify a compression.
 
 
 def _opener(start: bytes) -> Callable[..., Any] | None:
-    """Return the function that opens a file with these first bytes; None if not compressed."""
+    """Return the function that opens a file with these first bytes; None for plain text."""
     return next((opener for mark, opener in _COMPRESSIONS.values() if mark.match(start)), None)
 
 
@@ -91,7 +92,7 @@ def open_binary(path: Path) -> IO[bytes]:
                 start = file.read(_LONGEST_MARK)
         opener = _opener(start)
         if opener is None and start and path.suffix in _COMPRESSIONS:
-            fix = "Download it again, or rename it if it is plain text."
+            fix = "Download the file again; if it is plain text, rename it."
             raise DataError(f"{path} is not a {path.suffix} file.", fix=fix)
         opened: IO[bytes] = path.open("rb") if opener is None else opener(path)
         return opened
@@ -99,7 +100,7 @@ def open_binary(path: Path) -> IO[bytes]:
         raise DataError(f"{path} does not exist.{near_file(path)}", fix=CHECK_PATH) from error
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror or error}."
-        raise DataError(problem, fix="Check its permissions.") from error
+        raise DataError(problem, fix="Check the permissions of the file.") from error
 
 
 def near_file(path: Path) -> str:
@@ -229,7 +230,9 @@ def _reject_other_encodings(start: bytes, name: str) -> None:
     """Raise a DataError if ``start`` looks like UTF-16, UTF-32 or a binary file."""
     if mark := _WIDE_MARKS.match(start):
         encoding = str(mark.lastgroup).replace("_", "-")
-        raise DataError(f"{name} is {encoding}, not UTF-8.", fix=f"iconv -f {encoding} -t UTF-8")
+        file = shlex.quote(name) if Path(name).is_file() else "FILE"
+        fix = f"Convert the file: iconv -f {encoding} -t UTF-8 {file} > NEW"
+        raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
     # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
     has_nulls = start.count(0) * _BINARY_BYTES > len(start) >= _BINARY_BYTES
     if has_nulls and start.decode("utf-8", "replace").count("\ufffd") > 1:  # the last may be cut

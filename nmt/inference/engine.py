@@ -154,7 +154,7 @@ class EngineLacksError(ConfigError):
     @classmethod
     def of(cls, engine: str, names: Iterable[str]) -> EngineLacksError:
         """Return the error for an engine and the names of the missing features."""
-        fix = "Leave it out, or translate the run folder with `engine` torch."
+        fix = "Leave the option out, or translate the run folder with `engine` torch."
         return cls(f"The {engine} engine does not support {', '.join(names)}.", fix=fix)
 
 

@@ -173,8 +173,8 @@ def split_text(text: str, size_of: Callable[[str], int], limit: int) -> list[str
 
     Args:
         text: Text to split.
-        size_of: Returns the size of a text, for example in subwords. For a text above ``limit`` any
-            number above ``limit`` will do.
+        size_of: Returns the size of a text, for example in subwords. If the size exceeds
+            ``limit``, any number above ``limit`` is allowed.
         limit: Maximum size of a part. A single character may exceed it.
 
     >>> split_text("One two. Three four, five. Six.", len, 12)

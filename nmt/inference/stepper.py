@@ -73,7 +73,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class BatchVocabulary:
-    """The shortlist of a batch. The search uses indices into it as token ids."""
+    """The shortlist of a batch. The search uses positions in the shortlist as token ids."""
 
     # Ids of the whole vocabulary, ascending. Special tokens keep their ids. (V',), int64.
     tokens: Tensor

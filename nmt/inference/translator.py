@@ -283,7 +283,7 @@ class Translator:
 
 
 def _changed(options: TranslationOptions, changes: Mapping[str, Any]) -> TranslationOptions:
-    """Apply changes to translation options, or to the decoding options in them, by name."""
+    """Set options by name; a name may also be a decoding option."""
     own = {name: changes[name] for name in changes.keys() & _OWN}
     if "outputs" in own:
         own["outputs"] = frozenset(own["outputs"])
@@ -368,7 +368,7 @@ def join(
         if line in lines.failures:
             results.append(lines.failures[line])
         elif not all(part.hypotheses for part in parts):
-            problem = "no output meets the prefix, the required and the forbidden phrases together."
+            problem = "no translation satisfies the prefix, required and forbidden phrases."
             fix = "Drop some of the constraints, or set no_repeat_ngram_size to 0."
             results.append(DataError(problem, fix=fix))
         else:

@@ -139,7 +139,7 @@ class Scorer:
     def __init__(self, name: str, references: References, options: MetricOptions) -> None:
         kind = METRICS[name]
         if not references or not references[0]:
-            raise DataError("There are no reference lines.", fix="Pass a file with references.")
+            raise DataError("The reference is empty.", fix="Pass a file with references.")
         for number, stream in enumerate(references[1:], start=2):
             _check_lengths("reference 1", references[0], f"reference {number}", stream)
         self.name, self._reference = name, references[0]

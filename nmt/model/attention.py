@@ -289,8 +289,8 @@ def _plain_attention(
 ) -> Tensor:
     """Attention whose keys and values depend on the position of the query (Shaw et al. 2018).
 
-    Fused kernels do not support this. Scores and outputs are sums of two products: with the keys or
-    values of tokens, and with the vectors of pairs of positions (section 3.3 of the paper).
+    Fused kernels do not support this. Scores and outputs are sums of two products: one with the
+    keys or values of tokens, one with the vectors of position pairs (section 3.3 of the paper).
     """
     queries, keys = (Padding.of(packed) for packed in segments)
     of_keys, of_values = (x.to(query.dtype) for x in vectors)
@@ -400,8 +400,8 @@ def _padding_of(packed: Packed) -> Padding:
 class _Select(torch.autograd.Function):
     """Select rows, with a gradient that is also a selection.
 
-    This is correct if no real row is selected twice. torch does not assume that, and would use a
-    slower sum.
+    This is correct if no real row is selected twice. Without this assumption, torch
+    uses a slower sum.
     """
 
     @staticmethod

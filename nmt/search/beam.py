@@ -1,8 +1,8 @@
 """Beam search (Graves 2012; Sutskever et al. 2014): plain, diverse, or with required phrases.
 
 Required phrases follow Hokamp and Liu (2017), with the beam divided as in Post and Vilar (2018). In
-addition, a hypothesis pays a cost if it continues where the model would end. So phrases are placed
-inside the sentence, not after it.
+addition, the score is lowered when a hypothesis continues although EOS is probable. This places the
+phrases inside the sentence.
 
 Shapes: B active sentences, K beams in G groups of k, V vocabulary, t tokens generated so far.
 """
@@ -115,7 +115,10 @@ class BeamSelector(Selector):
         return Selection(tokens, totals, parents, active)
 
     def _expand(self, beams: BeamState, log_probs: Tensor) -> Candidates:
-        """Return candidates. Those among the first K may end; the first K others may continue."""
+        """Return candidates, best first.
+
+        An EOS candidate counts only among the first K. The first K candidates without EOS continue.
+        """
         return expand(beams.totals, log_probs, self._beam_size)
 
     def _finish(

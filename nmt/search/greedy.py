@@ -114,7 +114,7 @@ class IndependentSelector(Selector):
 
     @override
     def results(self) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence by number, without those that were dropped."""
+        """Return the hypotheses of each sentence, in order, without the dropped hypotheses."""
         n = self._num_hypotheses
         pools = (range(first, first + n) for first in range(0, self._count * n, n))
         return [[h for pool in own for h in self._finished.ranked(pool)] for own in pools]

@@ -202,7 +202,7 @@ class TrainingSummary:
     def as_text(self) -> str:
         """Return the summary as one line."""
         label, score = label_of(self.metric), self.best_score
-        best = self.best or "none" if score is None else f"{self.best} ({label} {score:.2f})"
+        best = self.best or "none" if score is None else f"{self.best} ({label} {abs(score):.2f})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def average_at_end(
         updater.optimizer.load_weights(average_weights(paths))
     except CheckpointError as error:
         problem = f"The last {len(paths)} checkpoints could not be averaged: {error.problem}"
-        fix = "Training itself is complete. Delete this checkpoint and run the same command again "
+        fix = "Training is complete. Delete the damaged checkpoint and run the same command again "
         fix += "to average the remaining checkpoints, or unset training.average_last."
         raise CheckpointError(problem, fix=fix) from error
     scores = validator()

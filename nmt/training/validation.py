@@ -140,7 +140,7 @@ class HeldOutText:
 class Validator:
     """Computes loss and scores on the validation set; processes share the work.
 
-    The loss is computed in the precision of training. On a CPU, the float32 weights translate,
+    The loss is computed in the precision of training. On a CPU, translation uses float32 weights,
     because oneDNN would compile a 16-bit kernel for each of the many sizes of a search.
     """
 

@@ -203,10 +203,10 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
 @pytest.mark.parametrize(("typed", "fix"), [
     ("evaluate M -t nowhere", "`nmt evaluate --list` lists all test sets."),
     ("train empty.yaml", "Run `nmt init SOURCE TARGET` to write a configuration."),
-    ("translate M in.de --n-best 9 --device cpu", "Correct it. Run `nmt config keys "
-     "decoding` to see every key."),
+    ("translate M in.de --n-best 9 --device cpu", "Correct the options. `nmt config keys "
+     "decoding` describes every key."),
     ("translate M in.de --temperature -1 --top-p 2 --device cpu",
-     "Correct them. Run `nmt config keys decoding` to see every key."),
+     "Correct the options. `nmt config keys decoding` describes every key."),
     ("config decode", "Run `nmt config --help` for a list of commands."),
     ("translate M 'ein Hund'", f"{PATH} A sentence? echo 'ein Hund' | nmt translate M"),
     ("translate M Hund!", f"{PATH} A sentence? echo 'Hund!' | nmt translate M"),
@@ -226,7 +226,7 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("translate N", f"Pass a run folder created by `nmt train`, such as M. {RELATIVE}."),
     ("translate runs/N", "Pass a run folder created by `nmt train` (none found here yet). "
      f"{RELATIVE}."),
-    ("init in.csv", "For a file with two columns, write a configuration, as in the README: "
+    ("init in.csv", "For a file with two columns, write a configuration that contains "
      "data: {train: [{csv: in.csv}]}"),
     ("inspect attention M --source a", "Type: nmt inspect M attention"),
     ("init in.de in.en -o made", "Continue with `nmt train made/config.yaml`, or choose "

@@ -87,7 +87,7 @@ def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     translated = nmt(tmp_path, "translate", "run", text="merci\n\nje suis\n")
     evaluated = nmt(tmp_path, "evaluate", "run")
     assert dropping.returncode == 2
-    assert "filters.markup is drop. The folder nmt/extras/cleaning is missing" in dropping.stderr
+    assert "cannot run. The folder nmt/extras/cleaning is missing" in dropping.stderr
     for run in (prepared, trained, translated, evaluated):
         assert run.returncode == 0, run.stderr
     assert "nmt/extras/cleaning is missing" in prepared.stdout

@@ -87,7 +87,7 @@ def test_failures_become_an_error_with_a_fix(tmp_path: Path) -> None:
     (tmp_path / "data.xlsx").touch()
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     for place, message in (
-        (wrong, "row 1: no text for de and en; its columns are source, ta"),
+        (wrong, "row 1: no text for de and en; the row has the columns source, ta"),
         (tmp_path / "data.xlsx", r"not \.xlsx"),
         (tmp_path / "bad.parquet", r"cannot read .*bad\.parquet"),
     ):

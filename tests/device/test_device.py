@@ -62,7 +62,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
 def test_a_number_chooses_among_several_gpus(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DeviceError, match="cuda:1 does not exist; torch sees 1 GPUs"):
+    with pytest.raises(DeviceError, match="cuda:1 does not exist; torch finds 1 GPUs"):
         choose_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     chosen: list[torch.device] = []

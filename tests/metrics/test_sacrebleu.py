@@ -112,7 +112,7 @@ def test_files_of_different_lengths_are_refused_with_both_counts() -> None:
         corpus_score(["a"] * 1000, [["a"] * 999])
     with pytest.raises(DataError, match=r"reference 1 has 2 lines but reference 2 has 3"):
         corpus_score(["a"] * 2, [["a"] * 2, ["a"] * 3])
-    with pytest.raises(DataError, match="no reference lines"):
+    with pytest.raises(DataError, match="reference is empty"):
         corpus_score([], [[]])
 
 

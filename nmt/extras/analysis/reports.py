@@ -153,8 +153,8 @@ def read_baseline_report(
         if not fitting:
             names = ", ".join(str(each.get("test")) for each in found)
             raise ConfigError(
-                f"{path} is a report of another test set: its references ({names}) differ from "
-                f"those of {test}.",
+                f"{path} is a report of another test set: the references of {names} and {test} "
+                "differ.",
                 fix="Evaluate the baseline on the same sentences and references.",
             )
         (system, *others) = field(fitting[0], "systems", kind=list)
@@ -180,6 +180,6 @@ def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> Non
         now = scorer.metric.signature
         before = then.get(scorer.name, now)
         if _VERSION.sub("", before) != _VERSION.sub("", now):
-            problem = f"{path} was scored with {scorer.name} {before}, but now it is {now}."
+            problem = f"{path} was scored with {scorer.name} {before}; the options now give {now}."
             fix = "Use the same `tokenize`, `lowercase` and references for both."
             raise ConfigError(problem, fix=fix)

@@ -289,7 +289,7 @@ class _Splitter:
     def words(
         self, ids: npt.NDArray[np.integer], offsets: npt.NDArray[np.int64]
     ) -> tuple[_Hashes, npt.NDArray[np.intp], _Hashes, npt.NDArray[np.intp]]:
-        """Return hash and line of each word, then hash and line of each two consecutive words.
+        """Return hash and line of each word, then hash and line of each pair of adjacent words.
 
         Args:
             ids: Token ids of all lines, concatenated.

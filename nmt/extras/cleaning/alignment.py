@@ -243,11 +243,11 @@ class CutLines:
         return CutLines, (self._store,)
 
     def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        """Return the concatenated source ids of ``rows``, and row starts (len(rows) + 1,)."""
         return _cut(*self._store.source_ids(rows))
 
     def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        """Return the concatenated target ids of ``rows``, and row starts (len(rows) + 1,)."""
         return _cut(*self._store.target_ids(rows))
 
 

@@ -194,7 +194,7 @@ class Evidence:
         return cls((low + high) / 2, (high - low) / spread**2, usual, (min(own, other), other))
 
     def is_missing(self) -> bool:
-        """Whether neither words nor lengths can tell translations from random pairs."""
+        """Whether neither words nor lengths distinguish translations from random pairs."""
         return not self.slope and self.spreads[0] > _NO_POWER * self.spreads[1]
 
     def __call__(self, measured: Measured) -> Values:
@@ -208,7 +208,7 @@ class Evidence:
 
 
 def share_above(scores: Values, at_random: Values) -> float:
-    """Estimate the share of translations: of pairs that score clearly above random pairs."""
+    """Estimate the share of translations, which score clearly above random pairs."""
     limit = at_random.mean() + _LEAST_POWER * max(float(at_random.std()), 1e-3)
     return float((scores > limit).mean() - (at_random > limit).mean())
 

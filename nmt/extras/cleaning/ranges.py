@@ -153,7 +153,7 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
     changes every few lines count as unrelated.
 
     Args:
-        path: Column of each line. (L,).
+        path: Chosen column (target offset) of each source line. (L,).
         start: Number of lines of the corpus before the path.
     """
     stretches: list[tuple[int, int, int]] = []

@@ -132,7 +132,7 @@ class RepeatFinder:
         self.count += len(rows)
 
     def findings(self, actions: Mapping[str, Action], filters: FilterConfig) -> Repeats:
-        """Return the repetitions, for the reasons that have an action.
+        """Return the repeated pairs, for each reason that has an action.
 
         Any process with access to the folder can call this.
         """

@@ -75,7 +75,7 @@ def push(options: PushOptions) -> PushResult:
         raise ConfigError(f"Cannot push to the revision @{revision}.", fix=fix)
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
         export = shell_command("export", folder, to="safetensors", output="FOLDER")
-        raise ConfigError(f"{folder} is a run folder.", fix=f"Export its model first: {export}")
+        raise ConfigError(f"{folder} is a run folder.", fix=f"Export the model first: {export}")
     model = find_model(folder)
     model.manifest.verify(folder)
     results = [result for path in options.scores for result in _results(path)]

@@ -159,7 +159,7 @@ def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
         return named
     source, _, target = (given or "").partition("-")
     if not (source and target):
-        unknown = "The files do not contain the languages."
+        unknown = "The model files do not state the language pair."
         problem = f"`languages` {given!r} is not a language pair." if given else unknown
         raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")
     check_languages({"`languages`": source, "`languages` ": target})

@@ -186,7 +186,7 @@ class Inspected:
 
     @property
     def heads(self) -> list[int]:
-        """The chosen heads, from 1."""
+        """Numbers of the chosen heads, counted from 1."""
         return list(self.choice.head) or list(range(1, self.config.model.num_heads + 1))
 
     def check(self) -> None:
@@ -202,7 +202,7 @@ class Inspected:
         for name, number, count in chosen:
             if not 1 <= number <= count:
                 fix = f"Set `{name}` to a number from 1 to {count}, or leave it out."
-                raise ConfigError(f"There is no {name} {number}.", fix=fix)
+                raise ConfigError(f"{name.capitalize()} {number} does not exist.", fix=fix)
         _ = self.tag_ids
 
     def missing(self, need: Need, name: str) -> NmtError | None:

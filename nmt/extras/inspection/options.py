@@ -59,7 +59,7 @@ NOT_IN_PAGE = ("distributions", "heads")
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(Options):
-    """What to look at, and how to show it.
+    """The view to show, its model and input, and the form of the output.
 
     Args:
         model: Run folder, model folder or YAML configuration.

@@ -82,7 +82,7 @@ class Drawing:
         self.width, self.height = max(self.width, right), max(self.height, bottom)
 
     def text(self, label: str, x: float, y: float, kind: str = "start", **more: Any) -> None:
-        """Write a label. The drawing grows only for labels that start at the point."""
+        """Write a label. Only a left-aligned label widens the drawing."""
         self.body += tag("text", label, x=x, y=y, class_=kind, **more)
         self.grow(x + (text_width(label) if "start" in kind else 0), y + 4)
 

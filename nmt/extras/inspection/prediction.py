@@ -168,8 +168,8 @@ def check_options(options: DecodingConfig) -> None:
     is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
     if is_other or options.search not in ("auto", "greedy", "beam"):
         raise ConfigError(
-            "trace shows only greedy and beam search; section decoding chooses another search.",
-            fix="Change the section with `set`, such as `set` decoding.sampling=false.",
+            "The view `trace` supports greedy and beam search; decoding selects another search.",
+            fix="Override it, for example with `set` decoding.sampling=false.",
         )
 
 
@@ -341,7 +341,7 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
 
     Args:
         logits: (T, V), not normalised.
-        gold: The T right tokens, with EOS at the end.
+        gold: The T reference tokens, with EOS at the end.
         smoothing: Probability that is spread evenly over the vocabulary.
 
     Returns:

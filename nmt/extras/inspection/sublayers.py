@@ -271,7 +271,7 @@ def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
 
 
 def _matrices(sublayer: Sublayer, heads: Heads) -> fig.Table:
-    """Return the same calculation for all tokens at once, as matrices with shapes."""
+    """Return the attention calculation for all tokens, as matrices with shapes."""
     (tokens, dim), (count, _, width) = sublayer.inputs.shape, heads.query.shape
     module = sublayer.module
     assert isinstance(module, SelfAttention)

@@ -176,7 +176,7 @@ def init(options: InitOptions) -> Start:
                 raise DataError(
                     "No pair is left for training: every pair shares a sentence with validation or "
                     "testing.",
-                    fix="Pass a corpus that does not contain these sets.",
+                    fix="Pass a corpus without the sentences of the validation and test sets.",
                 )
             size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])

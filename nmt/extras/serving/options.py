@@ -79,8 +79,8 @@ class ComputingOptions(Options):
     Args:
         engine: Library that computes translations. auto uses CTranslate2 where it supports the
             request, and torch otherwise.
-        dtype: Number type of the weights: auto, float32, int8 (CTranslate2 only; fastest on CPUs),
-            bfloat16 or float16 (GPUs). auto is float32 on a CPU and 16 bits on a GPU.
+        dtype: Number type of the weights: auto, float32, bfloat16, float16 (GPU only) or int8
+            (CTranslate2 only, fastest on CPUs). auto is float32 on CPUs and 16 bits on GPUs.
         threads: Batches translated in parallel, each on one CPU thread.
     """
 

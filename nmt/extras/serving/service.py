@@ -131,7 +131,7 @@ class Service:
 
         Raises:
             ConfigError: The options contradict each other.
-            RefusedError: The request wants attention for a long text.
+            RefusedError: Attention was requested for a long text.
         """
         longest = max((len(item.text) for item in body.items), default=0)
         if "attention" in body.want and longest > _ATTENDED_CHARACTERS:
