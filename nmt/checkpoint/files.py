@@ -273,8 +273,8 @@ def clean_partial(run_dir: Path) -> None:
 def set_damaged_aside(run_dir: Path, newest: int) -> None:
     """Rename the damaged checkpoints that are newer than step ``newest``, and log warnings.
 
-    Training resumes at ``newest``. With their names, the damaged checkpoints would still count as
-    the newest ones, and new checkpoints would expire before them.
+    Training resumes at ``newest``. Under their old names, the damaged checkpoints would still count
+    as the newest ones, and new checkpoints would expire before them.
 
     Raises:
         CheckpointError: A checkpoint cannot be renamed.

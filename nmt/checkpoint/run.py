@@ -239,7 +239,7 @@ def data_check(
 ) -> Callable[[PreparedManifest], None]:
     """Return a function that checks whether prepared data match the checkpoints of a run.
 
-    It prevents that new data replace the prepared data that the run needs to resume.
+    So new data cannot replace the prepared data that the run needs to resume.
 
     Args:
         config: The configuration.

@@ -11,7 +11,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; answer Ctrl-C while it is loaded, too."""
+    """Run the command line; Ctrl-C also works while modules are loading."""
     try:
         from nmt.cli.app import main as run  # noqa: PLC0415 - loading can be interrupted
 

@@ -97,11 +97,11 @@ def prepare_data(
         check: Called with the new manifest. If it raises, the previous folder stays.
 
     Raises:
-        ConfigError: A language has another code, a filter does not exist, no scheduler answers, or
-            standard input is not what the configuration says.
+        ConfigError: A language code is invalid, a filter does not exist, no scheduler answers, or
+            standard input does not match the configuration.
         DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
             cannot be written.
-        TokenizerError: The text allows no vocabulary of this size.
+        TokenizerError: The vocabulary size does not fit the text.
     """
     options = options or PreparationOptions()
     folder, recipe = config.prepared_dir, _recipe(config)
@@ -169,7 +169,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
     Raises:
         DataError: A corpus is missing, damaged or not parallel, changes meanwhile, or leaves no
             pair.
-        TokenizerError: The text allows no vocabulary of this size.
+        TokenizerError: The vocabulary size does not fit the text.
     """
     begin, recipe, folder = time.perf_counter(), reading.recipe, reading.folder
     filters = pair_filters.training_filters(recipe.filters, *recipe.languages)

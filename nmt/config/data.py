@@ -230,7 +230,7 @@ class Rule(Section):
 
     @property
     def bound(self) -> float:
-        """The limit; minus infinity without one."""
+        """The limit; minus infinity if there is no limit."""
         return -inf if self.limit is None else self.limit
 
 

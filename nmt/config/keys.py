@@ -130,7 +130,7 @@ def describe_keys(start: str = "") -> str:
     """Keys as Markdown, one table per section.
 
     Args:
-        start: As of `described_sections`.
+        start: As in `described_sections`.
     """
     blocks = [] if start else ["# Configuration", "Made by `nmt config keys`; do not edit."]
     seen: dict[str, str] = {}

@@ -37,7 +37,7 @@ class Section(BaseModel):
     )
 
     def _disagreements(self) -> Iterator[str]:
-        """Yield problems between values that are valid one by one."""
+        """Yield contradictions between values, each of which is valid."""
         return iter(())
 
     @model_validator(mode="after")

@@ -55,8 +55,8 @@ def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
 class Look:
     """The first pass: applies the filters of texts.
 
-    The result has the arrays ``is_kept`` and those of ``look``. Its values are the findings, and
-    the counts of dropped pairs by the first reason that drops them.
+    The result has the array ``is_kept`` and the arrays of ``look``. Its values are the findings,
+    and the counts of dropped pairs by the first reason that drops them.
     """
 
     filters: FilterChain

@@ -74,7 +74,7 @@ class Resegmenter:
         Args:
             epoch: Number of the epoch, from 0.
             rows: Rows of the store.
-            stored: Stored ids of both sides, flat, with offsets (len(rows) + 1,).
+            stored: Stored ids of both sides, concatenated, with row starts (len(rows) + 1,).
         """
         source, target = stored
         return self._drawn(0, epoch, rows, source), self._drawn(1, epoch, rows, target)

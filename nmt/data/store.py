@@ -4,7 +4,7 @@ A folder contains these little-endian arrays:
 
 - ``SIDE.ids.bin``: the ids of all sentences of a side without special tokens (uint16 if the
   vocabulary is small enough, else uint32).
-- ``SIDE.offsets.bin``: the start of each sentence in it, and the end (int64).
+- ``SIDE.offsets.bin``: the start of each sentence in this file, and the end (int64).
 - ``corpus.bin`` and ``lines.bin``: the corpus (uint16) and the line (int64) of each pair.
 """
 
@@ -74,10 +74,10 @@ class Lines(Protocol):
         """Length of each target line, in tokens."""
 
     def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        """Return the concatenated source ids of ``rows``, and row starts (len(rows) + 1,)."""
 
     def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        """Return the concatenated target ids of ``rows``, and row starts (len(rows) + 1,)."""
 
 
 class ParallelStore:
@@ -119,11 +119,11 @@ class ParallelStore:
         return len(self.corpus)
 
     def source_ids(self, rows: IntArray) -> tuple[Ids, Rows]:
-        """Return the source ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        """Return the concatenated source ids of ``rows``, and row starts (len(rows) + 1,)."""
         return self._gather(0, self.source_lengths, rows)
 
     def target_ids(self, rows: IntArray) -> tuple[Ids, Rows]:
-        """Return the target ids of ``rows``, flat, and offsets (len(rows) + 1,)."""
+        """Return the concatenated target ids of ``rows``, and row starts (len(rows) + 1,)."""
         return self._gather(1, self.target_lengths, rows)
 
     def block(self, start: int, stop: int) -> tuple[FlatIds, FlatIds]:

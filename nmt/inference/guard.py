@@ -316,7 +316,7 @@ class GuardCounts:
         )
 
     def message(self, seconds: float) -> str | None:
-        """Return one sentence for the log; None without alarms.
+        """Return one sentence for the log; None if there are no alarms.
 
         Args:
             seconds: Time of the whole translation.

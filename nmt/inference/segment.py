@@ -257,7 +257,7 @@ def _phrases(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...
 
 
 def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Encode phrases as they appear after a letter, if they can do so without a space."""
+    """Encode phrases as they appear after a letter, if this is possible without a space."""
     found = []
     for text in filter(str.strip, texts):
         starts_word = unicodedata.category(text[0])[0] in "LMN"

@@ -101,7 +101,7 @@ def sinusoids(num_positions: int, dim: int, layout: str) -> Tensor:
 
 
 class SinusoidalPositions(AbsolutePositions):
-    """Sinusoidal encodings of any position. The matrix grows when a longer sentence comes."""
+    """Sinusoidal encodings of any position. The matrix grows with the longest sentence."""
 
     _table: Tensor
 

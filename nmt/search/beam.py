@@ -48,7 +48,8 @@ class Candidates(NamedTuple):
     def active(self, beam_size: int) -> Candidates:
         """Return the best ``beam_size`` candidates that do not end in EOS, in the same order.
 
-        If there are too few, ended candidates with a log probability of minus infinity fill up.
+        If there are too few, the rest are ended candidates with a log probability of minus
+        infinity.
         """
         ends = self.tokens == EOS_ID
         if not bool(ends.any()):

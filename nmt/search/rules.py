@@ -94,7 +94,7 @@ class Rules:
                 log_probs[begun] = forced
 
     def _apply_others(self, log_probs: Tensor, sentences: Tensor, history: Tensor) -> None:
-        """Apply the rules that forced prefixes are exempt from."""
+        """Apply the rules that do not apply to forced prefixes."""
         log_probs.narrow(-1, 0, NUM_NEVER_CHOSEN).fill_(-torch.inf)
         length = history.shape[-1] + 1
         early = last = None

@@ -122,7 +122,7 @@ class Tokenizer:
 
     @cached_property
     def _is_imported(self) -> bool:
-        """Whether the vocabulary has ids that SentencePiece never produces: only if imported."""
+        """Whether SentencePiece never produces some ids, as in imported vocabularies."""
         model = self._processor
         return any(map(model.is_unused, range(self.vocab_size))) or any(map(is_tag, self.tags))
 

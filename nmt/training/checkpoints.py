@@ -282,7 +282,7 @@ class CheckpointWriter:
             self._thread.shutdown()
 
     def save(self, progress: Progress) -> None:
-        """Save a checkpoint; on a GPU, only start to. Waits for the previous checkpoint first.
+        """Save a checkpoint; on a GPU, only start saving. Waits for the previous checkpoint first.
 
         Raises:
             CheckpointError: The disk is full and `training.on_full_disk` is ``stop``.

@@ -68,7 +68,7 @@ class Reporter(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what is pending, and release files."""
+        """Write pending data, and release files."""
         ...
 
 
@@ -92,7 +92,7 @@ class PatientFile:
         self.write(b"")
 
     def write(self, data: bytes) -> None:
-        """Append without buffering; keep what the disk cannot take for the next call."""
+        """Append without buffering. If the disk is full, keep the data for the next call."""
         self._waiting += data
         with suppress(OSError):
             while self._file and self._waiting:
@@ -493,13 +493,13 @@ def _charts(
 
 
 def _number(line: Line, key: str) -> float:
-    """Return a value; NaN if it is missing, null or beyond `LIMIT`."""
+    """Return a value; NaN if the value is missing, null or beyond `LIMIT`."""
     value = line.get(key)
     return value if value is not None and abs(value) < LIMIT else math.nan
 
 
 def _best(lines: Sequence[Line], metric: str) -> Line | None:
-    """Return the line with the best ``metric``, which may be ``perplexity``; None without any."""
+    """Return the line with the best ``metric``, or ``perplexity``; None if no line has it."""
     scored = [line for line in lines if not math.isnan(_number(line, metric))]
     choose = min if metric not in METRICS or METRICS[metric].lower_is_better else max
     return choose(scored, key=lambda line: _number(line, metric)) if scored else None

@@ -1,4 +1,4 @@
-"""Timing and memory of updates: how many fit into `training.max_minutes`, how large batches can be.
+"""Timing and memory of updates: how many fit into `training.max_minutes`, and the batch size.
 
 All measurements restore weights, optimizer and random generators afterwards.
 """

@@ -233,7 +233,7 @@ def _spread(items: Sequence[T], number: int) -> Sequence[T]:
 
 
 def choose_samples(scores: Sequence[float]) -> list[int]:
-    """Return the indices of the best, the median and the worst score; the first one of equals.
+    """Return the indices of the best, median and worst score; of equal scores, the first index.
 
     >>> choose_samples([3.0, 9.0, 1.0, 9.0, 4.0]), choose_samples([2.0])
     ([1, 4, 2], [0])

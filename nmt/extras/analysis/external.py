@@ -1,7 +1,7 @@
 """A metric computed by an external program, which reads JSON lines and writes one score for each.
 
-Metrics with their own environment, such as COMET (Rei et al. 2020), so get intervals, significance
-tests and gates. The corpus score is the mean of sentence scores; higher is better.
+Metrics with their own environment, such as COMET (Rei et al. 2020), thus get intervals,
+significance tests and gates. The corpus score is the mean of sentence scores; higher is better.
 """
 
 from __future__ import annotations

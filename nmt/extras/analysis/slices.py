@@ -226,7 +226,7 @@ def _is_name(token: str) -> bool:
 
 
 def _kept(wanted: set[str], written: set[str]) -> int:
-    """Return 0 for nothing to keep, 1 for all kept, 2 for some lost."""
+    """Return 0 if there is nothing to keep, 1 if all is kept, 2 if some is lost."""
     return 0 if not wanted else 1 if wanted <= written else 2
 
 

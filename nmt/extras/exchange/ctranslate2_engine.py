@@ -189,7 +189,8 @@ class CTranslate2Engine(Engine):
         """Search a batch with the same limits; return all finished hypotheses, best first.
 
         With ``to_the_limit``, some outputs are known to reach their limit. The hypotheses that are
-        cut off there would displace hypotheses that finished earlier, so more are requested.
+        cut off there would displace hypotheses that finished earlier, so more
+        hypotheses are requested.
         """
         enough = max_finished(options, options.beam_size)
         wanted = min(options.beam_size, enough)

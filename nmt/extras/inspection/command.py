@@ -80,7 +80,7 @@ def make_part(name: str, inspected: Inspected) -> Part:
     """Return one view of a model.
 
     Raises:
-        ConfigError: The view needs more than is there, or the sentence is too long.
+        ConfigError: The view needs data that are missing, or the sentence is too long.
         CheckpointError: The weights are missing or damaged.
     """
     if error := inspected.missing(VIEWS[name].needs, name):

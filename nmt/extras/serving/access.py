@@ -118,7 +118,7 @@ class Gate:
     def check_site(self, request: Request) -> None:
         """Check the Host and Origin headers.
 
-        The check of Host prevents DNS rebinding; the check of Origin, calls from other websites.
+        The Host check prevents DNS rebinding. The Origin check prevents calls from other websites.
 
         Raises:
             RefusedError: A header is missing, malformed, or not allowed.
@@ -190,7 +190,7 @@ class Edge:
 
     Args:
         app: The application.
-        service: Has the limits, the metrics and the state of the server.
+        service: Provides the limits, the metrics and the state of the server.
         gate: Checks the Host and Origin headers.
     """
 

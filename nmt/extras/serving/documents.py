@@ -64,7 +64,7 @@ def unescape(text: str) -> str:
 
 
 def text_events(raw: str, decode: Callable[[str], str] = str) -> Iterator[Event]:
-    """Yield text, and as separate events web and mail addresses, which are not translated."""
+    """Yield text and, as separate events, web and mail addresses (never translated)."""
     place = 0
     for match in _ADDRESS.finditer(raw):
         if before := raw[place : match.start()]:
@@ -136,7 +136,7 @@ def _cue(text: str) -> Iterator[str | list[Event]]:
 
 
 def write_srt(text: str) -> str:
-    """Write text for SubRip, which has no escapes: replace the bracket of anything like a tag."""
+    """Write text for SubRip. It has no escapes, so the bracket of a possible tag is replaced."""
     return re.sub(r"<(?![^/a-zA-Z])", "\u2039", text)
 
 
