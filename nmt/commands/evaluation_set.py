@@ -100,7 +100,7 @@ def check_options(options: EvaluateOptions) -> None:
     if options.fail_if_worse and base is None:
         raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
     if options.fail_if_worse and options.resamples == 0:
-        fix = "Remove `resamples` 0, or set it to 1000."
+        fix = "Set `resamples` to 1000, for example."
         raise ConfigError("`fail_if_worse` needs `resamples` above 0.", fix=fix)
 
 

@@ -125,6 +125,6 @@ class LossScale:
         return {"loss_scale": float(self.factor), "good_in_a_row": int(self._good_in_a_row)}
 
     def load_counters(self, counters: Mapping[str, float]) -> None:
-        """Restore the output of `counters`. Missing values are reset, as after a change of precision."""
+        """Restore the output of `counters`. Missing values (after a new precision) are reset."""
         self.factor.fill_(counters.get("loss_scale", _INITIAL_SCALE))
         self._good_in_a_row.fill_(int(counters.get("good_in_a_row", 0)) % _GROWTH_INTERVAL)

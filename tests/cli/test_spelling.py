@@ -214,7 +214,7 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("translate M inn.de", PATH),
     ("evaluate in.en in.en --fail-if-worse", "Add --baseline FILE."),
     ("evaluate in.en in.en --fail-if-worse --baseline in.en --resamples 0",
-     "Remove --resamples 0."),
+     "Set --resamples to 1000, for example."),
     ("info", "Run `nmt --help` for a list of commands."),
     ("evaluate -t test", "Pass a run folder, as in `nmt evaluate RUN --test test`, or "
      "--hypothesis FILE."),
