@@ -283,7 +283,7 @@ def set_damaged_aside(run_dir: Path, newest: int) -> None:
         if step > newest:
             place = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(place, ignore_errors=True)
-            fix = "Delete it, then run the same command again."
+            fix = "Delete the folder, then run the same command again."
             with atomic.write_errors(f"{folder}, which is damaged,", CheckpointError, fix=fix):
                 folder.rename(place)
             logger.warning("damaged checkpoint moved to %s; delete it after inspection", place)

@@ -47,7 +47,7 @@ def average(options: AverageOptions) -> TextResult:
     folders = {step: present[step] for step in sorted(chosen)}
     for step, folder in folders.items():
         if (found := Manifest.read(folder).step) != step:  # the folder was renamed
-            fix = f"Rename it to step-{found:08}."
+            fix = f"Rename the folder to step-{found:08}."
             raise CheckpointError(f"{folder} contains the checkpoint of step {found:,}.", fix=fix)
     # Fail now if the model could not be loaded later.
     load_model(run_dir, f"step-{max(folders)}")

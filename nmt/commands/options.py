@@ -59,7 +59,7 @@ def _model_folder(text: str) -> Path:
     folder = file_name(text)
     is_seen = os.access(folder, os.F_OK) and folder.is_dir()
     if is_seen and not os.access(folder, os.R_OK | os.X_OK):
-        fix = "Make the folder readable (chmod -R u+rX), or copy it."
+        fix = "Make the folder readable (chmod -R u+rX), or copy the folder."
         raise CheckpointError(f"You have no permission to read {folder}.", fix=fix)
     return folder
 

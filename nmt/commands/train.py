@@ -332,8 +332,8 @@ class Trainer:
         saved = self._writer.saved_step
         last = f"step {saved:,}" if saved else "none"
         if saved:
-            fix += " Then start a new run with another run_dir; training.init_from can start it "
-            fix += "with the weights of this run."
+            fix += " Then start a new run with another run_dir; training.init_from loads "
+            fix += "the weights of this run."
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 
     def _report_updates(self, last: UpdateStats) -> None:

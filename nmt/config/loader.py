@@ -138,7 +138,7 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
     """
     idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if idle:
-        fix = f"Remove it. Here you can set keys of {', '.join(read)}."
+        fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
         raise ConfigError(f"`set` {', '.join(idle)} has no effect on a trained model.", fix=fix)
 
 

@@ -65,7 +65,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     if path.is_file():
         if path.suffix not in _LOADERS:
             problem = f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}."
-            raise DataError(problem, fix="Convert it, or use source and target, tsv or jsonl.")
+            raise DataError(problem, fix="Convert the file, or use source, tsv or jsonl.")
         # A single local file is one split, for any value of `split`. It is always streamed, because
         # a copy in the cache of `datasets` has no benefit.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
@@ -89,7 +89,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         raise DataError(
             f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
             f"{type(error).__name__}: {error}",
-            fix="Check the name, the subset and the network, or download it and use local files.",
+            fix="Check the name, subset and network, or download the data and use local files.",
         ) from error
 
 

@@ -289,6 +289,6 @@ def work_folder(beside: Path) -> Iterator[Path]:
         is_done = True
     finally:
         if not is_done and any(folder.glob("*.shard")):
-            logger.warning("interrupted; %s keeps the finished part for the same command", folder)
+            logger.warning("interrupted; run the same command to continue from %s", folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -146,7 +146,7 @@ class Translator:
             wanted = replace(wanted, max_length=options.get("max_length", loaded.max_length))
         elif (most := loaded.engine.max_positions) is not None:
             raise ConfigError(
-                f"{folder} cannot read lines of any length: the model has {most:,} positions.",
+                f"{folder} cannot read long lines: the model has {most:,} positions.",
                 fix="Leave `no_split` (split=False) out to cut lines into segments of at most "
                 f"{loaded.max_length:,} tokens.",
             )

@@ -56,7 +56,7 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
     if unknown := [part for part, names in frozen.items() if not names]:
         there = ", ".join(sorted({name.split(".")[0] for name in named}))
         problem = f"no parameter of the model begins with {', '.join(map(repr, unknown))}."
-        fix = f"Use {there}, or a part of them, such as encoder.0."
+        fix = f"Use {there}, or a layer, such as encoder.0."
         raise ConfigError(f"training.freeze: {problem}", fix=fix)
     for name, parameter in named.items():
         parameter.requires_grad_(not any(name in names for names in frozen.values()))

@@ -332,7 +332,7 @@ def language(config: FilterConfig, source: str, target: str) -> Filter:
         partial(_language, code=code, min_odds=config.language.bound) for code in (source, target)
     )
     unknown = [code for code in (source, target) if not languages.is_identifiable(code)]
-    note = f"filters.language does not check {' and '.join(unknown)}: py3langid lacks it"
+    note = f"filters.language does not check {' and '.join(unknown)}: not supported by py3langid"
     return TextFilter(partial(_on_a_side, of_source, of_target), note if unknown else "")
 
 

@@ -97,7 +97,7 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
                     fix="Write one number per line, higher for better pairs, or nan for no score.",
                 ) from error
     if len(values) < num_lines or (len(values) > num_lines and not is_part):
-        problem = f"{path} has {len(values):,} scores, but its corpus has {num_lines:,} lines."
+        problem = f"{path} has {len(values):,} scores, but the corpus has {num_lines:,} lines."
         raise DataError(problem, fix="Score the corpus again, with one number for every line.")
     return np.frombuffer(values, np.float32)[:num_lines] if values else np.zeros(0, np.float32)
 

@@ -131,7 +131,7 @@ class CTranslate2Engine(Engine):
         except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
             problem = f"{folder} cannot be loaded by CTranslate2: {error}."
             again = shell_command("export", "RUN", to="ctranslate2", output="FOLDER")
-            raise CheckpointError(problem, fix=f"Export it again: {again}") from error
+            raise CheckpointError(problem, fix=f"Export the model again: {again}") from error
         self._has_map = (folder / VOCABULARY_MAP).is_file()
         self._ids = {token: index for index, token in enumerate(self._target_tokens)}
         self._never = [[self._target_tokens[index]] for index in (PAD_ID, BOS_ID)]

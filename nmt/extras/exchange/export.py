@@ -120,7 +120,7 @@ def export(options: ExportOptions) -> ExportSummary:
     check_new_folder(output, source)
     if model_folder.is_ctranslate2(source):
         problem = f"{source} is already an export, and cannot be exported again."
-        raise ConfigError(problem, fix="Pass the run folder that it was exported from.")
+        raise ConfigError(problem, fix="Pass the original run folder.")
     target = EXPORT_TARGETS[to]()
     dtype = options.quantization or target.dtypes[0]
     if dtype not in target.dtypes:

@@ -116,7 +116,7 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
             yield {"task": {"type": "translation"}, "dataset": dataset, "metrics": metrics}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"{path} is not a JSON report of `nmt evaluate`."
-        fix = f"Write it again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
+        fix = f"Create the report again: {shell_command('evaluate', 'MODEL', json=True)} > {path}"
         raise DataError(problem, fix=fix) from error
 
 
@@ -182,5 +182,5 @@ def _hub(repository: str, what: str) -> Iterator[Any]:
         raise
     except Exception as error:  # huggingface_hub passes on errors of its dependencies
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        fix = "Check the name and the network, and that the token in HF_TOKEN has the permission."
+        fix = "Check the name, the network and the permissions of the token in HF_TOKEN."
         raise CheckpointError(f"{repository} was not {what}: {reason[:300]}.", fix=fix) from error

@@ -65,7 +65,7 @@ def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> I
     layers, most = inspected.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
     if len(layers) * len(heads) > most:
         layers, heads = layers[-1:], heads[:most]
-        note = f"Only layer {layers[0]}, {len(heads)} heads. Choose others by layer and head."
+        note = f"Only layer {layers[0]}, {len(heads)} heads. `layer` and `head` select other heads."
     if not layers:  # the chosen layer exists only in the stack with more layers
         return
     names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []

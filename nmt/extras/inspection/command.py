@@ -109,7 +109,7 @@ def _check_view(options: InspectOptions) -> None:
     idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*uses})
     if idle:
         names, used = (", ".join(f"`{name}`" for name in x) or "none" for x in (sorted(idle), uses))
-        fix = f"Leave it out. The view {options.view} uses {used}."
+        fix = f"Leave the option out. The view {options.view} uses {used}."
         raise ConfigError(f"{names} has no effect in {options.view}.", fix=fix)
 
 

@@ -169,7 +169,7 @@ def check_options(options: DecodingConfig) -> None:
     if is_other or options.search not in ("auto", "greedy", "beam"):
         raise ConfigError(
             "The view `trace` supports greedy and beam search; decoding selects another search.",
-            fix="Override it, for example with `set` decoding.sampling=false.",
+            fix="Override decoding, for example with `set` decoding.sampling=false.",
         )
 
 

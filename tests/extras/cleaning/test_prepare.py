@@ -105,7 +105,7 @@ def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> No
     assert made(dropping, values).counts["numbers"] == {"read": 120, "kept": 119, "scores": 1}
     assert (*corpus(8)[0][7:], *corpus(8)[1][7:]) not in decoded(tmp_path / "prepared")
     assert made(dropping, [0.0] * 3 + values[3:]).counts["numbers"]["scores"] == 4
-    with pytest.raises(DataError, match="has 119 scores, but its corpus has 120 lines"):
+    with pytest.raises(DataError, match="has 119 scores, but the corpus has 120 lines"):
         made(dropping, values[1:])
     scores.unlink()
     with pytest.raises(DataError, match=r"data\.train\.0\.scores: .* does not exist"):

@@ -30,8 +30,8 @@ def test_scores_are_one_number_per_line_or_nan(tmp_path: Path) -> None:
 def test_scores_that_do_not_fit_the_corpus_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "scores"
     for text, lines, problem in (
-        ("1\n2\n", 3, "has 2 scores, but its corpus has 3 lines"),
-        ("1\n2\n", 1, "has 2 scores, but its corpus has 1 lines"),
+        ("1\n2\n", 3, "has 2 scores, but the corpus has 3 lines"),
+        ("1\n2\n", 1, "has 2 scores, but the corpus has 1 lines"),
         ("", 1, "has 0 scores"),
         ("1\n\n", 2, "line 2: '' is not a number"),
         ("1\nNaN, 3\n", 2, "line 2: 'NaN, 3' is not a number"),
