@@ -85,7 +85,7 @@ def open_binary(path: Path) -> IO[bytes]:
     """
     try:
         if path.is_dir():
-            raise DataError(f"{path} is a folder, not a text file.", fix="Pass a file in the folder.")
+            raise DataError(f"{path} is a folder, not a text file.", fix="Pass a text file.")
         start = b""
         if path.is_file():  # the first bytes of a pipe cannot be read twice
             with path.open("rb") as file:

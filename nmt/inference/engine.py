@@ -398,7 +398,7 @@ def choose_engine(
     options = replace(options, device=parse_device(options.device))
     name, dtype, loaded = options.engine, parse_dtype(options.dtype), None
     if options.threads is not None and options.threads < 1:
-        raise ConfigError(f"`threads` is {options.threads}.", fix="Use 1 or more, or omit the option.")
+        raise ConfigError(f"`threads` is {options.threads}.", fix="Use 1 or more, or omit it.")
     with readable():
         if name == "auto" and is_ctranslate2(folder):
             name = "ctranslate2"

@@ -88,7 +88,7 @@ def test_only_the_first_segment_of_a_line_gets_phrases(tokenizers: Tokenizers) -
         (Request("Hund", "", ("der Hund",), ("Hund",)), {},
          "a required phrase contains a forbidden one"),
         (Request("Hund", "die", ("das die",)), {"no_repeat_ngram_size": 1},
-         "no output meets the prefix, the required"),
+         "no translation satisfies the prefix, required"),
         (Request("Hund", "der Hund läuft", (), ("Hund", "Haus")), {},
          "the prefix contains a forbidden phrase"),
         (Request("Hund", "und " * 99), {},
