@@ -93,9 +93,8 @@ def describe_schema(field: Mapping[str, Any]) -> str:
     if options := field.get("anyOf", field.get("allOf")):
         return ", or ".join(map(describe_schema, options))
     if "prefixItems" in field:
-        return "a list of " + " and ".join(
-            describe_schema(each).partition(",")[0] for each in field["prefixItems"]
-        )
+        parts = (describe_schema(each).partition(",")[0] for each in field["prefixItems"])
+        return f"a list of {' and '.join(parts)}"
     if names := field.get("enum", [field["const"]] if "const" in field else []):
         return ", ".join(map(str, names))
     kind = "section" if "$ref" in field else field.get("format", field.get("type"))

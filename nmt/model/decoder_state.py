@@ -99,12 +99,6 @@ class DecoderState:
         """Row of ``self_kv`` of each beam. (R,), int64; None if the rows are in order."""
         return None if self.slots is None else _rows(self.slots).to(self.self_kv.device)
 
-    @property
-    def _filled(self) -> Tensor:
-        """The caches; without unused positions if these are many, as in CUDA graphs."""
-        is_roomy = self.self_kv.shape[4] - self.length > GROWTH
-        return self.self_kv.narrow(4, 0, self.length) if is_roomy else self.self_kv
-
     def with_room(self) -> DecoderState:
         """Return a state whose caches have space for one more position."""
         if self.length < self.self_kv.shape[4]:
@@ -124,7 +118,9 @@ class DecoderState:
             sentences: Sentences to keep, ascending. (B',), int64.
             beams: Beams to keep in each sentence, possibly several times. (B', K'), int64.
         """
-        caches, device = self._filled, self.self_kv.device
+        caches, device = self.self_kv, self.self_kv.device
+        if caches.shape[4] - self.length > GROWTH:  # many are unused, as in CUDA graphs
+            caches = caches.narrow(4, 0, self.length)
         chosen = (sentences.unsqueeze(1) * self.num_beams + beams).flatten().to(device)
         coverage = None if self.coverage is None else self.coverage.index_select(0, chosen)
         stay_all = len(sentences) == len(self.source_mask)

@@ -235,9 +235,7 @@ def test_a_pickle_under_the_name_of_tensors_is_refused_and_not_executed(tmp_path
     ],
     ids=len,
 )
-def test_a_header_that_claims_too_much_is_refused_without_allocating(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_a_header_that_claims_too_much_is_refused_at_once(tmp_path: Path, content: bytes) -> None:
     """FAULT 17: of a header or a shape."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
@@ -252,9 +250,7 @@ def assert_only_the_first_is_left(run_dir: Path, before: dict[str, bytes]) -> No
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000010"]
 
 
-def test_too_little_space_is_reported_before_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_space_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULT 8."""
     save(tmp_path, 10)
     before = contents(tmp_path)

@@ -120,7 +120,7 @@ def average(folder: Path, run_dir: Path) -> None:
     write_average(folder, run_dir, sorted((run_dir / "checkpoints").iterdir()))
 
 
-def test_the_folder_is_complete_and_every_file_is_in_its_manifest(
+def test_the_folder_is_complete_and_its_manifest_has_all_of_it(
     run_dir: Path, tmp_path: Path
 ) -> None:
     """An empty folder is filled, and another left alone."""

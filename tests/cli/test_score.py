@@ -71,9 +71,7 @@ def test_files_are_scored_as_the_table_is(
     assert numbers(run, "--source", "-", "--target", target, text="\n".join(SOURCE)) == near
 
 
-def test_a_pair_is_answered_before_the_next_one_comes(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_are_answered_before_more_come(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, pairs = os.pipe()
     answers, writing = os.pipe()
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as stdout, os.fdopen(answers) as told:

@@ -38,7 +38,7 @@ def evaluated(run: Path, *arguments: object) -> str:
     return result.stderr
 
 
-def test_a_beam_that_mbr_cannot_have_and_weights_of_no_ensemble_are_refused(
+def test_a_beam_for_mbr_and_weights_without_an_ensemble_are_refused(
     runs: dict[str, Path],
 ) -> None:
     mbr = ("translate", runs["plain"], "--mbr", "chrf")
@@ -62,9 +62,7 @@ def test_what_is_evaluated_is_what_translate_gives(
     assert found != translated(runs["plain"])[1:]
 
 
-def test_a_metric_that_chose_is_called_optimistic(
-    runs: dict[str, Path], files: tuple[str, ...]
-) -> None:
+def test_a_metric_that_chose_is_optimistic(runs: dict[str, Path], files: tuple[str, ...]) -> None:
     few = ("--mbr-candidates", 4)
     model: tuple[Any, ...] = (runs["plain"], *files, *few)
     said = evaluated(*model, "--mbr", "chrf")

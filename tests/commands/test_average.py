@@ -128,9 +128,7 @@ def test_a_choice_that_means_nothing_is_refused(
     refused(code, message, original, tmp_path / "mean", *flags.split())
 
 
-def test_what_cannot_be_written_is_named_and_nothing_is_overwritten(
-    original: Path, tmp_path: Path
-) -> None:
+def test_unwritable_files_are_named_and_nothing_is_lost(original: Path, tmp_path: Path) -> None:
     kept = tmp_path / "mean" / "notes.txt"
     kept.parent.mkdir()
     kept.write_text("mine", "utf-8")
@@ -163,9 +161,7 @@ def test_damage_is_named(run_dir: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"run", "mean"}
 
 
-def test_a_renamed_checkpoint_and_a_run_without_scores_are_refused(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_renamed_checkpoints_and_runs_without_scores_fail(run_dir: Path, tmp_path: Path) -> None:
     checkpoint_dir(run_dir, 20).rename(checkpoint_dir(run_dir, 35))
     refused(4, "step-00000035 contains the checkpoint of step 20", run_dir, tmp_path / "mean")
     save_checkpoint(run_dir, 50, model={}, optimizer={}, state={})

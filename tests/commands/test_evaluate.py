@@ -79,7 +79,7 @@ def test_json_has_confidence_and_can_leave_it_out(files: tuple[Path, Path]) -> N
     assert with_it["confidence"]["resamples"] == 1000
 
 
-def test_several_systems_are_compared_with_each_other_or_with_a_baseline(
+def test_systems_are_compared_with_each_other_or_with_a_baseline(
     files: tuple[Path, Path],
 ) -> None:
     hypothesis, reference = files
@@ -129,9 +129,7 @@ def test_sentence_level_is_a_line_of_json_for_each(files: tuple[Path, Path]) -> 
         ("this looks tokenized .", "nmt: warning: text: 3 lines end in a space and a full stop"),
     ],
 )  # fmt: skip
-def test_text_that_another_tokenizer_fits_gets_a_warning(
-    tmp_path: Path, line: str, advice: str
-) -> None:
+def test_text_for_another_tokenizer_gets_a_warning(tmp_path: Path, line: str, advice: str) -> None:
     path = write(tmp_path / "text", [line] * 3)
     result = invoke("--hypothesis", path, "--reference", path, "--quiet")
     assert (result.exit_code, advice in result.stderr) == (0, True)

@@ -274,9 +274,7 @@ def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_pa
     assert report.counts["numbers"]["length"] > 0
 
 
-def test_a_corpus_that_changes_meanwhile_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_that_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def learn(*args: Any, **options: Any) -> None:
         train_sentencepiece(*args, **options)
         write_pairs(tmp_path, *corpus(119))

@@ -193,9 +193,7 @@ def test_a_missing_key_is_named_unless_it_may_be_missing(tmp_path: Path) -> None
         ("model:", "model is null; it must be a section"),
     ],
 )
-def test_a_wrong_type_says_what_was_found_and_what_is_allowed(
-    tmp_path: Path, line: str, found: str
-) -> None:
+def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, found: str) -> None:
     """FAULTS 48."""
     path = written(tmp_path, SMALL + line + "\n")
     problem = refusal(path).problem
@@ -326,9 +324,7 @@ def test_hostile_and_broken_text_is_refused(tmp_path: Path, text: str, problem: 
         (b"x" * (MAX_BYTES + 1), "is larger than 1,048,576 bytes"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, content: bytes | None, problem: str
-) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
     """FAULTS 48."""
     path = tmp_path / "a.yaml"
     if content is not None:

@@ -66,9 +66,7 @@ def test_every_extra_has_a_command_that_needs_it() -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_without_an_extra_help_is_shown_and_what_is_missing_is_named(
-    tmp_path: Path, extra: str
-) -> None:
+def test_without_an_extra_help_is_shown_and_its_name_is_told(tmp_path: Path, extra: str) -> None:
     copy_without(tmp_path, [extra])
     usage, needing = nmt(tmp_path, "--help"), nmt(tmp_path, *NEEDING[extra])
     assert (usage.returncode, usage.stderr) == (0, "")

@@ -256,9 +256,7 @@ def test_a_stage_ends_with_epochs_of_a_corpus_updates_or_a_score(store: Parallel
 
 @settings(max_examples=12)
 @given(skipped=st.integers(0, 40))
-def test_from_any_position_of_any_stage_the_stream_is_the_same(
-    store: ParallelStore, skipped: int
-) -> None:
+def test_from_any_place_of_a_stage_the_stream_is_equal(store: ParallelStore, skipped: int) -> None:
     whole = read(staged(store, *STAGES), Position(), 46)
     position = whole[skipped - 1][1] if skipped else Position()
     assert read(staged(store, *STAGES), position, 46 - skipped) == whole[skipped:]

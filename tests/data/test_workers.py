@@ -117,9 +117,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 
 @given(number=st.integers(1, 20), threads=st.integers(1, 3), ahead=st.integers(1, 6))
-def test_results_keep_their_order_and_few_are_computed_ahead(
-    number: int, threads: int, ahead: int
-) -> None:
+def test_results_keep_their_order_and_few_are_ahead(number: int, threads: int, ahead: int) -> None:
     items = iter(range(number))
     with ThreadPoolExecutor(threads) as pool:
         found = map_ahead(lambda n: n * n, items, pool, ahead)

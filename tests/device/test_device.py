@@ -59,7 +59,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_a_number_chooses_among_several_gpus(
+def test_a_number_chooses_one_of_the_gpus(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DeviceError, match="cuda:1 does not exist; torch finds 1 GPUs"):

@@ -24,10 +24,8 @@ OPTIONS = DecodingConfig(beam_size=3, max_length_factor=1.0, max_length_offset=2
 
 
 def sentences(count: int, seed: int = 0, longest: int = 12) -> list[str]:
-    generator = random.Random(seed)
-    return [
-        " ".join(generator.choices(WORDS, k=generator.randint(1, longest))) for _ in range(count)
-    ]
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)]
 
 
 def translator_of(engine: Engine, tokenizers: Tokenizers, **changes: Any) -> Translator:

@@ -153,7 +153,7 @@ def test_an_engine_without_optional_outputs_raises_an_error(tokenizers: Tokenize
             translator_of(Echo(), tokenizers, outputs={detail}).translate(["Hund"])
 
 
-def test_optional_outputs_are_returned_on_request_and_change_nothing_else(
+def test_optional_outputs_are_returned_and_change_nothing_else(
     translator: Translator,
 ) -> None:
     plain = translator.translate(LINES)

@@ -125,9 +125,8 @@ def test_pairs_that_are_too_long_are_logged_and_get_minus_infinity(
 
 def test_a_pair_longer_than_learned_positions_is_not_scored(tokenizers: Tokenizers) -> None:
     config = run_config(max_length=32, max_length_offset=200)
-    scorer = Scorer(
-        loaded(small_model(tokenizers, "learned"), tokenizers=tokenizers, config=config)
-    )
+    model = small_model(tokenizers, "learned")
+    scorer = Scorer(loaded(model, tokenizers=tokenizers, config=config))
     found = scorer.score([("und", "und " * 39), ("und", "und " * 40)])
     assert [math.isinf(result.score) for result in found] == [False, True]
 

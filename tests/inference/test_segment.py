@@ -31,9 +31,7 @@ def test_the_first_long_lines_are_reported(
     assert caplog.messages[-1] == "4 more lines were cut into segments"
 
 
-def test_no_part_of_a_line_is_lost(
-    tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_piece_of_text_is_lost(tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture) -> None:
     """Fault 45: also where a few characters are many subwords."""
     for text in (" ".join(sentences(40)), "🐕" * 500, "漢" * 333 + "。" + "字" * 100):
         caplog.clear()

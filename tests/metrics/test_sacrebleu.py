@@ -167,9 +167,7 @@ WORDS = st.sampled_from(["the", "dog", "dogs", "cat,", "cat.", "ran", "(now)", "
 
 
 @given(st.lists(st.lists(WORDS, max_size=9).map(" ".join), min_size=1, max_size=6), st.booleans())
-def test_pairwise_scores_equal_sacrebleus_sentence_scores(
-    texts: list[str], is_held_in_parts: bool
-) -> None:
+def test_pairwise_scores_equal_those_of_sacrebleu(texts: list[str], is_held_in_parts: bool) -> None:
     """Whether the table of n-grams is held whole or in parts."""
     chrf, bleu = CHRF(), BLEU(effective_order=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -218,9 +216,7 @@ def test_p_values_are_limited_by_the_number_of_different_sentences(count: int) -
 
 
 @pytest.mark.parametrize("kind", ["bs", "ar"])
-def test_intervals_and_p_values_are_those_of_sacrebleu(
-    shared_data: Path, kind: Literal["bs", "ar"]
-) -> None:
+def test_intervals_and_p_values_of_sacrebleu(shared_data: Path, kind: Literal["bs", "ar"]) -> None:
     names = ("ref.A", "hyp.VolcTrans-GLAT", "hyp.Online-A", "hyp.ICL")
     paths = (shared_data / "wmt_sample" / f"newstest2021.en-de.{name}.de" for name in names)
     reference, *hypotheses = (read_lines(path)[:25] for path in paths)

@@ -40,9 +40,7 @@ def job(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("code", [0, 4])
-def test_all_nodes_run_one_training_whose_exit_code_the_job_returns(
-    job: dict[str, str], code: int
-) -> None:
+def test_all_nodes_run_one_training_with_the_exit_code(job: dict[str, str], code: int) -> None:
     command = ["bash", str(SCRIPT), "configs/base.yaml", "--set", "name=two words"]
     done = subprocess.run(command, env=job | {"CODE": str(code)}, check=False, timeout=20)
     assert done.returncode == code

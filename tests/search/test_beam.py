@@ -190,9 +190,7 @@ def by_sorting(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     count=st.integers(1, 5),
     kinds=st.sampled_from([2, 30, 10**6]),
 )
-def test_equal_values_are_ranked_by_index(
-    seed: int, size: int, rows: int, count: int, kinds: int
-) -> None:
+def test_ties_are_ranked_by_index(seed: int, size: int, rows: int, count: int, kinds: int) -> None:
     """Short rows and rows of many blocks, whole or not; all values equal, some, or none."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, kinds, (rows, 2, size), generator=generator).float()
@@ -285,9 +283,7 @@ def test_banks_by_hand(counts: list[int], beam_size: int, expected: list[int]) -
         (Constraints(prefix=(5, UNK_ID), forbidden=((5,),)), 1, None),
     ],
 )
-def test_clear_contradictions_are_reported(
-    own: Constraints, size: int, problem: str | None
-) -> None:
+def test_clear_contradictions_are_found(own: Constraints, size: int, problem: str | None) -> None:
     found = own.contradiction(size)
     assert found is problem is None or (found and problem and problem in found)
 

@@ -56,7 +56,7 @@ def assert_distributed(
 
 
 @given(text=TEXTS, rate=RATES, seed=st.integers(0))
-def test_rate_0_gives_the_ids_of_sentencepiece(
+def test_rate_0_gives_sentencepiece_ids(
     model: Tokenizer, text: str, rate: float, seed: int
 ) -> None:
     ids = model.encode(text)

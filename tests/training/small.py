@@ -91,9 +91,8 @@ def update_event(step: int, loss: float = 3.25) -> Event:
 def validation_event(step: int, scores: Scores | None = None) -> Event:
     """Of a BLEU of 21.5 and a chrF of 48."""
     samples = (("ein *Hund*", "a <b>dög</b>\u2028", "a dog"),)
-    scores = scores or Scores(
-        2.0, {"bleu": 21.5, "chrf": 48.0}, samples=samples, sample_chrf=(48.0,)
-    )
+    text = {"bleu": 21.5, "chrf": 48.0}
+    scores = scores or Scores(2.0, text, samples=samples, sample_chrf=(48.0,))
     return scores.event(step, epoch=1, seconds=3.0)
 
 

@@ -90,10 +90,8 @@ def test_the_gpu_step_agrees_with_float64(
     rows: int, vocab_size: int, smoothing: float, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(rows)
-    logits, gold = (
-        torch.randn(rows, vocab_size).mul(4).to(dtype),
-        torch.randint(vocab_size, (rows,)),
-    )
+    logits = torch.randn(rows, vocab_size).mul(4).to(dtype)
+    gold = torch.randint(vocab_size, (rows,))
     exact = logits.double().requires_grad_()
     expected = F.cross_entropy(exact, gold, label_smoothing=smoothing, reduction="sum")
     expected.backward()

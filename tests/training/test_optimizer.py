@@ -25,11 +25,8 @@ WAYS = tuple(way for way in product(KINDS, (None, 0.7)) if way != ("schedule-fre
 
 
 def everything(model: Transformer, optimizer: ModelOptimizer) -> dict[str, Tensor]:
-    parts = {
-        "working": weights_of(model),
-        "weights": optimizer.weights(),
-        "state": optimizer.state(),
-    }
+    weights, state = optimizer.weights(), optimizer.state()
+    parts = {"working": weights_of(model), "weights": weights, "state": state}
     return {f"{key}:{n}": t.clone() for key, part in parts.items() for n, t in part.items()}
 
 
@@ -46,10 +43,8 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_moving_average_equals_values_computed_by_hand(kind: str, decay: float) -> None:
     model, twin = small_model(), small_model()
-    optimizer, plain = (
-        optimizer_of(model, kind=kind, ema_decay=decay),
-        optimizer_of(twin, kind=kind),
-    )
+    optimizer = optimizer_of(model, kind=kind, ema_decay=decay)
+    plain = optimizer_of(twin, kind=kind)
     mean = {name: tensor.double() for name, tensor in weights_of(model).items()}
     for count, rate in enumerate(WARM_UP, 1):
         drive(model, optimizer, [rate])

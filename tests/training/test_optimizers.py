@@ -228,9 +228,7 @@ def test_muon_updates_each_matrix_and_adamw_the_other_parameters(
 @pytest.mark.parametrize(
     ("dtype", "least", "most"), [(torch.float32, 0, 1e-5), (torch.bfloat16, 1e-3, 0.03)]
 )
-def test_muon_iterates_in_the_dtype_of_the_training(
-    dtype: torch.dtype, least: float, most: float
-) -> None:
+def test_muon_has_the_dtype_of_the_training(dtype: torch.dtype, least: float, most: float) -> None:
     options = {"momentum": 0.0, "newton_schulz_steps": 3, "weight_decay": 0.0}
     optimizer = optimizer_of(small_model(), kind="muon", dtype=dtype, **options)
     parameters = optimizer.parameters

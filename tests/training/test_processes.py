@@ -75,9 +75,7 @@ def test_when_one_process_fails_all_end_and_one_error_is_printed(run: Run, rank:
     assert run.steps() == [5]
 
 
-def test_a_kill_a_signal_and_another_launcher_do_not_change_the_result(
-    run: Run, server: Server
-) -> None:
+def test_a_kill_a_signal_and_another_launcher_keep_the_result(run: Run, server: Server) -> None:
     """FAULTS 19, 29 and 31: ``--devices`` goes on after a kill; torchrun ends it, to the bit."""
     rare: dict[str, Any] = {"save_every": NEVER, "validate_every": NEVER}
     settings: dict[str, Any] = {**rare, "log_every": NEVER, "save_every": 1}
@@ -111,7 +109,7 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 
 
 @pytest.mark.usefixtures("whole_of_two")  # has prepared the data
-def test_several_processes_make_the_same_updates_as_one_process_that_accumulates(
+def test_processes_make_the_same_updates_as_one_process_that_accumulates(
     server: Server,
 ) -> None:
     """FAULT 30: float32 loss and gradient norm within 1e-5 of their size, in every update.
@@ -223,12 +221,8 @@ def test_two_processes_get_the_same_validation_scores_as_one(server: Server) -> 
     settings = {"validation.max_sentences": 15, "validate_every": NEVER, "save_every": NEVER}
     one, two = Run(server, "one-validates"), Run(server, "two-validate")
     one.finish(*flags, num=1, **settings, max_steps=80, **{"schedule.peak_lr": 0.01})
-    still: dict[str, Any] = {
-        "init_from": str(one.folder),
-        "schedule.peak_lr": 1e-30,
-        "max_steps": 1,
-    }
-    two.finish(*flags, num=2, **settings, **still)
+    still: dict[str, Any] = {"init_from": str(one.folder), "schedule.peak_lr": 1e-30}
+    two.finish(*flags, num=2, **settings, **still, max_steps=1)
     for name, weight in one.weights().items():
         np.testing.assert_allclose(two.weights()[name], weight, atol=1e-20, rtol=0)
     found, expected = two.lines("validation")[-1], one.lines("validation")[-1]

@@ -415,9 +415,8 @@ def test_the_best_is_the_first_of_the_highest_and_patience_counts_from_it(
 @given(scores=st.lists(st.floats(), max_size=20))
 def test_progress_survives_json(scores: list[float]) -> None:
     """FAULT 18."""
-    progress = Progress(
-        step=7, position=Position(1, 3), timed=(0.5, 70), total_steps=70, loss_sum=1.5
-    )
+    counts: dict[str, Any] = {"step": 7, "timed": (0.5, 70), "total_steps": 70, "loss_sum": 1.5}
+    progress = Progress(position=Position(1, 3), **counts)
     progress.history = history_of(scores)
     back = Progress.from_dict(json.loads(json.dumps(progress.as_dict())))
     # Compared as text, for NaN is not equal to itself; JSON has no tuples.

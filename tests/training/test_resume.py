@@ -37,9 +37,7 @@ from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
 
 
-def test_a_completed_run_continued_with_more_steps_equals_a_single_run(
-    run: Run, whole: Run
-) -> None:
+def test_a_complete_run_continued_with_more_steps_equals_a_single_run(run: Run, whole: Run) -> None:
     """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
     run.finish(max_steps=10, log_every=5)
     run.finish()
@@ -85,9 +83,7 @@ def test_a_run_resumed_twice_equals_an_uninterrupted_run(run: Run, whole: Run) -
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_signal_interrupts_validation_which_is_repeated_later(
-    run: Run, whole: Run, count: int
-) -> None:
+def test_a_signal_interrupts_validation_to_be_repeated(run: Run, whole: Run, count: int) -> None:
     """FAULTS 18 and 19; the third is the one after the last update."""
     assert run.train(harm=Harm("validation", count, (signal.SIGTERM,))).code == 143
     assert run.steps()[-1] == 10 * count
@@ -109,9 +105,7 @@ def test_one_interrupt_saves_and_two_quit_at_once(run: Run, whole: Run) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_interrupts_preparation_at_once(
-    run: Run, server: Server, number: int, code: int
-) -> None:
+def test_signals_end_preparation_at_once(run: Run, server: Server, number: int, code: int) -> None:
     """FAULTS 19 and 20: nothing is half-prepared afterwards."""
     place = server.folder / f"interrupted-{number}"
     data = f"--set=prepared_dir={place}"
@@ -169,9 +163,7 @@ def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run) 
     assert_equal(run, whole)
 
 
-def test_a_kill_while_a_checkpoint_of_the_same_step_is_replaced_loses_nothing(
-    run: Run, whole: Run
-) -> None:
+def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run: Run, whole: Run) -> None:
     """FAULTS 4 and 7: the only checkpoint there is, saved again with the validation added."""
     only: dict[str, Any] = {"keep_last": 1, "save_every": 100}
     assert run.train(harm=Harm("update", 10, (signal.SIGTERM,)), **only).code == 143
@@ -331,9 +323,7 @@ def test_resuming_is_exact_with(run: Run, server: Server, stopped_run: Run, name
 
 
 @pytest.mark.parametrize("is_better", [True, False])
-def test_the_average_of_the_last_checkpoints_is_best_if_it_scores_better(
-    run: Run, is_better: bool
-) -> None:
+def test_the_average_of_checkpoints_is_best_if_it_scores_better(run: Run, is_better: bool) -> None:
     """While each checkpoint is far better than the one before, their mean is not."""
     settings = {"max_steps": 30} if is_better else {"schedule.peak_lr": 0.0003}
     run.finish(**(AVERAGED | settings | {"validation.metric": "loss"}))

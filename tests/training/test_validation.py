@@ -46,7 +46,7 @@ def trained(**training: Any) -> tuple[RunConfig, TrainingSetup]:
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
-def test_validation_reports_unsmoothed_cross_entropy_and_the_training_loss(
+def test_validation_reports_plain_cross_entropy_and_the_training_loss(
     label_smoothing: float,
 ) -> None:
     """Both per token, without dropout, of all pairs of the set."""
@@ -81,9 +81,8 @@ def test_the_validated_average_has_the_written_weights(options: dict[str, Any]) 
     record = json.loads((config.run_dir / AVERAGE / "average.json").read_text())
     setup.updater.optimizer.load_weights(load_model(config.run_dir, AVERAGE).model.state_dict())
     of_mean = setup.validator().value("loss")
-    setup.updater.optimizer.load_weights(
-        load_checkpoint(list_checkpoints(config.run_dir)[-1][1]).model
-    )
+    newest = load_checkpoint(list_checkpoints(config.run_dir)[-1][1])
+    setup.updater.optimizer.load_weights(newest.model)
     assert record["score"] == of_mean
     assert record["score"] != setup.validator().value("loss")
 

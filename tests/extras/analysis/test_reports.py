@@ -44,7 +44,7 @@ def test_markdown_shows_changes_and_their_significance(files: dict[str, Path]) -
     assert "| +0.00 | +0.00 to +0.00 | no significant difference (p = 1.000) |" in text
 
 
-def test_junit_has_a_case_for_each_gate_and_a_failure_for_each_missed_one(
+def test_junit_has_a_case_for_each_gate_and_a_failure_if_missed(
     files: dict[str, Path],
 ) -> None:
     path = files["bad"].with_name("junit.xml")

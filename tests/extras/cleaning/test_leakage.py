@@ -31,9 +31,7 @@ def test_near_copies_are_those_within_the_edit_distance(left: list[str], right: 
 
 
 @given(held_out=st.lists(SENTENCE, max_size=5), training=st.lists(SENTENCE, max_size=12))
-def test_all_and_only_near_lines_are_found(
-    held_out: list[list[str]], training: list[list[str]]
-) -> None:
+def test_exactly_near_lines_are_found(held_out: list[list[str]], training: list[list[str]]) -> None:
     found = LeakageIndex([*map(" ".join, held_out)]).find([*map(" ".join, training)])
     expected = {
         (row, index)

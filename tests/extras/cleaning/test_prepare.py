@@ -24,7 +24,7 @@ def rows_of(folder: Path, name: str) -> list[list[str]]:
     return [line.split("\t") for line in lines[1:]]
 
 
-def test_files_shifted_against_each_other_are_found_and_identical_ones_warned_about(
+def test_files_shifted_against_each_other_are_found_and_equal_ones_reported(
     tmp_path: Path,
 ) -> None:
     """FAULTS 38."""

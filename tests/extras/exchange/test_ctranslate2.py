@@ -132,15 +132,13 @@ def compare(bundle: ModelBundle, folder: Path, count: int = 12, **options: Any) 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture_translates_like_torch(
-    name: str, tokenizers: Tokenizers, tmp_path: Path
-) -> None:
+def test_all_models_translate_like_torch(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     bundle = bundle_of(tokenizers, **ARCHITECTURES[name])
     assert bundle.model.target_embeddings[BOS_ID].abs().min() > 0  # the decoder starts from it
     compare(bundle, tmp_path, beam_size=3)
 
 
-def test_special_tokens_have_probability_0_in_the_search(
+def test_special_tokens_are_impossible_in_the_search(
     tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
     """Even if PAD, UNK and BOS are the most probable tokens."""

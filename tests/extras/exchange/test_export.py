@@ -163,9 +163,7 @@ def test_the_checkpoint_is_chosen(run_dir: Path, tmp_path: Path) -> None:
         record = json.loads((output / "export.json").read_text("utf-8"))
         assert record["sha256"] == load_model(run_dir, checkpoint).sha256
     assert "| bleu | 7.25 |" in (tmp_path / "average" / "README.md").read_text("utf-8")
-    assert "No validation scores are recorded." in (tmp_path / "last" / "README.md").read_text(
-        "utf-8"
-    )
+    assert "No validation scores are" in (tmp_path / "last" / "README.md").read_text("utf-8")
     assert exported(run_dir / "average", tmp_path / "again", "safetensors").step == 40
 
 

@@ -180,9 +180,7 @@ def test_a_dry_run_sends_nothing(hub: Hub, model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.pkl", "code.py", "pytorch_model.bin"])
-def test_files_that_can_contain_code_are_not_pulled(
-    hub: Hub, model: Path, back: Path, name: str
-) -> None:
+def test_files_that_may_be_code_are_refused(hub: Hub, model: Path, back: Path, name: str) -> None:
     """Fault 52."""
     pushed(model)
     hub.files[name] = b"x"

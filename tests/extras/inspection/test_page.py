@@ -91,12 +91,8 @@ def test_neighbouring_cells_of_one_shade_are_one_shape() -> None:
 
 
 def test_parents_of_a_tree_are_centred_on_their_children() -> None:
-    nodes = [
-        fig.Node("a", "", None),
-        fig.Node("b", "", 0),
-        fig.Node("c", "", 0),
-        fig.Node("d", "", 1),
-    ]
+    parents = {"a": None, "b": 0, "c": 0, "d": 1}
+    nodes = [fig.Node(name, "", parent) for name, parent in parents.items()]
     assert layout(fig.Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
 
 

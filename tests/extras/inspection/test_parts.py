@@ -255,7 +255,7 @@ def test_heads_are_measured_by_leaving_them_out() -> None:
     assert all(bool(((shares >= 0) & (shares <= 1)).all()) for shares in looks.values())
 
 
-def test_the_trace_ends_in_the_translation_and_reports_a_second_search(
+def test_the_trace_ends_in_the_translation_with_second_searches(
     folders: dict[str, Path],
 ) -> None:
     translator = Translator.load(folders["post"], engine="torch")
@@ -294,9 +294,7 @@ def test_a_layer_above_the_encoder_is_drawn_for_the_decoder(folders: dict[str, P
     assert part_of(folders["post"], "score", target=TARGET, layer=3).figures
 
 
-def test_heads_reads_the_first_short_pairs_of_a_test_set(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_heads_reads_the_first_short_test_pairs(folders: dict[str, Path], tmp_path: Path) -> None:
     """Of four pairs the second is too long and the third blank; --limit 1 takes the first."""
     for side in "de", "en":
         lines = ["Hund läuft", "Hund " * 40, "", "Katze schläft"]

@@ -141,9 +141,7 @@ def test_without_the_mask_the_decoder_reads_ahead(variant: str) -> None:
 @torch.no_grad()
 def test_a_head_without_output_equals_zero_rows_in_the_output_matrix(head: int) -> None:
     model, other = model_of("grouped"), model_of("grouped")
-    attention, silenced = (
-        own.decoder[1].get_submodule("cross_attention") for own in (model, other)
-    )
+    attention, silenced = (x.decoder[1].get_submodule("cross_attention") for x in (model, other))
     silenced.get_parameter("output.weight")[:, (head - 1) * 8 : head * 8] = 0
     assert isinstance(attention, CrossAttention)
     with without_head(attention, head):

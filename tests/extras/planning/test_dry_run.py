@@ -174,9 +174,7 @@ def test_two_passes_double_the_flops_and_patience_alone_makes_the_length_unknown
     assert "per epoch, until training.patience ends training" in twice.as_text().splitlines()[1]
 
 
-def test_a_batch_too_large_for_the_device_is_reported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_batches_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = Updater.objective_loss
 
     def small_only(self: Updater, batch: Batch) -> Any:

@@ -169,9 +169,8 @@ def page(driver: Chrome, server: Server) -> Iterator[Page]:
 def test_aligned_words_light_up(page: Page) -> None:
     page.type(TEXT)
     [answer] = page.server.translate(TEXT, model="en-de", want=["alignment"])
-    source, target = (
-        [word["text"] for word in answer["words"][side]] for side in ("source", "target")
-    )
+    words = answer["words"]
+    source, target = ([x["text"] for x in words[side]] for side in ("source", "target"))
     links = [tuple(map(int, link.split("-"))) for link in answer["alignment"].split()]
     word = target.index("Junge")
     ActionChains(page.driver).move_to_element(page.all("#target .word")[word]).perform()
