@@ -206,9 +206,8 @@ def test_a_skipped_update_does_not_change_any_bit(
     assert_same(everything(updater.model, updater.optimizer), expected)
     for each in (updater, twin):
         go_on(each, before, before + 3)
-    assert_same(
-        everything(updater.model, updater.optimizer), everything(twin.model, twin.optimizer)
-    )
+    found = everything(updater.model, updater.optimizer)
+    assert_same(found, everything(twin.model, twin.optimizer))
 
 
 def hashes(run_dir: Path) -> list[bytes]:

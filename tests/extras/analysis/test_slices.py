@@ -35,9 +35,7 @@ TEXTS = st.lists(
 
 
 @given(TEXTS, st.data())
-def test_every_group_has_each_sentence_once(
-    texts: list[tuple[str, str, str]], data: st.DataObject
-) -> None:
+def test_every_group_is_a_partition(texts: list[tuple[str, str, str]], data: st.DataObject) -> None:
     source, output, reference = (list(side) for side in zip(*texts, strict=True))
     numbers = st.lists(st.integers(0, 200), max_size=4)
     counts = [LineCounts(data.draw(numbers), data.draw(numbers)) for _ in texts]
