@@ -24,7 +24,7 @@ class Packed:
 
     Args:
         ids: Tokens of all sentences, concatenated. (N,), int64.
-        cu_seqlens: Start offset of each sentence, and the end of the last one. (B + 1,), int32.
+        cu_seqlens: Start of each sentence, and the end of the last sentence. (B + 1,), int32.
         max_length: Length S of the longest sentence in tokens, or a larger number.
         num_filler: Tokens at the end that only round sizes up: see `round_up`.
     """

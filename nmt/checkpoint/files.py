@@ -332,7 +332,7 @@ def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[in
     """Return the steps of the ``count`` newest checkpoints, as in an uninterrupted run.
 
     Args:
-        steps: Steps of the existing checkpoints. The last one always counts. The others count only
+        steps: Steps of the existing checkpoints. The last step always counts, other steps only
             if they were due, not if they were saved because a signal stopped training.
         count: Number of checkpoints.
         due_every: A checkpoint is due at every multiple of one of these numbers.

@@ -288,7 +288,7 @@ def read_labels(
     for text in texts:
         name, _, path = text.partition("=")
         if not (name and path):
-            fix = "For example `slice` domain=labels.txt"
+            fix = "Write, for example, `slice` domain=labels.txt."
             raise ConfigError(f"`slice` {text}: write NAME=FILE.", fix=fix)
         labels[name] = _fitting(Path(path), whole, limit)
     return labels
@@ -304,7 +304,7 @@ def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[st
 
 
 def list_test_sets(folders: Iterable[Path]) -> TextResult:
-    """Return the names of the test sets of models, then those of sacreBLEU."""
+    """Return the names of the test sets of models, then of the sacreBLEU test sets."""
     configs = (load_config(folder / "config.yaml") for folder in folders)
     own = dict.fromkeys(name for config in configs for name in (*config.data.test, "valid"))
     names = [*own, *published_names()]

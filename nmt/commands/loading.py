@@ -26,7 +26,7 @@ def loading(options: ModelOptions) -> dict[str, Any]:
     """Return the arguments of `Translator.load` and `Scorer.load`.
 
     Raises:
-        ConfigError: The weights are invalid, or their number differs from that of the models.
+        ConfigError: The weights are invalid, or their number differs from the number of models.
     """
     ensemble = None
     if options.with_ or options.weights is not None:

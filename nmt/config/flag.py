@@ -82,7 +82,7 @@ def file_name(text: str) -> Path:
         ValueError: The name is empty, which would mean the working directory.
     """
     if not text:
-        raise ValueError("the name is empty. Is a shell variable not set?")
+        raise ValueError("the name is empty. Is a shell variable unset?")
     return Path(text)
 
 

@@ -61,8 +61,8 @@ class ModelConfig(Section):
         norm: Normalization: LayerNorm (``layer``), LayerNorm that divides by std + epsilon
             (``layer-std``), or RMSNorm (``rms``).
         norm_epsilon: Epsilon of the normalization. null: 1e-5, or 1e-6 for ``rms``.
-        positions: Position encoding. Sinusoids are those of the paper, of Hugging Face
-            (``-concatenated``) or of Marian (``-halves``).
+        positions: Position encoding. Sinusoids follow the paper, Hugging Face
+            (``-concatenated``) or Marian (``-halves``).
         max_positions: Maximum number of learned positions; other encodings have no limit.
         first_position: Number of the first position, for sinusoids and learned positions.
         max_relative_distance: Maximum distance of ``positions: relative``; longer distances share

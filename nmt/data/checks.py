@@ -40,7 +40,7 @@ def _mark(language: str) -> re.Pattern[str] | None:
 
 
 def _is_clear(share: float, other: float) -> bool:
-    """Whether the share of one language's marks is clearly larger than that of the other."""
+    """Whether one share of marks is clearly larger than the other share."""
     return share > 3 * other + 0.02
 
 
@@ -185,7 +185,7 @@ def held_out_sets(
 
 
 def report_name(name: str) -> str:
-    """Return the name of a held-out set in reports. It never equals that of a training corpus."""
+    """Return the name of a held-out set in reports. Never the name of a training corpus."""
     return name if name == VALID else f"data.test.{name}"
 
 

@@ -329,7 +329,7 @@ LEAKAGE: Registry[Callable[..., Any]] = Registry(
 
 
 def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
-    """Return the diagnosis of nmt/extras/cleaning, or one that finds nothing if it is missing.
+    """Return the diagnosis of nmt/extras/cleaning; without it, a diagnosis that finds nothing.
 
     Raises:
         ConfigError: nmt/extras/cleaning is missing, but the configuration requires it.

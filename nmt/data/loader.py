@@ -71,7 +71,7 @@ class Batch:
         return Batch(*sides, gold, self.rows[start:stop])
 
     def to(self, device: torch.device) -> Batch:
-        """Return a copy on ``device``; this batch stays as it is."""
+        """Return a copy on ``device``; this batch is not changed."""
         if device.type == "cpu":
             return self
         source, target = self.source.to(device), self.target.to(device)

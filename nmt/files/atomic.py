@@ -302,7 +302,7 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         remove: Remove the file at the end.
 
     Yields:
-        Whether this process had to wait for another one.
+        Whether this process had to wait for another process.
 
     Raises:
         CheckpointError: Another process holds the lock, and ``wait`` is not set. The message names

@@ -159,7 +159,7 @@ class GraphedDecodeToken:
     """A replacement of `Transformer.decode_token` that uses recorded steps for small batches.
 
     Threads may share an object: their steps run one after another. If two batches of the same size
-    are active, the second one runs without a graph.
+    are active, the second batch runs without a graph.
 
     Args:
         model: The model on its device. Its weights must not change any more.

@@ -68,7 +68,7 @@ class Scorer:
 
     Args:
         loaded: The loaded model.
-        options: Length normalisation and batch size; those of the model if None.
+        options: Length normalisation and batch size; None uses the options of the model.
     """
 
     def __init__(self, loaded: LoadedModel, options: DecodingConfig | None = None) -> None:

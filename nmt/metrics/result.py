@@ -175,7 +175,7 @@ class EvaluationReport:
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
-    """Return each evaluation with a prefix for tables: its test set's name if there are several."""
+    """Return each evaluation and its prefix in tables: the test set's name, or an empty text."""
     return [(each, f"{each.test}: " if len(evaluations) > 1 else "") for each in evaluations]
 
 

@@ -343,7 +343,7 @@ def least_p_value(system: Floats, baseline: Floats) -> float:
 
     If two systems differ in k sentences, there are 2^k exchanges, and at least 2 of them have a
     difference as large as the observed one. So a p-value below 2^(1-k) has no meaning, but both
-    tests return smaller ones, for example 1 / (R + 1) for equal systems. From k = 15 on the limit
+    tests return smaller values, for example 1 / (R + 1) for equal systems. From k = 15 on the limit
     is below the resolution of 10,000 trials.
 
     Args:

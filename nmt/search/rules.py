@@ -149,7 +149,7 @@ def delay_end(log_probs: Tensor, early: Tensor) -> None:
 
 
 def end_at_limit(log_probs: Tensor, last: Tensor) -> None:
-    """Allow only EOS in outputs of maximum length: sentences (B,) or beams (B, K), bool.
+    """Allow only EOS in outputs of maximum length, marked in ``last``: (B,) or (B, K), bool.
 
     So every hypothesis ends in EOS and its score includes EOS.
     """

@@ -72,7 +72,7 @@ def script_of(language: str) -> str | None:
 
 @cache
 def letters_of(script: str) -> re.Pattern[str]:
-    """Return a pattern for the letters of a script; for Kana or Hang, also those of Hani."""
+    """Return a pattern for the letters of a script; for Kana or Hang, also the letters of Hani."""
     return re.compile(f"[{_RANGES[script]}{_RANGES.get(_ALSO.get(script, ''), '')}]+")
 
 

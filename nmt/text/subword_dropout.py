@@ -26,10 +26,10 @@ class SubwordDropout:
     score is applied (the leftmost of equal scores). The word is finished when no candidate remains.
 
     The implementation draws fewer random numbers, with the same distribution. If the candidates are
-    sorted by score, the number dropped before the first kept one is geometric: one random number
-    per step. The best candidate is dropped with the same probability at every step of every word,
-    so the number of steps until the next such drop is geometric too. One random number therefore
-    leads directly to the next word that differs from its segmentation without dropout.
+    sorted by score, the number dropped before the first kept candidate is geometric: one random
+    number per step. The best candidate is dropped with the same probability at every step of every
+    word, so the number of steps until the next such drop is geometric too. One random number
+    therefore leads directly to the next word that differs from its segmentation without dropout.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ class HeldOutText:
         return bleu_tokenizer(MetricOptions(target_language=self.language))
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, Any]:
-        """Return fields of `Scores`. The tokenizer of BLEU is the one that `nmt evaluate` uses."""
+        """Return fields of `Scores`. BLEU uses the same tokenizer as `nmt evaluate`."""
         tables = {name: scorer.statistics(hypotheses) for name, scorer in self._scorers.items()}
         of_sentences = self._scorers["chrf"].sentence_scores(tables["chrf"])
         chosen = choose_samples(of_sentences)

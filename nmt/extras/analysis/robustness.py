@@ -69,7 +69,7 @@ class NoisySource:
     groups: Sequence[int] = ()  # For ``split``: number of noisy lines for each source line.
 
     def outputs(self, translated: _Lines, joiner: str) -> _Lines:
-        """Join translations of noisy lines, so that there is one for each scored line."""
+        """Join translations of noisy lines: one translation for each scored line."""
         if not self.groups:
             return translated
         rest = iter(translated)

@@ -5,7 +5,7 @@ with the training text. Candidates come from two indexes, and are then compared 
 
 - A short held-out sentence is indexed by all versions of it without one or two words. Two sentences
   that differ in at most two words share such a version.
-- A longer one is indexed by three runs of four words. Two changed words leave at least one run.
+- A longer sentence is indexed by three runs of four words. Two changed words leave one run or more.
 """
 
 from __future__ import annotations

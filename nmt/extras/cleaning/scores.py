@@ -170,5 +170,5 @@ def dual_score(forward: float, backward: float) -> float:
 
 
 def _entropy(pair: Any) -> float:
-    """Return nats per token; NaN for an empty pair, or one that is too long for the model."""
+    """Return nats per token; NaN for an empty pair, or a pair that is too long for the model."""
     return -pair.log_prob / len(pair.tokens) if pair.tokens else math.nan

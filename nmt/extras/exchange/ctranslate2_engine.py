@@ -261,7 +261,7 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         CheckpointError: A file is missing or damaged.
     """
     if options.ensemble is not None and options.ensemble.others:
-        raise EngineLacksError.of("ctranslate2", ["several models at a time"])
+        raise EngineLacksError.of("ctranslate2", ["ensembles"])
     dtype = parse_dtype(options.dtype)
     if is_ctranslate2(folder):
         if options.checkpoint != "best":

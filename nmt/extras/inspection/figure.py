@@ -164,7 +164,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Steps(Figure):
-    """A sequence of steps. A page shows one at a time, with buttons; paper and text show all."""
+    """A sequence of steps. A page shows one step at a time, with buttons; text shows all steps."""
 
     steps: Sequence[Step]
 

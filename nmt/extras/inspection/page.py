@@ -256,7 +256,7 @@ def _level(value: float | None, low: float, high: float) -> int | None:
 
 
 def _shades(values: fig.Matrix, on: Drawing, bounds: Point, place: Point, size: Point) -> None:
-    """Draw cells with one path per shade. Neighbouring cells of the same shade are one shape."""
+    """Draw cells with one path per shade. Neighbouring cells of the same shade form one shape."""
     paths: dict[int | None, str] = {}
     for y, row in enumerate(values):
         x = 0

@@ -396,7 +396,7 @@ def test_on_a_cpu_ctranslate2_serves_supported_requests(
     for choice in CHOICES:
         with pytest.raises(ConfigError, match=r"does not support model.qk_norm true"):
             load_engine(tmp_path / "qk", **choice)
-    with pytest.raises(ConfigError, match="several models at a time"):
+    with pytest.raises(ConfigError, match="does not support ensembles"):
         load_engine(run_dir, engine="ctranslate2", ensemble=others)
     monkeypatch.setattr(engines, "_runs_on_gpu", lambda device: device != "cpu")
     assert chosen(run_dir, device="auto")[0] == "torch"

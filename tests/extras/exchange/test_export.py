@@ -200,7 +200,7 @@ def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> Non
         exported(out, tmp_path / "again", "safetensors")
     with pytest.raises(ConfigError, match="out is a CTranslate2 export"):
         Translator.load(out, engine="torch")
-    with pytest.raises(ConfigError, match="several models at a time"):
+    with pytest.raises(ConfigError, match="does not support ensembles"):
         Translator.load(out, ensemble=Ensemble((run_dir,)))
     with pytest.raises(ConfigError, match=r"exported in int8.*\n.*quantization float32"):
         Translator.load(out, dtype="float32")
