@@ -200,7 +200,11 @@ class TrainingSummary:
     training_seconds: float  # Time this process spent in updates, without validation and saving.
 
     def as_text(self) -> str:
-        """Return the summary as one line."""
+        """Return the summary as one line; a loss without the sign of its score.
+
+        >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
+        'a: 9 steps; best: step-9 (loss 2.50)'
+        """
         label, score = label_of(self.metric), self.best_score
         best = self.best or "none" if score is None else f"{self.best} ({label} {abs(score):.2f})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
