@@ -255,8 +255,7 @@ def write_shortlist(
     The safetensors file has ``common``, the most frequent target tokens, and ``candidates``, the
     most probable translations of each source token, filled up with -1. (V, most).
     """
-    counts = store.token_counts("target", vocab_sizes[1])
-    common = np.argsort(-counts, kind="stable")[:_MOST_COMMON]
+    common = np.argsort(-store.token_counts("target", vocab_sizes[1]), kind="stable")[:_MOST_COMMON]
     candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon)
     path.write_bytes(save({"common": common, "candidates": candidates}))
 

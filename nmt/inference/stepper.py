@@ -148,8 +148,7 @@ class Shortlist:
         found += (source.sentences * marks.shape[1]).unsqueeze(1)
         marks.view(-1).index_fill_(0, found.flatten(), True)
         for row, each in zip(marks, constraints or (), strict=constraints is not None):
-            wanted = [*each.prefix, *(token for ids in each.required for token in ids)]
-            row[wanted] = True
+            row[[*each.prefix, *(token for ids in each.required for token in ids)]] = True
         tokens = marks.any(0).nonzero().squeeze(1)
         if len(source) == 1:
             return BatchVocabulary(tokens, None)

@@ -187,8 +187,7 @@ def default_tokenizer(language: str | None) -> str:
     >>> default_tokenizer("zh-CN"), default_tokenizer("de"), default_tokenizer(None)
     ('zh', '13a', '13a')
     """
-    primary = re.split("[-_]", language or "", maxsplit=1)[0].lower()
-    return _LANGUAGE_TOKENIZERS.get(primary, "13a")
+    return _LANGUAGE_TOKENIZERS.get(re.split("[-_]", language or "", maxsplit=1)[0].lower(), "13a")
 
 
 def bleu_tokenizer(options: MetricOptions) -> str:
