@@ -15,27 +15,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The plan's limits, and behind a number what it was planned to be: what is over stays where it is,
-# and may only shrink.
+# A package above its planned size (in parentheses) is paid for by another one: the totals hold.
 LIMITS = {
-    "cli": 1400, "text": 492,  # 480
-    "commands": 2597,  # 1600, without the options of a command beside its story
-    "config": 1483,  # 1250; half of it is the text of the page of keys
-    "files": 663,  # 550
-    "data": 2627,  # 2200; lexicon and demo corpus are in it
-    "model": 1150, "device": 494,  # 480
-    "training": 2111,  # 2000
-    "search": 930, "inference": 2300, "checkpoint": 728,  # 650
-    "metrics": 800, "report": 250,
-    "extras/cleaning": 1500, "extras/serving": 1900, "extras/analysis": 1000,
-    "extras/inspection": 2063,  # 1800
-    "extras/exchange": 1552,  # 1000; the CTranslate2 engine is in it
-    "extras/planning": 841,  # 800
+    "cli": 1000,  # (1,400)
+    "commands": 2300,  # (1,600): the options of every command, and the rules that combine them
+    "config": 1290, "files": 620,  # (1,250, 550)
+    "text": 490, "data": 2450,  # (480, 2,200): the lexicon and the demo corpus are in data
+    "model": 1030, "device": 490,  # (1,150, 480)
+    "training": 2000, "search": 930, "inference": 2000,  # (2,000, 930, 2,300)
+    "checkpoint": 670, "metrics": 800, "report": 250,  # (650, 800, 250)
+    "extras/cleaning": 1420, "extras/serving": 1800,  # (1,500, 1,900)
+    "extras/analysis": 880, "extras/planning": 800,  # (1,000, 800)
+    "extras/inspection": 1910,  # (1,800): every picture of the five texts
+    "extras/exchange": 1340,  # (1,000): the CTranslate2 engine, three formats in and two out
 }  # fmt: skip
-CORE, EXTRAS, MODULES = 17_460, 8740, 260  # 16,000, 8,000 and 190
+CORE, EXTRAS, MODULES = 16_000, 8_000, 190
 STORIES = ("prepare", "train", "translate", "evaluate")
 STORY_LIMIT = 300
-TEST_LINES = 28_250  # 26,000
+TEST_LINES = 26_000
 _SKIPPED = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER, tokenize.ENCODING,
