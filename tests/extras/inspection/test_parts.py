@@ -123,7 +123,7 @@ def test_only_the_chosen_layer_and_heads_are_drawn(folders: dict[str, Path]) -> 
         assert isinstance(arcs, Links)
         assert list(arcs.weights) == ["head 2", "head 4"]
         assert len(maps) == 2
-    with pytest.raises(ConfigError, match="no head 5"):
+    with pytest.raises(ConfigError, match="Head 5 does not exist"):
         part_of(folders["post"], "attention", target=TARGET, head=(5,))
 
 
