@@ -50,8 +50,8 @@ from nmt.metrics.metric import METRICS
 from nmt.registry import load_attribute
 from nmt.training import checkpoints
 from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
+from nmt.training.events import Event, Reporter, ReporterList, RunLog
 from nmt.training.processes import StoppedBySignal, StopSignal, launch, report_one_failure
-from nmt.training.report import Event, Reporter, ReporterList, RunLog
 from nmt.training.schedule import build_schedule
 from nmt.training.timing import TrainingSetup, plan_budget
 from nmt.training.update import UpdateStats, read_together

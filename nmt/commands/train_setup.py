@@ -32,12 +32,13 @@ from nmt.metrics.metric import METRICS
 from nmt.model.transformer import build_model, count_parameters
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
-from nmt.training import report
+from nmt.training import events
 from nmt.training.checkpoints import Progress
+from nmt.training.events import Event, Reporter, ReporterList, RunLog
 from nmt.training.losses import LOSSES, loss_name
 from nmt.training.optimizer import build_optimizer, freeze
 from nmt.training.processes import StopSignal
-from nmt.training.report import Event, Reporter, ReporterList, RunLog
+from nmt.training.report import HtmlReport
 from nmt.training.timing import TrainingSetup, fit_batches
 from nmt.training.update import Updater
 from nmt.training.validation import HeldOutText, Validator, fixed_batches
@@ -275,12 +276,12 @@ def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> Report
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         reporters: list[Reporter] = [
-            report.JsonLines(run_dir / "metrics.jsonl", start, last),
-            report.JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
+            events.JsonLines(run_dir / "metrics.jsonl", start, last),
+            events.JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
             log.open(run_dir / "log.txt"),
-            report.Console(start, progress.total_steps, lambda: progress.step),
-            report.HtmlReport(run_dir, config.name),  # reads the files of the first two
+            events.Console(start, progress.total_steps, lambda: progress.step),
+            HtmlReport(run_dir, config.name),  # reads the files of the first two
         ]
         if config.training.tensorboard:
-            reporters.append(report.TensorBoard(run_dir, start))
+            reporters.append(events.TensorBoard(run_dir, start))
     return ReporterList(reporters)

@@ -25,7 +25,7 @@ from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.json_file import Manifest
 from nmt.metrics.metric import label_of
-from nmt.training.report import Event, Reporter
+from nmt.training.events import Event, Reporter
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
 

@@ -22,8 +22,8 @@ from nmt.inference.translator import TranslationOptions, Translator
 from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.text.tokenizer import Tokenizers
+from nmt.training.events import Event
 from nmt.training.processes import StopSignal
-from nmt.training.report import Event
 from nmt.training.update import Updater
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.training.checkpoints import Progress
+from nmt.training.events import Event
 from nmt.training.losses import LOSSES, LossSum, loss_name
 from nmt.training.optimizer import FlatParameters, ModelOptimizer, build_optimizer
-from nmt.training.report import Event
 from nmt.training.update import Updater
 from nmt.training.validation import Scores
 

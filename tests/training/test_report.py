@@ -22,16 +22,8 @@ from hypothesis import strategies as st
 from nmt.data.loader import Position
 from nmt.errors import ConfigError
 from nmt.training.checkpoints import History, Progress
-from nmt.training.report import (
-    Console,
-    Event,
-    HtmlReport,
-    JsonLines,
-    Reporter,
-    RunLog,
-    TensorBoard,
-    render_report,
-)
+from nmt.training.events import Console, Event, JsonLines, Reporter, RunLog, TensorBoard
+from nmt.training.report import HtmlReport, render_report
 from nmt.training.update import UpdateStats
 from nmt.training.validation import Scores
 from tests.training.small import full_disk, update_event, validation_event

@@ -1,0 +1,266 @@
+"""Events of training, and reporters that write them: metrics.jsonl, log.txt, the progress bar.
+
+Updates, validations, saves and notes are events, and every reporter receives every event. To add a
+reporter, implement `Reporter` and add it to the list in `nmt.commands.train_setup.make_reporters`;
+`nmt.training.report` writes report.html. `RunLog` also writes the warnings of all `nmt` packages
+into log.txt. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from typing_extensions import override
+
+from nmt.errors import ConfigError
+from nmt.files.atomic import write_bytes
+from nmt.files.json_file import parse_json
+from nmt.files.progress import follow, progress_bar
+
+logger = logging.getLogger(__name__)
+
+_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")  # Not written to TensorBoard.
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in training."""
+
+    step: int  # Updates made so far.
+    text: str  # One line for the log.
+    kind: str = "note"  # ``start``, ``update``, ``validation``, ``saved`` or ``note``.
+    # Values of a start, an update or a validation, which `JsonLines` writes.
+    values: Mapping[str, Any] = field(default_factory=dict)
+    level: int = logging.INFO  # Level of the log message; ``-q`` still shows warnings.
+
+
+class Reporter(Protocol):
+    """Receives the events of a run."""
+
+    def report(self, event: Event) -> None:
+        """Record an event."""
+        ...
+
+    def close(self) -> None:
+        """Write pending data, and release files."""
+        ...
+
+
+class PatientFile:
+    """Appends to a file, and keeps data in memory while the disk is full or before `open`.
+
+    A full disk must not stop training.
+    """
+
+    def __init__(self) -> None:
+        self._file: io.FileIO | None = None
+        self._waiting = b""
+
+    def open(self, path: Path) -> None:
+        """Open the file, and write the data kept so far.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._file = path.open("ab", buffering=0)
+        self.write(b"")
+
+    def write(self, data: bytes) -> None:
+        """Append without buffering. If the disk is full, keep the data for the next call."""
+        self._waiting += data
+        with suppress(OSError):
+            while self._file and self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+class JsonLines(PatientFile):
+    """Appends one JSON object per line to a file, such as ``metrics.jsonl``.
+
+    Numbers that are not finite, such as the gradient norm of a skipped update, become null. Apart
+    from times, a resumed run writes the same lines as an uninterrupted run.
+
+    Args:
+        path: The file; created if missing.
+        resume_step: Step at which training resumes. Lines of later steps are removed.
+        last_validation: Step of the last validation in the checkpoint. Later validations are
+            removed, because training repeats them.
+        kinds: Kinds of events to write.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        resume_step: int,
+        last_validation: int,
+        *,
+        kinds: Sequence[str] = ("update", "validation"),
+    ) -> None:
+        self._kinds = kinds
+        kept, last_steps = b"", dict.fromkeys(kinds, resume_step) | {"validation": last_validation}
+        for line in path.read_bytes().split(b"\n") if path.exists() else ():
+            # The last line of a killed process may be incomplete.
+            with suppress(ValueError, KeyError, TypeError):
+                values: dict[str, Any] = parse_json(line)
+                kept += line + b"\n" if values["step"] <= last_steps[values["kind"]] else b""
+        write_bytes(path, kept)  # atomic: a kill here must not lose the lines
+        super().__init__()
+        self.open(path)
+
+    def report(self, event: Event) -> None:
+        """Append the event, if it has one of the kinds."""
+        if event.kind in self._kinds:
+            line = {"kind": event.kind, "step": event.step, **event.values}
+            for key, value in line.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    line[key] = None  # JSON has no NaN and no infinity
+            text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+            self.write(f"{text}\n".encode())
+
+
+class RunLog(logging.Handler):
+    """Writes all events, and the warnings of all packages, with the time to ``log.txt``.
+
+    A context manager. Warnings logged before `open` are kept and written later.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._file = PatientFile()
+
+    def __enter__(self) -> Self:
+        logging.getLogger("nmt").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("nmt").removeHandler(self)
+        self.close()
+
+    def open(self, path: Path) -> Self:
+        """Open the file, and write the warnings kept so far.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._file.open(path)
+        return self
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != __name__:  # `Console` logs events, which `report` receives anyway
+            self._write(record.getMessage())
+
+    def report(self, event: Event) -> None:
+        """Append the text of the event."""
+        self._write(event.text)
+
+    def _write(self, text: str) -> None:
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n".encode())
+
+    @override
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+class Console:
+    """Shows a progress bar on a terminal, and logs events.
+
+    On a terminal, the bar replaces the log messages of updates and saves.
+
+    Args:
+        start: Updates made before training resumed.
+        total: Planned updates, or None if unknown.
+        step: Returns the updates made so far; called about once a second.
+    """
+
+    def __init__(self, start: int, total: int | None, step: Callable[[], int]) -> None:
+        self._bleu, self._step = "", step
+        self._bar = progress_bar("training", unit="updates", total=total, initial=start)
+        follow(self._bar, step)
+
+    def report(self, event: Event) -> None:
+        """Advance the bar, or log the event."""
+        values = event.values
+        if event.kind == "validation" and values.get("bleu") is not None:
+            self._bleu = f", BLEU {values['bleu']:.2f}"
+        if self._bar.disable or event.kind in ("start", "validation", "note"):
+            logger.log(event.level, event.text)
+        elif event.kind == "update":
+            self._bar.update(event.step - self._bar.n)
+            rate = f"{values['target_tokens_per_second']:,.0f} tok/s"
+            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}")
+
+    def close(self) -> None:
+        """Complete and close the bar."""
+        self._bar.update(self._step() - self._bar.n)
+        self._bar.close()
+
+
+class TensorBoard:
+    """Writes scalars and sample translations to ``tensorboard/`` in the run folder.
+
+    Args:
+        run_dir: The run folder.
+        resume_step: Step at which training resumes. TensorBoard hides the events of later steps.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+
+    def __init__(self, run_dir: Path, resume_step: int = 0) -> None:
+        try:
+            # TensorBoard is optional, and its import takes a second.
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+        except ImportError as error:
+            problem = "training.tensorboard is true, but TensorBoard is not installed."
+            fix = "Run `pip install -e '.[tensorboard]'`, or set training.tensorboard to false."
+            raise ConfigError(problem, fix=fix) from error
+        purge = resume_step + 1 if resume_step else None
+        self._writer: Any = SummaryWriter(run_dir / "tensorboard", purge_step=purge)
+
+    def report(self, event: Event) -> None:
+        """Write the values of an update or a validation."""
+        if event.kind not in ("update", "validation"):
+            return
+        group = "train" if event.kind == "update" else "validation"
+        for name, value in event.values.items():
+            if isinstance(value, int | float) and name not in _NO_SCALARS:
+                self._writer.add_scalar(f"{group}/{name}", value, event.step)
+        for number, sample in enumerate(event.values.get("samples", ()), 1):
+            # TensorBoard renders Markdown. Indented lines are code blocks, which stay verbatim.
+            code = "".join(f"    {' '.join(line.splitlines())}\n" for line in sample)
+            self._writer.add_text(f"sample {number}", code, event.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class ReporterList(list[Reporter]):
+    """Passes every event to several reporters, in order."""
+
+    def report(self, event: Event) -> None:
+        """Pass the event to each reporter."""
+        for reporter in self:
+            reporter.report(event)
+
+    def close(self) -> None:
+        """Close each reporter."""
+        for reporter in self:
+            reporter.close()
