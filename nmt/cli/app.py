@@ -31,6 +31,12 @@ from nmt.version import __version__
 
 TAGLINE = "Train, evaluate and serve machine translation models."
 EPILOG = """\b
+First steps, in any folder:
+  nmt train configs/demo.yaml     # a small model in two minutes, without a download
+  nmt translate runs/demo configs/demo.sample.en
+  nmt evaluate runs/demo
+
+\b
 Exit codes:
   0         success
   1         internal error, or `nmt doctor` found a problem

@@ -18,9 +18,9 @@ COMMANDS = {
         sentences from the training text. Hyperparameters are chosen for the size of the corpus.
         Prints the next command.""",
         """
-nmt init corpus.de corpus.en
-nmt init corpus.de corpus.en --valid dev.de dev.en --test test.de test.en
-nmt init deutsch.txt.gz english.txt.gz --languages de-en -o experiments/de-en""",
+nmt init corpus.en corpus.de
+nmt init corpus.en corpus.de --valid dev.en dev.de --test test.en test.de -o experiments/own-sets
+nmt init english.txt.gz german.txt.gz --languages en-de -o experiments/en-de""",
     ),
     "prepare": Entry(
         "nmt.commands.options:PrepareOptions",
@@ -32,12 +32,11 @@ nmt init deutsch.txt.gz english.txt.gz --languages de-en -o experiments/de-en"""
         interruption, run the same command.""",
         """
 nmt prepare configs/demo.yaml
-nmt prepare configs/demo.yaml --set tokenizer.vocab_size=2000 --report-only
+nmt prepare configs/demo.yaml --set tokenizer.vocab_size=500 --report-only
 nmt prepare configs/demo.yaml --report-only --report-dir report
-nmt prepare configs/demo.yaml --workers 8
 nmt prepare configs/demo.yaml --verify
-zcat pairs.tsv.gz | nmt prepare configs/demo.yaml --set data.train='[{tsv: -}]'
-nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786""",
+zcat pairs.tsv.gz | nmt prepare en-de/config.yaml --set data.train='[{tsv: -}]' --workers 2
+nmt prepare en-de/config.yaml --scheduler tcp://10.0.0.5:8786""",
     ),
     "augment": Entry(
         "nmt.commands.options:AugmentOptions",
@@ -49,9 +48,9 @@ nmt prepare configs/demo.yaml --scheduler tcp://10.0.0.5:8786""",
         fails too, the line is dropped and counted. To continue after an interruption, run the same
         command.""",
         """
-nmt augment news.en --model runs/en-de -o news-bt
-nmt augment news.en.gz --model runs/en-de -o news-bt --sample --seed 2
-nmt augment news.de --model runs/teacher -o news-ft --forward""",
+nmt augment news.en --model runs/demo -o news-bt
+nmt augment news.en.gz --model runs/demo -o news-sampled --sample --seed 2
+nmt augment news.en --model runs/demo -o news-ft --forward""",
     ),
     "average": Entry(
         "nmt.commands.options:AverageOptions",
@@ -64,10 +63,8 @@ nmt augment news.de --model runs/teacher -o news-ft --forward""",
         FOLDER`, `nmt evaluate FOLDER`. FOLDER/average.json lists the averaged checkpoints. Prints
         FOLDER.""",
         """
-nmt average runs/base -o models/base
-nmt average runs/base --best 5 -o models/base-best5
-nmt average runs/base --step 9000 --step 9500 --step 10000 -o models/base-end
-nmt translate "$(nmt average runs/base --last 5 -q -o models/base)" < in.de > out.en""",
+nmt average runs/demo -o models/average
+nmt translate "$(nmt average runs/demo --last 2 -q -o models/last)" in.en > out.de""",
     ),
     "export": Entry(
         "nmt.extras.exchange.options:ExportOptions",
@@ -78,9 +75,9 @@ nmt translate "$(nmt average runs/base --last 5 -q -o models/base)" < in.de > ou
         and a model card (README.md). You can use it like a run folder: `nmt translate FOLDER`, `nmt
         evaluate FOLDER`. Prints FOLDER.""",
         """
-nmt export runs/base --to safetensors -o models/base
-nmt export runs/base --to ctranslate2 --quantization int8 -o models/base-int8
-nmt translate models/base-int8 < in.de > out.en""",
+nmt export runs/demo --to safetensors -o models/demo
+nmt export runs/demo --to ctranslate2 --quantization int8 -o models/demo-int8
+nmt translate models/demo-int8 in.en > out.de""",
     ),
     "import": Entry(
         "nmt.extras.exchange.options:ImportOptions",
@@ -94,7 +91,7 @@ nmt translate models/base-int8 < in.de > out.en""",
         """
 nmt import opus-mt-en-de -o models/en-de
 nmt import marian/model.npz --languages en-de -o models/en-de
-nmt translate models/en-de < in.en > out.de
+nmt translate models/en-de in.en > out.de
 nmt train my.yaml --set training.init_from=models/en-de""",
     ),
     "translate": Entry(
@@ -105,11 +102,11 @@ nmt train my.yaml --set training.init_from=models/en-de""",
         Reads standard input and writes standard output unless you pass files. Lines are cut after
         50,000 characters, with a warning.""",
         """
-nmt translate runs/demo in.de > out.en
-echo "Guten Morgen!" | nmt translate runs/demo --beam-size 1
-nmt translate runs/demo -i in.de.gz --format json --n-best 3
-nmt translate runs/demo -i in.de --sample --top-p 0.9 --n-best 5
-torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.de -o out.en""",
+nmt translate runs/demo configs/demo.sample.en > out.de
+echo "Anna sold a red lamp." | nmt translate runs/demo --beam-size 1
+nmt translate runs/demo -i in.en.gz --format json --n-best 3
+nmt translate runs/demo -i in.en --sample --top-p 0.9 --n-best 5
+torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.en -o out.de""",
     ),
     "train": Entry(
         "nmt.commands.options:TrainOptions",
@@ -137,9 +134,9 @@ torchrun --nproc-per-node 4 -m nmt train configs/base.yaml""",
         score is 0. A blank translation scores the probability of an immediate end of sentence. A
         blank source, or a pair too long for the model, scores -inf (JSON: null).""",
         """
-nmt score runs/demo --source test.en --target test.de > scores
-paste in.en out.de | nmt score runs/demo --format json
-nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum -o scores.gz""",
+nmt score runs/demo --source configs/demo.sample.en --target configs/demo.sample.de > scores
+paste test.en test.de | nmt score runs/demo --format json
+nmt score runs/demo --with runs/longer --source test.en --target test.de --sum -o scores.gz""",
     ),
     "evaluate": Entry(
         "nmt.commands.options:EvaluateOptions",
@@ -150,12 +147,11 @@ nmt score runs/demo --with runs/second --source in.en.gz --target in.de.gz --sum
         that a quality gate failed: --fail-under or --fail-if-worse.""",
         """
 nmt evaluate runs/demo
-nmt evaluate runs/base -t wmt14 -l en-de --fail-under bleu=27
-nmt evaluate out.en test.en
-nmt evaluate --hypothesis out.en --reference test.en --baseline old.en --fail-if-worse
-nmt evaluate runs/new --baseline runs/old --report report.json --report comment.md
-nmt evaluate runs/a runs/b -t wmt14 -t wmt17 -l en-de
-nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en""",
+nmt evaluate out.de configs/demo.sample.de
+nmt evaluate --hypothesis new.de --reference test.de --baseline old.de --fail-if-worse
+nmt evaluate runs/longer --baseline runs/demo --report report.json --report comment.md
+nmt translate runs/demo test.en | nmt evaluate --hypothesis - --reference test.de
+nmt evaluate runs/demo runs/longer -t wmt14 -t wmt17 -l en-de --fail-under bleu=27""",
     ),
     "serve": Entry(
         "nmt.extras.serving.options:ServeOptions",
@@ -164,10 +160,10 @@ nmt translate runs/demo < in.de | nmt evaluate --hypothesis - --reference in.en"
 
         In float32, batching never changes a translation: each client gets the same result as if it
         were alone. On SIGTERM, /health/ready returns 503, pending requests are finished, and the
-        exit code is 0. Requires `pip install -e '.[serve]'`.""",
+        exit code is 0. Needs the extra `serve`; `nmt doctor` prints how to install it.""",
         """
 nmt serve runs/demo
-nmt serve best=runs/base --host 0.0.0.0 --api-keys keys.txt --allow-host translate.example.org
+nmt serve best=runs/demo --host 0.0.0.0 --api-keys keys.txt --allow-host translate.example.org
 curl localhost:8080/v1/translate -H 'Content-Type: application/json' -d '{"texts": ["Hello."]}'""",
     ),
     "push": Entry(
@@ -178,9 +174,8 @@ curl localhost:8080/v1/translate -H 'Content-Type: application/json' -d '{"texts
         The files are checked against their manifest first. Set HF_TOKEN to your access token. Set
         HF_ENDPOINT to use another server. Prints the URL of the commit.""",
         """
-nmt export runs/mine --to safetensors -o models/mine
-nmt evaluate models/mine -t wmt14 -l en-de --json > scores.json
-nmt push models/mine hub:my-org/mine --license cc-by-4.0 --scores scores.json --dry-run""",
+nmt evaluate models/demo --json > scores.json
+nmt push models/demo hub:my-org/mine --license cc-by-4.0 --scores scores.json --dry-run""",
     ),
     "pull": Entry(
         "nmt.extras.exchange.options:PullOptions",
@@ -212,13 +207,15 @@ nmt config keys > KEYS.md""",
         "nmt.commands.options:ShowOptions",
         "nmt.commands.config:show",
         "Print a configuration with all defaults and presets filled in.",
-        "nmt config show configs/demo.yaml --set model.preset=modern",
+        """
+nmt config show configs/demo.yaml --set model.preset=modern
+nmt config show configs/base.yaml > mine.yaml""",
     ),
     "config check": Entry(
         "nmt.commands.options:CheckOptions",
         "nmt.commands.config:check",
         "Check configuration files; report all problems with line numbers.",
-        "nmt config check configs/*.yaml",
+        "nmt config check configs/demo.yaml mine.yaml",
     ),
     "doctor": Entry(
         "nmt.extras.planning.options:DoctorOptions",

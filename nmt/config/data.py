@@ -301,10 +301,10 @@ class FilterConfig(Section):
         script: A side is not in the script of its language. Limit: share of a side's letters in
             another script.
         language: A side is in another language (found by py3langid). Limit: how many times more
-            likely the other language must be. Needs ``pip install -e '.[clean]'``.
+            likely the other language must be. Needs the extra ``clean``.
         swapped: Source and target are swapped.
-        mojibake: A side was decoded with the wrong encoding (found by ftfy). Needs ``pip install
-            -e '.[clean]'``.
+        mojibake: A side was decoded with the wrong encoding (found by ftfy). Needs the extra
+            ``clean``.
         control: The text contains invisible characters, such as control characters.
         markup: The text contains tags or entities of HTML, XML, wikis or subtitles.
         numbers: A number is missing or different on one side.

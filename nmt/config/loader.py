@@ -19,6 +19,7 @@ from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig, with_scale
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError, did_you_mean
+from nmt.installation import SHIPPED, shipped_configs, shipped_file
 
 
 def load_config(
@@ -207,18 +208,22 @@ def dump_document(values: Any) -> str:
 def read_document(path: Path) -> Document:
     """Read one YAML file; ``@config/x`` means x in the folder of the file.
 
+    A file ``configs/NAME`` that does not exist is read from the files that come with nmt.
+
     Raises:
         ConfigError: The file cannot be read, is not UTF-8, is too large, or is invalid.
     """
     try:
-        with path.open("rb") as file:
+        file_path = shipped_file(path)
+        with file_path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         places = [path] if path.is_dir() else [path.parent, Path("configs"), Path()]
         near = {file for place in places for file in place.glob("*.y*ml")}
-        near |= set() if path.is_dir() else {*Path().glob("*/config.yaml")}
+        near |= set() if path.is_dir() else {*Path().glob("*/config.yaml"), *shipped_configs()}
         others = sorted(map(str, near - {path}))
-        such_as = f", such as {', '.join(others[:3])}" if others else ""
+        shown = others if path.parent == SHIPPED else others[:3]
+        such_as = f", such as {', '.join(shown)}" if shown else ""
         problem = f"{path}: {error.strerror or error}.{did_you_mean(str(path), others)}"
         fix = f"Pass a configuration file{such_as}, or write one: nmt init SOURCE TARGET"
         raise ConfigError(problem, fix=fix) from error
@@ -230,7 +235,7 @@ def read_document(path: Path) -> Document:
     except UnicodeDecodeError as error:
         problem = f"{path}: byte {error.start:,} is not UTF-8."
         raise ConfigError(problem, fix="Save the file as UTF-8.") from error
-    return parse_document(text, name=str(path), folder=path.parent)
+    return parse_document(text, name=str(path), folder=file_path.parent)
 
 
 def parse_document(text: str, *, name: str, folder: Path | None = None) -> Document:

@@ -151,7 +151,7 @@ class TrainingConfig(Section):
             ``source_vectors``.
         activation_checkpointing: Recompute activations in the backward pass: less memory, a third
             more work.
-        tensorboard: Write TensorBoard files (needs ``pip install -e '.[tensorboard]'``).
+        tensorboard: Write TensorBoard files (needs the extra ``tensorboard``).
         log_every: Updates between two log lines (log and metrics.jsonl).
         save_every: Updates between two checkpoints.
         validate_every: Updates between two validations. Each validation also saves a checkpoint.

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nmt.errors import DataError, nearest_word
+from nmt.installation import shipped_file
 
 _BOM = b"\xef\xbb\xbf"
 # Byte order marks of UTF-16 and UTF-32.
@@ -77,13 +78,15 @@ def _opener(start: bytes) -> Callable[..., Any] | None:
 def open_binary(path: Path) -> IO[bytes]:
     """Open a file to read bytes, decompressing gzip, bzip2, xz and Zstandard.
 
-    The first bytes decide, not the suffix. A named pipe is not decompressed.
+    The first bytes decide, not the suffix. A named pipe is not decompressed. A missing
+    ``configs/NAME`` is read from the files that come with nmt.
 
     Raises:
         DataError: The file is missing, is a folder, is unreadable, or does not match its suffix; or
             the Zstandard library is not installed.
     """
     try:
+        path = shipped_file(path)
         if path.is_dir():
             raise DataError(f"{path} is a folder, not a text file.", fix="Pass a text file.")
         start = b""

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from nmt.errors import ConfigError
+from nmt.installation import install_command
 from nmt.text import without_surrogates
 
 try:
@@ -43,7 +44,7 @@ def split_sentences(text: str, language: str) -> list[str]:
     """
     if segment is None:
         problem = "Splitting text into sentences needs sentencex, which is not installed."
-        raise ConfigError(problem, fix="pip install -e '.[serve]'")
+        raise ConfigError(problem, fix=install_command("serve"))
     code = re.split("[-_]", language)[0].lower()
     readable = _WIDE_SPACE.sub(" ", without_surrogates(text))
     cuts = [0]

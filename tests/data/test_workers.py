@@ -182,7 +182,7 @@ def test_a_missing_dask_or_scheduler_is_an_error(monkeypatch: pytest.MonkeyPatch
     for place, workers, message in (
         ("tcp://127.0.0.1:9", None, "No Dask scheduler answers at tcp://127"),
         ("tcp://127.0.0.1:9", 2, "cannot be combined with the address of a running scheduler"),
-        ("local", 2, r"not installed.*\n.*pip install -e '\.\[cluster\]'"),
+        ("local", 2, r"not installed.*\n.*pip install .*\[cluster\]"),
     ):
         if place == "local":
             monkeypatch.setitem(sys.modules, "distributed", None)

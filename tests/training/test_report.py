@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from nmt.data.loader import Position
 from nmt.errors import ConfigError
+from nmt.installation import install_command
 from nmt.training.checkpoints import History, Progress
 from nmt.training.events import Console, Event, JsonLines, Reporter, RunLog, TensorBoard
 from nmt.training.report import HtmlReport, render_report
@@ -197,7 +198,7 @@ def test_without_tensorboard_the_error_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # importing it fails
     with pytest.raises(ConfigError, match="TensorBoard is not installed") as caught:
         TensorBoard(tmp_path)
-    assert "pip install -e '.[tensorboard]'" in caught.value.fix
+    assert install_command("tensorboard") in caught.value.fix
     assert not [*tmp_path.iterdir()]
 
 

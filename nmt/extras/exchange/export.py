@@ -35,11 +35,13 @@ from nmt.extras.exchange.options import ExportOptions
 from nmt.files.json_file import parse_json
 from nmt.files.progress import progress_bar
 from nmt.inference.engine import ShortlistParts, read_shortlist
+from nmt.installation import DISTRIBUTION
 from nmt.registry import Registry
 from nmt.version import __version__
 
 logger = logging.getLogger(__name__)
 
+HUB_NAME = "hub:ORG/NAME"  # In a model card, until `nmt push` writes the name of the repository.
 _SCORES = ("loss", "perplexity", "bleu", "chrf")
 
 
@@ -184,6 +186,7 @@ def write_card(
     """
     source, target = config.source_language, config.target_language
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    wheel = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
     card = f"""{front_matter(config)}
 # {config.name}
 
@@ -195,7 +198,12 @@ Translates {source} to {target}. {origin} Written by nmt {__version__}.
 
 ## Use
 
+Install nmt {__version__} from its wheel or from a clone of its repository. The distribution is
+{DISTRIBUTION}; on the package index, `nmt` is another project.
+
 ```sh
+pip install '{wheel}[ctranslate2]'
+nmt pull {HUB_NAME} -o FOLDER
 nmt translate FOLDER < in.{source} > out.{target}
 ```
 
@@ -204,7 +212,8 @@ import nmt
 print(nmt.Translator.load("FOLDER").translate(["..."])[0].text)
 ```
 
-FOLDER is the folder of this file. nmt compares every file with its SHA-256 in the manifest.
+FOLDER is the folder of this file; `nmt pull` downloads it from a hub. nmt compares every file with
+its SHA-256 in the manifest.
 {sections}"""
     (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, shell_command
-from nmt.extras.exchange.export import WrittenFolder, front_matter
+from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
 from nmt.extras.exchange.options import PullOptions, PushOptions
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import NAME as MANIFEST
@@ -80,9 +80,10 @@ def push(options: PushOptions) -> PushResult:
     model.manifest.verify(folder)
     results = [result for path in options.scores for result in _results(path)]
     index = [{"name": repository.partition("/")[2], "results": results}] if results else None
-    card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
-    card = card.partition("\n---\n")[2] if card.startswith("---\n") else card
-    card = front_matter(model.config, license=options.license, **{"model-index": index}) + card
+    text = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
+    text = text.partition("\n---\n")[2] if text.startswith("---\n") else text
+    header = front_matter(model.config, license=options.license, **{"model-index": index})
+    card = header + text.replace(HUB_NAME, f"hub:{repository}")
     record = FileRecord(len(card.encode()), hashlib.sha256(card.encode()).hexdigest())
     manifest = replace(model.manifest, files={**model.manifest.files, CARD: record})
     seal = manifest.text().encode()

@@ -23,6 +23,7 @@ from nmt.device import machine_load, usable_cores
 from nmt.errors import NmtError
 from nmt.extras.planning.options import DoctorOptions
 from nmt.inference.translator import Translator
+from nmt.installation import install_command
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
@@ -136,7 +137,7 @@ def _findings() -> Iterator[Finding]:
         try:
             yield Finding(extra, f"{library} {version(library)}")
         except PackageNotFoundError:
-            text = f"not installed; {what}, run: pip install -e '.[{extra}]'"
+            text = f"not installed; {what}, run: {install_command(extra)}"
             yield Finding(extra, text, mark="--")
     free = shutil.disk_usage(".").free
     full = "Delete files: training keeps several checkpoints." if free < _LEAST_DISK_BYTES else ""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from nmt.commands.options import Json, Texts
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
+from nmt.installation import install_command
 from nmt.registry import load_attribute
 
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
@@ -220,6 +221,6 @@ def serve(options: ServeOptions) -> CheckedModels | None:
         CheckpointError: A model is missing or damaged.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        fix = "pip install -e '.[serve]'"
+        fix = install_command("serve")
         raise ConfigError(f"`nmt serve` needs the packages {', '.join(missing)}.", fix=fix)
     return load_attribute("nmt.extras.serving.server:start_server")(options)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from nmt.cli.app import app
 from nmt.extras.planning import doctor
 from nmt.extras.planning.doctor import Finding
+from nmt.installation import install_command
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -51,7 +52,7 @@ def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert findings["threads"].fix == "unset OMP_NUM_THREADS"
     assert findings["disk"].fix.startswith("Delete files")
     for extra in ("ctranslate2", "tensorboard", "clean", "serve", "cluster"):
-        assert f"pip install -e '.[{extra}]'" in findings[extra].found
+        assert install_command(extra) in findings[extra].found
         assert str(findings[extra]).startswith(f"--  {extra}")
     assert str(findings["load"]).startswith("--  load          999.0 active processes on")
     assert str(findings["disk"]).splitlines()[1].startswith("    fix: Delete files")

@@ -1,0 +1,41 @@
+"""How nmt is installed: the command that installs an extra, and the configurations of the package.
+
+A wheel contains the repository's folder ``configs`` as ``nmt/configs``; a clone has it next to
+``nmt``.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from pathlib import Path
+
+DISTRIBUTION = "nmt-toolkit"  # On the package index, ``nmt`` is another project.
+SHIPPED = Path("configs")  # What users type for the folder of shipped configurations.
+_PACKAGE = Path(__file__).resolve().parent
+_IS_CLONE = not (_PACKAGE / SHIPPED).is_dir() and (_PACKAGE.parent / "pyproject.toml").is_file()
+_CONFIGS = (_PACKAGE.parent if _IS_CLONE else _PACKAGE) / SHIPPED
+
+logger = logging.getLogger(__name__)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra into this installation."""
+    if not _IS_CLONE:
+        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
+    clone = "." if Path.cwd() == _PACKAGE.parent else _PACKAGE.parent
+    return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
+
+
+def shipped_file(path: Path) -> Path:
+    """Return the file to read: for a missing ``configs/NAME``, the file that comes with nmt."""
+    shipped = _CONFIGS / path.name
+    if path.parent != SHIPPED or path.exists() or not shipped.is_file():
+        return path
+    logger.info("reading %s, which comes with nmt: %s", path, shipped)
+    return shipped
+
+
+def shipped_configs() -> list[Path]:
+    """Return the paths of all shipped configurations, as users type them."""
+    return [SHIPPED / file.name for file in sorted(_CONFIGS.glob("*.yaml"))]

@@ -1,0 +1,178 @@
+"""The wheel: in an empty folder of a fresh environment, every example of the help works.
+
+The environment contains the wheel and nothing else of this checkout. It shares the dependencies of
+the interpreter that runs the tests, so that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+
+from nmt.cli.app import EPILOG
+from nmt.cli.table import COMMANDS
+from nmt.config.loader import load_config
+from nmt.data.demo import demo_pairs
+from nmt.errors import ConfigError
+from nmt.installation import install_command
+
+ROOT = Path(__file__).parents[2]
+# Examples that need more than an empty folder.
+NOT_RUN = {
+    r"^torchrun|--devices": "several GPUs",
+    r"--scheduler": "a Dask cluster",
+    r"wmt14|configs/base\.yaml --dry-run": "a download",
+    r"^nmt pull": "a hub",
+    r"nmt import|models/en-de": "somebody else's model",
+    r"^curl": "a server that runs",
+}
+# The demo in seconds: a toy model that stops soon when it translates.
+SHORTER = {
+    "model.model_dim": 32, "model.ff_dim": 64, "training.max_steps": 8, "training.save_every": 4,
+    "training.validate_every": 4, "decoding.max_length_factor": 0, "decoding.max_length_offset": 8,
+}  # fmt: skip
+SETTINGS = " ".join(f"--set {key}={value}" for key, value in SHORTER.items())
+SIZES = {"corpus": 400, "dev": 8, "test": 8, "old": 8, "new": 8, "in": 8, "news": 8}
+
+
+def packaged() -> set[str]:
+    """The files of this checkout that the wheel must contain."""
+    files = [*(ROOT / "nmt").rglob("*"), *(ROOT / "configs").iterdir()]
+    names = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()}
+    left_out = re.compile(r"__pycache__|^nmt/(docs/.*|[A-Z]+\.md)$")
+    return {re.sub("^configs/", "nmt/configs/", x) for x in names if not left_out.search(x)}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        if int(version("setuptools").split(".")[0]) < 77:
+            pytest.skip("building needs setuptools 77 or newer")
+        version("pip")
+    except PackageNotFoundError as error:
+        pytest.skip(f"building needs {error.name}")
+    source = tmp_path_factory.mktemp("source")  # a build leaves files in its folder
+    for name in ("nmt", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", source / "dist"]
+    pip("wheel", *options, source)
+    (path,) = (source / "dist").iterdir()
+    return path
+
+
+def pip(*arguments: object, python: str = sys.executable) -> None:
+    command = [sys.executable, "-m", "pip", "--python", python, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Variables of a shell in which `nmt` is that of the wheel."""
+    place = tmp_path_factory.mktemp("venv")
+    venv.create(place, symlinks=True)
+    pip("install", "--no-deps", "--no-index", wheel, python=str(place / "bin" / "python"))
+    # A line with a path only: the hooks of an editable installation stay out.
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
+    shared = "\n".join(path for path in sys.path if path.endswith("-packages"))
+    (packages / "dependencies.pth").write_text(f"{shared}\n", encoding="utf-8")
+    hidden = ("PYTHONPATH", "OMP_NUM_THREADS")  # `nmt doctor` advises against the latter
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return kept | {"PATH": path, "BROWSER": "true %s", "HOME": str(place)}
+
+
+def shell(line: str, environment: dict[str, Any]) -> str:
+    command = ["bash", "-euo", "pipefail", "-c", line]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def examples() -> list[str]:
+    """Every example of the help, in an order in which each finds what it reads."""
+    first = re.findall(r"^  (nmt .*)$", EPILOG, re.MULTILINE)
+    lines = [line for entry in COMMANDS.values() for line in entry.examples.strip().splitlines()]
+    return [*first, *lines]
+
+
+def runnable(line: str) -> str:
+    """The same example in seconds; a server checks its models and ends."""
+    line = re.sub(r"nmt (train|prepare) (\S+\.yaml)", rf"nmt \1 \2 {SETTINGS}", line)
+    return f"{line} --check" if line.startswith("nmt serve") else line
+
+
+def write_texts() -> None:
+    """The texts that the examples name, of pairs of the demo corpus."""
+    pairs = iter(demo_pairs("train", "en", "de"))
+    for name, size in SIZES.items():
+        columns = zip(*islice(pairs, size), strict=True)
+        for code, column in zip(("en", "de"), columns, strict=True):
+            Path(f"{name}.{code}").write_text("\n".join(column) + "\n", encoding="utf-8")
+    shutil.copy("old.de", "new.de")
+    names = {"corpus.en": "english.txt", "corpus.de": "german.txt", "in.en": "in.en"}
+    for name, packed in (names | {"news.en": "news.en"}).items():
+        Path(f"{packed}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
+    subprocess.run("paste corpus.en corpus.de | gzip > pairs.tsv.gz", shell=True, check=True)
+    Path("keys.txt").write_text(f"reader {'k' * 20}\n", encoding="utf-8")
+
+
+def test_the_wheel_contains_every_file_and_nothing_else(wheel: Path) -> None:
+    assert re.fullmatch(r"nmt_toolkit-[\d.]+-py3-none-any\.whl", wheel.name)
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == packaged()
+
+
+def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[str, Any]) -> None:
+    command = "import nmt.installation as place; print(place.install_command('serve'))"
+    assert shell(f'python -c "{command}"', environment) == "pip install 'nmt-toolkit[serve]'\n"
+    skipped = {line for line in examples() for x in NOT_RUN if re.search(x, line)}
+    for pattern in NOT_RUN:
+        assert any(re.search(pattern, line) for line in skipped), pattern
+    lines = [line for line in examples() if line not in skipped]
+    assert len(lines) > 2 * len(skipped)
+    printed = shell(runnable(lines[0]), environment)
+    assert "reading configs/demo.yaml, which comes with nmt: " in printed
+    assert "/site-packages/nmt/configs/demo.yaml" in printed
+    shell(lines[1], environment)  # no file was made for it
+    write_texts()
+    for line in lines[2:]:
+        shell(runnable(line), environment)
+
+
+def test_in_a_clone_the_command_for_an_extra_names_the_clone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert install_command("serve") == f"pip install -e '{ROOT}[serve]'"
+    monkeypatch.chdir(ROOT)
+    assert install_command("serve") == "pip install -e '.[serve]'"
+
+
+def test_a_file_of_the_user_comes_first_and_a_wrong_name_lists_those_that_exist() -> None:
+    shipped = load_config("configs/hello.yaml")
+    assert shipped.data.valid.source == ROOT / "configs" / "hello.fr"
+    Path("configs").mkdir()
+    text = (ROOT / "configs" / "hello.yaml").read_text("utf-8").replace("name: hello", "name: own")
+    Path("configs/hello.yaml").write_text(text, encoding="utf-8")
+    own = load_config("configs/hello.yaml")
+    assert (own.name, own.data.valid.source) == ("own", Path("configs/hello.fr"))
+    with pytest.raises(ConfigError, match=r"Did you mean configs/demo\.yaml\?") as caught:
+        load_config("configs/dmeo.yaml")
+    for path in (ROOT / "configs").glob("*.yaml"):
+        assert f"configs/{path.name}" in caught.value.fix
