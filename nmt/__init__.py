@@ -5,8 +5,6 @@ Public names load on first use: `nmt.NmtError`, for example, does not import tor
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from nmt.errors import (
@@ -18,7 +16,6 @@ from nmt.errors import (
     GateError,
     NmtError,
     TokenizerError,
-    shell_command,
 )
 from nmt.registry import load_attribute
 from nmt.version import __version__
@@ -85,14 +82,6 @@ _HOMES = {
     "nmt.metrics.metric": ("Score",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
-
-
-if sys.argv[:1] == ["-m"] and sys.orig_argv.count("-m"):  # Python looks for a module to run
-    _name = sys.orig_argv[sys.orig_argv.index("-m") + 1]
-    _command = _name.removeprefix("nmt.")
-    if _command != _name and "." not in _command and not PathFinder.find_spec(_name, __path__):
-        _fix = f"Type: python -m {shell_command(_command, help=True)}"
-        sys.exit(f"error: nmt has no module {_command}.\n  fix: {_fix}")
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar
 
+from nmt.installation import install_command
+
 
 class NmtError(Exception):
     """A failure with a known cause. The command line prints it without a traceback.
@@ -40,6 +42,12 @@ class ConfigError(NmtError):
         near = did_you_mean(name.lower(), known).lstrip()
         fix = f"{near} Use one of {', '.join(known)}." if known else "No names are defined."
         return cls(f"{name} is not a known {kind}.", fix=fix.lstrip())
+
+    @classmethod
+    def needs(cls, what: str, package: str, *, extra: str) -> ConfigError:
+        """Return an error about an optional package that is not installed."""
+        problem = f"{what} needs {package}, which is not installed."
+        return cls(problem, fix=install_command(extra))
 
     @classmethod
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:

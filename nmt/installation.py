@@ -14,7 +14,7 @@ DISTRIBUTION = "nmt-toolkit"  # On the package index, ``nmt`` is another project
 SHIPPED = Path("configs")  # What users type for the folder of shipped configurations.
 _PACKAGE = Path(__file__).resolve().parent
 _IS_CLONE = not (_PACKAGE / SHIPPED).is_dir() and (_PACKAGE.parent / "pyproject.toml").is_file()
-_CONFIGS = (_PACKAGE.parent if _IS_CLONE else _PACKAGE) / SHIPPED
+CONFIGS = (_PACKAGE.parent if _IS_CLONE else _PACKAGE) / SHIPPED
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def install_command(extra: str) -> str:
 
 def shipped_file(path: Path) -> Path:
     """Return the file to read: for a missing ``configs/NAME``, the file that comes with nmt."""
-    shipped = _CONFIGS / path.name
+    shipped = CONFIGS / path.name
     if path.parent != SHIPPED or path.exists() or not shipped.is_file():
         return path
     logger.info("reading %s, which comes with nmt: %s", path, shipped)
@@ -38,4 +38,4 @@ def shipped_file(path: Path) -> Path:
 
 def shipped_configs() -> list[Path]:
     """Return the paths of all shipped configurations, as users type them."""
-    return [SHIPPED / file.name for file in sorted(_CONFIGS.glob("*.yaml"))]
+    return [SHIPPED / file.name for file in sorted(CONFIGS.glob("*.yaml"))]

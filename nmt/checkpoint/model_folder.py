@@ -23,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 
 from nmt.checkpoint import files as stored
 from nmt.checkpoint.run import changed_settings
-from nmt.config.keys import is_former_name
 from nmt.config.loader import load_config
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
@@ -160,12 +159,8 @@ def load_folder_config(folder: Path) -> RunConfig:
     try:
         return load_config(path)
     except ConfigError as error:
-        unknown = re.findall(r"unknown key ([\w.]+);", error.problem)
-        what, fix = "edited, or written by another version", _RESTORE
-        if any(is_former_name(key.split(".")) for key in unknown):
-            what = "written by an earlier version"
-            fix = f"Train again with this version, or rename the keys in {path}."
-        raise CheckpointError(f"{path} was {what} of nmt:\n{error.problem}", fix=fix) from error
+        problem = f"{path} was edited, or written by another version of nmt:\n{error.problem}"
+        raise CheckpointError(problem, fix=_RESTORE) from error
 
 
 @readable()

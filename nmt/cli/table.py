@@ -35,8 +35,7 @@ nmt prepare configs/demo.yaml
 nmt prepare configs/demo.yaml --set tokenizer.vocab_size=500 --report-only
 nmt prepare configs/demo.yaml --report-only --report-dir report
 nmt prepare configs/demo.yaml --verify
-zcat pairs.tsv.gz | nmt prepare en-de/config.yaml --set data.train='[{tsv: -}]' --workers 2
-nmt prepare en-de/config.yaml --scheduler tcp://10.0.0.5:8786""",
+zcat pairs.tsv.gz | nmt prepare en-de/config.yaml --set data.train='[{tsv: -}]' --workers 2""",
     ),
     "augment": Entry(
         "nmt.commands.options:AugmentOptions",
@@ -59,9 +58,8 @@ nmt augment news.en --model runs/demo -o news-ft --forward""",
 
         The average of late checkpoints often translates better than each single checkpoint, at the
         same speed. Only checkpoints that the run has kept can be averaged: set training.keep_last
-        (or keep_best) before training. You can use FOLDER like a run folder: `nmt translate
-        FOLDER`, `nmt evaluate FOLDER`. FOLDER/average.json lists the averaged checkpoints. Prints
-        FOLDER.""",
+        (or keep_best) before training. You can use FOLDER like a run folder. FOLDER/average.json
+        lists the averaged checkpoints. Prints FOLDER.""",
         """
 nmt average runs/demo -o models/average
 nmt translate "$(nmt average runs/demo --last 2 -q -o models/last)" in.en > out.de""",
@@ -72,8 +70,7 @@ nmt translate "$(nmt average runs/demo --last 2 -q -o models/last)" in.en > out.
         """Export a model to a self-contained folder.
 
         FOLDER contains weights, configuration, tokenizer, a manifest with the hash of every file,
-        and a model card (README.md). You can use it like a run folder: `nmt translate FOLDER`, `nmt
-        evaluate FOLDER`. Prints FOLDER.""",
+        and a model card (README.md). You can use it like a run folder. Prints FOLDER.""",
         """
 nmt export runs/demo --to safetensors -o models/demo
 nmt export runs/demo --to ctranslate2 --quantization int8 -o models/demo-int8
@@ -91,7 +88,6 @@ nmt translate models/demo-int8 in.en > out.de""",
         """
 nmt import opus-mt-en-de -o models/en-de
 nmt import marian/model.npz --languages en-de -o models/en-de
-nmt translate models/en-de in.en > out.de
 nmt train my.yaml --set training.init_from=models/en-de""",
     ),
     "translate": Entry(
@@ -121,8 +117,7 @@ torchrun --nproc-per-node 4 -m nmt translate runs/demo -i in.en -o out.de""",
 nmt train configs/demo.yaml
 nmt train configs/demo.yaml --set training.max_minutes=10 --run-dir runs/longer
 nmt train configs/base.yaml --dry-run
-nmt train configs/base.yaml --devices 4
-torchrun --nproc-per-node 4 -m nmt train configs/base.yaml""",
+nmt train configs/base.yaml --devices 4""",
     ),
     "score": Entry(
         "nmt.commands.options:ScoreOptions",
@@ -185,7 +180,6 @@ nmt push models/demo hub:my-org/mine --license cc-by-4.0 --scores scores.json --
         Every file is checked against the manifest. Only file types that cannot contain code are
         read. Prints the name with the commit, to download exactly the same model later.""",
         """
-nmt pull hub:my-org/mine -o models/mine
 nmt pull hub:my-org/mine@3f2a1c9 -o models/mine""",
     ),
     "config schema": Entry(
@@ -199,7 +193,6 @@ nmt pull hub:my-org/mine@3f2a1c9 -o models/mine""",
         "nmt.commands.config:keys",
         "Describe configuration keys: default, allowed values, meaning.",
         """
-nmt config keys training
 nmt config keys model.dropout
 nmt config keys > KEYS.md""",
     ),
@@ -234,8 +227,7 @@ nmt config show configs/base.yaml > mine.yaml""",
         Layers and heads are numbered from 1. HTML pages are self-contained and work offline.""",
         """
 nmt inspect runs/demo --source "Anna sold a red lamp." -o page.html --open
-nmt inspect runs/demo attention --source "Anna sold a red lamp." --layer 2 --head 1,3
-nmt inspect runs/demo attention --source "Anna sold a red lamp." -o figure.svg
+nmt inspect runs/demo attention --source "Anna sold a red lamp." --layer 2 -o figure.svg
 nmt inspect configs/base.yaml parameters
 nmt inspect --worked-examples""",
     ),

@@ -21,7 +21,6 @@ from nmt.errors import ConfigError, nearest_word
 
 KeyPath = tuple[str | int, ...]  # Keys and list positions from the root.
 
-_RENAMED = "renamed.yaml"  # Former names of our keys.
 ANY: Final = "*"  # In a `Key` path: any list position, or any name that users choose.
 
 # Types and formats of JSON schema in words, and its limits.
@@ -185,30 +184,13 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
-    """Names in papers and other toolkits, and former names of our keys -> our keys and flags."""
+    """Names in papers and other toolkits -> our keys and flags."""
+    names = yaml.safe_load(Path(__file__).with_name("aliases.yaml").read_text("utf-8"))
     found: dict[str, list[str]] = {}
-    for file in ("aliases.yaml", _RENAMED):
-        for ours, others in _names(file).items():
-            for name in others.split():
-                found.setdefault(name, []).append(ours)
+    for ours, others in names.items():
+        for name in others.split():
+            found.setdefault(name, []).append(ours)
     return found
-
-
-@cache
-def _names(file: str) -> Mapping[str, str]:
-    names: dict[str, str] = yaml.safe_load(Path(__file__).with_name(file).read_text("utf-8"))
-    return names
-
-
-def is_former_name(path: Sequence[str]) -> bool:
-    """Whether earlier versions had a key at this path.
-
-    >>> is_former_name(("batch", "accumulate")), is_former_name(("batch", "max_tokens"))
-    (True, False)
-    """
-    former = {name for names in _names(_RENAMED).values() for name in names.split()}
-    words = ("", *path)
-    return any("_".join(words[start:]) in former for start in range(len(words)))
 
 
 def is_of_command_line(ours: str) -> bool:

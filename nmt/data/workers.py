@@ -37,7 +37,6 @@ from nmt.data.corpus import Block
 from nmt.device import usable_cores
 from nmt.errors import ConfigError, DataError, DeviceError
 from nmt.files.progress import progress_bar
-from nmt.installation import install_command
 
 LOCAL = "local"  # starts a Dask scheduler with workers on this machine
 _CONNECT_SECONDS = 10
@@ -174,8 +173,7 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     try:
         import distributed  # noqa: PLC0415 - a second, and seldom needed
     except ImportError as error:
-        problem = "`scheduler` needs Dask, which is not installed."
-        raise ConfigError(problem, fix=install_command("cluster")) from error
+        raise ConfigError.needs("`scheduler`", "Dask", extra="cluster") from error
     is_here = scheduler == LOCAL
     if not is_here and workers is not None:
         problem = "`workers` cannot be combined with the address of a running scheduler."

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from nmt.errors import ConfigError
-from nmt.installation import install_command
 from nmt.text import without_surrogates
 
 try:
@@ -43,8 +42,7 @@ def split_sentences(text: str, language: str) -> list[str]:
     ['Dr. Smith came. ', 'He sat down.']
     """
     if segment is None:
-        problem = "Splitting text into sentences needs sentencex, which is not installed."
-        raise ConfigError(problem, fix=install_command("serve"))
+        raise ConfigError.needs("Splitting text into sentences", "sentencex", extra="serve")
     code = re.split("[-_]", language)[0].lower()
     readable = _WIDE_SPACE.sub(" ", without_surrogates(text))
     cuts = [0]

@@ -227,9 +227,8 @@ class TensorBoard:
             # TensorBoard is optional, and its import takes a second.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
         except ImportError as error:
-            problem = "training.tensorboard is true, but TensorBoard is not installed."
-            fix = "Run `pip install -e '.[tensorboard]'`, or set training.tensorboard to false."
-            raise ConfigError(problem, fix=fix) from error
+            what = "training.tensorboard"
+            raise ConfigError.needs(what, "TensorBoard", extra="tensorboard") from error
         purge = resume_step + 1 if resume_step else None
         self._writer: Any = SummaryWriter(run_dir / "tensorboard", purge_step=purge)
 

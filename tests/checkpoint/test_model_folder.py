@@ -153,16 +153,6 @@ def refused_with(folder: Path, message: str, **model: object) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_a_run_of_an_older_version_is_trained_again_or_its_keys_are_renamed(
-    run_dir: Path,
-) -> None:
-    state = {"identity": {"model": {"initialization": "normal"}}}
-    shutil.rmtree(run_dir / "checkpoints")
-    save_checkpoint(run_dir, 10, model=weights(10), optimizer={}, state=state)
-    load_model(run_dir)  # only config.yaml has the new names
-    refused_with(run_dir, "(?s)by an earlier version.*rename the keys.*yaml", initialization="x")
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "model.safetensors", "joint.model"])
 def test_an_unreadable_file_is_reported_as_unreadable(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -91,14 +91,6 @@ def test_nothing_is_needed_from_the_environment_and_output_is_utf8(tmp_path: Pat
         assert b"Traceback" not in done.stderr
 
 
-def test_a_command_as_a_module_is_answered_with_the_command() -> None:
-    for name in ("train", "generate"):
-        code = [sys.executable, "-m", f"nmt.{name}", "c.yaml"]
-        done = subprocess.run(code, capture_output=True, text=True, check=False)
-        assert f"fix: Type: python -m nmt {name} --help" in done.stderr
-        assert "Traceback" not in done.stderr
-
-
 def test_a_reader_that_goes_away_ends_the_command_quietly_with_141() -> None:
     """FAULTS 44, for commands that print."""
     reader, writer = os.pipe()

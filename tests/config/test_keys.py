@@ -14,18 +14,10 @@ from nmt.config.keys import (
     find_key,
     is_of_command_line,
     nearest_key,
-    unknown_key,
 )
 from nmt.errors import ConfigError
 
-LIMITS = (
-    "filters.script (each limit is a part of its filter, as in script: {action: drop, limit: 0.5})"
-)
-ALIASES = [
-    entry
-    for file in ("aliases.yaml", "renamed.yaml")
-    for entry in yaml.safe_load(Path(keys.__file__).with_name(file).read_text("utf-8")).items()
-]
+ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text("utf-8")).items()
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [
@@ -46,32 +38,15 @@ ALIASES = [
     ("model.encoder.num_layers", "model.encoder_layers"),
     ("d_k", "model.num_heads (the width of a head is model_dim / num_heads)"),
     ("warmup", "training.schedule.warmup_ratio"),
+    ("training.objective", "training.loss"),
+    ("batch.accumulate", "batch.gradient_accumulation"),
+    ("model.initialization", "model.embedding_init"),
+    ("filters.deduplicate", "filters.duplicate"),
     ("data.train.0.src", "data.train.0.source"),
     ("training.save_dir", "run_dir"),
 ])  # fmt: skip
 def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | None) -> None:
     assert nearest_key(wrong.split(".")) == meant
-
-
-@pytest.mark.parametrize(("old", "new"), [
-    ("training.schedule.warmup", "training.schedule.warmup_ratio"),
-    ("training.schedule.decay_share", "training.schedule.decay_ratio"),
-    ("training.schedule.final_share", "training.schedule.min_lr_ratio"),
-    ("training.report_every", "training.log_every"),
-    ("training.start_from", "training.init_from"),
-    ("training.objective", "training.loss"),
-    ("training.r_drop", "training.r_drop_weight"),
-    ("preset", "recipe"),
-    ("filters.deduplicate", "filters.duplicate"),
-    ("filters.limits", LIMITS),
-    ("data.train.0.augment", "data.train.0.noise"),
-    ("batch.accumulate", "batch.gradient_accumulation"),
-    ("batch.noise", "batch.length_noise"),
-    ("tokenizer.unused_entries", "tokenizer.pad_vocab_by"),
-    ("model.initialization", "model.embedding_init"),
-])  # fmt: skip
-def test_the_old_name_of_a_key_is_answered_with_the_new_name(old: str, new: str) -> None:
-    assert unknown_key(old.split(".")) == f"unknown key {old}; did you mean {new}?"
 
 
 def test_every_alias_names_keys_that_exist_and_is_none_of_them() -> None:

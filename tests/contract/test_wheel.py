@@ -33,7 +33,6 @@ ROOT = Path(__file__).parents[2]
 # Examples that need more than an empty folder.
 NOT_RUN = {
     r"^torchrun|--devices": "several GPUs",
-    r"--scheduler": "a Dask cluster",
     r"wmt14|configs/base\.yaml --dry-run": "a download",
     r"^nmt pull": "a hub",
     r"nmt import|models/en-de": "somebody else's model",

@@ -196,7 +196,7 @@ def test_without_tensorboard_the_error_says_how_to_install_it(
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # importing it fails
-    with pytest.raises(ConfigError, match="TensorBoard is not installed") as caught:
+    with pytest.raises(ConfigError, match="needs TensorBoard, which is not installed") as caught:
         TensorBoard(tmp_path)
     assert install_command("tensorboard") in caught.value.fix
     assert not [*tmp_path.iterdir()]

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from nmt.config.data import FilterConfig
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
-from nmt.installation import install_command
 from nmt.text import languages
 
 Maker = Callable[..., Filter]  # (limits, source language, target language) -> a filter
@@ -155,8 +154,7 @@ def _mojibake(text: str) -> Finding | None:
 
 def _need(library: str, reason: str) -> None:
     if not find_spec(library):
-        problem = f"filters.{reason} needs {library}, which is not installed."
-        raise ConfigError(problem, fix=install_command("clean"))
+        raise ConfigError.needs(f"filters.{reason}", library, extra="clean")
 
 
 def copy_of_source(config: FilterConfig, *_: str) -> Filter:

@@ -28,7 +28,6 @@ from nmt.extras.exchange.export import ExportTarget
 from nmt.files.atomic import atomic_folder, file_lock, remove_folder
 from nmt.files.json_file import Manifest, sha256_of_file, sha256_of_json
 from nmt.inference.engine import EngineLacksError, ShortlistParts, require_shortlist
-from nmt.installation import install_command
 from nmt.search.hypothesis import limits_of
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.version import __version__
@@ -88,8 +87,7 @@ def import_ctranslate2(name: str = "ctranslate2") -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        fix = install_command("ctranslate2")
-        raise ConfigError("CTranslate2 is not installed.", fix=fix) from error
+        raise ConfigError.needs("This format", "CTranslate2", extra="ctranslate2") from error
 
 
 def not_expressed(config: ModelConfig) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from nmt.commands.options import Json, Texts
 from nmt.config.flag import Flag, Options
 from nmt.errors import ConfigError
-from nmt.installation import install_command
 from nmt.registry import load_attribute
 
 _UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
@@ -220,7 +219,7 @@ def serve(options: ServeOptions) -> CheckedModels | None:
         ConfigError: A package is missing, the address cannot be used, or an option is wrong.
         CheckpointError: A model is missing or damaged.
     """
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        fix = install_command("serve")
-        raise ConfigError(f"`nmt serve` needs the packages {', '.join(missing)}.", fix=fix)
+    for package in _NEEDED:
+        if find_spec(package) is None:
+            raise ConfigError.needs("`nmt serve`", package, extra="serve")
     return load_attribute("nmt.extras.serving.server:start_server")(options)
