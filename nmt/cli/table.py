@@ -32,8 +32,7 @@ nmt init english.txt.gz german.txt.gz --languages en-de -o experiments/en-de""",
         interruption, run the same command.""",
         """
 nmt prepare configs/demo.yaml
-nmt prepare configs/demo.yaml --set tokenizer.vocab_size=500 --report-only
-nmt prepare configs/demo.yaml --report-only --report-dir report
+nmt prepare configs/demo.yaml --set tokenizer.vocab_size=500 --report-only --report-dir report
 nmt prepare configs/demo.yaml --verify
 zcat pairs.tsv.gz | nmt prepare en-de/config.yaml --set data.train='[{tsv: -}]' --workers 2""",
     ),
@@ -73,8 +72,7 @@ nmt translate "$(nmt average runs/demo --last 2 -q -o models/last)" in.en > out.
         and a model card (README.md). You can use it like a run folder. Prints FOLDER.""",
         """
 nmt export runs/demo --to safetensors -o models/demo
-nmt export runs/demo --to ctranslate2 --quantization int8 -o models/demo-int8
-nmt translate models/demo-int8 in.en > out.de""",
+nmt export runs/demo --to ctranslate2 --quantization int8 -o models/demo-int8""",
     ),
     "import": Entry(
         "nmt.extras.exchange.options:ImportOptions",

@@ -220,7 +220,8 @@ def read_document(path: Path) -> Document:
     except OSError as error:
         places = [path] if path.is_dir() else [path.parent, Path("configs"), Path()]
         near = {file for place in places for file in place.glob("*.y*ml")}
-        near |= set() if path.is_dir() else {*Path().glob("*/config.yaml"), *shipped_configs()}
+        near |= set() if path.is_dir() else {*Path().glob("*/config.yaml")}
+        near |= set() if near and path.parent != SHIPPED else {*shipped_configs()}
         others = sorted(map(str, near - {path}))
         shown = others if path.parent == SHIPPED else others[:3]
         such_as = f", such as {', '.join(shown)}" if shown else ""
