@@ -22,6 +22,7 @@ from nmt.extras.exchange.options import ExportOptions
 from nmt.files.json_file import Manifest
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
+from nmt.version import __version__
 from tests.checkpoint.faults import flip_bit
 from tests.extras.exchange.exported import (
     STEP,
@@ -296,6 +297,7 @@ def test_the_card_describes_the_model_and_only_its_own_data(
     for text in ("Translates de to en. Trained for 30 updates", "320 subwords (bpe, joint)"):
         assert text in card
     assert "| bleu | 12.35 |\n" in card or "| bleu | 12.34 |\n" in card
+    assert f"pip install 'nmt_toolkit-{__version__}-py3-none-any.whl[ctranslate2]'\n" in card
     assert str(tmp_path) not in card
     is_own = data_hash == "d"
     for text in ("- few: 1,990 of 2,000 pairs\n", "- a.de: sha256 `abc`", "token ids: `d`"):

@@ -158,7 +158,9 @@ def test_a_pushed_model_is_pulled_unchanged_with_its_commit(
     assert hub.token == "Bearer hf_secret"
     assert hub.files.keys() >= {".gitattributes", "manifest.json"}
     assert "old.json" not in hub.files
-    front = yaml.safe_load(hub.files["README.md"].decode().split("---\n")[1])
+    card = hub.files["README.md"].decode()
+    assert f"[ctranslate2]'\nnmt pull {NAME} -o FOLDER\nnmt translate FOLDER < in.en" in card
+    front = yaml.safe_load(card.split("---\n")[1])
     assert (front["language"], front["license"]) == (["en", "de"], "cc-by-4.0")
     (result,) = front["model-index"][0]["results"]
     assert result["dataset"]["name"] == "wmt14"
