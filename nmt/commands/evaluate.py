@@ -115,8 +115,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         _warn(each)
         failures += each.score(external)
         evaluations.append(each.evaluation([analyse(each) for analyse in analyses]))
-        for model, system in zip(models, each.systems, strict=False):
-            model.record(each.test, system)
 
     # The report: its `failure` sets the exit code after a failed gate, metric or output file.
     report = EvaluationReport(
@@ -126,6 +124,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     )
     for path, write in writers.items():
         failures += _save(path, write(report, models))
+    for each in sets:  # the page of the run links to the reports in its folder
+        for model, system in zip(models, each.systems, strict=False):
+            model.record(each.test, system)
     return replace(report, failures=tuple(failures))
 
 

@@ -228,6 +228,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             prepare_report.report_side(train, "target", recipe.languages[1], tokenizers.target),
         ],
         joint=recipe.tokenizer.joint,
+        skipped={**filters.skipped, **said.skipped},
         notes=[*filters.notes, *said.notes],
         warnings=[*odd, *said.warnings],
         seconds=time.perf_counter() - begin,

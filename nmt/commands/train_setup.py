@@ -212,6 +212,7 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
         "parameters": sum(sizes.values()),
         "schedule": f"{schedule.shape}: {rise}",
         "metric": config.training.validation.metric,
+        "label_smoothing": config.training.label_smoothing,
         "pairs": pairs,
         "dropped": {name: number for name, number in reasons if name not in (READ, KEPT)},
         "total_steps": progress.total_steps,

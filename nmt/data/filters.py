@@ -35,6 +35,7 @@ REASONS = tuple(
     name for name, field in FilterConfig.model_fields.items()
     if field.annotation is Rule or "off" in get_args(field.annotation)
 )  # fmt: skip
+NEAR = "near copies of held-out sentences"  # A check that is not a filter.
 _SHORT_PAIR_ALLOWANCE = 3
 _HOME = "nmt.extras.cleaning.filters"
 _CLEANING = "cleaning"
@@ -148,18 +149,18 @@ class FilterChain:
     Args:
         filters: Filters that are called for every pair.
         actions: Action of each reason. A reason without an action drops the pair.
-        notes: Limitations of the filters, as sentences.
+        skipped: Filters that cannot run or are off, with the reason as a sentence.
     """
 
     def __init__(
         self,
         filters: Iterable[Filter],
         actions: Mapping[str, Action] = ALWAYS,
-        notes: Iterable[str] = (),
+        skipped: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         filters = list(filters)
-        self.actions = dict(actions)
-        self.notes = [*notes, *(each.note for each in filters if each.note)]
+        self.actions, self.skipped = dict(actions), dict(skipped)
+        self.notes = [each.note for each in filters if each.note]
         self._of_text = [f.text_problem for f in filters if _overrides(f, "text_problem")]
         self._of_length = [f.length_problem for f in filters if _overrides(f, "length_problem")]
 
@@ -206,8 +207,8 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
         ConfigError: ``filters.extra`` has an unknown filter or a wrong parameter; or a reason with
             the action drop needs a package that is not installed.
     """
-    actions, missing = filter_actions(config), dict[str, list[str]]()
-    filters: list[Filter] = [Blank()]
+    actions, filters = filter_actions(config), list[Filter]([Blank()])
+    skipped = {name: "Off in the configuration." for name in REASONS if name not in actions}
     for name in REASON_FILTERS.names():
         if name in actions:
             try:
@@ -216,7 +217,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
                 if actions[name] == "drop":
                     problem = f"filters.{name} is set to `drop`, but cannot run. {error.problem}"
                     raise ConfigError(problem, fix=error.fix) from error
-                missing.setdefault(error.fix, []).append(name)
+                skipped[name] = f"{error.problem} Fix: {error.fix}"
     filters.append(Length(config.max_length, config.min_length))
     if "ratio" in actions:
         filters.append(Ratio(config.max_length_ratio))
@@ -226,9 +227,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
         except (TypeError, ValueError) as error:
             problem = f"filters.extra.{name}: {error}."
             raise ConfigError(problem, fix="Correct the parameters of this filter.") from error
-    skipped = ((", ".join(names), fix) for fix, names in missing.items())
-    notes = (f"skipped filters: {names}. To use these filters: {fix}" for names, fix in skipped)
-    return FilterChain(filters, actions, notes)
+    return FilterChain(filters, actions, skipped)
 
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
@@ -262,6 +261,7 @@ class DiagnosisReport:
     leakage: Sequence[Mapping[str, Any]] = ()
     near: Mapping[str, int] = field(default_factory=dict)  # near copies, by held-out set
     languages: Mapping[str, Any] = field(default_factory=dict)  # details of the reason ``language``
+    skipped: Mapping[str, str] = field(default_factory=dict)  # check that did not run -> reason
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()  # further lines of the text report
 
@@ -343,5 +343,5 @@ def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:
     if asked:
         problem = f"{' and '.join(asked)} needs nmt/extras/cleaning, which is missing."
         raise ConfigError(problem, fix="Reinstall nmt with all folders, or remove these settings.")
-    filters.notes.append(f"skipped filters: {', '.join(whole)}. nmt/extras/cleaning is missing.")
+    filters.skipped |= dict.fromkeys((*whole, NEAR), "The folder nmt/extras/cleaning is missing.")
     return Diagnosis(material)

@@ -6,8 +6,8 @@ import gzip
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from heapq import nsmallest
 from operator import itemgetter
@@ -19,16 +19,16 @@ from pydantic import TypeAdapter
 
 from nmt.config.data import FilterConfig
 from nmt.config.flag import meanings_of
-from nmt.data.filters import FilterChain, Found
+from nmt.data.filters import NEAR, FilterChain, Found
 from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
 from nmt.data.store import ParallelStore
-from nmt.errors import ConfigError, DataError
+from nmt.errors import DataError
 from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
-from nmt.registry import Registry
+from nmt.report.page import Chart, Curve, render, render_chart
 from nmt.text.tokenizer import Tokenizer, tokenizer_hash
 
-REPORT = "report.json"
+REPORT, PAGE = "report.json", "report.html"
 _TEXT_WIDTH = 40
 _NUM_LENGTHS = 400
 # Files that list the pairs with a finding, with the columns `_COLUMNS`.
@@ -209,7 +209,8 @@ class PrepareReport:
     # Ranges of lines (``corpus``, ``start``, ``end``) that are not translations.
     unrelated: Sequence[Mapping[str, Any]] = ()
     # Held-out sentences (``set``, ``line``) in training lines (``corpus``, ``train_line``);
-    # ``kind`` is ``exact`` or ``near``.
+    # ``kind`` is ``exact`` or ``near``. The first leak of a kind has both texts: ``sentence`` and
+    # ``train_text``.
     leakage: Sequence[Mapping[str, Any]] = ()
     # By held-out set: its number of pairs, and how many sources, targets and pairs are also in the
     # training data. ``near_sources_in_train``: with one or two words changed, or inside a line.
@@ -218,6 +219,7 @@ class PrepareReport:
     lengths: Sequence[Sequence[int]] = ()  # source and target length of some kept pairs
     sides: Sequence[SideReport] = ()  # statistics of source and target of the training data
     joint: bool = True  # whether both sides share one vocabulary
+    skipped: Mapping[str, str] = field(default_factory=dict)  # check that did not run -> reason
     notes: Sequence[str] = ()  # further lines of the text report
     warnings: Sequence[str] = ()
     seconds: float = 0.0
@@ -238,9 +240,22 @@ class PrepareReport:
         return replace(report, folder=str(folder), up_to_date=True)
 
     def write(self, folder: Path) -> None:
-        """Write ``report.json`` into ``folder``."""
+        """Write ``report.json`` and ``report.html`` into ``folder``."""
         text = json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
         write_bytes(folder / REPORT, text.encode())
+        write_bytes(folder / PAGE, self.as_page().encode())
+
+    def as_page(self) -> str:
+        """Return the report as an HTML page."""
+        sides = [side for side in self.sides if side.lengths]
+        curves = [Curve(side.language, [*enumerate(side.lengths)]) for side in sides]
+        end = max([1, *(len(side.lengths) - 1 for side in sides)])
+        chart = Chart("Sentences by length", "kept sentences", curves, end,
+                      size=(500, 260), from_zero=True, x_name="subwords")  # fmt: skip
+        return render(
+            "corpus.html.j2", title="Data preparation report", report=self,
+            meanings=_meanings(), lengths=render_chart(chart) if curves else "",
+        )  # fmt: skip
 
     def written_to(self, folder: Path | None, *, lists: Path) -> PrepareReport:
         """Write all files of the report into a folder, and return the report.
@@ -258,8 +273,6 @@ class PrepareReport:
                 self.write(folder)
                 for path in lists.glob("*.tsv.gz"):
                     write_bytes(folder / path.name, path.read_bytes())
-                with suppress(ConfigError):  # nmt/extras/cleaning, which renders it, is missing
-                    write_bytes(folder / "report.html", PAGES["prepare"](self).encode())
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -291,17 +304,22 @@ class PrepareReport:
         source, target = (f"{side.vocab_size:,}" for side in self.sides)
         both = f"vocabularies: {source} source and {target} target subwords"
         yield f"vocabulary: {source} subwords, shared by both languages" if self.joint else both
+        skipped = dict[str, list[str]]()
+        for name, why in self.skipped.items():
+            skipped.setdefault(why, []).append(name)
+        yield from (f"not checked: {', '.join(own)}. {why}" for why, own in skipped.items())
         yield from self.notes
         yield from (f"overlap: {text}" for text in self._overlap())
         yield from (f"warning: {text}" for text in self.warnings)
         rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
-        what = f"wrote {self.folder}" if self.written else "report only, no data written"
+        wrote = f"wrote {self.folder}; open {self.folder}/{PAGE} in a browser"
+        what = wrote if self.written else "report only, no data written"
         yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs per second"
 
     def _examples(self, corpus: str, reason: str) -> Iterator[str]:
         """Yield the meaning of a reason, and an example from a corpus."""
-        if about := meanings_of(FilterConfig.__doc__).get(reason):
-            yield f"    {about.replace('``', '').partition('. ')[0].rstrip('.')}"
+        if about := _meanings().get(reason):
+            yield f"    {about}"
         examples = self.reasons.get(reason, {}).get("examples", ())
         own = (x for x in examples if x["corpus"] == corpus and x["source"] + x["target"])
         if each := min(own, key=itemgetter("line"), default=None):
@@ -316,9 +334,10 @@ class PrepareReport:
             near, sources = found["near_sources_in_train"], found["sources_in_train"]
             if sources or near:
                 same = f"{found['pairs_in_train']:,} with the same translation"
+                more = "" if NEAR in self.skipped else f", and {near:,} more with small changes"
                 yield (
                     f"{name}: the training data contains {sources:,} of {found['pairs']:,} source "
-                    f"sentences ({same}), and {near:,} more with small changes"
+                    f"sentences ({same}){more}"
                 )
             else:
                 clean.append(f"{name} ({found['pairs']:,} pairs)")
@@ -354,6 +373,7 @@ def current_report(
         return None
 
 
-PAGES: Registry[Callable[[PrepareReport], str]] = Registry(
-    "report page", {"prepare": "nmt.extras.cleaning.page:render_report"}
-)
+def _meanings() -> dict[str, str]:
+    """Return the first sentence about each reason, without its full stop."""
+    found = meanings_of(FilterConfig.__doc__).items()
+    return {key: text.replace("``", "").partition(". ")[0].rstrip(".") for key, text in found}

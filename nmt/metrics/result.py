@@ -12,7 +12,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from nmt.errors import GateError, NmtError
-from nmt.metrics.metric import Floats, Score
+from nmt.metrics.metric import Floats, Score, label_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class EvaluationReport:
                 pairs = system.settings.items()
                 shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in pairs)
                 notes += [f"{system.name}: {shown}"] if shown else []
-        signatures = dict.fromkeys((score.metric, score.signature) for score in scores)
+        signatures = dict.fromkeys((label_of(x.metric), x.signature) for x in scores)
         blocks += ["\n".join(dict.fromkeys(notes))] if notes else []
         return "\n\n".join([*blocks, text_table(list(signatures))])
 
@@ -185,7 +185,7 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     head, rows = ["system"], {name: [name] for named in columns for name in named}
     for each, named in zip(evaluations, columns, strict=True):
         prefix = f"{each.test} " if len(evaluations) > 1 else ""
-        metrics = [score.metric for score in each.systems[0].scores]
+        metrics = [label_of(score.metric) for score in each.systems[0].scores]
         head += (prefix + metric for metric in metrics)
         for name, row in rows.items():
             row += map(show_score, named[name].scores) if name in named else ["-"] * len(metrics)

@@ -114,7 +114,7 @@ def _every_two(
     resampling: Resampling,
 ) -> Section | None:
     """Return the differences of all pairs of systems: a row for each pair; None without tests."""
-    values, rows = [], {"": ["difference", *(scorer.name for scorer in scorers)]}
+    values, rows = [], {"": ["difference", *(scorer.metric.label for scorer in scorers)]}
     for (one, first), (other, second) in combinations(systems, 2):
         for old, new, scorer in zip(first, second, scorers, strict=True):
             found = _compare(new, old, one.name, scorer, resampling)

@@ -7,9 +7,11 @@ other file.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -53,7 +55,7 @@ def _environment() -> Environment:
     def finalize(value: Any) -> Any:  # Markup is the output of a template, and safe
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("nmt.report"),
         autoescape=True,
         finalize=finalize,
@@ -62,6 +64,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals["digest"] = _digest  # allows a script in a Content-Security-Policy
+    environment.filters["count"] = "{:,}".format
+    return environment
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -95,7 +104,7 @@ class Curve:
 
     label: str  # Empty if the chart has only one curve.
     points: Sequence[Point]
-    marked: bool = False  # Draw the points. Otherwise they appear only under the pointer.
+    marked: bool = False  # Draw the points, if there are few.
     noisy: bool = False  # If there are many points, draw them pale, with a line of averages.
 
 
@@ -107,9 +116,13 @@ class Chart:
     unit: str  # Unit of the values.
     curves: Sequence[Curve]
     end: float = 1  # Right end of the horizontal axis.
+    start: float = 0  # Left end of the horizontal axis.
     size: tuple[int, int] = (340, 200)  # Width and height, in SVG units.
     from_zero: bool = False  # Start the vertical axis at 0.
-    log_if_wide: bool = False  # Use a logarithmic axis if the values vary by a large factor.
+    # Smallest and largest possible value. The axis stays between them. Without a largest value, the
+    # reader can choose a logarithmic axis.
+    limits: tuple[float, float] = (0, math.inf)
+    log_if_wide: bool = False  # Start with a logarithmic axis if the values vary by a large factor.
     x_name: str = "step"  # Name of the horizontal axis.
     marks: Sequence[float] = ()  # Steps at which training was resumed, drawn as vertical lines.
 
@@ -221,82 +234,86 @@ def path_data(places: Iterable[Point]) -> str:
 
 
 def render_chart(chart: Chart) -> Markup:
-    """Return an HTML figure: heading, legend with the latest values, and the chart as SVG."""
+    """Return an HTML figure: heading, legend with the latest values, and the chart as SVG.
+
+    The chart is drawn once for each kind of vertical axis. The reader chooses with a check box.
+    """
     values = [value for curve in chart.curves for _, value in finite(curve.points)]
-    y, width, height = _value_scale(chart, values), *chart.size
-    steps = round_ticks(0, chart.end, width // 75)
-    x = Scale(0, chart.end, [step for step in steps if step <= chart.end and not step % 1])
+    width, height = chart.size
     left, right, top, bottom = 52, width - 14, 10, height - 40
+    x_labels = _step_labels(chart)
+    x = Scale(chart.start, chart.end, [*x_labels])
 
-    def place(step: float, value: float) -> Point:
-        value = math.nan if y.log and value < y.low else value
-        return left + x.share(step) * (right - left), bottom - y.share(value) * (bottom - top)
+    def across(step: float) -> float:
+        return left + x.share(step) * (right - left)
 
-    if y.log:
-        every = math.ceil(len(y.ticks) / 7)
-        labels = [short_number(n) if not i % every else "" for i, n in enumerate(y.ticks)]
-    else:
-        labels = tick_labels(y.ticks)
-    heights = [place(0, tick)[1] for tick in y.ticks]
-    columns = zip(x.ticks, tick_labels(x.ticks), strict=True)
-    axes = {
-        "grid": "".join(f"M{left},{each:.5g}H{right}" for each in heights),
-        "rows": [_mark(left - 8, h + 4, text) for h, text in zip(heights, labels, strict=True)],
-        "columns": [_mark(place(n, y.low)[0], bottom + 18, text) for n, text in columns],
-        "marks": [_mark(place(n, y.low)[0], top, f"resumed at step {n:,.0f}") for n in chart.marks],
-        "bottom": bottom,
-        "name": _mark((left + right) / 2, height - 4, chart.x_name),
-    }
+    def view(y: Scale) -> dict[str, Any]:
+        def place(step: float, value: float) -> Point:
+            value = math.nan if y.log and value < y.low else value
+            return across(step), bottom - y.share(value) * (bottom - top)
+
+        heights = [place(x.low, tick)[1] for tick in y.ticks]
+        texts = zip(heights, _value_labels(y), strict=True)
+        return {
+            "kind": "log" if y.log else "linear",
+            "grid": "".join(f"M{left},{each:.5g}H{right}" for each in heights),
+            "rows": [_mark(left - 8, h + 4, text) for h, text in texts],
+            "curves": [_draw(curve, place) for curve in chart.curves],
+        }
+
     return render(
         "chart.html.j2",
         chart=chart,
-        unit=f"{chart.unit}, log scale" if y.log else chart.unit,
-        curves=[_draw(curve, place, chart.x_name) for curve in chart.curves],
-        axes=axes if values else None,
+        latest=[_latest(curve) if chart.x_name == "step" else "" for curve in chart.curves],
+        views=[view(y) for y in _value_scales(chart, values)],
+        is_log=chart.log_if_wide and _is_wide(values),
+        axis=(left, right, chart.start, chart.end),
+        columns=[_mark(across(n), bottom + 18, text) for n, text in x_labels.items()],
+        marks=[_mark(across(n), top, f"resumed at step {n:,.0f}") for n in chart.marks],
+        bottom=bottom,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A value with its confidence interval."""
-
-    label: str
-    value: float
-    low: float
-    high: float
+def _is_wide(values: Sequence[float]) -> bool:
+    return max(values, default=0) > 50 * min(filter(_is_positive, values), default=math.inf)
 
 
-def render_bars(title: str, bars: Sequence[Bar]) -> Markup:
-    """Return a bar chart with one row per value: label, bar, interval and number."""
-    low, high = min([0.0, *(x.low for x in bars)]), max([0.0, *(x.high for x in bars)])
-    scale = Scale(low, high if high > low else low + 1, ())
-    left, right, step = 165, 440, 26
-
-    def x(value: float) -> float:
-        return round(left + scale.share(value) * (right - left), 1)
-
-    rows = [
-        {
-            "label": bar.label, "value": f"{bar.value:.2f}", "y": number * step,
-            "start": min(x(0), x(bar.value)), "width": round(abs(x(bar.value) - x(0)), 1),
-            "low": x(bar.low), "high": x(bar.high),
-        }
-        for number, bar in enumerate(bars)
-    ]  # fmt: skip
-    return render("bars.html.j2", title=title, rows=rows, zero=x(0), height=step * len(rows))
+def _is_positive(value: float) -> bool:
+    return value > 1 / LIMIT
 
 
-def _value_scale(chart: Chart, values: Sequence[float]) -> Scale:
+def _value_scales(chart: Chart, values: Sequence[float]) -> Iterator[Scale]:
+    """Yield the linear axis, and a logarithmic axis if the measure has no upper limit."""
     if not values:
-        return Scale(0, 1, (0, 1))
-    low, high = min(values), max(values)
-    positive = [value for value in values if value > 1 / LIMIT]
-    is_log = bool(chart.log_if_wide and positive and high > 50 * min(positive))
-    if is_log:
+        return
+    (low, high), (least, most) = (min(values), max(values)), chart.limits
+    ticks = round_ticks(min(low, 0) if chart.from_zero else low, high)
+    if least <= low and high <= most:
+        ticks = [tick for tick in ticks if least <= tick <= most]
+    yield Scale(ticks[0], ticks[-1], ticks)
+    if math.isinf(most) and (positive := [*filter(_is_positive, values)]):
         ticks = log_ticks(min(positive), high)
-    else:
-        ticks = round_ticks(min(low, 0) if chart.from_zero else low, high)
-    return Scale(ticks[0], ticks[-1], ticks, log=is_log)
+        if len(ticks) > 1:
+            yield Scale(ticks[0], ticks[-1], ticks, log=True)
+
+
+def _value_labels(y: Scale) -> list[str]:
+    if not y.log:
+        return tick_labels(y.ticks)
+    every, last = math.ceil(len(y.ticks) / 7), len(y.ticks) - 1
+    return [short_number(n) if not (last - i) % every else "" for i, n in enumerate(y.ticks)]
+
+
+def _step_labels(chart: Chart) -> dict[float, str]:
+    """Return the ticks of the horizontal axis with their labels: start, round numbers, and end."""
+    ticks = round_ticks(chart.start, chart.end, chart.size[0] // 75)
+    labels = dict(zip(ticks, tick_labels(ticks), strict=True))
+    # The labels of the ends must not touch their neighbours.
+    space = 62 / chart.size[0] * (chart.end - chart.start)
+    low, high = chart.start + space, chart.end - space
+    start, end = (labels.get(n, short_number(n)) for n in (chart.start, chart.end))
+    inner = {n: label for n, label in labels.items() if low <= n <= high and not n % 1}
+    return {chart.start: start, **inner, chart.end: end}
 
 
 def _mark(x: float, y: float, label: str) -> dict[str, str]:
@@ -304,26 +321,25 @@ def _mark(x: float, y: float, label: str) -> dict[str, str]:
     return {"x": f"{x:.5g}", "y": f"{y:.5g}", "label": label}
 
 
-def _draw(curve: Curve, place: Callable[[float, float], Point], x_name: str) -> dict[str, Any]:
-    """Return the SVG paths of a curve: its points, and for a noisy curve also its averages."""
-    known = finite(curve.points)
-    points = thin(curve.points) if known else []
-    name = f", {curve.label}" if curve.label else ""
-    lines = [path_data(place(*point) for point in points)] if points else []
+def _draw(curve: Curve, place: Callable[[float, float], Point]) -> dict[str, Any]:
+    """Return the SVG paths of a curve, and the step and value of each point of the first path."""
+    shown = [(*point, *place(*point)) for point in thin(curve.points)]
+    known = [each for each in shown if not math.isnan(each[3])]
+    lines = [path_data((x, y) for _, _, x, y in shown)] if known else []
     if curve.noisy and len(curve.points) > 2 * NUM_AVERAGES and lines:
         lines.append(path_data(place(*point) for point in averages(curve.points)))
+    is_marked = len(known) <= (60 if curve.marked else 1)
     return {
         "label": curve.label,
-        "latest": short_number(known[-1][1]) if known and x_name == "step" else "",
         "lines": lines,
-        "dots": [
-            _mark(x, y, f"{x_name} {step:,.0f}{name}: {short_number(value)}")
-            for step, value in points
-            for x, y in [place(step, value)]
-            if not math.isnan(y)
-        ],
-        "marked": len(points) <= (60 if curve.marked else 1),
+        "dots": "".join(f"M{x:.5g},{y:.5g}h0" for _, _, x, y in known) if is_marked else "",
+        "points": ";".join(f"{step:.10g} {short_number(value)}" for step, value, _, _ in known),
     }
+
+
+def _latest(curve: Curve) -> str:
+    known = finite(curve.points)
+    return short_number(known[-1][1]) if known else ""
 
 
 def finite(points: Iterable[Point]) -> list[Point]:

@@ -62,7 +62,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_the_table_shows_scores_intervals_and_signatures(files: tuple[Path, Path]) -> None:
     title, _, header, row, *_, bleu, chrf = invoke(*files).stdout.splitlines()
     assert title == "reference.en: 10 sentences, 1 reference"
-    assert header.split() == ["system", "bleu", "chrf"]
+    assert header.split() == ["system", "BLEU", "chrF"]
     assert (row.split()[0], row.count("±")) == ("hypothesis.en", 2)
     assert ("tok:13a" in bleu, "nc:6" in chrf) == (True, True)
 
@@ -274,7 +274,7 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
 def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     lines = invoke(model, "--resamples", 0, "--metric", "chrf").stdout.splitlines()
     assert lines[:2] == ["one: 10 sentences, 1 reference", "two: 10 sentences, 1 reference"]
-    assert lines[3].split() == ["system", "one", "chrf", "two", "chrf"]
+    assert lines[3].split() == ["system", "one", "chrF", "two", "chrF"]
     assert lines[4].split() == [str(model), "100.00", "100.00"]
     table = write(model.parent / "table.tsv", [f"{line}\t{line.upper()}" for line in SENTENCES[:3]])
     text = (model / "config.yaml").read_text()
@@ -299,7 +299,7 @@ def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Pat
     assert [len(each["systems"]) for each in found] == [1, 1, 2]
     (score,) = found[2]["systems"][1]["scores"]
     lines = invoke(*flags).stdout.splitlines()
-    assert lines[4].split() == ["system", "one", "chrf", "valid", "chrf", "reference.en", "chrf"]
+    assert lines[4].split() == ["system", "one", "chrF", "valid", "chrF", "reference.en", "chrF"]
     assert lines[6].split() == ["hypothesis.en", "-", "-", f"{score['value']:.2f}"]
     for flag in ("--baseline", "--hypothesis"):
         several = (model, "-t", "one", "-t", "two", flag, hypothesis)

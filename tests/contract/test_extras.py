@@ -90,7 +90,7 @@ def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
         assert run.returncode == 0, run.stderr
     assert "nmt/extras/cleaning is missing" in prepared.stdout
     assert translated.stdout.count("\n") == 3
-    assert "bleu" in evaluated.stdout
+    assert "BLEU" in evaluated.stdout
 
 
 def test_without_any_extra_the_tests_of_the_core_pass(tmp_path: Path) -> None:

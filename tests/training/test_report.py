@@ -24,7 +24,7 @@ from nmt.errors import ConfigError
 from nmt.installation import install_command
 from nmt.training.checkpoints import History, Progress
 from nmt.training.events import Console, Event, JsonLines, Reporter, RunLog, TensorBoard
-from nmt.training.report import HtmlReport, render_report
+from nmt.training.report import HtmlReport, render_report, run_charts
 from nmt.training.update import UpdateStats
 from nmt.training.validation import Scores
 from tests.training.small import full_disk, update_event, validation_event
@@ -260,7 +260,8 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
     events += [scores | {"scores": given} for given in ({"bleu": 1.0}, {"bleu": 20.125})]
     page = render_report("<b>", events, "x: </pre><img src=x>")
     root = parsed(page)
-    assert not {element.tag for element in root.iter()} & {"script", "img"}
+    assert not {element.tag for element in root.iter()} & {"img", "b:img"}
+    assert len(texts(root, ".//script")) == 1
     shown = ["best (chrF 48.2)", *SAMPLE[:2], "</dd></html>\\x1b\\u202e"]
     assert texts(root, ".//dd[@dir='auto']") == shown
     assert texts(root, ".//h1") == texts(root, "./head/title") == ["<b>"]
@@ -281,13 +282,15 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
         "Test: flores": "BLEU 20.12 checkpoint best",  # the later one counts
     }
     for figure in figures(page).values():
-        marks = classes(figure, "path", "mark")
-        assert [texts(each, "title") for each in marks] == [["resumed at step 200"]]
+        for drawn in classes(figure, "svg", "chart"):
+            marks = classes(drawn, "path", "mark")
+            assert [texts(each, "title") for each in marks] == [["resumed at step 200"]]
     # It needs nothing but itself.
     attributes = {name for element in root.iter() for name in element.attrib}
     assert not attributes & {"src", "href", "action", "data", "srcset", "style", "onload"}
     assert not any(each in page for each in ("url(", "@import"))
-    assert page.count("http") == 2  # the name space, and "http-equiv" of the policy
+    markup = page.partition("<script>")[0]
+    assert markup.count("http") == 2  # the name space, and "http-equiv" of the policy
     assert "default-src 'none'" in page
 
 
@@ -310,17 +313,62 @@ def test_the_best_validation_is_that_of_the_metric_of_the_run(
     assert f"Bold: best {fact[0].split()[1]}." in texts(root, ".//section/p")[-1]
 
 
+def points(figure: ElementTree.Element, kind: str = "linear") -> dict[str, list[str]]:
+    """What the cross hair shows: step and value of each point, by the name of its curve."""
+    (drawn,) = classes(figure, "svg", kind)
+    paths = [path for path in drawn.iter("path") if path.get("data-points")]
+    for path in paths:  # the script finds the place of each value in the path
+        count = len(re.findall(r"[-.\de]+,[-.\de]+", path.get("d", "")))
+        assert count == path.get("data-points", "").count(";") + 1
+    return {path.get("data-name", ""): path.get("data-points", "").split(";") for path in paths}
+
+
 def test_charts_tell_the_value_of_each_point() -> None:
     found = figures(render_report("run", PAGE_EVENTS))
     assert list(found) == ["Loss", "Translation quality", "Learning rate", "Speed", "Gradient norm"]
-    titles = {name: texts(figure, ".//title") for name, figure in found.items()}
-    assert titles["Loss"][1] == "step 200, training (smoothed loss): 4.5"
-    assert titles["Loss"][3] == "step 200, validation (same loss): 2"
-    assert titles["Translation quality"][0] == "step 200, BLEU: 30.25"
+    loss = {"training": ["100 8", "200 4.5", "300 3.5"], "validation": ["200 2", "300 2"]}
+    assert points(found["Loss"]) == points(found["Loss"], "log") == loss
+    assert points(found["Translation quality"])["BLEU"] == ["200 30.25", "300 29"]
     # A long run makes a page of bounded size.
     page = render_report("run", [update(step, loss=3 + step % 7) for step in range(1, 20_001)])
-    assert len(page) < 400_000
-    assert len(texts(figures(page)["Loss"], ".//title")) <= 400
+    assert len(page) < 150_000
+    assert len(points(figures(page)["Loss"])["training"]) <= 400
+
+
+def test_the_legend_names_label_smoothing_only_if_there_is_some() -> None:
+    for smoothing, unit in ((0.1, ", label smoothing 0.1"), (0.0, ""), (None, "")):
+        start = {"kind": "start", "step": 0, "label_smoothing": smoothing}
+        found = figures(render_report("run", [*PAGE_EVENTS, start]))["Loss"]
+        assert texts(found, "./figcaption/span") == [f"nats per target token{unit}"]
+
+
+def test_axes_end_at_the_limits_of_their_measure_and_at_the_last_step() -> None:
+    perfect = [validation(step, bleu=100.0, chrf=100.0) for step in (190, 1900)]
+    found = figures(render_report("run", perfect))["Translation quality"]
+    (drawn,) = classes(found, "svg", "chart")  # 100 is the highest score: no logarithmic axis
+    labels = texts(drawn, "text")
+    assert labels[:5] == ["90", "95", "100", "0", "500"]
+    assert labels[-2:] == ["1,900", "step"]
+
+
+def test_pages_of_several_runs_have_a_curve_for_each_run(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("a", "b", "no run")}
+    for number, folder in enumerate(folders.values()):
+        folder.mkdir()
+        lines = [update(100, loss=3.0 + number), validation(200 + number)] * (number < 2)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "metrics.jsonl").write_text(text)
+    charts = {chart.title: chart for chart in run_charts(folders)}
+    assert [*charts] == [
+        "Loss, training", "Loss, validation", "Translation quality, BLEU",
+        "Translation quality, chrF", "Learning rate", "Speed", "Gradient norm",
+    ]  # fmt: skip
+    curves = {curve.label: curve.points for curve in charts["Loss, training"].curves}
+    assert curves == {"a": [(100, 3.0)], "b": [(100, 4.0)]}
+    assert charts["Speed"].end == 201
+    assert [chart.title for chart in run_charts({"a": folders["a"]})][:2] == [
+        "Loss", "Translation quality"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
@@ -331,7 +379,7 @@ def test_nan_leaves_a_gap_in_the_curve(value: Any) -> None:
     curve = found.find(".//g/path")
     assert curve is not None
     assert curve.get("d", "").count("M") == 2
-    assert "3" not in [title.split()[1].strip(",") for title in texts(found, ".//title")]
+    assert "3" not in [point.split()[0] for point in points(found)["training"]]
 
 
 @given(

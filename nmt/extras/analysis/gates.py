@@ -13,7 +13,7 @@ from typing import Literal
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.errors import ConfigError
-from nmt.metrics.metric import METRICS, Score, as_quality
+from nmt.metrics.metric import METRICS, Score, as_quality, label_of
 from nmt.metrics.result import Evaluation, Section, without_none
 
 
@@ -33,7 +33,7 @@ class GateResult:
     alpha: float | None = None  # Significance level: smaller p-values are significant.
 
     def __str__(self) -> str:
-        name = f"{self.system}: {self.metric}"
+        name = f"{self.system}: {label_of(self.metric)}"
         if self.kind == "fail-if-worse":
             outcome = "not significantly worse" if self.met else "significantly worse"
             return (

@@ -2,96 +2,96 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import chain
 from typing import Any
 
 from markupsafe import Markup
 
 from nmt.commands.evaluate import EvaluatedModel
 from nmt.extras.analysis.gates import gates_of
+from nmt.extras.analysis.reports import change_rows
 from nmt.extras.analysis.robustness import load_scorer
 from nmt.inference.request import Links
 from nmt.metrics.metric import MetricOptions, Scorer, label_of
-from nmt.metrics.result import Evaluation, EvaluationReport, Section, paired_tests, score_rows
-from nmt.report.page import Bar, Chart, Curve, render, render_bars, render_chart
-from nmt.training.report import learning_curves
+from nmt.metrics.result import Evaluation, EvaluationReport, paired_tests, score_rows
+from nmt.report.page import Chart, Curve, render, render_chart, round_ticks
+from nmt.training.report import run_charts
 
 _SHOWN = 10  # Number of sentences in each list.
 
 
 def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> Markup:
-    """Render a report as a self-contained HTML page without scripts.
+    """Render a report as a self-contained HTML page.
 
     Args:
         report: The report.
         models: Models of the first systems, for learning curves. The first model also aligns words.
     """
-    curves = {model.name: learning_curves(model.folder) for model in models}
+    evaluations = report.evaluations
+    has_base = any(each.baseline for each in evaluations)
     return render(
         "evaluation.html.j2",
         title="Translation quality",
-        gates=[
-            {"met": x.met, "text": str(x)} for each in report.evaluations for x in gates_of(each)
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        report=report,
+        label_of=label_of,
+        gates=[gate for each in evaluations for gate in gates_of(each)],
+        changes=change_rows(evaluations) if has_base else [],
+        summary=score_rows(evaluations) if len(evaluations) > 1 else [],
+        tests=[_test(each, models) for each in evaluations],
+        curves=[
+            render_chart(chart)
+            for chart in run_charts({model.name: model.folder for model in models})
+            if chart.title.startswith(("Loss", "Translation quality"))
         ],
-        summary=score_rows(report.evaluations) if len(report.evaluations) > 1 else [],
-        tests=[_test(each, models) for each in report.evaluations],
-        sections=report.sections,
-        curves={
-            name: [render_chart(x) for x in charts] for name, charts in curves.items() if charts
-        },
     )
 
 
 def _test(each: Evaluation, models: Sequence[EvaluatedModel]) -> dict[str, Any]:
-    signatures = {score.metric: score.signature for x in each.systems for score in x.scores}
-    count, references = len(each.references[0]), len(each.references)
-    counts = f"sentences: {count:,}, references per sentence: {references}"
     return {
-        "name": each.test,
-        "note": ", ".join([counts, *paired_tests([each])]),
+        "data": each,
         "scores": score_rows([each]),
-        "signatures": signatures,
+        "signatures": {x.metric: x.signature for own in each.systems for x in own.scores},
+        "tests": paired_tests([each]),
         "tables": [section for section in each.sections if section.rows],
-        "charts": [chart for section in each.sections for chart in _charts(section)],
+        "charts": [
+            _calibration(values)
+            for section in each.sections
+            if section.key == "confidence"
+            for values in section.values
+        ],
         "lists": [*_lists(each, models)],
     }
 
 
-def _charts(section: Section) -> Iterator[Markup]:
-    """Yield charts of confidence, and of the loss by noise for each system and metric."""
-    losses: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for values in section.values:
-        if section.key == "confidence":
-            curves = [Curve("actual", list(values["deciles"]), marked=True),
-                      Curve("as expected", [(0.0, 0.0), (100.0, 100.0)])]  # fmt: skip
-            title, unit = f"Confidence of {values['system']}", "mean chrF per decile"
-            size, name = (500, 300), "expected chrF"
-            chart = Chart(title, unit, curves, 100.0, size=size, from_zero=True, x_name=name)
-            yield render_chart(chart)
-        elif section.key == "robustness":
-            losses.setdefault((values["system"], values["metric"]), []).append(values)
-    for (system, metric), own in losses.items():
-        bars = []
-        for x in own:
-            interval = x.get("confidence") or {"low": x["loss"], "high": x["loss"]}
-            bars.append(Bar(x["noise"], x["loss"], interval["low"], interval["high"]))
-        yield render_bars(f"{label_of(metric)} lost to noise: {system}", bars)
+def _calibration(values: Mapping[str, Any]) -> Markup:
+    """Return a chart of expected and measured quality of one system."""
+    ticks = round_ticks(*(pick(chain(*values["deciles"])) for pick in (min, max)))
+    low, high = max(ticks[0], 0), min(ticks[-1], 100)
+    curves = [Curve("measured", list(values["deciles"]), marked=True),
+              Curve("perfect confidence", [(low, low), (high, high)])]  # fmt: skip
+    title, unit = f"Confidence of {values['system']}", "mean chrF of each tenth of the lines"
+    return render_chart(Chart(title, unit, curves, high, low, (500, 300), False, (0, 100),
+                              x_name="expected chrF"))  # fmt: skip
 
 
 def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
     """Yield the worst and best sentences of the first system, and the most different of two."""
     shown = [*each.systems[:2], *([each.baseline] if each.baseline else [])][:2]
-    scorer, count = Scorer("chrf", each.references, MetricOptions()), len(each.references[0])
+    scorer, lines = Scorer("chrf", each.references, MetricOptions()), shown[0].lines
     scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in shown]
-    order = sorted(range(count), key=scores[0].__getitem__)
+    order = sorted(range(len(lines)), key=scores[0].__getitem__)
+    worst = [row for row in order if lines[row] != each.references[0][row]][:_SHOWN]
     name, links = shown[0].name, dict[int, Links]()
-    chosen = {f"Worst of {name}": order, f"Best of {name}": order[::-1]}
+    chosen = {f"Worst of {name}": worst, f"Best of {name}": order[: -_SHOWN - 1 : -1]}
     if len(shown) > 1:
-        apart = sorted(order, key=lambda row: -abs(scores[0][row] - scores[1][row]))
-        chosen[f"Most different: {name} and {shown[1].name}"] = apart
+        differing = [row for row in order if lines[row] != shown[1].lines[row]]
+        apart = sorted(differing, key=lambda row: -abs(scores[0][row] - scores[1][row]))
+        chosen[f"Most different: {name} and {shown[1].name}"] = apart[:_SHOWN]
     if models and each.source:  # word alignments of the worst sentences
-        worst = order[:_SHOWN]
         pairs = [(each.source[row], shown[0].lines[row]) for row in worst]
         aligned = load_scorer(models[0]).align(pairs, tag=models[0].tag)
         links = dict(zip(worst, aligned, strict=True))
@@ -112,7 +112,7 @@ def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[
         return {"line": row + 1, "parts": parts, "gloss": glosses}
 
     for title, rows in chosen.items():
-        yield {"name": title, "sentences": [sentence(row) for row in rows[:_SHOWN]]}
+        yield {"name": title, "sentences": [sentence(row) for row in rows]}
 
 
 def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:

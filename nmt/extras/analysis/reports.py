@@ -46,18 +46,19 @@ def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()
         blocks.append("\n".join(f"- **missed** {_escaped(str(gate))}" for gate in missed))
     blocks += [f"**{_escaped(each.title)}**" for each in evaluations]
     has_base = any(each.baseline for each in evaluations)
-    alpha = next((gate.alpha for gate in gates if gate.alpha is not None), _USUAL_ALPHA)
-    blocks.append(_table(_changes(evaluations, alpha) if has_base else score_rows(evaluations)))
+    blocks.append(_table(change_rows(evaluations) if has_base else score_rows(evaluations)))
     sections += [(section, "") for section in report.sections]
     blocks += [_folded(name, section) for section, name in sections if section.rows]
-    signatures = dict.fromkeys(
-        f"{x.metric} `{x.signature}`" for each in evaluations for x in each.systems[0].scores
-    )
+    scores = [score for each in evaluations for score in each.systems[0].scores]
+    signatures = dict.fromkeys(f"{label_of(x.metric)} `{x.signature}`" for x in scores)
     legend = ", ".join([*paired_tests(evaluations), *signatures])
     return "\n\n".join([*blocks, f"<sub>{legend}</sub>"]) + "\n"
 
 
-def _changes(evaluations: Sequence[Evaluation], alpha: float) -> list[list[str]]:
+def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
+    """Return a table of the changes against the baseline, with their intervals."""
+    gates = [gate for each in evaluations for gate in gates_of(each)]
+    alpha = next((gate.alpha for gate in gates if gate.alpha is not None), _USUAL_ALPHA)
     rows = [["system", "metric", "before", "now", "change", "95% interval", "significant?"]]
     for each, prefix in prefixed(evaluations):
         for system in each.systems:

@@ -21,7 +21,7 @@ from nmt.commands.evaluate import EvaluatedModel, EvaluatedSet
 from nmt.commands.evaluation_set import read_text
 from nmt.errors import DataError
 from nmt.inference.segment import joiner_for
-from nmt.metrics.metric import as_quality
+from nmt.metrics.metric import as_quality, label_of
 from nmt.metrics.result import Section, System
 from nmt.metrics.scoring import confidence_interval, measure
 from nmt.registry import load_attribute
@@ -54,7 +54,10 @@ def robustness_section(scored: EvaluatedSet) -> Section:
     return Section(
         key="robustness",
         title="Robustness",
-        rows=[["system", "noise", *dict.fromkeys(x["metric"] for x in values)], *rows.values()],
+        rows=[
+            ["system", "noise", *dict.fromkeys(label_of(x["metric"]) for x in values)],
+            *rows.values(),
+        ],
         values=values,
         meaning="robustness: score lost to each kind of noise in the source.",
     )

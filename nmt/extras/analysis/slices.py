@@ -175,14 +175,16 @@ def score_slices(
     table, values = [["slice", ""]], []
     for system in systems:
         prefix = f"{system.name} " if len(systems) > 1 else ""
-        table[0] += (prefix + text for text in ("sentences", *(x.name for x in scorers)))
+        table[0] += (prefix + text for text in ("sentences", *(x.metric.label for x in scorers)))
     for (group_name, name), own in found.items():
-        table.append([group_name, name])
+        row = [group_name, name]
         for system in systems:
             count, scores = own.get(system.name, (0, []))
             few = " (few)" if 0 < count < SMALL_SLICE else ""
             shown = f"{count:,}{few}" if system.name in own else "-"
-            table[-1] += [shown, *(map(show_score, scores) if scores else ["-"] * len(scorers))]
+            row += [shown, *(map(show_score, scores) if scores else ["-"] * len(scorers))]
+        if any(count for count, _ in own.values()):  # empty slices are only in the values
+            table.append(row)
         of_systems = [
             {"name": system, "num_sentences": count, "is_small": count < SMALL_SLICE,
              "scores": [score.as_dict() for score in scores]}

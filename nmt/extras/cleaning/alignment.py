@@ -36,8 +36,8 @@ _AGREED = 0.01  # Iteration stops when fewer than this share of the lines change
 _PART = 1 << 19
 _MOST_LESSONS = 1 << 20
 _HELD_OUT = 16  # One in 16 pairs is kept out of the lexicon, to measure the lexicon.
-_SMALLEST = 100
-_FEWEST_SCORED = 200  # Minimum lines of a corpus for z-scores.
+SMALLEST = 100
+FEWEST_SCORED = 200  # Minimum lines of a corpus for z-scores.
 _FEWEST_UNRELATED = 1000  # Minimum lines of a corpus for reporting unrelated ranges.
 _FEWEST_UNSEEN = 30
 _SAMPLE, _FAR = 4000, 200
@@ -176,7 +176,7 @@ def _judge(scorer: PairScorer, rows: Rows, taught: Offsets, standing: Values) ->
     """
     lines, num = scorer.lexicon.lines, len(rows)
     nothing = _Judgement([], np.full(num, np.nan), np.zeros(num, np.bool_))
-    if num < _SMALLEST:
+    if num < SMALLEST:
         return nothing
     strangers = _strangers(rows)
     at_random = Measured.of_pairs(scorer.score(strangers), lines, strangers)
@@ -198,7 +198,7 @@ def _judge(scorer: PairScorer, rows: Rows, taught: Offsets, standing: Values) ->
     ranges = list(find_ranges(scorer, evidence, rows, taught, here, there))
     if num < _FEWEST_UNRELATED:  # too few lines to decide that lines are unrelated
         ranges = [found for found in ranges if found.offset is not None]
-    if num < _FEWEST_SCORED or not evidence.slope:
+    if num < FEWEST_SCORED or not evidence.slope:
         return nothing._replace(ranges=ranges)
     # Pairs that the lexicon has learned from score better, so the share comes from unseen pairs.
     share_right = share_above(as_taught.scores[unseen], at_random.scores)

@@ -20,7 +20,7 @@ from nmt.data import filters
 from nmt.data.filters import Arrays, Found
 from nmt.data.pairs import SentencePair
 from nmt.data.store import ParallelStore
-from nmt.extras.cleaning.alignment import CutLines, align_corpora
+from nmt.extras.cleaning.alignment import FEWEST_SCORED, SMALLEST, CutLines, align_corpora
 from nmt.extras.cleaning.leakage import LeakageIndex, Leaks
 from nmt.extras.cleaning.ranges import Range
 from nmt.extras.cleaning.repeats import RepeatFinder, Repeats, pair_hashes
@@ -77,6 +77,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         self._scores: dict[str, Mapping[str, Scores]] = {}  # of every line, by reason and corpus
         self._ranges: Mapping[str, Sequence[Range]] = {}
         self._num_asked = 0
+        self._num_lines: Mapping[str, int] = {}
         self._writing: Future[None] | None = None
 
     def see(
@@ -100,6 +101,7 @@ class CorpusDiagnosis(filters.Diagnosis):
 
     def end(self, num_lines: Mapping[str, int]) -> None:
         """Start comparing all pairs, in the background if possible, and read files of scores."""
+        self._num_lines = num_lines
         find, rules = self._repeat_finder.findings, self.material.filters
         self._repeats = self.material.workers.submit(find, self._actions, rules)
         self._scores["scores"] = {
@@ -179,9 +181,24 @@ class CorpusDiagnosis(filters.Diagnosis):
             leakage=self._leaks.found,
             near=self._leaks.num_near(),
             languages=self._report_languages(),
+            skipped=self._skipped(),
             warnings=[*self._warnings()],
             notes=[*_notes([*shifts, *unrelated])],
         )
+
+    def _skipped(self) -> dict[str, str]:
+        """Return the checks that had nothing to compare, with the reason."""
+        skipped = dict[str, str]()
+        if not self._scores["scores"]:
+            skipped["scores"] = "No corpus has a file of scores."
+        elif self.material.filters.scores.limit is None:
+            skipped["scores"] = "filters.scores.limit is not set."
+        if self._dual is None:
+            skipped["dual_cross_entropy"] = "It needs two models: see `score_with` of nmt prepare."
+        for reason, least in (("lexical", FEWEST_SCORED), ("misaligned", SMALLEST)):
+            if small := [name for name, lines in self._num_lines.items() if lines < least]:
+                skipped[reason] = f"{', '.join(small)}: fewer than {least} lines."
+        return {name: why for name, why in skipped.items() if name in self._actions}
 
     def _report_languages(self) -> dict[str, Any]:
         """Return the number of pairs by detected language, and by side with the first lines."""

@@ -204,13 +204,15 @@ class Leaks:
             leaks: Row, held-out sentence, and whether it is exact, of each leak. (leaks, 3).
         """
         for row, held_out, is_exact in leaks.tolist():
+            is_first = bool(is_exact) > self._kinds.get(held_out, -1)
             self._kinds[held_out] = bool(is_exact) or self._kinds.get(held_out, False)
             self._num_listed[held_out] += 1
-            if self._num_listed[held_out] <= _MAX_LISTED:
-                name, line = self._places[held_out]
+            if is_first or self._num_listed[held_out] <= _MAX_LISTED:
+                (name, line), pair = self._places[held_out], pairs[row]
+                texts = {"sentence": self.sources[held_out], "train_text": pair.source}
                 self.found.append({
-                    "set": name, "line": line, "corpus": corpus, "train_line": pairs[row].line,
-                    "kind": "exact" if is_exact else "near",
+                    "set": name, "line": line, "corpus": corpus, "train_line": pair.line,
+                    "kind": "exact" if is_exact else "near", **(texts if is_first else {}),
                 })  # fmt: skip
 
     def num_near(self) -> dict[str, int]:

@@ -7,12 +7,9 @@ on light and dark pages and in print. Coordinates are pixels from the upper left
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
-from importlib.resources import files
 from itertools import groupby
 from typing import Any
 from unicodedata import east_asian_width
@@ -50,11 +47,9 @@ def render_page(
         parts: The sections.
         offers: Commands for views that are not on the page -> their summaries.
     """
-    script = Markup((files("nmt.report") / "templates" / "steps.js").read_text(encoding="utf-8"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return render(
         "inspect.html.j2", title=title, facts=facts, parts=parts, figure_html=figure_html,
-        offers=offers, alone=False, script=script, digest=digest,
+        offers=offers, alone=False,
     )  # fmt: skip
 
 

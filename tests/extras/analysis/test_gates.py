@@ -47,8 +47,8 @@ def test_a_gate_is_met_unless_the_full_value_is_below_it(value: float, required:
     # One just below is not rounded up in words, either.
     scores, gates = [score("bleu", 26.9996), score("chrf", 60)], {"bleu": 27, "chrf": 60}
     missed, met = map(str, check_gates("a", scores, gates))
-    assert missed == "a: bleu is 26.9996, 0.0004 below 27"
-    assert met == "a: chrf is 60.00, not below 60"
+    assert missed == "a: BLEU is 26.9996, 0.0004 below 27"
+    assert met == "a: chrF is 60.00, not below 60"
 
 
 def test_a_missed_gate_prints_the_scores_and_exits_with_6(files: dict[str, Path]) -> None:
@@ -59,10 +59,10 @@ def test_a_missed_gate_prints_the_scores_and_exits_with_6(files: dict[str, Path]
     values = json.loads(result.stdout)
     assert [(x["metric"], x["met"]) for x in values["gates"]] == [("bleu", False), ("chrf", True)]
     value = values["systems"][0]["scores"][1]["value"]
-    assert f"bad.en: bleu is {value:.2f}, {99.5 - value:.2g} below 99.5" in result.stderr
+    assert f"bad.en: BLEU is {value:.2f}, {99.5 - value:.2g} below 99.5" in result.stderr
     result = invoke(*flags(files), *under, "bleu=50")
     assert result.exit_code == 0
-    assert f"gate met: bad.en: bleu is {value:.2f}, not below 50" in result.stdout
+    assert f"gate met: bad.en: BLEU is {value:.2f}, not below 50" in result.stdout
     assert invoke(*flags(files, "same", files["bad"]), *under, "bleu=100").exit_code == 0
     both = ("--hypothesis", files["same"], *flags(files)[:-2])
     assert invoke(*both, *under, "bleu=100").exit_code == 6
@@ -73,7 +73,7 @@ def test_a_significant_loss_exits_with_6_and_anything_else_does_not(files: dict[
         gate = ("--fail-if-worse", "--significance", kind, "--resamples", 200)
         result = invoke(*flags(files), *gate)
         assert result.exit_code == 6
-        assert "bad.en: bleu is" in result.stderr
+        assert "bad.en: BLEU is" in result.stderr
         assert "against same.en: significantly worse (p = " in result.stderr
         assert invoke(*flags(files, "same", files["bad"]), *gate).exit_code == 0  # better
         assert invoke(*flags(files, "same"), *gate).exit_code == 0

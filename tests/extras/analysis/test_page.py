@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,8 @@ from nmt.metrics.metric import Confidence, Score
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.report.page import Chart, Curve
 from tests.browser import REQUESTS, WIDER, ask
-from tests.commands.test_evaluate import write
+from tests.commands.test_evaluate import invoke, write
+from tests.extras.analysis.conftest import flags
 
 WORDS = st.text("ab <&\u05d0\u202e", max_size=20)
 
@@ -39,8 +42,11 @@ def section(key: str, *values: Any) -> Section:
     return Section(key=key, title=key, rows=[[key, "accuracy"], ["all", "75.0%"]], values=values)
 
 
-def full_page() -> str:
-    """All that a page can show: of a run, with a right-to-left source."""
+def full_page(known: list[Any] | None = None) -> str:
+    """All that a page can show: of a run, with a right-to-left source.
+
+    Adds the quality of the confidence to ``known``.
+    """
     words = ["\u05d4\u05db\u05dc\u05d1", "\u05e8\u05e5", "\u05de\u05d4\u05e8", "x" * 60]
     source = [" ".join(words[: 1 + row % 4]) for row in range(40)]
     reference = [f"the dog number {row} runs quickly" for row in range(40)]
@@ -50,12 +56,17 @@ def full_page() -> str:
         for row, (one, two) in enumerate(zip(source, lines, strict=True))
     ]
     scores = (Score(metric="chrf", value=45.678, signature="nrefs:1"),)
-    system = System("runs/he-en", lines, results=results, scores=scores)
+    settings: dict[str, Any] = {"engine": "torch", "checkpoint": "best", "beam_size": 5}
+    system = System(
+        "runs/he-en", lines, settings, results=results, scores=scores, num_in_training=3
+    )
     interval = asdict(Confidence(mean=3.0, half_width=1, low=2.0, high=4.0, resamples=9, seed=1))
     lost = {"system": system.name, "metric": "chrf", "clean": 45.0, "noisy": 42.0}
     noise = lost | {"noise": "typos", "loss": 3.0, "confidence": interval}
     gain = lost | {"noise": "case", "loss": -1.5}
     quality = confidence_quality(system, [reference])
+    if known is not None:
+        known.append(quality)
     each = Evaluation(
         test="\u05de\u05d1\u05d7\u05df", references=[reference], source=source, systems=(system,),
         sections=(section("robustness", noise, gain), section("confidence", quality)),
@@ -68,7 +79,7 @@ def full_page() -> str:
     scorer = SimpleNamespace(align=lambda pairs, **_: [((0, 0), (0, 1), (1, 2))] * len(pairs))
     model: Any = SimpleNamespace(name=system.name, folder=Path(system.name), tag=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "learning_curves", lambda _: [chart])
+        patch.setattr(pages, "run_charts", lambda _: [chart])
         patch.setattr(pages, "load_scorer", lambda _: scorer)
         return str(as_page(report, [model]))
 
@@ -89,7 +100,7 @@ def test_the_page_has_curves_bars_and_alignments() -> None:
     def texts(tag: str) -> list[str]:
         return ["".join(x.itertext()) for x in root.iter() if x.tag.endswith(f"}}{tag}")]
 
-    assert texts("h2").count("Learning curves: runs/he-en") == 1
+    assert texts("h2").count("Learning curves") == 1
     for title in ("chrF lost to noise: runs/he-en", "Confidence of runs/he-en"):
         assert texts("h3").count(title) == 2
     bars = [x for x in root.iter() if x.tag.endswith("}rect")][:2]
@@ -100,7 +111,7 @@ def test_the_page_has_curves_bars_and_alignments() -> None:
     assert ("\u05d4\u05db\u05dc\u05d1" + "the") in texts("ruby")
     assert ("\u05de\u05d4\u05e8" + "\u2013") in texts("ruby")  # nothing was made of it
     assert "75.0%" in texts("td")
-    assert ["other chrf" in text for text in texts("th")].count(True) == 1
+    assert ["other chrF" in text for text in texts("th")].count(True) == 1
 
 
 def test_the_page_shows_scores_slices_and_sentences_as_text(tmp_path: Path) -> None:
@@ -115,13 +126,73 @@ def test_the_page_shows_scores_slices_and_sentences_as_text(tmp_path: Path) -> N
     text = page.read_text(encoding="utf-8")
     root = ElementTree.fromstring(text)
     assert "&lt;script&gt;" in text
-    assert not any(each in text for each in ("<script", "\u202e"))
+    assert (text.count("<script"), text.count("\u202e")) == (1, 0)
     shown = "".join(root.itertext())
     assert all(each in shown for each in ("\\u202e", "12 (few)"))
     titles = [x.text for x in root.iter() if x.tag.endswith("summary")]
     assert titles == ["Worst of bad.en", "Best of bad.en", "Most different: bad.en and good.en"]
     lists = [x for x in root.iter() if x.tag.endswith("details")]
-    assert next(x.text for x in lists[0].iter() if x.tag.endswith("dt")) == "line 8"
+    assert next(x.text for x in lists[0].iter() if x.tag.endswith("dd")) == "8"
+    assert len([x for x in lists[0].iter() if x.tag.endswith("}dl")]) == 1  # others are perfect
     marked = [x.text for x in lists[0].iter() if x.tag.endswith("mark")]
-    assert marked[0] == "wrong \\u202e altogether"
-    assert {x.get("dir") for x in lists[0].iter() if x.tag.endswith("dd")} == {"auto"}
+    assert marked[1] == "wrong \\u202e altogether"
+    assert {x.get("dir") for x in lists[0].iter() if x.tag.endswith("dd")} == {"auto", None}
+
+
+def shown(path: Path, tag: str, name: str = "") -> list[str]:
+    """The texts of elements with a class."""
+    root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+    own = (x for x in root.iter() if x.tag.endswith(f"}}{tag}"))
+    return [" ".join("".join(x.itertext()).split()) for x in own if name in x.get("class", "")]
+
+
+def test_the_page_opens_with_the_verdict_and_the_interval_of_the_change(
+    files: dict[str, Path],
+) -> None:
+    page, data = (files["bad"].with_name(name) for name in ("a.html", "a.json"))
+    more = ("--fail-if-worse", "--fail-under", "chrf=1", "--report", page, "--report", data)
+    assert invoke(*flags(files), *more).exit_code == 6
+    (verdict,) = shown(page, "div", "verdict bad")
+    assert verdict.startswith("Failed: 2 of 3 gates missed" + "missed bad.en: BLEU is ")
+    assert "met bad.en: chrF is" in verdict
+    scores = json.loads(data.read_text("utf-8"))["systems"][0]["scores"]
+    cells = shown(page, "td")
+    for score, label in zip(scores, ("BLEU", "chrF"), strict=True):
+        change = score["comparison"]
+        row = cells[cells.index(label) :][:6]
+        assert row[1:5] == [
+            f"{score['value'] - change['delta']:.2f}", f"{score['value']:.2f}",
+            f"{change['delta']:+.2f}", f"{change['low']:+.2f} to {change['high']:+.2f}",
+        ]  # fmt: skip
+        assert row[5] == "worse (p < 0.001)"
+    assert shown(page, "td", "bad") == ["worse (p < 0.001)"] * 2
+    facts = dict(zip(shown(page, "dt"), shown(page, "dd"), strict=False))
+    assert facts["bad.en"] == "translations from a file"
+    assert facts["Date"].startswith(time.strftime("%Y-"))
+    assert f"{scores[0]['confidence']['resamples']:,} resampled" in facts["Meaning of \u00b1"]
+    assert invoke(*flags(files, "same"), *more).exit_code == 0
+    assert shown(page, "div", "verdict good")[0].startswith("Passed: all 3 gates met")
+
+
+def test_the_page_names_the_settings_of_a_model_and_warns_of_leaks() -> None:
+    page = full_page()
+    root = ElementTree.fromstring(page)
+    text = " ".join("".join(root.itertext()).split())
+    assert "3 of 40 source lines of other are in the training data of runs/he-en" in text
+    assert "engine torch, checkpoint best, beam size 5" in text
+    assert "max-height" not in page  # no scrolling boxes
+
+
+def test_the_calibration_chart_uses_its_area() -> None:
+    qualities: list[Any] = []
+    root = ElementTree.fromstring(full_page(qualities))
+    drawn = next(x for x in root.iter() if x.get("data-x") == "expected chrF")
+    (path,) = (x for x in drawn.iter() if x.get("data-name") == "measured")
+    known = qualities[0]["deciles"]
+    places = [each.split() for each in path.get("data-points", "").split(";")]
+    assert [float(x) for x, _ in places] == pytest.approx([x for x, _ in known])
+    assert [float(y) for _, y in places] == pytest.approx([y for _, y in known], rel=1e-3)
+    start, end = map(float, drawn.get("data-axis", "").split()[2:])
+    assert 0 <= start <= min(map(min, known))
+    assert max(map(max, known)) <= end <= 100
+    assert max(map(max, known)) - min(map(min, known)) > 0.6 * (end - start)

@@ -34,7 +34,7 @@ def test_markdown_shows_changes_and_their_significance(files: dict[str, Path]) -
     assert invoke(*flags(files), "--report", path, "--fail-if-worse").exit_code == 6
     text = path.read_text("utf-8")
     assert text.startswith("### Translation quality: 2 of 2 gates missed\n")
-    assert "- **missed** a\\|b\\*.en: bleu is " in text
+    assert "- **missed** a\\|b\\*.en: BLEU is " in text
     row = next(line for line in text.splitlines() if line.startswith("| a"))
     assert row.startswith(r"| a\|b\*.en | BLEU | 100.00 | ")
     assert r"| worse (p \< 0.001) |" in row

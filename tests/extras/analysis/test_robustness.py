@@ -77,7 +77,7 @@ def test_a_copying_system_loses_what_the_noise_changes() -> None:
     assert chrf["confidence"]["low"] > 0
     assert ter["loss"] == pytest.approx(ter["noisy"] - ter["clean"])
     head, *rows = section.rows
-    assert head == ["system", "noise", "chrf", "ter"]
+    assert head == ["system", "noise", "chrF", "TER"]
     (shown,) = (row[2] for row in rows if row[1] == "upper-case")
     assert shown.startswith(f"100.00 -> {chrf['noisy']:.2f}, loss {chrf['loss']:.2f} ± ")
     assert "confidence" not in robustness(resamples=0).values[0]

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nmt.data.filters import ALWAYS, REASONS
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 
@@ -138,6 +139,7 @@ def test_languages_are_counted_on_each_side_with_their_first_lines(tmp_path: Pat
     assert sides["en"]["it"] == {"count": 1, "first": [{"corpus": "numbers", "line": 51}]}
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<td>fr</td><td>3</td><td>2.50%</td>" in page
+    assert "<td>de</td><td>117</td><td>97.50%</td>" in page  # 120 - 3
 
 
 def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) -> None:
@@ -168,6 +170,61 @@ def test_the_report_has_its_files_and_nothing_else_is_written(tmp_path: Path) ->
     assert "numbers" not in report["reasons"]
     page = (folders[0] / "report.html").read_text()
     ElementTree.fromstring(page)
-    assert "<script>" not in page
+    assert page.count("<script") == 1
     assert "\\u202eone" in page
-    assert "duplicate: 8 <small>dropped</small>" in page
+    assert "<b>Duplicate</b>: 8 <small>dropped</small>" in page
+    assert (tmp_path / "prepared" / "report.html").read_text() == (
+        folders[2] / "report.html"
+    ).read_text()  # always in the prepared folder
+
+
+def test_the_page_counts_each_held_out_sentence_once_and_shows_it(tmp_path: Path) -> None:
+    """Sentences of ``valid``: exact copies of lines 1 to 3, near copies of 4 and 5, and new text.
+
+    Every training line occurs three times, so that there are more matches than sentences.
+    """
+    source, target = corpus(40)
+    source = [f"{line} und danach noch viel mehr davon" for line in source]
+    write_pairs(tmp_path, source * 3, target * 3)
+    near = [line.replace("viel", "etwas") for line in source[3:5]]
+    new = ["Etwas ganz anderes steht hier in dieser einen Zeile."]
+    config = config_for(tmp_path)
+    write_pairs(tmp_path, source[:3] + near + new, [*target[:5], "Something else."], "valid")
+    report = prepare(config, report_dir=tmp_path / "report")
+    assert len(report.leakage) > 5
+    root = ElementTree.parse(tmp_path / "report" / "report.html").getroot()
+    tiles = {dt: " ".join(dd.split()) for dt, dd in tiles_of(root).items()}
+    assert tiles["Held-out sentences in the training data"] == "5 of 6: 3 exact, 2 near"
+    assert tiles["Training pairs read"] == "120"
+    cells = ["".join(x.itertext()) for x in root.iter() if x.tag.endswith("}td")]
+    for line, text, kind in [(1, source[0], "exact"), (4, near[0], "near")]:
+        row = ["valid", str(line), text, kind, source[line - 1], "numbers", str(line)]
+        assert row in [cells[at : at + 7] for at in range(len(cells))]
+
+
+def tiles_of(root: ElementTree.Element) -> dict[str, str]:
+    shown = next(x for x in root.iter() if x.get("class") == "state")
+    texts = ["".join(x.itertext()).strip() for x in shown.iter() if x.tag[-2:] in ("dt", "dd")]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def test_every_reason_has_a_name_and_a_sentence_and_nothing_is_zero_that_did_not_run(
+    tmp_path: Path,
+) -> None:
+    write_pairs(tmp_path, *corpus(120))
+    filters = {"markup": "off", "url": "off"}
+    report = prepare(config_for(tmp_path, filters=filters), report_dir=tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text()
+    clean, missing = page.split("<b>Not checked</b>")
+    missing = missing.partition("</details>")[0]
+    for reason in {*ALWAYS, *REASONS}:
+        part = missing if reason in report.skipped else clean
+        other = clean if reason in report.skipped else missing
+        assert f"<code>{reason}</code>" in part
+        assert f"<code>{reason}</code>" not in other
+    skipped = {"markup", "url", "scores", "dual_cross_entropy", "lexical"}
+    assert skipped <= {*report.skipped}
+    assert report.skipped["markup"] == "Off in the configuration."
+    assert report.skipped["lexical"] == "numbers: fewer than 200 lines."
+    assert "not checked: lexical. numbers: fewer than 200 lines." in report.as_text()
+    assert "A filter of filters.extra" not in page  # the sentence about reasons without one

@@ -1,0 +1,30 @@
+
+// Makes regions that scroll sideways reachable by keyboard. Must not contain XML markup characters.
+const markRegions = () => {
+  for (const region of document.querySelectorAll(".scroll, pre")) {
+    if (region.scrollWidth > region.clientWidth + 1) {
+      const part = region.closest("figure, details, section");
+      const heading = part ? part.querySelector("h2, h3, h4, summary") : null;
+      region.tabIndex = 0;
+      region.setAttribute("role", "group");
+      region.setAttribute("aria-label", heading ? heading.textContent.trim() : "Table");
+    } else for (const name of ["tabindex", "role", "aria-label"]) region.removeAttribute(name);
+  }
+};
+addEventListener("resize", markRegions);
+document.addEventListener("toggle", markRegions, true);
+markRegions();
+// Paper shows everything.
+const folded = () => document.querySelectorAll("details:not([open])");
+addEventListener("beforeprint", () => {
+  for (const part of folded()) {
+    part.open = true;
+    part.dataset.folded = "";
+  }
+});
+addEventListener("afterprint", () => {
+  for (const part of document.querySelectorAll("[data-folded]")) {
+    part.open = false;
+    part.removeAttribute("data-folded");
+  }
+});
