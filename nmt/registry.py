@@ -33,7 +33,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> None:
-        """Add an entry, or replace the entry of this name."""
+        """Add an entry, or replace the entry called ``name``."""
         self._entries[name] = entry
 
     def names(self) -> list[str]:
@@ -47,12 +47,12 @@ class Registry(Generic[T]):
         return name in self._entries or name in self._homes
 
     def find(self, name: str) -> T | None:
-        """Return the entry of this name, or None if its extra is not installed."""
+        """Return the entry called ``name``, or None if its extra is not installed."""
         is_there = name in self._entries or not _missing_extra(self._homes[name])
         return self[name] if is_there else None
 
     def __getitem__(self, name: str) -> T:
-        """Return the entry of this name.
+        """Return the entry called ``name``.
 
         Raises:
             ConfigError: The name is unknown, or its extra is not installed.
@@ -70,7 +70,7 @@ def names_of(kind: str) -> list[str]:
 
 
 def chosen(choices: Mapping[str, T], name: str, kind: str) -> T:
-    """Return the choice of this name.
+    """Return ``choices[name]``; ``kind`` is the word for a choice in the error message.
 
     Raises:
         ConfigError: The name is unknown.

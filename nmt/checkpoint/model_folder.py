@@ -354,7 +354,7 @@ def check_new_folder(folder: Path, source: Path) -> None:
     with write_errors(folder, ConfigError, fix=fix):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             fix = "Set `output` to another folder, or delete this folder first."
-            raise ConfigError(f"{folder} exists already and is not overwritten.", fix=fix)
+            raise ConfigError(f"{folder} already exists; nmt does not overwrite it.", fix=fix)
         if folder.resolve().is_relative_to(stored.checkpoints_dir(source).resolve()):
             fix = "Set `output` to a folder outside of the checkpoints."
             raise ConfigError(f"{folder} is among the checkpoints of the run.", fix=fix)
@@ -421,7 +421,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         for name, weight in weights.items():
             if not weight.isfinite().all():
                 problem = f"{path / stored.MODEL}: {name} contains values that are not finite."
-                raise CheckpointError(problem, fix="Omit this checkpoint: its training diverged.")
+                raise CheckpointError(problem, fix="Remove this checkpoint: its training diverged.")
         if sums and (problems := stored.tensor_differences(weights, sums)):
             fix = "Average only checkpoints of one run."
             raise CheckpointError(f"{path} does not match {paths[0]}:\n  {problems}", fix=fix)

@@ -141,7 +141,7 @@ def check_resumable(
     if found and exact:
         listed = "\n  ".join(found)
         problem = f"Resuming would not be bit-exact on this machine:\n  {listed}"
-        fix = "Use the same machine type, torch version and settings, or omit `exact`."
+        fix = "Use the same machine type, torch version and settings, or remove `exact`."
         raise CheckpointError(problem, fix=fix)
     return [f"resuming is not bit-exact: {difference}" for difference in found]
 
@@ -219,7 +219,10 @@ def refuse_other_keys(
         names = sorted(".".join(path) for path in other if path[:-1] not in other)
         more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
         listed = ", ".join(names[:_MOST_KEYS]) + more
-        problem = f"{run_dir} was trained by another version of nmt, with other keys: {listed}."
+        problem = (
+            f"{run_dir} was trained by a different version of nmt. Configuration keys that only "
+            f"one of the versions has: {listed}."
+        )
         fix = "To train again with this version, set another run_dir."
         raise CheckpointError(problem, fix=fix)
 

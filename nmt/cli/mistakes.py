@@ -165,7 +165,7 @@ class Spelling:
         line.found[name] = ours
         if flag in ("--input", "--output", *SIDES) and _LANGUAGE.fullmatch(value):
             is_known = flag not in SIDES  # from the model
-            needless = "not needed: the model contains its languages"
+            needless = "not needed: the language pair is stored in the model"
             line.found[name] = needless if is_known else "--languages"
             line.codes += [] if is_known else [value]
         elif target.isupper():

@@ -42,7 +42,7 @@ zcat pairs.tsv.gz | nmt prepare en-de/config.yaml --set data.train='[{tsv: -}]' 
         """Translate monolingual text into additional training data (back-translation).
 
         The text becomes the target side of the new corpus; with --forward, the source side.
-        The search is repeated for degenerate translations (loops, odd length). If the second search
+        The search is repeated for suspicious translations (loops, implausible length). If the second search
         fails too, the line is dropped and counted. To continue after an interruption, run the same
         command.""",
         """

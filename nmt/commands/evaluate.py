@@ -219,7 +219,7 @@ class EvaluatedSet:
         self.metrics = [name.strip() for text in options.metric for name in text.split(",")]
         self.scorers = self.make_scorers(self.test.references)
         count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
-        # Approximate randomisation ("ar") raises fewer false alarms than the bootstrap ("bs").
+        # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
         kind = options.significance or ("ar" if options.fail_if_worse else "bs")
         trials = options.resamples or DEFAULT_TRIALS
         self.resampling = Resampling(count, options.seed, kind, trials)
@@ -249,7 +249,7 @@ class EvaluatedSet:
     def translate(self, model: EvaluatedModel) -> System:
         """Translate the test set."""
         if self.test.source is None:
-            raise ConfigError("A model needs source lines.", fix="Add `source` FILE.")
+            raise ConfigError("The model has no source text to translate.", fix="Add `source` FILE.")
         return model.translate(self.test.name, self.test.source, self.test.tag)
 
     def score(self, external: Callable[..., Scorer] | None) -> list[DataError]:
@@ -336,7 +336,7 @@ def _warn(each: EvaluatedSet) -> None:
 
 
 def _save(path: Path, text: str) -> list[NmtError]:
-    """Write text to a file. Return errors instead of raising them, to keep the scores."""
+    """Write text to a file. Return errors instead of raising them: scores are still printed."""
     try:
         with open_output(path) as stream:
             stream.write(text.encode("utf-8", "replace"))

@@ -145,7 +145,8 @@ class SearchOptions(Options):
     Args:
         shortlist: Restrict each sentence to likely target tokens, learned from the training data.
             Faster; a few translations change.
-        no_guard: Do not search again when a translation is degenerate (loops, odd length).
+        no_guard: Do not search again when a translation is suspicious (loops, implausible
+            length).
         no_split: Translate long lines whole. By default, lines longer than the training sentences
             are split into segments. Not possible with learned positions.
     """
@@ -308,7 +309,7 @@ class AugmentOptions(Options):
         sample: Sample translations instead of searching; often better for training.
         shard_lines: Lines per shard; an interrupted run resumes at the last complete shard.
         engine: Inference engine; auto uses CTranslate2 on CPUs if it supports all options.
-        guard: Search again when a translation is degenerate.
+        guard: Search again when a translation is suspicious.
     """
 
     text: Annotated[Path, Flag(argument=True)]

@@ -280,7 +280,7 @@ def _look(
 
 
 def _encode(reading: Reading, names: list[str], tokenizers: Tokenizers, folder: Path) -> Encoded:
-    """Turn every line of some corpora into token ids, in a store of its own."""
+    """Encode every line of the corpora ``names``, and write the ids to a new store in ``folder``."""
     models, spans, end = tokenizer_hash(reading.folder / TOKENIZER), {}, 0
     encode = Encode(tokenizers, reading.workers.threads)
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:
@@ -360,7 +360,7 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_ours(folder: Path, *, is_anew: bool) -> None:
-    """Check that the folder can be replaced."""
+    """Check that the folder can be replaced; ``is_anew``: the user asked to prepare again."""
     if (folder / prepared.MANIFEST).exists():
         if not is_anew:
             why = "was prepared from other corpora or settings, or is damaged"

@@ -73,7 +73,7 @@ def train(options: TrainOptions) -> Result | None:
     if options.dry_run:
         if others := changed(options, "strict_resume", "exact"):
             what = " and ".join(f"`{name}`" for name in others)
-            raise ConfigError(f"`dry_run` cannot be combined with {what}.", fix=f"Omit {what}.")
+            raise ConfigError(f"`dry_run` cannot be combined with {what}.", fix=f"Remove {what}.")
         return load_attribute(_DRY_RUN)(options)
     config = load_config(options.config, options.overrides)
     if options.devices == 1:

@@ -176,7 +176,11 @@ class _Writer:
         lines: Sequence[Request | DataError],
         results: Sequence[Result | DataError],
     ) -> None:
-        """Write the results of a chunk; text output ends before a line with an error."""
+        """Write the results of a chunk. In JSON, a failed line becomes an object with its error.
+
+        Raises:
+            DataError: A line failed and the format is text. The lines before it are written.
+        """
         done = dict[int, Result]()
         for number, (line, found) in enumerate(zip(lines, results, strict=True), first):
             others = getattr(line, "others", {})

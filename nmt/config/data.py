@@ -139,7 +139,7 @@ class StageConfig(Section):
 
     mix: dict[str, _Amount] = Field(
         min_length=1,
-        json_schema_extra={"allowed": "names of training corpora, a number above 0 each"},
+        json_schema_extra={"allowed": "a mapping from names of training corpora to numbers above 0"},
     )
     until: dict[str, _Amount] | None = Field(
         default=None,
@@ -194,7 +194,7 @@ class DataConfig(Section):
                     near = did_you_mean(name, names)
                     yield f"{where}.mix: no training corpus is named {name} (names: {known}).{near}"
             if len(until) > 1 or not (until or number == len(self.stages) - 1):
-                yield f"{where}.until: set exactly one of a corpus of the mix, steps, score"
+                yield f"{where}.until: set exactly one of steps, score, or a corpus of the mix"
             for what in until:
                 if what not in (*stage.mix, *_ENDS):
                     yield f"{where}.until: {what} must be a corpus of the mix, steps or score"
@@ -361,7 +361,7 @@ class FilterConfig(Section):
 
 _VocabSize = Annotated[int, Field(ge=5, le=256_000)]
 _NumUnused = Annotated[int, Field(ge=0, le=256_000)]
-_OR_SIDES = ", or one a side: {source: ..., target: ...}"
+_OR_SIDES = ", or one for each side: {source: ..., target: ...}"
 
 
 def _both_sides(number: int | Mapping[Literal["source", "target"], int]) -> tuple[int, int]:
@@ -465,6 +465,6 @@ class BatchConfig(Section):
             if self.tokens_per_update is None:
                 yield "max_tokens auto needs tokens_per_update, such as 16384"
             if self.gradient_accumulation != 1:
-                yield "max_tokens auto chooses gradient_accumulation: omit it"
+                yield "max_tokens auto chooses gradient_accumulation: remove it"
         elif self.tokens_per_update is not None:
             yield "tokens_per_update needs max_tokens auto; otherwise set gradient_accumulation"

@@ -36,7 +36,7 @@ def load_config(
         overrides: ``section.key=value`` each; later overrides win. The value is YAML, so numbers,
             ``null`` and ``[lists]`` work. List items have numbers: ``data.train.0.weight``.
         count_characters: Training corpora and both language codes -> characters. If it is set, the
-            file can omit ``training``; the values are then chosen for this size.
+            file may have no ``training`` section; nmt then chooses its values for this size.
         check_files: Raises a `DataError` about missing corpus files, by key. It is reported with
             other problems. Without other problems, it is raised only if text must be counted.
 
@@ -103,7 +103,7 @@ def _read_keys(path: Path) -> Document:
 
 
 def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
-    """Yield the valid corpora in a value, by key."""
+    """Find the well-formed corpus sections in a value, at any depth; yield key and section."""
     try:
         yield key, CorpusConfig.model_validate(value)
     except ValidationError:

@@ -75,7 +75,7 @@ class ScheduleConfig(Section):
 
     def _disagreements(self) -> Iterator[str]:
         if self.warmup_ratio is not None and self.warmup_ratio >= 1:
-            instead = f"for {self.warmup_ratio:g} updates set warmup_steps and omit warmup_ratio"
+            instead = f"for {self.warmup_ratio:g} updates set warmup_steps and remove warmup_ratio"
             yield f"warmup_ratio is a share of the run, below 1: {instead}"
 
 

@@ -107,7 +107,7 @@ class _Links(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """Translation probabilities of words. When pickled, it refers to the files of its tables."""
+    """Translation probabilities of words. A pickle contains the paths of its tables."""
 
     lines: Lines
     sizes: tuple[int, int]  # V and W.

@@ -86,7 +86,7 @@ class PreparedManifest:
         """Read the manifest of ``folder``.
 
         Raises:
-            DataError: The manifest is missing or damaged, or has another format version.
+            DataError: The manifest is missing or damaged, or has a different format version.
         """
         path = folder / MANIFEST
         try:

@@ -50,11 +50,11 @@ def choose_device(wanted: str) -> torch.device:
         if torch.backends.mps.is_available():
             return torch.device("mps")
         fix = "Use device auto or cpu. mps needs macOS 14 or later and an Apple processor."
-        raise DeviceError("No mps device: torch does not find an Apple GPU.", fix=fix)
+        raise DeviceError("No mps device: torch cannot find an Apple GPU.", fix=fix)
     has_cuda = torch.cuda.is_available()
     if wanted.startswith("cuda") and not has_cuda:
         fix = "Use device auto or cpu, or install a CUDA build of torch."
-        raise DeviceError("No CUDA device: torch does not find a GPU.", fix=fix)
+        raise DeviceError("No CUDA device: torch cannot find a GPU.", fix=fix)
     if not has_cuda or wanted == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", gpu_number(wanted, torch.cuda.device_count()))

@@ -204,7 +204,7 @@ def check_output(output: Path | None, *inputs: Path | None) -> None:
     if output is None or is_standard(output):
         return
     if output.suffix in _UNKNOWN_COMPRESSIONS:
-        fix = f"Use {', '.join(_COMPRESSORS)}, or leave out {output.suffix} for plain text."
+        fix = f"Use {', '.join(_COMPRESSORS)}, or remove {output.suffix} for plain text."
         raise ConfigError(f"{output}: cannot write {output.suffix} files.", fix=fix)
     if not output.parent.is_dir():
         raise ConfigError(f"The folder of {output} does not exist.", fix="Create it first.")

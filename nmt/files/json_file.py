@@ -205,7 +205,7 @@ class Manifest:
                 problem = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
             raise CheckpointError(f"{path} is damaged: {problem}.", fix=fix) from error
         fix = f"Use the release that wrote it: nmt {values.get('package_version', '?')}."
-        raise UnknownFormatError(f"{path} has another format version: {version}.", fix=fix)
+        raise UnknownFormatError(f"{path} has a different format version: {version}.", fix=fix)
 
     def write(self, folder: Path) -> None:
         """Write the manifest into ``folder``. Call this after all other files are written."""

@@ -154,7 +154,7 @@ class EngineLacksError(ConfigError):
     @classmethod
     def of(cls, engine: str, names: Iterable[str]) -> EngineLacksError:
         """Return the error for an engine and the names of the missing features."""
-        fix = "Leave the option out, or translate the run folder with `engine` torch."
+        fix = "Remove the option, or translate the run folder with `engine` torch."
         return cls(f"The {engine} engine does not support {', '.join(names)}.", fix=fix)
 
 
@@ -398,7 +398,7 @@ def choose_engine(
     options = replace(options, device=parse_device(options.device))
     name, dtype, loaded = options.engine, parse_dtype(options.dtype), None
     if options.threads is not None and options.threads < 1:
-        raise ConfigError(f"`threads` is {options.threads}.", fix="Use 1 or more, or omit it.")
+        raise ConfigError(f"`threads` is {options.threads}.", fix="Use 1 or more, or remove it.")
     with readable():
         if name == "auto" and is_ctranslate2(folder):
             name = "ctranslate2"

@@ -322,13 +322,13 @@ class GuardCounts:
             seconds: Time of the whole translation.
 
         >>> GuardCounts(1000, 2, 0, frozenset({"loops", "length"}), left=(7, 9)).message(3.5)
-        'guard: 2 of 1,000 translations looked wrong (length, loops); check lines 7, 9'
+        'guard: 2 of 1,000 translations are suspicious (length, loops); check lines 7, 9'
         """
         if not self.num_alarmed:
             return None
         left, named = self.num_alarmed - self.num_cleared, ", ".join(map(str, self.left))
         parts = [
-            f"guard: {self.num_alarmed:,} of {self.num_lines:,} translations looked wrong "
+            f"guard: {self.num_alarmed:,} of {self.num_lines:,} translations are suspicious "
             f"({', '.join(sorted(self.signs))})"
         ]
         if self.retry_seconds:

@@ -237,7 +237,7 @@ def _constraints(
     )
     most = int(decoding.max_length_factor * longest + decoding.max_length_offset)
     problem = found.contradiction(decoding.no_repeat_ngram_size)
-    fix, is_forced = "Drop one of the constraints.", not decoding.prefix_bias_beta
+    fix, is_forced = "Remove one of the constraints.", not decoding.prefix_bias_beta
     if is_forced and any(contains(found.prefix, phrase) for phrase in found.forbidden):
         problem = "the prefix contains a forbidden phrase"
     elif problem is None and found.num_tokens > most:

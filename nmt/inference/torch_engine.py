@@ -95,7 +95,7 @@ class TorchEngine(Engine):
     @property
     @override
     def num_workers(self) -> int:
-        """One for each CPU thread: a decoding step is too short to be split between threads."""
+        """One for each CPU thread, because a decoding step is too short to split; 1 on a GPU."""
         return torch.get_num_threads() if self._device.type == "cpu" else 1
 
     @override
@@ -232,14 +232,14 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
         raise ConfigError(
             f"{', '.join(exported)} is a CTranslate2 export: it cannot run in torch, score given "
             "translations or join an ensemble.",
-            fix="Leave `engine` out, or use the run folder that was exported.",
+            fix="Remove `engine`, or use the run folder that was exported.",
         )
     if dtype == "int8":
-        raise ConfigError("int8 needs the CTranslate2 engine.", fix="Leave `dtype` out.")
+        raise ConfigError("int8 needs the CTranslate2 engine.", fix="Remove `dtype`.")
     prepare_process(options.threads)
     place = choose_device(options.device)
     if dtype == "float16" and place.type == "cpu":
-        fix = "Leave `dtype` out, or use `dtype` bfloat16 on this CPU."
+        fix = "Remove `dtype`, or use `dtype` bfloat16 on this CPU."
         raise ConfigError("float16 needs a GPU.", fix=fix)
     bundles = [load_model(each, options.checkpoint) for each in folders]
     _check_alike(folders, bundles)

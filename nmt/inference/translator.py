@@ -57,7 +57,7 @@ class TranslationOptions:
     joiner: str = " "  # Separator between the translated segments of a line.
     tag: str | None = None  # Language or domain tag of requests without a tag.
     guard: bool = True  # Whether to check translations: see `nmt.inference.guard`.
-    retry: bool = True  # Whether the guard searches again; otherwise it only sets alarms.
+    retry: bool = True  # Whether the guard searches again, or only sets `alarms`.
     limits: GuardLimits = field(default_factory=GuardLimits)  # Limits of the guard's alarms.
     confidence: ConfidenceModel | None = None  # Predicts the quality of each translation.
     mbr: Mbr | None = None  # Minimum Bayes risk decoding; None for plain search.
@@ -147,7 +147,7 @@ class Translator:
         elif (most := loaded.engine.max_positions) is not None:
             raise ConfigError(
                 f"{folder} cannot read long lines: the model has {most:,} positions.",
-                fix="Leave `no_split` (split=False) out to cut lines into segments of at most "
+                fix="Remove `no_split` (split=False) to cut lines into segments of at most "
                 f"{loaded.max_length:,} tokens.",
             )
         return cls(loaded.engine, loaded.tokenizers, wanted)
@@ -369,7 +369,7 @@ def join(
             results.append(lines.failures[line])
         elif not all(part.hypotheses for part in parts):
             problem = "no translation satisfies the prefix, required and forbidden phrases."
-            fix = "Drop some of the constraints, or set no_repeat_ngram_size to 0."
+            fix = "Remove some of the constraints, or set no_repeat_ngram_size to 0."
             results.append(DataError(problem, fix=fix))
         else:
             found = [details[row] for row in own]

@@ -7,5 +7,5 @@ once. This package does not import torch.
 
 # These three defaults equal sacrebleu's, so intervals and p-values do, too.
 DEFAULT_RESAMPLES = 1000
-DEFAULT_TRIALS = 10_000  # Trials of approximate randomisation.
+DEFAULT_TRIALS = 10_000  # Trials of approximate randomization.
 DEFAULT_SEED = 12345

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `--help` imports this module, and numpy is slow to import
     import numpy.typing as npt
 
 Floats: TypeAlias = "npt.NDArray[np.float64]"
-# Paired bootstrap resampling, or approximate randomisation.
+# Paired bootstrap resampling, or approximate randomization.
 Significance: TypeAlias = Literal["bs", "ar"]
 # One or more streams of lines. Line i of each stream is a reference of sentence i.
 References = Sequence[Sequence[str]]
@@ -103,7 +103,7 @@ class Comparison:
     # Probability of a difference this large by chance; None without resampling.
     p_value: float | None
     significance: Significance = "bs"  # The significance test.
-    # Resampled test sets, or trials of approximate randomisation; 0 without a test.
+    # Resampled test sets, or trials of approximate randomization; 0 without a test.
     resamples: int
     seed: int  # Seed of the test.
 

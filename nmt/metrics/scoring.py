@@ -2,10 +2,10 @@
 
 A corpus score is a function of sums over sentences, so resampling does not need texts. A bootstrap
 sample (n sentences drawn with replacement) is a row of counts. One matrix product of counts and
-statistics computes all samples. In approximate randomisation, a row of zeros and ones says which
+statistics computes all samples. In approximate randomization, a row of zeros and ones says which
 outputs of two systems are exchanged.
 
-Source: paired bootstrap as in Koehn (2004), approximate randomisation as in Riezler and Maxwell
+Source: paired bootstrap as in Koehn (2004), approximate randomization as in Riezler and Maxwell
 (2005). Draws and their order, and so all numbers, equal sacrebleu's.
 """
 
@@ -41,20 +41,20 @@ class Resampling:
     count: int = DEFAULT_RESAMPLES  # Resampled test sets; 0 for no intervals and no p-values.
     seed: int = DEFAULT_SEED
     significance: Significance = "bs"  # The significance test.
-    trials: int = DEFAULT_TRIALS  # Trials of approximate randomisation.
+    trials: int = DEFAULT_TRIALS  # Trials of approximate randomization.
 
     @property
     def paired_test(self) -> str | None:
         """Description of the significance test for reports; None without p-values.
 
         >>> Resampling().paired_test, Resampling(significance="ar").paired_test
-        ('paired bootstrap, 1,000 resamples', 'approximate randomisation, 10,000 trials')
+        ('paired bootstrap, 1,000 resamples', 'approximate randomization, 10,000 trials')
         """
         if not self.count:
             return None
         if self.significance == "bs":
             return f"paired bootstrap, {self.count:,} resamples"
-        return f"approximate randomisation, {self.trials:,} trials"
+        return f"approximate randomization, {self.trials:,} trials"
 
 
 @dataclass(frozen=True, slots=True)

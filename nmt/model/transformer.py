@@ -1,7 +1,8 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017), for training and step-by-step decoding.
 
 Shapes: B sentences, S source and T target positions, N packed target and M packed source tokens, V
-vocabulary, D model width. Decoding: K beams, R = B * K rows; caches: `nmt.model.decoder_state`.
+vocabulary, D model width. In decoding, K beams and R = B * K rows. For caches, see
+`nmt.model.decoder_state`.
 """
 
 from __future__ import annotations

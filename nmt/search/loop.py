@@ -59,7 +59,7 @@ def search(
     name = _selector_name(options, has_phrases=has_phrases)
     make_selector = SELECTORS[name]
     if has_phrases and not make_selector.meets_required_phrases:
-        fix = f"Use beam search: leave the options of {name} search out."
+        fix = f"Use beam search: remove the options that select {name} search."
         raise ConfigError(f"decoding: {name} search does not support required phrases.", fix=fix)
     rules = Rules(
         source.lengths, options, constraints or (), stepper.max_positions, end_loops=end_loops

@@ -300,8 +300,8 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest values of each row and their indices, on the CPU, best first.
 
     Of equal values the one with the lower index comes first. `torch.topk` does not guarantee this.
-    So one more value is computed, which shows whether the result cuts through equal values. This is
-    rare in float32, but frequent for models that compute in 16 bits.
+    So ``count + 1`` values are computed: they show whether the last value kept is equal to one that
+    was dropped. Such ties are rare in float32, but frequent in 16 bits.
 
     Args:
         values: (..., V), float32. Minus infinity marks missing values.

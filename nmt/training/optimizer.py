@@ -394,17 +394,18 @@ class ModelOptimizer:
         """Restore `weights` and `state` from a checkpoint.
 
         Raises:
-            CheckpointError: A tensor is missing or has another shape, or the state belongs to
-                another kind of optimizer.
+            CheckpointError: A tensor is missing or has a different shape, or the state belongs to
+                a different kind of optimizer.
         """
         self.load_weights(weights)
         own = self.state()
         found, needed = (sorted({key.split("/")[0] for key in keys}) for keys in (state, own))
         if not own.keys() <= state.keys() or (_TRAINED in found and _TRAINED not in needed):
-            has = f"it has {', '.join(found) or 'no state'}"
-            needs = f"this configuration needs {', '.join(needed)} of all trained parameters"
+            stored = f"Stored: {', '.join(found) or 'nothing'}."
+            wanted = f"Needed for every trained parameter: {', '.join(needed)}."
             fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
-            problem = f"The checkpoint has the state of another optimizer: {has}, but {needs}."
+            problem = "The optimizer state in the checkpoint does not fit this configuration."
+            problem = f"{problem} {stored} {wanted}"
             raise CheckpointError(problem, fix=fix)
         copy_tensors(state, own.items())
         self.parameters.sync_from_master()

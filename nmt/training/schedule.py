@@ -75,7 +75,7 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
     def construct(config: ScheduleConfig, _model_dim: int, total_steps: int | None) -> Schedule:
         if total_steps is None:
             raise ValueError(f"the schedule {config.shape} needs a number of updates")
-        # At most half of the updates are warm-up, so that a short training still decays.
+        # At most half of the updates are warm-up, so that a short training run still decays.
         begin = warmup = min(config.warmup_steps, max(total_steps // 2, 1))
         if holds_peak:
             begin = max(warmup, total_steps - max(round(config.decay_ratio * total_steps), 1))

@@ -57,7 +57,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """Estimated times of the parts of a training, in seconds."""
+    """Estimated times of the parts of a training run, in seconds."""
 
     update: float  # The median update.
     validation: float  # A validation, with the save after it.
@@ -80,7 +80,7 @@ class TimePlan:
         return max(1, inside, math.floor(seconds / 2 / self.update))
 
     def beside(self, updates: int, training: TrainingConfig) -> float:
-        """Return the seconds that a training of ``updates`` spends outside of the updates."""
+        """Return the seconds that a training run of ``updates`` spends outside of the updates."""
         return updates * self._between(training) + self.end
 
     def _between(self, training: TrainingConfig) -> float:

@@ -46,7 +46,7 @@ class Scores:
     sample_chrf: tuple[float, ...] = ()  # chrF of each sample.
     # Training loss per token, without dropout, for comparison with the loss of the updates.
     objective: float | None = None
-    # Number of translations that look degenerate; None if the set has no text.
+    # Number of suspicious translations; None if the set has no text.
     alarms: int | None = None
 
     @property
@@ -198,7 +198,7 @@ class Validator:
         return TorchEngine(self.updater.model, end_loops=self.end_loops)
 
     def _translate(self, text: HeldOutText) -> list[tuple[str, bool]]:
-        """Return translations of the lines of this process, and whether each looks degenerate."""
+        """Return translations of the lines of this process, and whether each is suspicious."""
         rank, size = self.updater.processes.rank, self.updater.processes.size
         own, optimizer = text.sources[rank::size], self.updater.optimizer
         lent: Any = nullcontext()
@@ -243,7 +243,10 @@ def choose_samples(scores: Sequence[float]) -> list[int]:
 
 
 def fixed_batches(loader: Loader, processes: Processes) -> list[Batch]:
-    """Return the batches of this process. They cover the whole store and never change."""
+    """Return this process's share of a fixed set of batches.
+
+    The shares of all processes together cover the whole store.
+    """
     lengths, most = loader.lengths(slice(None)), loader.config.max_tokens
     if most is not None:  # the limit must not drop the longest pair
         most = max(int(most), int(np.add(*lengths).max(initial=0)))

@@ -287,7 +287,7 @@ def test_the_guard_flags_and_counts_what_no_retry_clears(run_dir: Path) -> None:
     assert all(result["alarms"] == ["long"] for result in flagged)
     assert [result["alarms"] + result["retried"] for result in plain] == [[], [], []]
     result = translate(own_run, text=f"{text}\n\n")
-    note = r"guard: 3 of 4 translations looked wrong \(length\); a second search fixed 0 and "
+    note = r"guard: 3 of 4 translations are suspicious \(length\); a second search fixed 0 and "
     assert re.search(note + r"took \d+\.\d of \d+\.\d s; check lines 1, 2, 3\n", result.stderr)
     assert "guard" not in translate(own_run, "--no-guard", text=f"{text}\n\n").stderr
 

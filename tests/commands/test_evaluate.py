@@ -318,7 +318,7 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
     assert scores_of(model, "-t", "one")["systems"][0]["in_training_data"] == 2
     said = invoke(model).stderr
     assert "the training data contains 2 of 10 source lines of one" in said
-    assert "guard: 2 of 10 translations looked wrong (length, loops); check line 2" in said
+    assert "guard: 2 of 10 translations are suspicious (length, loops); check line 2" in said
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
-    with pytest.raises(DeviceError, match="torch does not find a GPU") as caught:
+    with pytest.raises(DeviceError, match="torch cannot find a GPU") as caught:
         choose_device("cuda")
     assert caught.value.exit_code == 2
 

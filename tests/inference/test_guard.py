@@ -157,7 +157,7 @@ def test_only_alarmed_lines_are_searched_again(tokenizers: Tokenizers) -> None:
     assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
     counts = GuardCounts.of(dict(enumerate(found, 1)))
     assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
-    assert "translations looked wrong (length, loops)" in (counts.message(1) or "")
+    assert "translations are suspicious (length, loops)" in (counts.message(1) or "")
     assert f"a second search fixed {len(stuttering)} and" in (counts.message(1) or "")
     assert "check line" not in (counts.message(1) or "")
 

@@ -106,7 +106,7 @@ def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[
             if known and known.confidence is not None:
                 label += f", confidence {known.confidence:.0f}"
             if known and known.alarms:
-                label += f", flagged: {', '.join(known.alarms)}"
+                label += f", suspicious: {', '.join(known.alarms)}"
             parts.append((label, word_differences(system.lines[row], reference)))
         glosses = gloss(source, shown[0].lines[row], links.get(row, ()))
         return {"line": row + 1, "parts": parts, "gloss": glosses}

@@ -144,8 +144,8 @@ def groups_of_system(
     ratios = [(len(output) + 1) / (len(reference) + 1) for output, reference in pairs]
     yield _binned("length ratio to reference", ratios, _RATIOS, "above 1.25")
     if system.results:
-        labels = ["flagged" if result.alarms else "not flagged" for result in system.results]
-        yield Group("guard", labels, ["not flagged", "flagged"])
+        labels = ["suspicious" if result.alarms else "not suspicious" for result in system.results]
+        yield Group("guard", labels, ["not suspicious", "suspicious"])
 
 
 def score_slices(
@@ -234,7 +234,7 @@ def _kept(wanted: set[str], written: set[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """Counts of the words of one line in the training data."""
+    """How often the words of one line occur in the training data."""
 
     words: Sequence[int]  # Occurrences of each word.
     pairs: Sequence[int]  # Occurrences of each two consecutive words, ignoring punctuation.

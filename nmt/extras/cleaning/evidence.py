@@ -98,7 +98,13 @@ class PairScorer:
 
 
 def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
-    """Return `PairScorer.score` of a batch. (P,)."""
+    """Score a batch as `PairScorer.score` does. (P,).
+
+    Args:
+        lexicon: The lexicon.
+        batch: Pairs, and a mask of the pairs that the lexicon learned from. Their own counts are
+            subtracted.
+    """
     assert lexicon.table is not None
     pairs, has_taught = batch
     meetings = Meetings(lexicon.lines, pairs, lexicon.sizes[1])

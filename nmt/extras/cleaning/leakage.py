@@ -148,7 +148,7 @@ class LeakageIndex:
         return place in ((0, length - _RUN) if length < 3 * _RUN else (0, third, 2 * third))
 
     def find(self, lines: Sequence[str]) -> list[Leak]:
-        """Return the training lines that contain held-out sentences, sorted by row."""
+        """Return the exact and near matches with held-out sentences, sorted by training line."""
         units = [unit for unit in _units(lines) if unit.words]
         words = [unit.words for unit in units]
         found: dict[tuple[int, int], Literal["exact", "near"]] = {}

@@ -108,7 +108,7 @@ class CTranslate2Engine(Engine):
         num_gpus = package.get_cuda_device_count()
         if device.startswith("cuda") and not num_gpus:
             fix = "Use `device` cpu, or `device` auto."
-            raise DeviceError("CTranslate2 does not find a CUDA device.", fix=fix)
+            raise DeviceError("CTranslate2 cannot find a CUDA device.", fix=fix)
         self.on_gpu = device != "cpu" and num_gpus > 0
         try:
             record = read_json(folder / RECORD)
@@ -281,7 +281,7 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
     engine = CTranslate2Engine(place, device=options.device, threads=options.threads)
     if dtype not in (None, engine.dtype):
-        fix = f"Leave out `dtype`, or export again with quantization {dtype}."
+        fix = f"Remove `dtype`, or export again with quantization {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
     languages = config.source_language, config.target_language
     return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, languages)

@@ -126,7 +126,7 @@ def export(options: ExportOptions) -> ExportSummary:
     target = EXPORT_TARGETS[to]()
     dtype = options.quantization or target.dtypes[0]
     if dtype not in target.dtypes:
-        fix = f"Leave out `quantization`, or use {' or '.join(target.dtypes)}."
+        fix = f"Remove `quantization`, or use {' or '.join(target.dtypes)}."
         raise ConfigError(f"`to` {to} does not support `quantization` {dtype}.", fix=fix)
     files = model_folder.find_model(source, options.checkpoint)
     config = target.adapt(files.config)

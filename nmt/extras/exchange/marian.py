@@ -336,7 +336,7 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary
     there = {*folder.glob("*.spm"), *folder.glob("*vocab.yml")} - {*of_text}
     files = named or sorted(there) * (2 if len(there) == 1 else 1)
     if len(files) != 2:
-        raise ValueError("the vocabularies of source and target are missing")
+        raise ValueError(f"expected two vocabulary files, found {len(files)}")
     return _vocabulary(files[0], of_text[0]), _vocabulary(files[1], of_text[1])
 
 

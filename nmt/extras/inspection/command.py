@@ -109,7 +109,7 @@ def _check_view(options: InspectOptions) -> None:
     idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*uses})
     if idle:
         names, used = (", ".join(f"`{name}`" for name in x) or "none" for x in (sorted(idle), uses))
-        fix = f"Leave the option out. The view {options.view} uses {used}."
+        fix = f"Remove the option. The view {options.view} uses {used}."
         raise ConfigError(f"{names} has no effect in {options.view}.", fix=fix)
 
 
@@ -124,7 +124,7 @@ def _style(options: InspectOptions) -> Style:
     if ending and _STYLES.get(ending) != style:
         raise ConfigError(
             f"`output` {options.output}: the ending {ending} does not match the format {style}.",
-            fix=f"Use one of the endings {', '.join(_STYLES)}, and leave out `format`.",
+            fix=f"Use one of the endings {', '.join(_STYLES)}, and remove `format`.",
         )
     return style
 

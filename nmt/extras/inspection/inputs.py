@@ -177,7 +177,7 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
 
 
 def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -> Batch:
-    """Return the batch of some pairs, made by the same `collate` as in training.
+    """Return the batch of the pairs, made by the same `collate` as in training.
 
     Args:
         pairs: Ids without BOS and EOS.
@@ -193,7 +193,7 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
 
 
 def decoder_mask(target: Packed) -> Tensor:
-    """Return the decoder mask: True for tokens up to the own position. (B, T, T), bool."""
+    """Return the decoder mask: True where a position may read: itself and earlier. (B, T, T), bool."""
     causal = torch.ones(target.max_length, target.max_length, dtype=torch.bool).tril()
     return causal & target.mask().unsqueeze(2)  # tokens before a real token are real, too
 

@@ -201,7 +201,7 @@ class Inspected:
         chosen += [("head", head, model.num_heads) for head in self.choice.head]
         for name, number, count in chosen:
             if not 1 <= number <= count:
-                fix = f"Set `{name}` to a number from 1 to {count}, or leave it out."
+                fix = f"Set `{name}` to a number from 1 to {count}, or remove it."
                 raise ConfigError(f"{name.capitalize()} {number} does not exist.", fix=fix)
         _ = self.tag_ids
 

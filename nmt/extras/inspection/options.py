@@ -63,7 +63,7 @@ class InspectOptions(Options):
 
     Args:
         model: Run folder, model folder or YAML configuration.
-        view: View to show, see the list below. Leave it out to get all views on one page.
+        view: View to show, see the list below. Without a view, all main views are on one page.
         output: File to write. Its ending sets the format: .html, .svg, .json or .txt.
         format_: Output format. svg contains only drawings; text leaves drawings out.
         open_: Open the result in a web browser.

@@ -159,7 +159,10 @@ def _level_curve(start: Point, end: Point) -> str:
 
 
 def document(figures: Sequence[fig.Figure]) -> Markup:
-    """Return an SVG file with all drawings, one below the other; without drawings, all figures."""
+    """Return an SVG file of the drawings, one below the other.
+
+    If no figure is a drawing, the file shows the texts and tables.
+    """
     drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
     style = tag("style", render("drawing.css.j2", alone=True))
     whole = _below([("", each) for each in drawn])

@@ -156,7 +156,7 @@ def trace(inspected: Inspected) -> Iterator[fig.Figure]:
     if len(searches) > 1:
         number = "second" if output.retried else "first"
         flags = ", ".join(output.retried or output.alarms)
-        first = f"The first translation looked degenerate ({flags}), so there is a second search."
+        first = f"The first translation was suspicious ({flags}), so there is a second search."
         result = f"The {number} translation is used. `nmt translate` does the same."
         yield fig.Text("Second search", [first, result])
     if inspected.choice.unmasked:
@@ -168,8 +168,9 @@ def check_options(options: DecodingConfig) -> None:
     is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
     if is_other or options.search not in ("auto", "greedy", "beam"):
         raise ConfigError(
-            "The view `trace` supports greedy and beam search; decoding selects another search.",
-            fix="Override decoding, for example with `set` decoding.sampling=false.",
+            "The view `trace` supports greedy and beam search; the decoding section of this model "
+            "selects a different search.",
+            fix="Override the key that selects it, for example: `set` decoding.sampling=false.",
         )
 
 

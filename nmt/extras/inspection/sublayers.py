@@ -259,7 +259,7 @@ def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
         "residual stream": sublayer.before,
         "sum of the last two": total,
     }
-    note = "The norm comes before the sublayer (pre-norm): q, k and v are computed from its output."
+    note = "Pre-norm: q, k and v are computed from the output of the norm before the sublayer."
     if not torch.equal(sublayer.after, total):
         stages["norm of the sum"], note = sublayer.after, ""
     rows = [

@@ -1,1 +1,1 @@
-"""Everything before a training: `nmt init`, advice, the dry run, and `nmt doctor`."""
+"""Everything before a training run: `nmt init`, advice, the dry run, and `nmt doctor`."""

@@ -38,7 +38,7 @@ _EXTRAS = {
 }
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 _USE_GPU = (
-    "A GPU driver is installed, but torch does not find a GPU. Check nvidia-smi and "
+    "A GPU driver is installed, but torch cannot find a GPU. Check nvidia-smi and "
     "CUDA_VISIBLE_DEVICES, or install torch with CUDA (this torch may be built for CPUs)."
 )
 _REPORT = "Run the command again with `verbose`, and report its output as a bug."
@@ -112,7 +112,7 @@ def _findings() -> Iterator[Finding]:
     if (load := machine_load()) is not None:
         is_busy = load > (os.cpu_count() or 1) / 2
         others = ". Other processes are running, so training will be slower" if is_busy else ""
-        found = f"{load:.1f} active processes on {os.cpu_count()} cores in the last minute{others}"
+        found = f"load average {load:.1f} on {os.cpu_count()} cores (last minute){others}"
         yield Finding("load", found, mark="--" if is_busy else "ok")
     for extra, (library, what) in _EXTRAS.items():
         try:

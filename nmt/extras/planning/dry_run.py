@@ -1,4 +1,4 @@
-"""The dry run of ``nmt train``: estimates the parameters, FLOPs, memory and time of a training."""
+"""The dry run of ``nmt train``: estimates the parameters, FLOPs, memory and time of a training run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunReport:
-    """The cost of a training in bytes, FLOPs and seconds.
+    """The cost of a training run in bytes, FLOPs and seconds.
 
     If only training.patience ends training, its length is unknown; values that depend on it are
     None.
@@ -145,7 +145,7 @@ class DryRunReport:
 
 
 def dry_run(options: TrainOptions) -> DryRunReport:
-    """Compute and measure the cost of a training from its first update.
+    """Compute and measure the cost of a training run from its first update.
 
     Prepares the data if necessary, because the estimate needs the lengths of the sentences. Then
     trains a temporary model for a few updates. Neither locks nor writes the run folder. For several
@@ -158,7 +158,7 @@ def dry_run(options: TrainOptions) -> DryRunReport:
 
 
 def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
-    """Estimate the cost of a training; see `dry_run`."""
+    """Estimate the cost of a training run; see `dry_run`."""
     prepare_process(config.training.threads)
     prepared = prepare_data(config, check=data_check(config))
     if not prepared.up_to_date:
@@ -172,7 +172,7 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
 
 
 def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) -> DryRunReport:
-    """Measure updates, and compute all other values. The model is not usable afterwards."""
+    """Time some updates, and derive the values of the report. Destroys the weights of the model."""
     plan, training = setup.loader.plan(0), setup.training
     logger.info(
         "measuring memory on the largest batches, then time (at most about %g s)", MOST_SECONDS

@@ -128,7 +128,7 @@ def init(options: InitOptions) -> Start:
         fix = "Choose another folder with `output`."
         if (folder / _CONFIG_NAME).is_file():
             fix = f"Continue with `nmt train {folder / _CONFIG_NAME}`, or c{fix[1:]}"
-        raise ConfigError(f"{folder} already exists, and is not overwritten.", fix=fix)
+        raise ConfigError(f"{folder} already exists; nmt does not overwrite it.", fix=fix)
     reading = ReadOptions(*codes, "skip")
 
     def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:

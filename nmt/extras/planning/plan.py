@@ -1,4 +1,4 @@
-"""Advice about a configuration before training, and the FLOPs of a training.
+"""Advice about a configuration before training, and the FLOPs of a training run.
 
 This module measures nothing and does not load torch.
 
@@ -46,7 +46,7 @@ _FEW_PAIRS = 1000  # Give no advice about data to a smaller corpus: it is a toy.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The size of a training before its first update. Unknown values are None."""
+    """The size of a training run before its first update. Unknown values are None."""
 
     total_steps: int | None
     updates_per_epoch: float | None
@@ -67,7 +67,7 @@ class Plan:
 
 
 def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
-    """Yield warnings about a training, each with the setting to change.
+    """Yield warnings about a training run, each with the setting to change.
 
     Args:
         config: The configuration.

@@ -59,7 +59,7 @@ def _parser(pattern: str, advice: str) -> Callable[[str], str]:
 
 
 parse_origin = _parser(r"https?://[\w.\[\]:-]+/?", "Write https://example.org, without a path.")
-parse_host = _parser(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", "Leave out https:// and the port.")
+parse_host = _parser(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", "Remove https:// and the port.")
 parse_path = _parser(r"(/[\w./-]*)?", "Write a path such as /mt.")
 
 

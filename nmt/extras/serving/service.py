@@ -107,7 +107,7 @@ class Service:
                 raise RefusedError(422, f"There is no model {choice.model[:40]!r}.", fix)
             if source not in (None, model.source) or target not in (None, model.target):
                 problem = f"{model.name} translates {model.source}-{model.target}."
-                raise RefusedError(422, problem, "Leave out source and target.")
+                raise RefusedError(422, problem, "Remove source and target.")
         else:
             pairs = [(a, b) for a, b in self.pairs if source in (None, a) and target in (None, b)]
             fits = [self.pairs[pair] for pair in pairs]

@@ -18,7 +18,7 @@ def test_every_output_describes_the_significance_test(files: dict[str, Path]) ->
     reports = [flag for path in paths for flag in ("--report", path)]
     for more, expected in (
         ((), ["paired bootstrap, 1,000 resamples"]),
-        (("--fail-if-worse",), ["approximate randomisation, 10,000 trials"]),
+        (("--fail-if-worse",), ["approximate randomization, 10,000 trials"]),
         (("--resamples", 0), []),
     ):
         result = invoke(*flags(files, "same"), *more, *reports)

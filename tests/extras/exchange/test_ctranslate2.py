@@ -343,7 +343,7 @@ def test_unsupported_requests_are_errors(
     with pytest.raises(ConfigError, match="does not support attention"):
         theirs.engine.attention([[5]], [[6]])
     monkeypatch.setattr(import_ctranslate2(), "get_cuda_device_count", lambda: 0)
-    with pytest.raises(DeviceError, match="does not find a CUDA device"):
+    with pytest.raises(DeviceError, match="cannot find a CUDA device"):
         Translator.load(original, device="cuda", engine="ctranslate2")
 
 
