@@ -219,10 +219,8 @@ def refuse_other_keys(
         names = sorted(".".join(path) for path in other if path[:-1] not in other)
         more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
         listed = ", ".join(names[:_MOST_KEYS]) + more
-        problem = (
-            f"{run_dir} was trained by a different version of nmt. Configuration keys that only "
-            f"one of the versions has: {listed}."
-        )
+        was = f"{run_dir} was trained by a different version of nmt."
+        problem = f"{was} Configuration keys that only one of the versions has: {listed}."
         fix = "To train again with this version, set another run_dir."
         raise CheckpointError(problem, fix=fix)
 

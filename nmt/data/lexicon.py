@@ -5,7 +5,7 @@ The model (Brown et al. 1993, section 4.2) is trained in both directions by agre
 share one table of expected counts. A hash of both words selects the cell, so memory does not grow
 with the corpus, and collisions do little harm.
 
-Shapes: V and W source and target vocabulary sizes, P pairs, n co-occurrences ("meetings") of a
+Shapes: V and W source and target vocabulary sizes, P pairs, n co-occurrences of a
 source token and a target token in a pair, s and t source and target tokens of all pairs.
 """
 
@@ -31,10 +31,10 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 _ITERATIONS = 4
 _MOST_COMMON = 200
 _MOST_CANDIDATES = 30
-_MEETINGS_AT_ONCE = 1 << 20
+_COOCCURRENCES_AT_ONCE = 1 << 20
 _MERGED_AT_ONCE = 1 << 21
 _PAIRS_AT_ONCE = 1 << 16
-_MOST_MEETINGS = 1 << 26  # More data takes longer, with little effect on the lexicon.
+_MOST_COOCCURRENCES = 1 << 26  # More data takes longer, with little effect on the lexicon.
 _EMPTY_WORD = 0.1  # Probability that a token is not a translation of any token (the empty word).
 
 
@@ -45,7 +45,7 @@ class Pairs(NamedTuple):
     targets: Rows  # (P,).
 
 
-class Meetings:
+class Cooccurrences:
     """All combinations of a source token and a target token within each pair."""
 
     def __init__(self, lines: Lines, pairs: Pairs, num_targets: int) -> None:
@@ -57,7 +57,7 @@ class Meetings:
         numbers = np.arange(len(pairs.sources))
         # The pair of each token. (s,) and (t,).
         self.pairs = tuple(np.repeat(numbers, lengths) for lengths in self.lengths)
-        widths = self.lengths[1][self.pairs[0]]  # meetings of each source token
+        widths = self.lengths[1][self.pairs[0]]  # co-occurrences of each source token
         first = target_offsets[self.pairs[0]] - (np.cumsum(widths) - widths)
         source_places = np.repeat(np.arange(len(source)), widths)
         target_places = np.arange(len(source_places)) + np.repeat(first, widths)
@@ -68,7 +68,7 @@ class Meetings:
         self.keys = rows[source_places] + target[target_places]
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
-        """Sum values of meetings by the token of one side. (s,) or (t,)."""
+        """Sum values of co-occurrences by the token of one side. (s,) or (t,)."""
         return np.bincount(self.places[side], values, len(self.ids[side])).astype(np.float64)
 
 
@@ -117,37 +117,37 @@ class Lexicon:
 
     def links(self, pairs: Pairs) -> _Links:
         """Return the expected counts of a batch (E-step)."""
-        meetings = Meetings(self.lines, pairs, self.sizes[1])
-        links = self.posterior(meetings, self.table)
+        joint = Cooccurrences(self.lines, pairs, self.sizes[1])
+        links = self.posterior(joint, self.table)
         source, target = (
-            np.bincount(ids, meetings.sums(side, links), self.sizes[side]).astype(np.float64)
-            for side, ids in enumerate(meetings.ids)
+            np.bincount(ids, joint.sums(side, links), self.sizes[side]).astype(np.float64)
+            for side, ids in enumerate(joint.ids)
         )
-        return _Links(meetings.keys, links, (source, target))
+        return _Links(joint.keys, links, (source, target))
 
-    def posterior(self, meetings: Meetings, table: _Table | None) -> npt.NDArray[np.float32]:
+    def posterior(self, joint: Cooccurrences, table: _Table | None) -> npt.NDArray[np.float32]:
         """Return the probability of a link at each meeting (product of both directions). (n,)."""
-        result = np.ones(len(meetings.keys), np.float32)
-        counts = result if table is None else table.cells[cells_of(meetings.keys)]
-        for side, ids in enumerate(meetings.ids):
+        result = np.ones(len(joint.keys), np.float32)
+        counts = result if table is None else table.cells[cells_of(joint.keys)]
+        for side, ids in enumerate(joint.ids):
             # Probability that each token of this side generates the token of the other side.
-            scale = (1 - _EMPTY_WORD) / meetings.lengths[side][meetings.pairs[side]]
+            scale = (1 - _EMPTY_WORD) / joint.lengths[side][joint.pairs[side]]
             if table is not None:
                 scale /= np.maximum(table.totals[side][ids], 1e-9)
-            likely = counts * scale.astype(np.float32)[meetings.places[side]]
-            whole = meetings.sums(1 - side, likely)
+            likely = counts * scale.astype(np.float32)[joint.places[side]]
+            whole = joint.sums(1 - side, likely)
             if table is not None:
-                whole += _EMPTY_WORD * self.frequencies[1 - side][meetings.ids[1 - side]]
+                whole += _EMPTY_WORD * self.frequencies[1 - side][joint.ids[1 - side]]
             share = (1 / np.maximum(whole, 1e-30)).astype(np.float32)
-            result *= likely * share[meetings.places[1 - side]]
+            result *= likely * share[joint.places[1 - side]]
         return result
 
 
 def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
-    """Cut pairs into batches of about `_MEETINGS_AT_ONCE` meetings."""
+    """Cut pairs into batches of about `_COOCCURRENCES_AT_ONCE` co-occurrences."""
     weights = lines.source_lengths[pairs.sources].astype(np.int64)
     weights = weights * lines.target_lengths[pairs.targets] + 8
-    cuts = np.flatnonzero(np.diff(np.cumsum(weights) // _MEETINGS_AT_ONCE)) + 1
+    cuts = np.flatnonzero(np.diff(np.cumsum(weights) // _COOCCURRENCES_AT_ONCE)) + 1
     for part in map(Pairs, *(np.split(rows, cuts) for rows in pairs)):
         if len(part.sources):
             yield part
@@ -156,11 +156,11 @@ def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
 def sample_step(lines: Lines, num: int) -> int:
     """Return the step of an evenly spaced sample of ``num`` lines that is enough to learn from."""
     parts = (slice(start, start + _PAIRS_AT_ONCE) for start in range(0, num, _PAIRS_AT_ONCE))
-    meetings = sum(
+    joint = sum(
         int(lines.source_lengths[part].astype(np.int64) @ lines.target_lengths[part])
         for part in parts
     )
-    return max(1, -(-meetings // _MOST_MEETINGS))
+    return max(1, -(-joint // _MOST_COOCCURRENCES))
 
 
 def learn_lexicon(

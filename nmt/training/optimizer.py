@@ -404,8 +404,7 @@ class ModelOptimizer:
             stored = f"Stored: {', '.join(found) or 'nothing'}."
             wanted = f"Needed for every trained parameter: {', '.join(needed)}."
             fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
-            problem = "The optimizer state in the checkpoint does not fit this configuration."
-            problem = f"{problem} {stored} {wanted}"
+            problem = f"The checkpoint has an unsuitable optimizer state. {stored} {wanted}"
             raise CheckpointError(problem, fix=fix)
         copy_tensors(state, own.items())
         self.parameters.sync_from_master()

@@ -93,7 +93,7 @@ def test_translations_are_sorted_by_probability_and_filled_up_with_minus_one(
     assert [(row >= 0).sum() for row in table] == [3, 2, 3, 2, 0]
     assert table[HAUS].tolist() == [HOUSE, THE, -1, -1]
     # Of very many pairs a part that is evenly spread teaches.
-    monkeypatch.setattr(lexicon, "_MOST_MEETINGS", 4)
+    monkeypatch.setattr(lexicon, "_MOST_COOCCURRENCES", 4)
     lines = store(tmp_path / "many", [([i], [i]) for i in range(12)])
     table = likely_translations(lines, (12, 12), 2)
     assert [i for i, row in enumerate(table.tolist()) if row[0] >= 0] == [0, 3, 6, 9]

@@ -34,7 +34,7 @@ from nmt.files.progress import progress_bar
 _ROUNDS = 4
 _AGREED = 0.01  # Iteration stops when fewer than this share of the lines change.
 _PART = 1 << 19
-_MOST_LESSONS = 1 << 20
+_MOST_SAMPLED = 1 << 20
 _HELD_OUT = 16  # One in 16 pairs is kept out of the lexicon, to measure the lexicon.
 SMALLEST = 100
 FEWEST_SCORED = 200  # Minimum lines of a corpus for z-scores.
@@ -63,7 +63,7 @@ class Alignment:
     lexicon: Lexicon | None = None  # the lexicon of the last iteration
 
 
-class _Judgement(NamedTuple):
+class _Diagnosis(NamedTuple):
     """Results of one lexicon for a part of a corpus."""
 
     ranges: list[Range]
@@ -92,7 +92,7 @@ def align_corpora(
         workers: Processes for batches of lines. They must have access to ``folder``.
     """
     num = len(lines.source_lengths)
-    offsets, is_taught = np.zeros(num, np.int16), np.zeros(num, np.bool_)
+    offsets, to_learn = np.zeros(num, np.int16), np.zeros(num, np.bool_)
     parts = [
         (name, start, low, high)
         for name, (start, end) in spans.items()
@@ -101,7 +101,7 @@ def align_corpora(
     for name, _, low, high in parts:
         if name not in held_out:
             offsets[low:high] = first_offsets(lines, low, high)
-            is_taught[low:high] = True
+            to_learn[low:high] = True
     scores, z_scores = dict[str, Column](), dict[str, Column]()
     for number, (name, (low, high)) in enumerate(spans.items()):
         for kind, columns in (("score", scores), ("z", z_scores)):
@@ -111,24 +111,24 @@ def align_corpora(
     saved = folder if workers.see_files else None
     with progress_bar("comparing words", leave=False):
         for _ in range(_ROUNDS):
-            lessons = _lessons(lines, offsets, is_taught, spans)
-            lexicon = learn_lexicon(lines, vocab_sizes, lessons, workers=workers, folder=saved)
-            scorer = PairScorer(lexicon, lessons, workers)
+            sample = _sample(lines, offsets, to_learn, spans)
+            lexicon = learn_lexicon(lines, vocab_sizes, sample, workers=workers, folder=saved)
+            scorer = PairScorer(lexicon, sample, workers)
             ranges, changed = {name: [] for name in spans}, 0
             for name, start, low, high in parts:
-                rows, taught = np.arange(low, high), offsets[low:high]
-                standing = scorer.score(Pairs(rows, rows))
-                judgement = _judge(scorer, rows, taught, standing)
+                rows, learned = np.arange(low, high), offsets[low:high]
+                in_place = scorer.score(Pairs(rows, rows))
+                diagnosis = _diagnose(scorer, rows, learned, in_place)
                 place = slice(low - start, high - start)
-                scores[name][place] = _per_token(standing, lines, rows)
-                z_scores[name][place] = judgement.z_scores
-                for found in judgement.ranges:
+                scores[name][place] = _per_token(in_place, lines, rows)
+                z_scores[name][place] = diagnosis.z_scores
+                for found in diagnosis.ranges:
                     first, last = (line + low - start for line in (found.start, found.end))
                     ranges[name].append(replace(found, start=first, end=last))
                 if name not in held_out:
-                    new, teaches = _next_lessons(judgement, taught)
-                    changed += int(((new != taught) | (teaches != is_taught[low:high])).sum())
-                    offsets[low:high], is_taught[low:high] = new, teaches
+                    new, teaches = _next_sample(diagnosis, learned)
+                    changed += int(((new != learned) | (teaches != to_learn[low:high])).sum())
+                    offsets[low:high], to_learn[low:high] = new, teaches
             if changed <= _AGREED * num:
                 break
     own = {name: joined(found) for name, found in ranges.items()}
@@ -142,16 +142,16 @@ def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
     return pairwise([*starts, high])
 
 
-def _lessons(
-    lines: Lines, offsets: Offsets, is_taught: Mask, spans: Mapping[str, tuple[int, int]]
+def _sample(
+    lines: Lines, offsets: Offsets, to_learn: Mask, spans: Mapping[str, tuple[int, int]]
 ) -> Pairs:
     """Return the pairs to learn the lexicon from; an evenly spaced sample of a large corpus."""
-    step = max(sample_step(lines, len(offsets)), -(-len(offsets) // _MOST_LESSONS))
+    step = max(sample_step(lines, len(offsets)), -(-len(offsets) // _MOST_SAMPLED))
     found = [np.empty((2, 0), np.int64)]
     for low, high in spans.values():
         rows = np.arange(low, high, step)
         targets = rows + offsets[rows]
-        inside = is_taught[rows] & (targets >= low) & (targets < high) & ~_is_held_out(rows)
+        inside = to_learn[rows] & (targets >= low) & (targets < high) & ~_is_held_out(rows)
         found.append(np.stack((rows[inside], targets[inside])))
     return Pairs(*np.concatenate(found, axis=1))
 
@@ -165,50 +165,50 @@ def _per_token(totals: Values, lines: Lines, rows: Rows) -> Values:
     return np.where(tokens > 0, totals / np.maximum(tokens, 1), np.nan)
 
 
-def _judge(scorer: PairScorer, rows: Rows, taught: Offsets, standing: Values) -> _Judgement:
+def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values) -> _Diagnosis:
     """Find misaligned ranges and compute z-scores for a part of a corpus.
 
     Args:
         scorer: Scores pairs of lines with the lexicon.
         rows: The rows of the part. (n,).
-        taught: Offset at which the lexicon has learned from each line. (n,).
-        standing: Score of each line with the target line in the same row. (n,).
+        learned: Offset at which the lexicon has learned from each line. (n,).
+        in_place: Score of each line with the target line in the same row. (n,).
     """
     lines, num = scorer.lexicon.lines, len(rows)
-    nothing = _Judgement([], np.full(num, np.nan), np.zeros(num, np.bool_))
+    nothing = _Diagnosis([], np.full(num, np.nan), np.zeros(num, np.bool_))
     if num < SMALLEST:
         return nothing
-    strangers = _strangers(rows)
-    at_random = Measured.of_pairs(scorer.score(strangers), lines, strangers)
-    as_it_stands = Measured.of_pairs(standing, lines, Pairs(rows, rows))
-    beside = (rows + taught).clip(rows[0], rows[-1])
-    totals, is_moved = standing.copy(), beside != rows
-    totals[is_moved] = scorer.score(Pairs(rows[is_moved], beside[is_moved]))
-    as_taught = Measured.of_pairs(totals, lines, Pairs(rows, beside))
-    has_words = as_taught.tokens > 0
+    random_pairs = _random_pairs(rows)
+    at_random = Measured.of_pairs(scorer.score(random_pairs), lines, random_pairs)
+    unshifted = Measured.of_pairs(in_place, lines, Pairs(rows, rows))
+    targets = (rows + learned).clip(rows[0], rows[-1])
+    totals, is_moved = in_place.copy(), targets != rows
+    totals[is_moved] = scorer.score(Pairs(rows[is_moved], targets[is_moved]))
+    shifted = Measured.of_pairs(totals, lines, Pairs(rows, targets))
+    has_words = shifted.tokens > 0
     unseen = _is_held_out(rows) & has_words
     if unseen.sum() < _FEWEST_UNSEEN:
         unseen = has_words
-    evidence = Evidence.of(as_taught.part(unseen), at_random)
+    evidence = Evidence.of(shifted.part(unseen), at_random)
     if evidence.is_missing():
         is_long = num >= _FEWEST_UNRELATED
         return nothing._replace(ranges=[Range(1, num, None)] if is_long else [])
-    there = evidence(as_taught)
-    here = np.where(taught == 0, there, evidence(as_it_stands))
-    ranges = list(find_ranges(scorer, evidence, rows, taught, here, there))
+    there = evidence(shifted)
+    here = np.where(learned == 0, there, evidence(unshifted))
+    ranges = list(find_ranges(scorer, evidence, rows, learned, here, there))
     if num < _FEWEST_UNRELATED:  # too few lines to decide that lines are unrelated
         ranges = [found for found in ranges if found.offset is not None]
     if num < FEWEST_SCORED or not evidence.slope:
         return nothing._replace(ranges=ranges)
     # Pairs that the lexicon has learned from score better, so the share comes from unseen pairs.
-    share_right = share_above(as_taught.scores[unseen], at_random.scores)
-    usual, spread = usual_scores(as_taught.scores[has_words], share_right)
-    is_low = is_odd(there) | (as_taught.scores < usual + _DOUBTFUL * spread)
-    z_scores = np.where(as_it_stands.tokens > 0, (as_it_stands.scores - usual) / spread, np.nan)
-    return _Judgement(ranges, z_scores, has_words & is_low & (num >= _FEWEST_UNRELATED))
+    share_right = share_above(shifted.scores[unseen], at_random.scores)
+    usual, spread = usual_scores(shifted.scores[has_words], share_right)
+    is_low = is_odd(there) | (shifted.scores < usual + _DOUBTFUL * spread)
+    z_scores = np.where(unshifted.tokens > 0, (unshifted.scores - usual) / spread, np.nan)
+    return _Diagnosis(ranges, z_scores, has_words & is_low & (num >= _FEWEST_UNRELATED))
 
 
-def _strangers(rows: Rows) -> Pairs:
+def _random_pairs(rows: Rows) -> Pairs:
     """Return random pairs of lines that are far apart. The same rows always give the same pairs."""
     num = len(rows)
     generator = np.random.default_rng(num)
@@ -218,14 +218,14 @@ def _strangers(rows: Rows) -> Pairs:
     return Pairs(rows[sources], rows[targets])
 
 
-def _next_lessons(judgement: _Judgement, taught: Offsets) -> tuple[Offsets, Mask]:
+def _next_sample(diagnosis: _Diagnosis, learned: Offsets) -> tuple[Offsets, Mask]:
     """Return the new offset of each line, and whether the next lexicon learns from the line."""
-    offsets, teaches = np.zeros(len(taught), np.int16), np.ones(len(taught), np.bool_)
-    for found in judgement.ranges:
+    offsets, teaches = np.zeros(len(learned), np.int16), np.ones(len(learned), np.bool_)
+    for found in diagnosis.ranges:
         place = slice(found.start - 1, found.end)
         offsets[place] = found.offset or 0
         teaches[place] = found.offset is not None
-    return offsets, teaches & ~(judgement.is_doubtful & (offsets == taught))
+    return offsets, teaches & ~(diagnosis.is_doubtful & (offsets == learned))
 
 
 class CutLines:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.lexicon import Lexicon, Meetings, Pairs, batches, cells_of
+from nmt.data.lexicon import Cooccurrences, Lexicon, Pairs, batches, cells_of
 from nmt.data.store import Ids, Lines, Rows
 from nmt.data.workers import HERE, Workers
 
@@ -44,7 +44,7 @@ class PairScorer:
     """Scores pairs of lines with a lexicon."""
 
     lexicon: Lexicon
-    taught: Pairs  # Pairs that the lexicon was learned from.
+    learned: Pairs  # Pairs that the lexicon was learned from.
     workers: Workers = HERE  # Processes for batches of pairs.
 
     def score(self, pairs: Pairs) -> Values:
@@ -89,11 +89,11 @@ class PairScorer:
         return result
 
     def _has_taught(self, pairs: Pairs) -> Mask:
-        if not len(self.taught.sources):
+        if not len(self.learned.sources):
             return np.zeros(len(pairs.sources), np.bool_)
-        places = np.searchsorted(self.taught.sources, pairs.sources)
-        places = places.clip(max=len(self.taught.sources) - 1)
-        same = [rows[places] == asked for rows, asked in zip(self.taught, pairs, strict=True)]
+        places = np.searchsorted(self.learned.sources, pairs.sources)
+        places = places.clip(max=len(self.learned.sources) - 1)
+        same = [rows[places] == asked for rows, asked in zip(self.learned, pairs, strict=True)]
         return same[0] & same[1]
 
 
@@ -106,26 +106,24 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
             subtracted.
     """
     assert lexicon.table is not None
-    pairs, has_taught = batch
-    meetings = Meetings(lexicon.lines, pairs, lexicon.sizes[1])
-    total = np.zeros(len(has_taught))
+    pairs, was_learned = batch
+    joint = Cooccurrences(lexicon.lines, pairs, lexicon.sizes[1])
+    total = np.zeros(len(was_learned))
     # Counts that each pair has added: 0 for unseen pairs, more for words that a line repeats.
-    taught = lexicon.posterior(meetings, lexicon.before)
-    taught *= has_taught[meetings.pairs[0]][meetings.places[0]]
-    sides = zip(meetings.pairs, meetings.ids, strict=True)
+    learned = lexicon.posterior(joint, lexicon.before)
+    learned *= was_learned[joint.pairs[0]][joint.places[0]]
+    sides = zip(joint.pairs, joint.ids, strict=True)
     repeats = [_repeats(*side) for side in sides]
-    again = repeats[0][meetings.places[0]] * repeats[1][meetings.places[1]]
-    links = np.maximum(lexicon.table.cells[cells_of(meetings.keys)] - taught * again, 0)
-    for side, ids in enumerate(meetings.ids):
-        known = lexicon.table.totals[side][ids] - meetings.sums(side, taught) * repeats[side]
-        lengths = meetings.lengths[side][meetings.pairs[side]]
+    again = repeats[0][joint.places[0]] * repeats[1][joint.places[1]]
+    links = np.maximum(lexicon.table.cells[cells_of(joint.keys)] - learned * again, 0)
+    for side, ids in enumerate(joint.ids):
+        known = lexicon.table.totals[side][ids] - joint.sums(side, learned) * repeats[side]
+        lengths = joint.lengths[side][joint.pairs[side]]
         scale = 1 / ((np.maximum(known, 0) + _PRIOR) * lengths)
-        likely = links * scale.astype(np.float32)[meetings.places[side]]
-        ratio = (
-            meetings.sums(1 - side, likely) / lexicon.frequencies[1 - side][meetings.ids[1 - side]]
-        )
+        likely = links * scale.astype(np.float32)[joint.places[side]]
+        ratio = joint.sums(1 - side, likely) / lexicon.frequencies[1 - side][joint.ids[1 - side]]
         logs = np.log(_FLOOR + (1 - _FLOOR) * ratio)
-        total += np.bincount(meetings.pairs[1 - side], logs, len(total))
+        total += np.bincount(joint.pairs[1 - side], logs, len(total))
     return total
 
 
@@ -150,7 +148,7 @@ class Measured(NamedTuple):
 
     scores: Values  # Score of the lexicon divided by sqrt(tokens), comparable across lengths.
     ratios: Values  # Log of target length / source length.
-    tokens: npt.NDArray[np.integer]  # Tokens of both lines together; 0 if one is blank.
+    tokens: npt.NDArray[np.integer]  # Tokens of both lines joint; 0 if one is blank.
 
     @classmethod
     def of(cls, totals: Values, sources: Lengths, targets: Lengths) -> Measured:

@@ -67,7 +67,12 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def find_ranges(
-    scorer: PairScorer, evidence: Evidence, rows: Rows, taught: Offsets, here: Values, there: Values
+    scorer: PairScorer,
+    evidence: Evidence,
+    rows: Rows,
+    learned: Offsets,
+    here: Values,
+    there: Values,
 ) -> Iterator[Range]:
     """Yield the ranges of a corpus that are shifted or unrelated.
 
@@ -75,9 +80,9 @@ def find_ranges(
         scorer: Scores pairs of lines with a lexicon.
         evidence: Turns scores and lengths into evidence.
         rows: All rows of the corpus. (n,).
-        taught: Offset at which the lexicon has learned from each line. (n,).
+        learned: Offset at which the lexicon has learned from each line. (n,).
         here: Evidence for each line with the target line in the same row. (n,).
-        there: Evidence for each line with the target line at offset ``taught``, with
+        there: Evidence for each line with the target line at offset ``learned``, with
             leave-one-out. (n,).
     """
     odd = np.flatnonzero(is_odd(here))
@@ -86,7 +91,7 @@ def find_ranges(
     for part in np.split(odd, np.flatnonzero(np.diff(odd) > 2 * _MARGIN) + 1):
         start, stop = max(int(part[0]) - _MARGIN, 0), min(int(part[-1]) + _MARGIN, len(rows))
         table = _evidence_table(scorer, evidence, rows, start, stop)
-        table[np.arange(stop - start), taught[start:stop] + MOST_OFFSET] = there[start:stop]
+        table[np.arange(stop - start), learned[start:stop] + MOST_OFFSET] = there[start:stop]
         yield from path_ranges(best_path(table), start)
 
 
