@@ -112,7 +112,7 @@ def test_translations_equal_a_slow_reference(pairs: Text, most: int, at_once: in
     """Where counts are equal up to rounding, any order will do. Between merges four times ``most``
     are kept: here all 7 of them."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(lexicon, "_MEETINGS_AT_ONCE", at_once)
+        patch.setattr(lexicon, "_COOCCURRENCES_AT_ONCE", at_once)
         patch.setattr(lexicon, "_MERGED_AT_ONCE", at_once)
         table = likely_translations(store(Path(folder), pairs), (6, 7), most)
     links = slow_links(pairs, (6, 7), 4)

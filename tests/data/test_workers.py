@@ -156,7 +156,7 @@ def prepared(folder: Path, **options: Any) -> object:
     write_odd_pairs(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "read_blocks", partial(read_blocks, size=13))
-        patch.setattr(lexicon, "_MEETINGS_AT_ONCE", 1000)  # several batches, too
+        patch.setattr(lexicon, "_COOCCURRENCES_AT_ONCE", 1000)  # several batches, too
         prepare(config_for(folder), force=True, **options)
     files = [path for path in sorted((folder / "prepared").rglob("*")) if path.is_file()]
     report = json.loads((folder / "prepared" / REPORT).read_text(encoding="utf-8"))
