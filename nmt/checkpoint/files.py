@@ -248,9 +248,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
             raise  # written by a newer release and maybe intact, so it must not be skipped
         except CheckpointError as error:
             if strict:
-                fix = (
-                    "Restore the checkpoint, or remove `strict_resume` to resume from an older one."
-                )
+                fix = "Restore the checkpoint, or remove `strict_resume` to use an older one."
                 raise CheckpointError(error.problem, fix=fix) from error
             problems.append(error.problem)
         else:

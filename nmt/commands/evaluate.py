@@ -249,9 +249,7 @@ class EvaluatedSet:
     def translate(self, model: EvaluatedModel) -> System:
         """Translate the test set."""
         if self.test.source is None:
-            raise ConfigError(
-                "The model has no source text to translate.", fix="Add `source` FILE."
-            )
+            raise ConfigError("There is no source text.", fix="Add `source` FILE.")
         return model.translate(self.test.name, self.test.source, self.test.tag)
 
     def score(self, external: Callable[..., Scorer] | None) -> list[DataError]:

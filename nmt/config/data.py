@@ -139,9 +139,7 @@ class StageConfig(Section):
 
     mix: dict[str, _Amount] = Field(
         min_length=1,
-        json_schema_extra={
-            "allowed": "a mapping from names of training corpora to numbers above 0"
-        },
+        json_schema_extra={"allowed": "a mapping from training corpora to numbers above 0"},
     )
     until: dict[str, _Amount] | None = Field(
         default=None,
