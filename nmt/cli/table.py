@@ -42,9 +42,9 @@ zcat pairs.tsv.gz | nmt prepare en-de/config.yaml --set data.train='[{tsv: -}]' 
         """Translate monolingual text into additional training data (back-translation).
 
         The text becomes the target side of the new corpus; with --forward, the source side.
-        The search is repeated for suspicious translations (loops, implausible length). If the second search
-        fails too, the line is dropped and counted. To continue after an interruption, run the same
-        command.""",
+        The search is repeated for suspicious translations (loops, implausible length). If the
+        second search fails too, the line is dropped and counted. To continue after an interruption,
+        run the same command.""",
         """
 nmt augment news.en --model runs/demo -o news-bt
 nmt augment news.en.gz --model runs/demo -o news-sampled --sample --seed 2

@@ -280,7 +280,7 @@ def _look(
 
 
 def _encode(reading: Reading, names: list[str], tokenizers: Tokenizers, folder: Path) -> Encoded:
-    """Encode every line of the corpora ``names``, and write the ids to a new store in ``folder``."""
+    """Encode all lines of the corpora ``names``, and write the ids to a store in ``folder``."""
     models, spans, end = tokenizer_hash(reading.folder / TOKENIZER), {}, 0
     encode = Encode(tokenizers, reading.workers.threads)
     with StoreWriter(folder, max(tokenizers.vocab_sizes)) as writer:

@@ -275,7 +275,7 @@ class DecodingConfig(Section):
             if key in _OF_SAMPLING and not self.sampling:
                 yield f"{key} ({value}) needs sampling: set sampling to true"
             elif key in _OF_BEAMS and self.sampling != self.return_alternatives:
-                yield f"{key} ({value}) works only with beam search: remove it, or set {way} to false"
+                yield f"{key} ({value}) needs beam search: remove it, or set {way} to false"
         if self.sampling and self.return_alternatives:
             yield "sampling and return_alternatives cannot be combined"
         elif self.return_alternatives and self.prefix_bias_beta:

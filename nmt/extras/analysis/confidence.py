@@ -33,8 +33,8 @@ def confidence_section(scored: EvaluatedSet) -> Section | None:
         title="Confidence",
         rows=[head, *rows],
         values=qualities,
-        meaning="confidence: correlation with sentence chrF (1 is perfect). The calibration error is "
-        "the mean difference between confidence and chrF over ten groups of lines.",
+        meaning="confidence: correlation with sentence chrF (1 is perfect). The calibration error "
+        "is the mean difference between confidence and chrF over ten groups of lines.",
     )
 
 

@@ -193,7 +193,7 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
 
 
 def decoder_mask(target: Packed) -> Tensor:
-    """Return the decoder mask: True where a position may read: itself and earlier. (B, T, T), bool."""
+    """Return the decoder mask: True for a position and all before it. (B, T, T), bool."""
     causal = torch.ones(target.max_length, target.max_length, dtype=torch.bool).tril()
     return causal & target.mask().unsqueeze(2)  # tokens before a real token are real, too
 

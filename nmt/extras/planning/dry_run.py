@@ -1,4 +1,4 @@
-"""The dry run of ``nmt train``: estimates the parameters, FLOPs, memory and time of a training run."""
+"""The dry run of ``nmt train``: estimates parameters, FLOPs, memory and time of a training run."""
 
 from __future__ import annotations
 
