@@ -71,7 +71,7 @@ def test_a_run_with_other_keys_is_refused_with_all_of_them() -> None:
     was = record()
     was["identity"]["batch"]["accumulate"] = was["identity"]["batch"].pop("gradient_accumulation")
     said = refused(was, record())
-    assert "runs/toy was trained by another version of nmt" in said
+    assert "runs/toy was trained by a different version of nmt" in said
     assert "batch.accumulate, batch.gradient_accumulation" in said
     assert "set another run_dir" in said
     was["identity"]["batch"] |= {"a": {"b": 1}, "b": 1, "c": 1}

@@ -36,7 +36,7 @@ MISTAKES = {
     "translate M -s in.de -t out": "nmt translate: unknown option -s (here: --input), -t "
     "(here: --output).",
     "translate M in.de -s de": "nmt translate: unknown option -s (here: not needed: the "
-    "model contains its languages).",
+    "language pair is stored in the model).",
     "translate M --no-cuda": "nmt translate: unknown option --no-cuda (here: --device cpu).",
     "translate M --lr 1": f"nmt translate: unknown option --lr (here: {KEYS} in the "
     "configuration).",
@@ -86,7 +86,7 @@ MISTAKES = {
     f"updates: the learning rate never falls; {TRY}",
     "config check c.yaml --set training.schedule.warmup_ratio=400": "c.yaml:6 with --set "
     "training.schedule.warmup_ratio=400: training.schedule: warmup_ratio is a share of the run, "
-    "below 1: for 400 updates set warmup_steps and omit warmup_ratio",
+    "below 1: for 400 updates set warmup_steps and remove warmup_ratio",
 }  # fmt: skip
 
 

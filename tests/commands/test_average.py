@@ -132,8 +132,8 @@ def test_unwritable_files_are_named_and_nothing_is_lost(original: Path, tmp_path
     kept = tmp_path / "mean" / "notes.txt"
     kept.parent.mkdir()
     kept.write_text("mine", "utf-8")
-    refused(2, f"{kept.parent} exists already", original, kept.parent)
-    refused(2, f"{kept} exists already", original, kept)
+    refused(2, f"{kept.parent} already exists", original, kept.parent)
+    refused(2, f"{kept} already exists", original, kept)
     refused(4, "mean was not written", original, kept / "mean")
     refused(2, "cannot be written: File name too long", original, tmp_path / ("x" * 300))
     assert [path.name for path in tmp_path.rglob("*")] == ["mean", "notes.txt"]

@@ -118,7 +118,7 @@ def test_a_newer_format_is_named_with_the_release_that_wrote_it(tmp_path: Path) 
     folder_with(tmp_path)
     newer = Manifest(FORMAT_VERSION + 1, "9.8.7", 7, {})
     (tmp_path / NAME).write_text(newer.text(), encoding="utf-8")
-    with pytest.raises(UnknownFormatError, match="another format version: 2") as caught:
+    with pytest.raises(UnknownFormatError, match="a different format version: 2") as caught:
         Manifest.read(tmp_path)
     assert "nmt 9.8.7" in caught.value.fix
 

@@ -187,7 +187,7 @@ def test_existing_folders_are_not_overwritten(
     with terminal(monkeypatch) as frames:
         exported(run_dir, tmp_path / "out", "safetensors")  # it was empty
     assert frames.counts("exporting") == [f"{done}/3" for done in range(4)]
-    with pytest.raises(ConfigError, match="out exists already"):
+    with pytest.raises(ConfigError, match="out already exists"):
         exported(run_dir, tmp_path / "out", "safetensors")
     with pytest.raises(ConfigError, match="among the checkpoints"):
         exported(run_dir, run_dir / "checkpoints" / "step-00000099", "safetensors")

@@ -54,7 +54,7 @@ def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for extra in ("ctranslate2", "tensorboard", "clean", "serve", "cluster"):
         assert install_command(extra) in findings[extra].found
         assert str(findings[extra]).startswith(f"--  {extra}")
-    assert str(findings["load"]).startswith("--  load          999.0 active processes on")
+    assert str(findings["load"]).startswith("--  load          load average 999.0 on")
     assert str(findings["disk"]).splitlines()[1].startswith("    fix: Delete files")
 
 
