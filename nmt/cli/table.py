@@ -146,6 +146,18 @@ nmt evaluate runs/longer --baseline runs/demo --report report.json --report comm
 nmt translate runs/demo test.en | nmt evaluate --hypothesis - --reference test.de
 nmt evaluate runs/demo runs/longer -t wmt14 -t wmt17 -l en-de --fail-under bleu=27""",
     ),
+    "report": Entry(
+        "nmt.extras.analysis.runs:ReportOptions",
+        "nmt.extras.analysis.runs:report",
+        """Show the learning curves of one run or several runs as an HTML page.
+
+        The page of several runs compares results, settings and curves. `nmt train` writes
+        RUN/report.html by itself; this command writes it again. Pages need no network. Prints the
+        path of the page.""",
+        """
+nmt report runs/demo
+nmt report runs/a runs/b -o runs.html""",
+    ),
     "serve": Entry(
         "nmt.extras.serving.options:ServeOptions",
         "nmt.extras.serving.options:serve",
@@ -235,7 +247,7 @@ GROUPS = {
     "Data": ("init", "prepare", "augment"),
     "Train": ("train", "average"),
     "Use": ("translate", "score", "serve"),
-    "Measure": ("evaluate", "inspect"),
+    "Measure": ("evaluate", "report", "inspect"),
     "Models": ("import", "export", "pull", "push"),
     "Setup": ("config", "doctor"),
 }

@@ -128,6 +128,22 @@ def render_report(
     )  # fmt: skip
 
 
+def render_comparison(
+    runs: Mapping[str, Path], settings: Sequence[tuple[str, Sequence[str]]]
+) -> str:
+    """Return a page that compares runs.
+
+    Args:
+        runs: Run folders by their labels.
+        settings: Keys of the configuration that differ, with the value of each run.
+    """
+    return render(
+        "runs.html.j2", title=f"{len(runs)} training runs", settings=settings, fixed=_fixed,
+        runs={name: run_facts(_records(folder)) for name, folder in runs.items()},
+        charts=[*map(render_chart, run_charts(runs))], label_of=label_of,
+    )  # fmt: skip
+
+
 def run_facts(events: Iterable[Line]) -> dict[str, Any]:
     """Return the lines of a run by kind, and its best validation by metric: its own, perplexity.
 

@@ -1,0 +1,75 @@
+"""``nmt report``: the page of a training run, or a page that compares several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from nmt.commands.options import File, Files
+from nmt.commands.result import TextResult
+from nmt.config.flag import Flag, Options
+from nmt.errors import CheckpointError
+from nmt.files.atomic import check_output, open_output
+from nmt.training.report import HtmlReport, render_comparison
+
+_SAME = ("name", "run_dir")  # They differ in all runs.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Options):
+    """Which runs to show, and where.
+
+    Args:
+        runs: Run folders created by `nmt train`. Several runs are compared on one page.
+        output: Output page. For one run, the default is the page in the run folder.
+    """
+
+    runs: Annotated[Files, Flag(argument=True, metavar="RUN")]
+    output: Annotated[File, Flag(short="o", metavar="FILE", shown="runs.html")] = None
+
+
+def report(options: ReportOptions) -> TextResult:
+    """Write the page of a run again, or a page that compares runs.
+
+    Raises:
+        CheckpointError: A folder is not a run folder.
+    """
+    runs, path = options.runs, options.output
+    for run in runs:
+        if not (run / "metrics.jsonl").is_file():
+            fix = "Pass the folder that `nmt train` printed, for example runs/demo."
+            raise CheckpointError(f"{run} is not a run folder: metrics.jsonl is missing.", fix=fix)
+    texts = [(run / "config.yaml").read_text("utf-8") for run in runs]
+    settings = [dict(_flat(yaml.safe_load(text))) for text in texts]
+    if path is None and len(runs) == 1:
+        path = runs[0] / "report.html"
+        HtmlReport(runs[0], settings[0]["name"]).close()
+    else:
+        path = path or Path("runs.html")
+        check_output(path, *runs)
+        page = render_comparison({str(run): run for run in runs}, [*_differing(settings)])
+        with open_output(path) as file:
+            file.write(page.encode("utf-8", "replace"))
+    return TextResult(str(path), {"path": str(path)})
+
+
+def _differing(settings: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each key whose value differs between runs, with the value of each run."""
+    for key in dict.fromkeys(key for each in settings for key in each):
+        values = [each.get(key, "\N{EN DASH}") for each in settings]
+        if len({*values}) > 1 and key not in _SAME:
+            yield key, values
+
+
+def _flat(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every value of a configuration with its dotted key."""
+    if isinstance(values, dict | list):
+        items = values.items() if isinstance(values, dict) else enumerate(values)
+        for name, value in items:
+            yield from _flat(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, "null" if values is None else str(values)
