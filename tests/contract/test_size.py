@@ -24,8 +24,8 @@ LIMITS = {
     "model": 1030, "device": 490,  # (1,150, 480)
     "training": 2000, "search": 930, "inference": 2000,  # (2,000, 930, 2,300)
     "checkpoint": 670, "metrics": 800, "report": 250,  # (650, 800, 250)
-    "extras/cleaning": 1420, "extras/serving": 1800,  # (1,500, 1,900)
-    "extras/analysis": 880, "extras/planning": 800,  # (1,000, 800)
+    "extras/cleaning": 1380, "extras/serving": 1800,  # (1,500, 1,900)
+    "extras/analysis": 920, "extras/planning": 800,  # (1,000, 800)
     "extras/inspection": 1910,  # (1,800): every picture of the five texts
     "extras/exchange": 1340,  # (1,000): the CTranslate2 engine, three formats in and two out
 }  # fmt: skip
