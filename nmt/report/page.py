@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # White space, and the two joiners, which Persian, Indic scripts and emoji need.
 _SHOWN = frozenset("\t\n\r\u200c\u200d")
+_ISOLATED = re.compile("\u2068[^\u2066-\u2069]*\u2069")
 Point = tuple[float, float]  # Step and value. NaN is a gap in the curve.
 NUM_AVERAGES = 100  # Points of the averaged line through a noisy curve.
 LIMIT = 1e300  # Larger values count as infinite, because sums and quotients would overflow.
@@ -39,9 +41,11 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
+    # Isolates that are closed cannot reorder the text around them.
+    is_closed = not set("\u2066\u2067\u2068\u2069") & {*_ISOLATED.sub("", text)}
     hidden = {
         each: each.encode("unicode_escape").decode("ascii")
-        for each in {*text} - _SHOWN
+        for each in {*text} - (_SHOWN | {"\u2068", "\u2069"} if is_closed else _SHOWN)
         # XML forbids the last two.
         if unicodedata.category(each) in _ESCAPED_CATEGORIES or each in "\ufffe\uffff"
     }
@@ -65,6 +69,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.globals["digest"] = _digest  # allows a script in a Content-Security-Policy
+    environment.filters["zip"] = zip
     environment.filters["count"] = "{:,}".format
     return environment
 
@@ -81,6 +86,11 @@ def render(template: str, **values: Any) -> Markup:
         values: Variables of the template.
     """
     return Markup(_environment().get_template(template).render(values))
+
+
+def module(template: str, **values: Any) -> Any:
+    """Render a template, and return it with the variables that it sets as attributes."""
+    return _environment().get_template(template).make_module(values)
 
 
 @dataclass(frozen=True, slots=True)

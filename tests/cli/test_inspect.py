@@ -57,6 +57,9 @@ def test_without_a_sentence_the_command_mentions_source(runs: dict[str, Path]) -
 def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None:
     assert "width 6" in shown(HELLO, "positions", "--set", "model.model_dim=6")
     assert "1,050,624" in shown("--worked-examples")
+    refused(inspect("--worked-examples", "--source", SENTENCE), 2, "--source has no effect")
+    refused(inspect(HELLO, "positions", "--checkpoint", "best"), 2, "--checkpoint has no effect")
+    assert "(1, 2, 3, 2)" in shown(HELLO, "shapes", "--source", "je suis")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,10 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
         (["attention", "--source", SENTENCE, "--layer", "99"], 2, "1 to 1"),
         (["score", "--source", SENTENCE, "--head", "7"], 2, "1 to "),
         (["parameters", "--limit", "3"], 2, "--limit has no effect in parameters"),
+        (["heads", "--source", SENTENCE], 2, "--source has no effect in heads"),
+        (["--limit", "3"], 2, "--limit has no effect on this page"),
+        (["--head", "1"], 2, "--head has no effect on this page"),  # there is no sentence
+        (["--worked-examples"], 2, "MODEL is given"),
         (["parameters", "-o", "p.svg", "--format", "html"], 2, "the ending .svg does not match"),
         (["atention", "--source", SENTENCE], 2, "attention"),
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),

@@ -45,8 +45,8 @@ _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a fe
 def attention(inspected: Inspected) -> Iterator[fig.Figure]:
     """Attention.
 
-    Each row shows how one token divides its attention among the tokens in the columns. The numbers
-    of a row are the result of a softmax and sum to 1. A row of the decoder is labelled with the
+    Each token divides its attention among the tokens that it reads. The weights are the result of a
+    softmax: in a heatmap, the numbers of a row sum to 1. A row of the decoder is labelled with the
     token that is read and the token that is predicted next. Decoder self-attention is masked: a
     token cannot read later tokens. The last heatmap is the mean over all heads in the upper half of
     the decoder, from which `nmt translate` computes word alignments.
@@ -55,7 +55,7 @@ def attention(inspected: Inspected) -> Iterator[fig.Figure]:
     for kind, title in KINDS.items():
         yield from _figures(inspected, kind, title, recording.weights(kind))
     mean = inspected.model.align(inspected.source, inspected.target)[0].tolist()
-    yield _heatmap(inspected, "cross", f"{KINDS['cross']}, mean", mean)
+    yield _heatmap(inspected, "cross", f"{KINDS['cross']}, mean of the upper half", mean)
 
 
 def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
@@ -65,7 +65,7 @@ def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> I
     layers, most = inspected.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
     if len(layers) * len(heads) > most:
         layers, heads = layers[-1:], heads[:most]
-        note = f"Only layer {layers[0]}, {len(heads)} heads. `layer` and `head` select other heads."
+        note = f"Only layer {layers[0]}, {len(heads)} heads; `layer` and `head` select others."
     if not layers:  # the chosen layer exists only in the stack with more layers
         return
     names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []
@@ -75,8 +75,8 @@ def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> I
         of_maps = of_heads
         if not inspected.choice.head:
             of_maps = {"mean of all heads": _rows(weights[layer - 1].mean(0), kind)}
-        maps = [_heatmap(inspected, kind, f"{title}, {name}, {k}", x) for k, x in of_maps.items()]
-        links = fig.Links(f"{title}, {name}", maps[0].rows, maps[0].columns, of_heads)
+        maps = [_heatmap(inspected, kind, k.capitalize(), x) for k, x in of_maps.items()]
+        links = fig.Links("Heads as arcs", maps[0].rows, maps[0].columns, of_heads)
         steps.append(fig.Step(name, [links, *maps]))
     yield fig.Grid(title, names, [f"head {head}" for head in heads], grid, note=note)
     yield fig.Steps(f"{title}, layer by layer", steps)
@@ -86,7 +86,7 @@ def _heatmap(inspected: Inspected, kind: Kind, title: str, values: fig.Matrix) -
     rows = inspected.source_labels if kind == "encoder" else inspected.target_labels
     columns = inspected.read_labels if kind == "decoder" else inspected.source_labels
     down = "token that reads" if kind == "encoder" else _DECODED
-    return fig.Heatmap(title, values, rows, columns, 0.0, 1.0, across="token read", down=down)
+    return fig.Heatmap(title, values, rows, columns, 0.0, across="token read", down=down)
 
 
 def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:
@@ -124,7 +124,7 @@ def alignment(inspected: Inspected) -> Iterator[fig.Figure]:
     ):
         yield fig.Links(f"Alignment of {unit}", left, right, {"link": links})
         title = f"Attention of {unit}"
-        yield fig.Heatmap(title, matrix, right, left, 0.0, 1.0, across="source", down="target")
+        yield fig.Heatmap(title, matrix, right, left, 0.0, across="source", down="target")
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import webbrowser
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from inspect import cleandoc
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,6 +21,7 @@ from nmt.extras.inspection.page import document, render_page
 from nmt.extras.inspection.worked_examples import worked_examples
 from nmt.files.atomic import check_output, open_output
 from nmt.registry import chosen, load_attribute
+from nmt.training.report import HtmlReport
 
 logger = logging.getLogger(__name__)
 _STYLES: dict[str, Style] = {
@@ -42,20 +43,27 @@ def inspect(options: InspectOptions) -> None:
     style, output = _style(options), options.output
     check_output(output, options.model)
     facts, offers = dict[str, str](), dict[str, str]()
+    report: HtmlReport | None = None
     if options.model is None:
+        _refuse_idle(options, [], "for worked examples")
         title = "Worked examples"
         parts = [_part("worked-examples", worked_examples.__doc__, worked_examples())]
     else:
         inspected = Inspected(options.model, options)
         names = [options.view] if options.view else list(_page_views(inspected))
+        used = {name for view in names for name in VIEWS[view].options}
+        place = f"in {options.view}" if options.view else "on this page"
+        _refuse_idle(options, used if inspected.is_folder else {*used} - {"checkpoint"}, place)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # for one sentence, several threads cost more than they save
         try:
             parts = [make_part(name, inspected) for name in names]
-            title, facts = f"Inside {inspected.config.name}", _facts(inspected)
+            title, facts = f"Inside {inspected.config.name}", _facts(inspected, used)
         finally:
             torch.set_num_threads(threads)
         offers = {} if options.view else _offers(inspected, names)
+        if output and output.parent == options.model:
+            report = HtmlReport(options.model, inspected.config.name)  # links to pages beside it
     if style == "json":
         data = {"title": title, "facts": facts, "parts": {part.name: part for part in parts}}
         text = json.dumps(data, ensure_ascii=False, default=as_dict) + "\n"
@@ -70,6 +78,8 @@ def inspect(options: InspectOptions) -> None:
         output = Path(mkdtemp(prefix="nmt-")) / f"inspect{ending}"
     with open_output(output) as writer:
         writer.write(text.encode("utf-8", "replace"))
+    if report:
+        report.close()
     if options.open_ and output:
         webbrowser.open(output.resolve().as_uri())
     elif style == "text" and offers and not options.source:
@@ -97,20 +107,25 @@ def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
 
 
 def _check_view(options: InspectOptions) -> None:
-    """Refuse a missing model, an unknown view, and options without effect in the view."""
+    """Refuse a missing model and an unknown view."""
     if options.model is None and not options.worked_examples:
         raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
+    if options.model is not None and options.worked_examples:
+        fix = "Remove one of the two."
+        raise ConfigError("`worked_examples` needs no model, but MODEL is given.", fix=fix)
     if options.view not in (None, *VIEWS) and str(options.model) in VIEWS:
         right = shell_command("inspect", options.view, options.model)
         raise ConfigError(f"The view {options.model} must follow the model.", fix=f"Type: {right}")
-    if options.view is None:
-        return
-    uses = chosen(VIEWS, options.view, "view").options
-    idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*uses})
+    if options.view is not None:
+        chosen(VIEWS, options.view, "view")
+
+
+def _refuse_idle(options: InspectOptions, used: Collection[str], place: str) -> None:
+    """Refuse options without effect."""
+    idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*used})
     if idle:
-        names, used = (", ".join(f"`{name}`" for name in x) or "none" for x in (sorted(idle), uses))
-        fix = f"Remove the option. The view {options.view} uses {used}."
-        raise ConfigError(f"{names} has no effect in {options.view}.", fix=fix)
+        names = ", ".join(f"`{name}`" for name in sorted(idle))
+        raise ConfigError(f"{names} has no effect {place}.", fix="Remove the option.")
 
 
 def _style(options: InspectOptions) -> Style:
@@ -148,16 +163,26 @@ def _offers(inspected: Inspected, shown: list[str]) -> dict[str, str]:
     return offers
 
 
-def _facts(inspected: Inspected) -> dict[str, str]:
+def _facts(inspected: Inspected, used: Collection[str]) -> dict[str, str]:
     """Return the facts at the top of the page."""
-    config, choice = inspected.config, inspected.choice
+    config, model, choice = inspected.config, inspected.config.model, inspected.choice
+    size = sum(x.numel() for x in inspected.structure.parameters())
     facts = {
         "Languages": f"{config.source_language} \N{RIGHTWARDS ARROW} {config.target_language}",
-        "Layers": f"numbered from 1 at the bottom, with {config.model.num_heads} heads each",
+        "Model": f"{model.encoder_layers} encoder and {model.decoder_layers} decoder layers, "
+        f"{model.num_heads} heads, width {model.model_dim:,}, {size:,} parameters",
     }
-    if choice.source:
+    if inspected.is_folder and "checkpoint" in used:
+        facts["Checkpoint"] = inspected.checkpoint
+    elif "layer" in used and choice.source:
+        facts["Checkpoint"] = f"none: random weights (seed {config.training.seed}), not trained"
+    if choice.source and "source" in used:
         facts["Source"] = choice.source
-        if not inspected.missing("sentence", ""):
-            name = "Translation by the model" if choice.target is None else "Target"
-            facts[name] = inspected.tokenizers.target.decode(inspected.target_ids)
+        if choice.target is not None:
+            facts["Target"] = choice.target
+        elif inspected.has_weights:
+            translation = inspected.tokenizers.target.decode(inspected.target_ids)
+            facts["Translation by the model"] = translation
+        elif not inspected.is_folder:
+            facts["Target"] = "the source sentence stands in; no translation without training"
     return facts

@@ -13,11 +13,12 @@ from itertools import islice, zip_longest
 from math import isfinite
 from textwrap import fill
 from typing import Any, Literal
+from unicodedata import bidirectional
 
 from nmt.metrics.result import text_table
-from nmt.report.page import short_number, visible
+from nmt.report.page import visible
 
-# Cell of a table. Integers get thousands separators, floats about four digits; None is empty.
+# Cell of a table. The floats of a column get the same number of decimals; None is empty.
 Cell = str | int | float | None
 # Rows of numbers. None is an empty cell, such as a masked score.
 Matrix = Sequence[Sequence[float | None]]
@@ -25,6 +26,11 @@ NodeKind = Literal["kept", "dropped", "finished", "best"]
 _WIDTH = 100  # Width of paragraphs. Tables are as wide as their cells.
 _MAX_COLUMNS = 12  # Largest matrix that is written as numbers.
 _MARKS = {"best": "*", "finished": "+", "dropped": "x", "kept": " "}
+_SUPERSCRIPTS = str.maketrans(
+    "-0123456789", "\u207b\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079"
+)
+_MAX_ARCS = 300  # Arcs of one drawing.
+_FAINT = 0.1  # Arcs below this share of the strongest arc are left out.
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,13 @@ class Links(Figure):
     # Label, such as ``head 2`` -> weights (0 to 1) of the lines between left and right tokens:
     # (len(left), len(right)). Each label has its own colour.
     weights: Mapping[str, Matrix]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest weight that is drawn, and the largest weight."""
+        cells = (x for matrix in self.weights.values() for row in matrix for x in row if x)
+        *_, last = strongest = sorted(cells, reverse=True)[:_MAX_ARCS] or [1.0]
+        return max(_FAINT * strongest[0], last), strongest[0]
 
 
 @dataclass(frozen=True)
@@ -189,13 +202,22 @@ def as_dict(value: Any) -> dict[str, Any]:
     return kind | vars(value)
 
 
+def isolated(text: str) -> str:
+    """Return a token for use inside a label: a right-to-left token keeps its place in the label.
+
+    Source: Unicode Standard Annex 9, isolates (U+2068, U+2069).
+    """
+    is_rtl = any(bidirectional(x) in ("R", "AL") for x in text)
+    return f"\u2068{visible(text)}\u2069" if is_rtl else text
+
+
 def vector_text(vector: Iterable[Any], count: int = 6) -> str:
     """Return the first numbers of a vector.
 
     >>> vector_text([0.5, 2, 0.25], 2)
-    '[0.500 2.000 ...]'
+    '[0.5000 2.0000 ...]'
     """
-    numbers = [f"{value:.3f}" for value in islice(vector, count + 1)]
+    numbers = [f"{value:.4f}" for value in islice(vector, count + 1)]
     return f"[{' '.join(numbers[:count])}{' ...' if len(numbers) > count else ''}]"
 
 
@@ -224,21 +246,67 @@ def figure_lines(figure: Figure) -> list[str]:
         case Tree():
             return _tree(figure)
         case Steps():
-            inner = ([step.title, *_titled(each)] for step in figure.steps for each in step.figures)
-            return [line for lines in inner for line in lines]
+            return [line for step in figure.steps for line in _step(step)]
+        case Diagram():
+            return [line for stack in figure.stacks for line in _stack(stack)]
         case _:
             return ["(drawing; use the format html or svg to see it)"]
 
 
-def cell_text(cell: Cell) -> str:
-    """Return a cell as text.
+def _step(step: Step) -> list[str]:
+    return [visible(step.title), *(line for figure in step.figures for line in _titled(figure))]
 
-    >>> cell_text(1050624), cell_text(0.88079), cell_text(None)
-    ('1,050,624', '0.8808', '')
+
+def _stack(stack: Stack) -> list[str]:
+    """Return a line for each box, from the top (output) to the bottom (input)."""
+    first, last, count = stack.repeated or (0, -1, 1)
+    lines = [f"{stack.title}, from top to bottom"]
+    for index, box in reversed(list(enumerate(stack.boxes))):
+        times = f"{count} \N{MULTIPLICATION SIGN}" if first <= index <= last else ""
+        lines.append(f"{times:>6} {visible(box.label):<18} {visible(box.detail)}".rstrip())
+    return lines
+
+
+def number_format(numbers: Iterable[float | None]) -> str:
+    """Return one format for numbers that are shown together.
+
+    >>> number_format([0.25, None, 12.5]), number_format([12.5, 2500]), number_format([0.0, 1.0])
+    ('z,.4f', 'z,.1f', 'z,.0f')
     """
-    if cell is None or isinstance(cell, str):
-        return visible(cell or "")
-    return f"{cell:,}" if isinstance(cell, int) else short_number(cell)
+    sizes = [abs(x) for x in numbers if x and isfinite(x)]
+    if not sizes or all(x == int(x) for x in sizes):
+        return "z,.0f"
+    largest = max(sizes)
+    return "z.1e" if largest < 1e-3 else "z,.4f" if largest < 1000 else "z,.1f"
+
+
+def number_text(number: float, form: str) -> str:
+    """Format a number.
+
+    >>> number_text(1.25e-7, "z.1e"), number_text(0.25, "z,.4f")
+    ('1.2 \u00d7 10\u207b\u2077', '0.2500')
+    """
+    digits, _, exponent = f"{number:{form}}".partition("e")
+    if not exponent:
+        return digits
+    power = str(int(exponent)).translate(_SUPERSCRIPTS)
+    return f"{digits} \N{MULTIPLICATION SIGN} 10{power}" if number else "0"
+
+
+def cell_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
+    """Return the cells of a table as text; all numbers of a column have the same format.
+
+    >>> cell_texts([["a", 1050624, 0.5], [None, 3, 12.25]])
+    [['a', '1,050,624', '0.5000'], ['', '3', '12.2500']]
+    """
+    columns = []
+    for column in zip_longest(*rows):
+        form = number_format(x for x in column if not isinstance(x, str))
+        columns.append([
+            number_text(x, form) if isinstance(x, int | float) else visible(x or "")
+            for x in column
+        ])  # fmt: skip
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
@@ -247,7 +315,7 @@ def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
-    columns = zip_longest(*(map(cell_text, row) for row in (head, *rows)), fillvalue="")
+    columns = zip_longest([visible(name) for name in head], *cell_texts(rows), fillvalue="")
     aligned = [
         [cell.rjust(max(map(len, column))) for cell in column] if is_numeric else column
         for column, is_numeric in zip_longest(columns, numeric_columns(rows))

@@ -21,7 +21,7 @@ from nmt.data.loader import Batch, collate
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import ConfigError
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import vector_text
+from nmt.extras.inspection.figure import isolated, number_text, vector_text
 from nmt.extras.inspection.inspected import MAX_TOKENS, Inspected, labels, moved
 from nmt.model.positions import POSITIONS, sinusoids
 from nmt.packed import Packed
@@ -42,6 +42,19 @@ LAYOUTS = {
     "sinusoidal-halves": "in halves",
 }
 _POSITION, _SHIFT = 2, 3
+_MEANINGS = {
+    "sinusoidal": "Sines and cosines with many wavelengths: PE(p) is the vector of p. They "
+    "have two useful properties. A single matrix M maps every position to the position 3 tokens "
+    "later. The similarity of two positions depends only on their distance.",
+    "learned": "A table: each position has a vector that training adjusts, like the vector of a "
+    "subword. Before training the vectors are random; nothing makes neighbours similar. The table "
+    "ends at model.max_positions; longer sentences cannot be read.",
+    "rotary": "Attention rotates each pair of features of queries and keys by an angle that is "
+    "proportional to the position. So their product depends on the distance, not on the position.",
+    "relative": "Attention adds trained vectors to keys and values, one for each distance between "
+    "query and key. Distances above model.max_relative_distance share a vector.",
+    "none": "Without an encoding, only the causal mask of the decoder depends on the order.",
+}
 
 
 def vocabulary(inspected: Inspected) -> Iterator[fig.Figure]:
@@ -82,8 +95,9 @@ def _side(inspected: Inspected, side: Literal["source", "target"]) -> Iterator[f
         rows = []
         for index, subword in dict(zip(ids, subwords, strict=True)).items():
             near = neighbours(matrix, index, _NUM_NEIGHBOURS)
-            names = zip(labels(tokenizer, [other for other, _ in near]), near, strict=True)
-            rows.append((subword, ", ".join(f"{name} {cosine:.2f}" for name, (_, cosine) in names)))
+            names = map(isolated, labels(tokenizer, [other for other, _ in near]))
+            pairs = zip(names, near, strict=True)
+            rows.append((subword, ", ".join(f"{x} {cosine:.4f}" for x, (_, cosine) in pairs)))
         yield fig.Table(f"Nearest subwords by cosine, {side}", ("subword", "neighbours"), rows)
 
 
@@ -104,10 +118,11 @@ def lookup_lines(matrix: Tensor, index: int, subword: str, scale: int | None) ->
     size, dim = matrix.shape
     row = (one_hot([index], size) @ matrix)[0]
     lines = [
-        f"x = one-hot vector of {subword}: {size:,} numbers; number {index:,} is 1, the rest are 0",
-        f"x W = row {index:,} of the embedding matrix W ({size:,} x {dim:,}): {vector_text(row)}",
+        f"x = one-hot vector of {isolated(subword)}: "
+        f"{size:,} numbers; number {index:,} is 1, the rest are 0",
+        f"x W = row {index:,} of the embedding matrix W, {size:,} by {dim:,}: {vector_text(row)}",
     ]
-    scaled = [f"x W sqrt({scale:,}) = {vector_text(row * scale**0.5)}"] if scale else []
+    scaled = [f"x W \N{SQUARE ROOT}{scale:,} = {vector_text(row * scale**0.5)}"] if scale else []
     return [*lines, *scaled]
 
 
@@ -283,7 +298,8 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[fig.Figure]:
     error = (moved - table[_SHIFT:]).abs().max().item()
     note = (
         f"M rotates each pair by an angle that is the same for every position p. At width {dim:,}, "
-        f"M PE(p) and PE(p + {_SHIFT}) differ by at most {error:.1e} for p below {len(moved)}."
+        f"M PE(p) and PE(p + {_SHIFT}) differ by at most {number_text(error, 'z.1e')} for p below "
+        f"{len(moved)}."
     )
     before, after = sinusoids(NUM_POSITIONS, TOY_WIDTH, layout)[[_POSITION, _POSITION + _SHIFT]]
     rows = torch.column_stack([shift_matrix(TOY_WIDTH, layout, _SHIFT), before, after]).tolist()
@@ -295,19 +311,16 @@ def sinusoid_figures(layout: str, dim: int) -> Iterator[fig.Figure]:
 def positions(inspected: Inspected) -> Iterator[fig.Figure]:
     """Positions.
 
-    Attention itself ignores the order of tokens; a position encoding makes the order visible.
-    Sinusoidal encodings consist of sines and cosines with many wavelengths; PE(p) is the vector of
-    position p. They have two useful properties. A single matrix M maps every position to the
-    position 3 tokens later. The similarity of two positions depends only on their distance.
+    Attention itself ignores the order of tokens; a position encoding makes the order visible. This
+    view explains the encoding of this model, and compares pairs of positions.
     """
     config, name = inspected.config.model, inspected.config.model.positions
-    figures = [*_absolute(inspected), *_relative(inspected)]
-    yield from figures or [fig.Text("Positions", [f"{name}: neither vectors nor rotations."])]
-    layout, dim = (name, config.model_dim) if name in LAYOUTS else ("sinusoidal", TOY_WIDTH)
-    yield from sinusoid_figures(layout, dim)
-    for each, where in LAYOUTS.items():
-        toy = sinusoids(NUM_POSITIONS, TOY_WIDTH, each)
-        yield encoding_heatmap(toy, f"Sinusoids of width {TOY_WIDTH}, {where}")
+    meaning = _MEANINGS.get("sinusoidal" if name in LAYOUTS else name, "")
+    yield fig.Text("Encoding of this model", [f"model.positions: {name}"], note=meaning)
+    yield from _absolute(inspected)
+    yield from _relative(inspected)
+    if name in LAYOUTS:
+        yield from sinusoid_figures(name, config.model_dim)
 
 
 def _absolute(inspected: Inspected) -> Iterator[fig.Figure]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from nmt.checkpoint.model_folder import (
     CONFIG,
@@ -26,6 +27,7 @@ from nmt.config.model import DecodingConfig
 from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
 from nmt.errors import CheckpointError, ConfigError, NmtError
+from nmt.extras.inspection.figure import isolated
 from nmt.extras.inspection.options import InspectOptions, Need
 from nmt.inference.guard import GuardLimits, Output, check
 from nmt.inference.segment import Segment
@@ -33,13 +35,14 @@ from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
 from nmt.search.hypothesis import Hypothesis
-from nmt.text import BOS_ID, EOS_ID, PAD_ID
+from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 
 # Source ids and options -> hypotheses, best first.
 Search = Callable[[list[int], DecodingConfig], Sequence[Hypothesis]]
 MAX_TOKENS = 100  # Longest sentence; the page of a longer one would have many megabytes.
 _SPECIAL = {PAD_ID: "PAD", BOS_ID: "BOS", EOS_ID: "EOS"}
+_WITHOUT_WEIGHTS = ("configuration", "vocabulary")
 
 
 class Inspected:
@@ -80,7 +83,11 @@ class Inspected:
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """The tokenizers of the folder, or of the configuration's prepared data."""
+        """The tokenizers of the folder or of the prepared data; before, words are the tokens."""
+        if not self.has_tokenizers:
+            words = f"{self.choice.source} {self.choice.target or ''}".split()
+            source, target = (_Words(words, size) for size in self.config.tokenizer.vocab_sizes)
+            return Tokenizers(source, target)
         with readable():
             return load_tokenizers(self._tokenizer_folder)
 
@@ -109,8 +116,14 @@ class Inspected:
 
     @cached_property
     def model(self) -> Transformer:
-        """The model of the last checkpoint in the list: CPU, float32, evaluation mode."""
-        return self.load(self.choice.checkpoint[-1] if self.choice.checkpoint else "best")
+        """The model of the chosen checkpoint: CPU, float32, evaluation mode."""
+        return self.load(self.checkpoint)
+
+    @property
+    def checkpoint(self) -> str:
+        """The last checkpoint in the list; ``untrained`` for a configuration."""
+        last = self.choice.checkpoint[-1] if self.choice.checkpoint else "best"
+        return last if self.is_folder else "untrained"
 
     def load(self, checkpoint: str) -> Transformer:
         """Load a checkpoint by its name; ``untrained`` builds the model with the run's seed."""
@@ -134,16 +147,21 @@ class Inspected:
 
     @cached_property
     def target_ids(self) -> list[int]:
-        """The target without BOS and EOS: the given target, or the translation by the model."""
-        if self.choice.target is not None:
-            return self._encode(self.choice.target, self.tokenizers.target, "target")
+        """The target without BOS and EOS: the given target, or the translation by the model.
+
+        A configuration cannot translate: the source sentence stands in for the target.
+        """
+        if self.choice.target is not None or not self.is_folder:
+            text = self.choice.source or "" if self.choice.target is None else self.choice.target
+            return self._encode(text, self.tokenizers.target, "target")
         engine = TorchEngine(self.model)
         found = self.translate(lambda ids, options: engine.search([ids], options)[0])
         return list(found.hypotheses[0].ids)
 
     def translate(self, search: Search) -> Output:
         """Search as `nmt translate` does, including the second search for suspect output."""
-        start, options = int(self.config.model.source_bos), self.config.decoding
+        start, size = int(self.config.model.source_bos), self.choice.beam_size
+        options = change_options(self.config.decoding, {"beam_size": size} if size else {})
         ids = self.source_ids[start:-1]
         segment = Segment(0, ids[len(self.tag_ids) :], self.tag_ids)
 
@@ -207,17 +225,18 @@ class Inspected:
 
     def missing(self, need: Need, name: str) -> NmtError | None:
         """Return the error if a requirement of a view is missing, without loading anything."""
-        if need in ("model", "sentence") and not self.has_weights:
+        has_pass = self.has_weights or not self.is_folder  # a configuration: random weights
+        if not (has_pass if need == "pass" else self.has_weights or need in _WITHOUT_WEIGHTS):
             kind = "exported for CTranslate2" if self.is_folder else "a configuration"
             return (CheckpointError if self.is_folder else ConfigError)(
                 f"{name} needs a trained model with torch weights, but {self.place} is {kind}.",
-                fix="Pass a run; parameters, diagram, positions, vocabulary and shift also work.",
+                fix="Pass a run folder, or choose another view.",
             )
         if need == "vocabulary" and not self.has_tokenizers:
             problem = f"{name} needs a vocabulary, but the data of {self.place} is not prepared."
             fix = f"Run `nmt prepare {self.place}` first, or pass a trained model."
             return ConfigError(problem, fix=fix)
-        if need in ("sentence", "vocabulary") and not (self.choice.source or "").strip():
+        if need in ("sentence", "pass", "vocabulary") and not (self.choice.source or "").strip():
             fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
             return ConfigError(f"{name} needs a source sentence.", fix=fix)
         return None
@@ -238,4 +257,27 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def moved(read: Sequence[str], predicted: Sequence[str]) -> list[str]:
     """Return a label for each decoder position: the token read, and the token predicted."""
-    return [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in zip(read, predicted, strict=True)]
+    pairs = zip(map(isolated, read), map(isolated, predicted), strict=True)
+    return [f"{a} \N{RIGHTWARDS ARROW} {b}" for a, b in pairs]
+
+
+class _Words(Tokenizer):
+    """Stands in for a tokenizer before the data is prepared: the words of the sentences."""
+
+    def __init__(self, words: Sequence[str], size: int) -> None:
+        self._words, self._size = list(dict.fromkeys(words))[: size - NUM_SPECIAL], size
+        self.tags = {}
+
+    @property
+    @override
+    def vocab_size(self) -> int:
+        return self._size
+
+    @override
+    def encode(self, line: str) -> list[int]:
+        ids = {word: index for index, word in enumerate(self._words, NUM_SPECIAL)}
+        return [ids.get(word, UNK_ID) for word in line.split()]
+
+    @override
+    def piece(self, index: int) -> str:
+        return "UNK" if index == UNK_ID else self._words[index - NUM_SPECIAL]

@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from nmt.commands.options import Overrides, Tag, file_or_standard
-from nmt.config.flag import Flag, Options
+from nmt.config.flag import OF_THE_MODEL, Flag, Options
 
 Style = Literal["text", "html", "svg", "json"]
 
-# Requirements of a view. "vocabulary": a tokenizer and a sentence; "model": weights; "sentence":
-# weights and a sentence.
-Need = Literal["configuration", "vocabulary", "model", "sentence"]
+# Requirements of a view. "vocabulary": a tokenizer and a sentence; "model": trained weights;
+# "sentence": trained weights and a sentence; "pass": a sentence. For a pass, a configuration gets
+# random weights.
+Need = Literal["configuration", "vocabulary", "model", "sentence", "pass"]
 # Fields of the options that have an effect in a view.
 _MODEL = ("checkpoint",)
-_PAIR = ("source", "target", "tag", *_MODEL)
+_SEARCH = ("source", "tag", "beam_size", *_MODEL)
+_TRACE = (*_SEARCH, "unmasked")
+_PAIR = (*_SEARCH, "target")
 _LAYER = (*_PAIR, "layer")
 _HEAD = (*_LAYER, "head")
-_SEARCH = ("source", "tag", *_MODEL, "unmasked")
 _TEST_SET = ("tag", *_MODEL, "test", "limit")
 
 
@@ -41,15 +43,17 @@ class View:
 VIEWS: dict[str, View] = {
     "parameters": View("structure", "configuration", "parameter count of each part", ()),
     "diagram": View("structure", "configuration", "sublayers, norms and residual connections", ()),
-    "shapes": View("structure", "sentence", "shape, mean and spread of every tensor", _LAYER),
+    "shapes": View("structure", "pass", "shape, mean and spread of every tensor", _LAYER),
     "vocabulary": View("inputs", "vocabulary", "subwords, ids, vectors, nearest neighbours"),
     "positions": View("inputs", "configuration", "position encoding and its similarities", _MODEL),
     "shift": View("inputs", "vocabulary", "a small batch: decoder input, output and masks"),
-    "attention": View("attention", "sentence", "attention of each layer and head", _HEAD),
-    "score": View("sublayers", "sentence", "attention calculated step by step", _HEAD),
-    "flow": View("sublayers", "sentence", "residual stream, gradients, entropy of heads"),
+    "attention": View("attention", "pass", "attention of each layer and head", _HEAD),
+    "score": View("sublayers", "pass", "attention calculated step by step", _HEAD),
+    "flow": View("sublayers", "pass", "residual stream, gradients, entropy of heads"),
     "alignment": View("attention", "sentence", "word alignment of source and target"),
-    "trace": View("prediction", "sentence", "steps of the search, and beam tree", _SEARCH),
+    "trace": View(
+        "prediction", "sentence", "steps of the search, and beam tree", (*_SEARCH, "unmasked")
+    ),
     "distributions": View("prediction", "sentence", "predicted probabilities and the target"),
     "heads": View("attention", "model", "role and importance of each head", _TEST_SET),
 }
@@ -70,9 +74,10 @@ class InspectOptions(Options):
         worked_examples: Show the numbers of well-known explanations of the Transformer, computed by
             nmt. Needs no model.
         source: Source sentence, at most 100 subwords. Most views need one.
-        target: Translation to look at, instead of the model's own.
+        target: Translation to look at, instead of the translation by the model.
         layer: Layer to show, numbered from 1 at the bottom.
         head: Attention heads to show, numbered from 1, such as 1,3.
+        beam_size: Beam size of the translation by the model. 1 is greedy search.
         checkpoint: Checkpoints of a run folder, separated by commas: best, last, step-N, average or
             untrained. The view `distributions` compares them; other views show the last in the
             list.
@@ -99,6 +104,7 @@ class InspectOptions(Options):
     tag: Tag = None
     layer: Annotated[int | None, Flag(min=1, shown="all")] = None
     head: Annotated[tuple[int, ...], Flag(separator=",", metavar="N,N", shown="all")] = ()
+    beam_size: Annotated[int | None, Flag(short="b", min=1, shown=OF_THE_MODEL)] = None
     checkpoint: Annotated[tuple[str, ...], Flag(separator=",", metavar="NAMES", shown="best")] = ()
     unmasked: bool = False
     test: Annotated[str | None, Flag(short="t", metavar="NAME", shown="the first test set")] = None

@@ -1,15 +1,17 @@
 """Render figures as an HTML page or as an SVG file.
 
-The page works without its script; the script only shows the steps of a `Steps` one at a time.
-Shapes have CSS classes instead of colours (``templates/drawing.css.j2``), so the same drawing works
-on light and dark pages and in print. Coordinates are pixels from the upper left corner.
+The page works without its script (``templates/inspect.js``), which shows one step at a time, the
+number of a cell, and the arcs of a token. Shapes have CSS classes instead of colours
+(``templates/drawing.css.j2``), so the same drawing works on light and dark pages and in print.
+Coordinates are pixels from the upper left corner.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import singledispatch
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 from unicodedata import east_asian_width
@@ -17,23 +19,25 @@ from unicodedata import east_asian_width
 from markupsafe import Markup, escape
 
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import cell_text, figure_lines, numeric_columns
-from nmt.report.page import Point, render, short_number, visible
+from nmt.extras.inspection.figure import (
+    cell_texts,
+    figure_lines,
+    number_format,
+    number_text,
+    numeric_columns,
+)
+from nmt.report.page import Point, module, render, visible
 
-_EM, _ROW = 13, 20  # Font size, and minimum height of a row.
+_EM = 13  # Font size.
 # Widths of characters that are much narrower or wider than average. \u2581 is a word border.
 _WIDTHS = dict.fromkeys(" !'(),.:;I[]fijlrt|", 5.5) | dict.fromkeys(
     "%&+<=>@MWmw~\u2192\u2581", 13.0
 )
 _WIDTHS |= dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 10.0)
-_COLORS = 8  # Colours of links, used in turn.
 _LEVELS = 24  # Shades of a heatmap.
-# Largest heatmap with tooltips on its cells; more tooltips would make pages large.
-_MAX_TITLES = 150
-_MAX_NUMBERS = 80  # Largest heatmap with numbers written in its cells.
-_WIDE = 640  # Target width of a heatmap with many columns.
-_FAINT = 0.02  # Weight below which a link is not drawn.
-_PITCH = 50  # Distance between the boxes of a stack.
+_BOX_TEXT = 204  # Width of the text in a box of a stack.
+# In our own words only, which are never text of a user: code spans and superscripts.
+_CODE, _POWER = re.compile(r"`([^`]+)`"), re.compile(r"(?<=[WK\d])\^(?:\(([^)]+)\)|([OQKVT])\b)")
 
 
 def render_page(
@@ -49,81 +53,75 @@ def render_page(
     """
     return render(
         "inspect.html.j2", title=title, facts=facts, parts=parts, figure_html=figure_html,
-        offers=offers, alone=False,
+        offers=offers, alone=False, prose=prose,
     )  # fmt: skip
 
 
-def figure_html(figure: fig.Figure) -> Markup:
-    """Return a figure with its title and note. Text, tables and steps are HTML; the rest is SVG."""
-    kind, content = type(figure).__name__.lower(), dict[str, Any]()
-    if isinstance(figure, fig.Table):
-        rows = [[cell_text(cell) for cell in row] for row in figure.rows]
-        numeric = [*numeric_columns(figure.rows), *[False] * len(figure.head)]
-        content = {"rows": rows, "numeric": numeric}
-    elif not isinstance(figure, fig.Text | fig.Steps):
-        content = {"drawing": draw(figure).as_svg(figure.title)}
-    return render("figure.html.j2", kind=kind, figure=figure, figure_html=figure_html, **content)
+def prose(text: str) -> Markup:
+    """Return our own words with code spans and superscripts.
 
-
-class Drawing:
-    """A part of an SVG document. Its size grows with its contents."""
-
-    def __init__(self) -> None:
-        self.width = self.height = 1.0
-        self.body = Markup()
-
-    def grow(self, right: float, bottom: float) -> None:
-        """Extend the drawing to include a point."""
-        self.width, self.height = max(self.width, right), max(self.height, bottom)
-
-    def text(self, label: str, x: float, y: float, kind: str = "start", **more: Any) -> None:
-        """Write a label. Only a left-aligned label widens the drawing."""
-        self.body += tag("text", label, x=x, y=y, class_=kind, **more)
-        self.grow(x + (text_width(label) if "start" in kind else 0), y + 4)
-
-    def path(self, d: str, kind: str, **more: Any) -> None:
-        """Draw a line without extending the drawing."""
-        self.body += tag("path", class_=kind, d=d, **more)
-
-    def rect(self, place: Point, size: Point, kind: str, *inside: Any, **more: Any) -> None:
-        """Draw a rectangle from its upper left corner."""
-        (x, y), (width, height) = place, size
-        more |= {"x": x, "y": y, "width": width, "height": height}
-        self.body += tag("rect", *inside, class_=kind, **more)
-        self.grow(x + width, y + height)
-
-    def put(self, inner: Drawing, x: float, y: float) -> None:
-        """Place another drawing on this one."""
-        self.body += tag("g", inner.body, transform=f"translate({_short(x)} {_short(y)})")
-        self.grow(x + inner.width, y + inner.height)
-
-    def as_svg(self, title: str, *, style: Markup | None = None) -> Markup:
-        """Return an element for a page; with ``style``, a complete SVG document."""
-        width, height = _short(self.width), _short(self.height)
-        at_least = f"width:{width}px;max-width:max(100%,{_short(self.width * 0.7)}px)"
-        place = {"style": at_least}
-        if style:
-            # A dark page would swallow dark text without a background.
-            place = {"width": width, "height": height, "style": "background:#fff"}
-            place["xmlns"] = "http://www.w3.org/2000/svg"
-        return tag(
-            "svg", style or Markup(), self.body, class_="drawing",
-            viewBox=f"0 0 {width} {height}", role="img", aria_label=title, **place,
-        )  # fmt: skip
-
-
-def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
-    """Return an element. In attribute names, ``_`` becomes ``-``, and a final ``_`` is removed.
-
-    >>> tag("text", "a < b", x=3, class_="y", text_anchor="end")
-    Markup('<text x="3" class="y" text-anchor="end">a &lt; b</text>')
+    >>> prose("`a < b`: W^O and 10^(2/4)")
+    Markup('<code>a &lt; b</code>: W<sup>O</sup> and 10<sup>2/4</sup>')
     """
-    named = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(visible(str(_short(value))))}"'
-        for key, value in attributes.items()
-    )
-    content = "".join(escape(visible(x) if not isinstance(x, Markup) else x) for x in inside)
-    return Markup(f"<{name}{named}>{content}</{name}>" if content else f"<{name}{named}/>")
+    spans = _CODE.sub(r"<code>\1</code>", str(escape(visible(text))))
+    return Markup(_POWER.sub(lambda match: f"<sup>{match[1] or match[2]}</sup>", spans))
+
+
+def figure_html(figure: fig.Figure, level: int | None) -> Markup:
+    """Return a figure with its title and note. Text, tables and steps are HTML; the rest is SVG.
+
+    Args:
+        figure: The figure.
+        level: Level of the heading; 0 for a title that is not a heading. None: without a title,
+            because the heading of the section says the same.
+    """
+    return render(
+        "figure.html.j2", kind=type(figure).__name__.lower(), figure=figure, level=level, draw=draw,
+        prose=prose, figure_html=figure_html, cell_texts=cell_texts,
+        numeric_columns=numeric_columns,
+    )  # fmt: skip
+
+
+def document(figures: Sequence[fig.Figure]) -> Markup:
+    """Return an SVG file of the drawings, one below the other.
+
+    If no figure is a drawing, the file shows the texts and tables.
+    """
+    drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
+    whole = _below([("", each) for each in drawn])
+    return render("document.svg.j2", alone=True, title=drawn[0].title, drawing=whole)
+
+
+def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Any:
+    """Return drawings one below the other, with their titles, for a file of their own."""
+    drawings = []
+    for before, figure in figures:
+        title = ": ".join(filter(None, (before, figure.title)))
+        colors = [*figure.weights] if isinstance(figure, fig.Links) else []
+        drawings.append((title, colors if len(colors) > 1 else [], draw(figure)))
+    return module("below.svg.j2", drawings=drawings, longest=longest)
+
+
+def draw(figure: fig.Figure, *, is_upright: bool = False) -> Any:
+    """Return a figure as a drawing, without title and note.
+
+    Args:
+        figure: The figure.
+        is_upright: Draw the stacks of a diagram one above the other, as a phone needs it.
+
+    Returns:
+        The inside of an SVG element, with the attributes ``width``, ``height`` and ``data``.
+    """
+    if isinstance(figure, fig.Steps):
+        return _below([(step.title, x) for step in figure.steps for x in step.figures])
+    if isinstance(figure, fig.Text | fig.Table):
+        return module("lines.svg.j2", lines=figure_lines(figure))
+    return module(
+        f"{type(figure).__name__.lower()}.svg.j2", figure=figure, is_upright=is_upright,
+        arcs=_arcs, box_height=_box_height, box_lines=_box_lines, every=_every, json=_json,
+        level_curve=_level_curve, longest=longest, number_text=number_text, places=_places,
+        ramp=_ramp, shades=shades, tall=_tall, number_format=number_format, flat=_flat,
+    )  # fmt: skip
 
 
 def text_width(text: str) -> float:
@@ -138,105 +136,20 @@ def text_width(text: str) -> float:
     )
 
 
-def _longest(texts: Iterable[str]) -> float:
+def longest(texts: Iterable[str]) -> float:
+    """Return the width of the longest label."""
     return max([0.0, *map(text_width, texts)])
 
 
-def _box_width(box: fig.Box | fig.Node) -> float:
-    return max(text_width(box.label), text_width(box.detail) * 0.85)
-
-
-def _short(value: Any) -> Any:
-    """Round a float to at most one decimal; return other values unchanged."""
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+def _json(texts: Iterable[str]) -> str:
+    return json.dumps(list(map(visible, texts)), ensure_ascii=False)
 
 
 def _level_curve(start: Point, end: Point) -> str:
     """Return the path of a curve that is horizontal at both ends."""
     (x1, y1), (x2, y2) = start, end
     middle = (x1 + x2) / 2
-    return f"M{x1:.0f},{y1:.0f}C{middle:.0f},{y1:.0f} {middle:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
-
-
-def document(figures: Sequence[fig.Figure]) -> Markup:
-    """Return an SVG file of the drawings, one below the other.
-
-    If no figure is a drawing, the file shows the texts and tables.
-    """
-    drawn = [each for each in figures if not isinstance(each, fig.Text | fig.Table)] or figures
-    style = tag("style", render("drawing.css.j2", alone=True))
-    whole = _below([("", each) for each in drawn])
-    return whole.as_svg(drawn[0].title, style=style) + Markup("\n")
-
-
-def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Drawing:
-    """Return drawings one below the other, with their titles, for a file of their own."""
-    on, y = Drawing(), 8.0
-    for before, figure in figures:
-        title, inner = ": ".join(filter(None, (before, figure.title))), draw(figure)
-        on.text(title, 8, y + 14, "start ink title")
-        on.put(inner, 8, y + 26)
-        on.grow(24 + text_width(title) * 1.1, 0)
-        y += inner.height + 50
-        on.grow(inner.width + 16, y)
-    return on
-
-
-@singledispatch
-def draw(figure: fig.Figure) -> Drawing:
-    """Return a figure as a drawing, without title and note."""
-    on = Drawing()
-    for row, line in enumerate(figure_lines(figure), 1):
-        on.text(line, 0, row * _ROW - 5, "code", xml__space="preserve")
-        on.grow(len(line) * 8.0, row * _ROW)
-    return on
-
-
-@draw.register
-def _(figure: fig.Steps) -> Drawing:
-    return _below([(step.title, each) for step in figure.steps for each in step.figures])
-
-
-@draw.register
-def _(figure: fig.Heatmap) -> Drawing:
-    on, (low, high) = Drawing(), figure.bounds
-    num_rows, num_columns = len(figure.rows), len(figure.columns)
-    is_written = num_rows * num_columns <= _MAX_NUMBERS
-    width = 42.0 if is_written else min(_ROW, max(1.0, _WIDE / max(num_columns, 1)))
-    height = _ROW if is_written else min(_ROW, max(width, 3.0))
-    left, reach = 8 + _longest(figure.rows), _longest(figure.columns)
-    slope = 0.0 if is_written and reach < 40 else 55.0
-    top = 22 + reach * math.sin(math.radians(slope))
-    _shades(figure.values, on, (low, high), (left, top), (width, height))
-    on.rect((left, top), (num_columns * width, num_rows * height), "frame")
-    for y, row in enumerate(figure.values if num_rows * num_columns <= _MAX_TITLES else ()):
-        for x, value in enumerate(row):
-            number = "masked" if value is None else short_number(value)
-            name = tag("title", f"{figure.rows[y]}, {figure.columns[x]}: {number}")
-            across, down = left + x * width, top + y * height
-            on.rect((across, down), (width, height), "hit", name)
-            if is_written and value is not None:
-                is_strong = abs(_level(value, low, high) or 0) > _LEVELS * 0.55
-                shown = f"{value:.2f}" if abs(value) < 100 else number
-                kind = "mid inner" if is_strong else "mid ink"
-                on.text(shown, across + width / 2, down + height / 2 + 4, kind)
-    for place in _every(num_rows, height):
-        on.text(figure.rows[place], left - 6, top + (place + 0.5) * height + 4, "end")
-    for place in _every(num_columns, width * (0.75 if slope else 1)):  # slanted labels need less
-        across, down = left + (place + 0.5) * width + (4 if slope else 0), top - 6
-        turn = {"transform": f"rotate(-55 {_short(across)} {_short(down)})"} if slope else {}
-        on.text(figure.columns[place], across, down, "first" if slope else "mid", **turn)
-    bottom = top + num_rows * height
-    on.text(short_number(low), left + 34, bottom + 20, "end soft")
-    ramp = [[low + (high - low) * (each + 0.5) / 12 for each in range(12)]]
-    _shades(ramp, on, (low, high), (left + 38, bottom + 10), (7, 10))
-    on.text(short_number(high), left + 126, bottom + 20, "start soft")
-    sides = ("down", figure.down), ("across", figure.across)
-    if names := " / ".join(f"{side}: {name}" for side, name in sides if name):
-        on.text(names, left, bottom + 42, "start soft")
-    lean = reach * math.cos(math.radians(slope)) if slope else 20
-    on.grow(max(left + num_columns * width + lean, left + 190), bottom + 30)
-    return on
+    return f"M{x1:.0f},{y1:.1f}C{middle:.0f},{y1:.1f} {middle:.0f},{y2:.1f} {x2:.0f},{y2:.1f}"
 
 
 def _every(count: int, size: float) -> range:
@@ -244,90 +157,54 @@ def _every(count: int, size: float) -> range:
     return range(0, count, max(1, math.ceil(_EM / size)))
 
 
-def _level(value: float | None, low: float, high: float) -> int | None:
-    """Return the shade of a value: 0 is transparent, and negative shades have the second hue."""
-    if value is None or math.isnan(value):
-        return None
+def _flat(values: fig.Matrix) -> list[float]:
+    return [x for row in values for x in row if x is not None]
+
+
+def _ramp(low: float, high: float) -> list[float]:
+    return [low + (high - low) * (each + 0.5) / 12 for each in range(12)]
+
+
+def shades(values: fig.Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
+    """Yield the class, opacity and path of each shade. Equal neighbours in a row are one shape."""
+    (low, high), paths = bounds, dict[float | None, str]()
     start = max(low, 0.0)
-    share = (value - start) / (high - start)
-    return round(max(-1.0 if low < 0 else 0.0, min(1.0, share)) * _LEVELS)
-
-
-def _shades(values: fig.Matrix, on: Drawing, bounds: Point, place: Point, size: Point) -> None:
-    """Draw cells with one path per shade. Neighbouring cells of the same shade form one shape."""
-    paths: dict[int | None, str] = {}
     for y, row in enumerate(values):
         x = 0
-        for level, run in groupby(_level(value, *bounds) for value in row):
+        shares = (None if v is None or math.isnan(v) else (v - start) / (high - start) for v in row)
+        levels = (share if share is None else round(share * _LEVELS) / _LEVELS for share in shares)
+        for level, run in groupby(levels):
             length = len(list(run))
             paths[level] = paths.get(level, "") + f"M{x},{y}h{length}v1h-{length}z"
             x += length
-    inner = Drawing()
-    for level, shapes in paths.items():
+    for level, path in paths.items():
         if level is None:
-            inner.path(shapes, "none")
+            yield "none", 0, path
         elif level:
-            kind = "cold" if level < 0 else "heat"
-            inner.path(shapes, kind, fill_opacity=round(abs(level) / _LEVELS, 2))
-    move = f"translate({_short(place[0])} {_short(place[1])}) scale({size[0]:.5g} {size[1]:.5g})"
-    on.body += tag("g", inner.body, transform=move, class_="cells")
+            yield "heat" if level > 0 else "cold", round(min(abs(level), 1), 2), path
 
 
-@draw.register
-def _(figure: fig.Grid) -> Drawing:
-    on, num_rows, num_columns = Drawing(), len(figure.values[0][0]), len(figure.values[0][0][0])
-    cell = max(1.5, min(8.0, 110 / max(num_rows, num_columns)))
-    left, pitch = 8 + _longest(figure.rows), max(cell * num_columns, _longest(figure.columns)) + 10
-    for number, name in enumerate(figure.columns):
-        on.text(name, left + number * pitch, 14)
-    for y, row in enumerate(figure.values):
-        top = 22 + y * (cell * num_rows + 10)
-        on.text(figure.rows[y], left - 8, top + 12, "end")
-        for x, values in enumerate(row):
-            place, name = (left + x * pitch, top), f"{figure.rows[y]}, {figure.columns[x]}"
-            _shades(values, on, (0.0, 1.0), place, (cell, cell))
-            on.rect(place, (cell * num_columns, cell * num_rows), "frame hit", tag("title", name))
-    return on
+def _arcs(figure: fig.Links, weights: fig.Matrix) -> Iterator[tuple[int, int, str, str]]:
+    """Yield the ends, the opacity and the weight of the arcs of one head."""
+    least, high = figure.bounds
+    form = number_format(x for matrix in figure.weights.values() for row in matrix for x in row)
+    for i, row in enumerate(weights):
+        for j, weight in enumerate(row):
+            if weight and weight >= least:
+                yield i, j, f"{weight / high:.2f}", number_text(weight, form)
 
 
-@draw.register
-def _(figure: fig.Links) -> Drawing:
-    on, left, legend = Drawing(), 8 + _longest(figure.left), 0.0
-    top = _ROW if len(figure.weights) > 1 else 0
-    for color, (name, weights) in enumerate(figure.weights.items()):
-        kind = f"c{color % _COLORS}"
-        if top:
-            on.text(name, legend, 13, f"start {kind}")
-            legend += text_width(name) + 14
-        for i, row in enumerate(weights):
-            for j, weight in enumerate(row):
-                if weight is not None and weight >= _FAINT:
-                    y1, y2 = (top + (each + 0.5) * _ROW for each in (i, j))
-                    line, opacity = _level_curve((left, y1), (left + 120, y2)), f"{weight:.2f}"
-                    on.path(line, f"link {kind}", stroke_opacity=opacity)
-    for x, kind, names in ((left - 6, "end", figure.left), (left + 126, "start", figure.right)):
-        for place, name in enumerate(names):
-            on.text(name, x, top + (place + 0.5) * _ROW + 4, f"{kind} ink")
-    return on
-
-
-@draw.register
-def _(figure: fig.Tree) -> Drawing:
-    on, (depths, rows) = Drawing(), layout(figure)
-    widths = [_box_width(node) + 14 for node in figure.nodes]
-    starts, height = [0.0], 40
+def _places(tree: fig.Tree) -> list[tuple[float, float, float]]:
+    """Return the left end, the top and the width of each node."""
+    (depths, rows), starts = layout(tree), [0.0]
+    widths = [max(text_width(node.label), text_width(node.detail)) + 14 for node in tree.nodes]
     for depth in range(max(depths, default=-1) + 1):
         column = (size for size, own in zip(widths, depths, strict=True) if own == depth)
         starts.append(starts[-1] + 26 + max(column))
-    for node, depth, row, width in zip(figure.nodes, depths, rows, widths, strict=True):
-        left, top = starts[depth], row * height + 2
-        if node.parent is not None:
-            start = starts[depth - 1] + widths[node.parent], rows[node.parent] * height + 19
-            on.path(_level_curve(start, (left, top + 17)), f"branch {node.kind}")
-        on.rect((left, top), (width, height - 6), f"node {node.kind}", rx=5)
-        on.text(node.label, left + width / 2, top + 14, f"mid {node.kind}")
-        on.text(node.detail, left + width / 2, top + 28, "mid small")
-    return on
+    return [
+        (starts[depth], row * 44 + 1, width)
+        for depth, row, width in zip(depths, rows, widths, strict=True)
+    ]
 
 
 def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
@@ -345,46 +222,18 @@ def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
     return [len(path) - 1 for path in tree.paths], rows
 
 
-@draw.register
-def _(figure: fig.Diagram) -> Drawing:
-    on, bottom = Drawing(), max(len(stack.boxes) for stack in figure.stacks) * _PITCH - 24
-    sides, lanes, left = list[Point](), list[float](), 34.0
-    for number, stack in enumerate(figure.stacks):
-        width = 24 + max([110.0, *map(_box_width, stack.boxes)])
-        _stack(stack, on, left, width, bottom)
-        names = [name for start, _, name in figure.arrows if start[0] == number]
-        sides.append((left, left + width))
-        lanes.append(left + width + (56 if stack.repeated else 4))
-        left = lanes[-1] + 14 * len(names) + _longest(names) + 38
-    for number, lane in enumerate(lanes):
-        arrows = [each for each in figure.arrows if each[0][0] == number]
-        for x, (start, end, name) in enumerate(arrows):
-            y1, y2 = (bottom - row * _PITCH + 17 for row in (start[1], end[1]))
-            to, tip = (sides[number][1], 7) if end[0] == number else (sides[end[0]][0], -7)
-            line = f"M{sides[number][1]:.0f},{y1}H{lane + 8 + 14 * x:.0f}V{y2}H{to:.0f}"
-            on.path(line, "arrow")
-            on.path(f"M{to:.0f},{y2}l{tip},-4v8z", "tip")
-            on.text(name, lane + 14 * len(arrows) + 4, y2 - 6, "start soft")
-    return on
+def _box_lines(box: fig.Box) -> list[str]:
+    """Return the detail of a box, broken into lines."""
+    lines = [""]
+    for word in box.detail.split():
+        longer = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], longer] if text_width(longer) <= _BOX_TEXT else [*lines, word]
+    return lines if box.detail else []
 
 
-def _stack(stack: fig.Stack, on: Drawing, left: float, width: float, bottom: int) -> None:
-    """Draw boxes, with residual connections on the left and the number of layers on the right."""
-    middle, edge = left + width / 2, left + width + 8
-    on.text(stack.title, middle, bottom + 64, "mid ink")
-    on.grow(edge, bottom + 72)
-    for row, box in enumerate(stack.boxes):
-        y = bottom - row * _PITCH
-        on.path(f"M{middle:.0f},{y + 34}v{_PITCH - 34}", "arrow")
-        on.rect((left, y), (width, 34), f"box {box.kind}", rx=6)
-        on.text(box.label, middle, y + (14 if box.detail else 21), "mid ink")
-        on.text(box.detail, middle, y + 28, "mid small")
-        if box.residual:
-            low = y + box.residual * _PITCH + 42
-            on.path(f"M{middle:.0f},{low}H{left - 14:.0f}V{y + 17}H{left:.0f}", "residual")
-            on.path(f"M{left:.0f},{y + 17}l-7,-4v8z", "tip")
-    if stack.repeated:
-        low, high = (bottom - row * _PITCH for row in stack.repeated[:2])
-        on.path(f"M{edge:.0f},{low + 38}h7V{high - 4}h-7", "brace")
-        name = f"\N{MULTIPLICATION SIGN} {stack.repeated[2]}"
-        on.text(name, edge + 12, (low + high) / 2 + 21, "start ink")
+def _box_height(box: fig.Box) -> int:
+    return 28 + 16 * len(_box_lines(box))
+
+
+def _tall(stack: fig.Stack) -> int:
+    return sum(_box_height(box) + 18 for box in stack.boxes)

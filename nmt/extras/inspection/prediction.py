@@ -22,6 +22,7 @@ from typing_extensions import override
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import isolated
 from nmt.extras.inspection.inspected import Inspected, labels
 from nmt.extras.inspection.sublayers import without_causal_mask
 from nmt.inference.stepper import ModelStepper, States
@@ -39,6 +40,7 @@ _UNMASKED = """\
 Some explanations recompute every word at each step without the causal mask. Then each position \
 reads the word that it should predict, which never happens in training. With the mask, earlier \
 words never change, so their keys and values can be cached."""
+_ORDER = ("first", "second")
 _NUM_DRAWN = 6
 _SMALL_VOCABULARY = 24  # Largest vocabulary of which all tokens are drawn.
 _DEFAULT = ("untrained", "best")
@@ -146,19 +148,25 @@ def trace(inspected: Inspected) -> Iterator[fig.Figure]:
         return hypotheses
 
     output = inspected.translate(observed)
-    for moments, best, options in searches:
-        steps = [_step(number, moment, tokenizer) for number, moment in enumerate(moments, 1)]
-        yield fig.Steps("Decoding step by step", steps)
-        finished = [pair for moment in moments for pair in moment.finished]
-        finished.sort(key=lambda pair: -pair[0].score)
-        yield fig.Tree("Beam tree", _nodes(moments, best, tokenizer))
-        yield _scores(finished, options, tokenizer)
+    taken = int(bool(output.retried))
+    names = ["First search: ", "Second search: "] if len(searches) > 1 else [""]
     if len(searches) > 1:
-        number = "second" if output.retried else "first"
         flags = ", ".join(output.retried or output.alarms)
         first = f"The first translation was suspicious ({flags}), so there is a second search."
-        result = f"The {number} translation is used. `nmt translate` does the same."
+        result = f"The {_ORDER[taken]} translation is used. `nmt translate` does the same."
         yield fig.Text("Second search", [first, result])
+    for number, (name, (moments, best, options)) in enumerate(zip(names, searches, strict=True)):
+        steps = [_step(step, moment, tokenizer) for step, moment in enumerate(moments, 1)]
+        yield fig.Steps(f"{name}Decoding step by step", steps)
+        finished = [pair for moment in moments for pair in moment.finished]
+        finished.sort(key=lambda pair: -pair[0].score)
+        note = "The first row is the translation."
+        if number != taken:
+            note = f"The translation is not from here: it is from the {_ORDER[taken]} search."
+        yield fig.Tree(f"{name}Beam tree", _nodes(moments, best, tokenizer))
+        head = "hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"
+        rows = _scores(finished, options, tokenizer)
+        yield fig.Table(f"{name}Finished hypotheses", head, rows, note=note)
     if inspected.choice.unmasked:
         yield from _unmasked(inspected, len(searches[0][0]) + _MORE_WORDS)
 
@@ -183,27 +191,26 @@ def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:
         if total > -torch.inf:
             likely = zip(labels(tokenizer, tokens), shares, strict=True)
             name = " ".join(labels(tokenizer, ids)) or "BOS"
-            rows.append([name, total, *(f"{piece} {share:.3f}" for piece, share in likely)])
+            rows.append([name, total, *(f"{isolated(x)} {share:.4f}" for x, share in likely)])
     head = ["hypothesis", "log probability", *(f"next {n}" for n in range(1, len(rows[0]) - 1))]
-    ended = [f"{tokenizer.decode(x.ids)!r} with score {x.score:.4f}" for x, _ in moment.finished]
+    finished = [(isolated(tokenizer.decode(x.ids)), x.score) for x, _ in moment.finished]
+    ended = [f'"{text}" with score {score:.4f}' for text, score in finished]
     note = f"Finished here: {', '.join(ended)}." if ended else ""
     read = dict.fromkeys((BOS_ID, *ids)[-1] for ids in moment.ids)
-    title = f"step {number}: read {', '.join(labels(tokenizer, list(read)))}"
-    return fig.Step(title, [fig.Table("Hypotheses", head, rows, note=note)])
+    title = f"step {number}: read {', '.join(map(isolated, labels(tokenizer, list(read))))}"
+    return fig.Step(title, [fig.Table("", head, rows, note=note)])
 
 
 def _scores(
     finished: Sequence[tuple[Hypothesis, float]], options: DecodingConfig, tokenizer: Tokenizer
-) -> fig.Table:
-    """Return the finished hypotheses, with the calculation of each score."""
+) -> list[list[fig.Cell]]:
+    """Return a row for each finished hypothesis, with the calculation of its score."""
     penalty, rows = length_penalty(options), list[list[fig.Cell]]()
     for each, coverage in finished:
         length = len(each.ids) + 1
         numbers = length, each.log_prob, penalty(length), coverage, each.score
         rows.append([tokenizer.decode(each.ids), *numbers])
-    head = ["hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"]
-    note = "The first row is the translation. Rows with equal scores are in the order of finishing."
-    return fig.Table("Finished hypotheses", head, rows, note=note)
+    return rows
 
 
 def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[fig.Node]:
@@ -218,10 +225,11 @@ def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[f
                 kind = "best" if best[: len(ids)] == ids else kind
                 places[ids] = len(nodes)
                 (label,) = labels(tokenizer, ids[-1:])
-                nodes.append(fig.Node(label, f"{total:.3f}", places[ids[:-1]], kind))
+                nodes.append(fig.Node(label, f"{total:.4f}", places[ids[:-1]], kind))
         for hypothesis, _ in moment.finished:
             kind = "best" if hypothesis.ids == best else "finished"
-            nodes.append(fig.Node("EOS", f"{hypothesis.score:.4f}", places[hypothesis.ids], kind))
+            score = f"score {hypothesis.score:.4f}"
+            nodes.append(fig.Node("EOS", score, places[hypothesis.ids], kind))
     return nodes
 
 
@@ -268,8 +276,9 @@ def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
     In training, the target distribution has probability 1 for the right token; label smoothing
     spreads a small part of it over the vocabulary. The loss is the cross-entropy between the target
     and the prediction of the model. It is the sum of the entropy of the target, which is constant,
-    and the Kullback-Leibler (KL) divergence, which training reduces. Log probabilities are computed
-    as in `nmt score`, where PAD, UNK and BOS have probability 0.
+    and the Kullback-Leibler (KL) divergence, which training reduces. Probabilities of a model are
+    computed as in `nmt score`: PAD, UNK and BOS are excluded, and the other tokens sum to 1. The
+    cross-entropy is that of training, which includes all tokens.
     """
     gold, names = [*inspected.target_ids, EOS_ID], inspected.choice.checkpoint or _DEFAULT
     models = {name: inspected.load(name) for name in names}
@@ -298,7 +307,7 @@ def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
     share = f"{smoothing:g} / {vocab_size:,}"
     lines = [
         f"probability of the right token: 1 - {smoothing:g} + {share} = {right:.6f}",
-        f"probability of each other token: {share} = {other:.3g}",
+        f"probability of each other token: {share} = {other:.6f}",
         f"cross-entropy = entropy of the target ({entropy:.4f} nats) + KL divergence",
     ]
     yield fig.Text("Label smoothing", lines)
@@ -309,7 +318,10 @@ def _likely(
 ) -> fig.Heatmap:
     """Return the probabilities of the right token and of each model's most probable tokens."""
     vocab_size = inspected.tokenizers.target.vocab_size
-    shares = {name: values[place].softmax(-1) for name, values in logits.items()}
+    shares = {
+        name: usable_log_probs(values[place : place + 1], torch.tensor([gold]))[0].exp()
+        for name, values in logits.items()
+    }
     likely = [x.topk(min(_NUM_DRAWN, vocab_size)).indices.tolist() for x in shares.values()]
     tokens = list(dict.fromkeys([gold, *chain(*likely)]))
     if vocab_size <= _SMALL_VOCABULARY:
@@ -320,9 +332,15 @@ def _likely(
         for token in tokens
     ]
     note = "" if len(tokens) == vocab_size else f"Shown: {len(tokens)} of {vocab_size:,} tokens."
-    title = f"Position {place + 1}: probability"
+    title = "Probability"
     names = labels(inspected.tokenizers.target, tokens)
     return fig.Heatmap(title, values, names, ["target", *shares], 0.0, 1.0, note=note)
+
+
+def usable_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
+    """Return log probabilities as in `nmt score`: PAD, UNK and BOS only if gold. (T, V)."""
+    usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
+    return usable.scatter(1, gold.unsqueeze(1), logits.gather(1, gold.unsqueeze(1))).log_softmax(-1)
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
@@ -351,8 +369,6 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
     """
     right = torch.tensor(gold)
     cross = F.cross_entropy(logits, right, label_smoothing=smoothing, reduction="none")
-    usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
-    usable = usable.scatter(1, right.unsqueeze(1), logits.gather(1, right.unsqueeze(1)))
-    log_probs = -F.cross_entropy(usable, right, reduction="none")
+    log_probs = usable_log_probs(logits, right).gather(1, right.unsqueeze(1))[:, 0]
     _, _, entropy = smoothed_target(logits.shape[1], smoothing)
     return torch.stack((log_probs, cross, cross - entropy), 1)

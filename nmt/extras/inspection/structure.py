@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import number_text
 from nmt.extras.inspection.inspected import Inspected
+from nmt.extras.inspection.sublayers import KINDS, matrices, record
 from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
 from nmt.model.positions import POSITIONS
 from nmt.model.transformer import Transformer
@@ -33,7 +35,12 @@ _SHARED = {
     "inputs-shared": {"source_vectors": "source and target embeddings"},
     "tied": {"source_vectors": "source, target and output embeddings"},
 }
-_NORMS = {"layer": "LayerNorm", "layer-std": "LayerNorm", "rms": "RMSNorm"}
+_TIMES, _ROOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}"
+_NORMS = {
+    "layer": f"LayerNorm: divides by {_ROOT}(variance + {{}})",
+    "layer-std": "LayerNorm: divides by (std + {})",
+    "rms": f"RMSNorm: divides by {_ROOT}(mean square + {{}})",
+}
 _ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGLU"}
 
 
@@ -56,9 +63,10 @@ class PartCount:
         """The formula as text.
 
         >>> PartCount("attention", ((4, 8, 512, 64), (4, 512))).arithmetic
-        '4 x 8 x 512 x 64 + 4 x 512'
+        '4 \u00d7 8 \u00d7 512 \u00d7 64 + 4 \u00d7 512'
         """
-        return " + ".join(" x ".join(f"{n:,}" for n in product) for product in self.formula)
+        products = ([f"{n:,}" for n in product] for product in self.formula)
+        return " + ".join(f" {_TIMES} ".join(product) for product in products)
 
 
 def parameters(inspected: Inspected) -> Iterator[fig.Figure]:
@@ -174,56 +182,86 @@ def stack_diagram(config: ModelConfig, vocab_sizes: tuple[int, int]) -> fig.Diag
         arrows.append(((1, 0), (1, len(decoder.boxes) - 2), "shared weights"))
     is_pre = config.norm_position == "pre"
     where = "before each sublayer and after the last" if is_pre else "after each addition"
-    note = f"Read from bottom to top. Norms come {where} ({config.norm_position}-norm)."
+    note = (
+        f"Read from bottom to top. Norms come {where} ({config.norm_position}-norm). Dropout is "
+        "active in training only."
+    )
     return fig.Diagram("Stacks", (encoder, decoder), arrows, note=note)
 
 
 def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> fig.Stack:
     """Return the boxes of one side, from bottom to top."""
     dim, ff_dim, number = config.model_dim, config.ff_dim, config.encoder_layers
+    attention_dropout = config.attention_dropout
     if is_decoder:
         dim, ff_dim, number = config.decoder_dim, config.decoder_ff, config.decoder_layers
+        if config.decoder_attention_dropout is not None:
+            attention_dropout = config.decoder_attention_dropout
     scheme, is_pre = POSITIONS[config.positions], config.norm_position == "pre"
-    scale = f", times sqrt({dim:,})" if config.scale_embeddings else ""
-    start = ", zeros at the start" if is_decoder and config.decoder_start == "zero" else ""
-    boxes = [fig.Box("embedding", f"{vocab_size:,} x {dim:,}{scale}{start}", "embedding")]
+    drop = _dropout(config.dropout)
+    start = f", times {_ROOT}{dim:,}" if config.scale_embeddings else ""
+    start += ", zeros at the start" if is_decoder and config.decoder_start == "zero" else ""
+    start += ", BOS at the start" if config.source_bos and not is_decoder else ""
+    start += "" if scheme.absolute is not None else drop
+    boxes = [fig.Box("embedding", f"{vocab_size:,} {_TIMES} {dim:,}{start}", "embedding")]
     if scheme.absolute is not None:
-        boxes.append(fig.Box("add positions", config.positions, "embedding"))
+        places = f"{config.positions}, the first is {config.first_position}{drop}"
+        boxes.append(fig.Box("add positions", places, "embedding"))
     heads = f"{config.num_heads} heads of {dim // config.num_heads}"
     if config.num_kv_heads not in (None, config.num_heads):
         heads += f", {config.num_kv_heads} of keys and values"
     heads += ", queries and keys normalised" if config.qk_norm else ""
+    heads += _bias(config.has_bias("attention")) + _dropout(attention_dropout)
     relative = f", {config.positions} positions" if scheme.relative is not None else ""
     sizes = f"{dim:,} to {ff_dim:,} to {dim:,}, {_ACTIVATIONS[config.activation]}"
-    causal = "causal, " if is_decoder else ""
-    first, norm = len(boxes), fig.Box("norm", _NORMS[config.norm], "norm")
+    sizes += _bias(config.has_bias("feed-forward")) + _dropout(config.activation_dropout)
+    causal, is_rms = "causal, " if is_decoder else "", config.norm == "rms"
+    epsilon = number_text(config.norm_epsilon or (1e-6 if is_rms else 1e-5), "z.0e")
+    bias = _bias(config.has_bias("norm") and not is_rms)
+    first, norm = len(boxes), fig.Box("norm", _NORMS[config.norm].format(epsilon) + bias, "norm")
     for sublayer in (
         fig.Box("self-attention", f"{causal}{heads}{relative}", "attention"),
         *([fig.Box("cross-attention", heads, "attention")] if is_decoder else []),
         fig.Box("feed-forward", sizes, "feed-forward"),
     ):
-        add = fig.Box("add", kind="add", residual=2 if is_pre else 1)
+        add = fig.Box("add", drop.removeprefix(", "), "add", residual=2 if is_pre else 1)
         boxes += [norm, sublayer, add] if is_pre else [sublayer, add, norm]
     last = len(boxes) - 1
     boxes += [norm] if is_pre else []
     if is_decoder:
-        bias = " + bias" if config.output_bias else ""
-        boxes.append(fig.Box("output projection", f"{dim:,} to {vocab_size:,}{bias}"))
+        output = f"{dim:,} to {vocab_size:,}{_bias(config.output_bias)}"
+        boxes.append(fig.Box("output projection", output))
         boxes.append(fig.Box("softmax", "a probability for each subword"))
     return fig.Stack("decoder" if is_decoder else "encoder", boxes, (first, last, number))
+
+
+def _bias(is_there: bool) -> str:
+    return ", bias" if is_there else ", no bias"
+
+
+def _dropout(share: float) -> str:
+    return f", dropout {share:g}" if share else ""
 
 
 def shapes(inspected: Inspected) -> Iterator[fig.Figure]:
     """Tensors.
 
-    The table lists the output of every module in one pass, in the order in which the modules
-    finish. Sentences are not padded, so the first size of a tensor is the number of tokens. Spread
-    is the standard deviation over all numbers of a tensor.
+    Papers and tutorials write tensors with a batch of B padded sentences: S source positions, T
+    target positions, H heads of width d_k. The model packs sentences without padding, so its
+    tensors begin with the number of tokens. The first tables show both forms for each attention.
+    The last table lists the output of every module in one pass, in the order in which the modules
+    finish. Spread is the standard deviation over all numbers of a tensor.
     """
+    recording = record(inspected.model, inspected.source, inspected.target)
+    for kind, title in KINDS.items():
+        layers = recording.attention(kind)
+        if chosen := inspected.layers(len(layers)):
+            yield matrices(layers[chosen[-1] - 1], f"{title}, layer {chosen[-1]}")
     rows = trace_tensors(
         inspected.model, inspected.source, inspected.target, inspected.choice.layer
     )
-    yield fig.Table("Tensors of one pass", ("tensor", "shape", "dtype", "mean", "spread"), rows)
+    head = "tensor", "packed shape", "dtype", "mean", "spread"
+    yield fig.Table("Tensors of one pass", head, rows)
 
 
 def trace_tensors(

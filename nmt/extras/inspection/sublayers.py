@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import vector_text
+from nmt.extras.inspection.figure import isolated, number_text, vector_text
 from nmt.extras.inspection.inspected import Inspected
 from nmt.model.layers import CrossAttention, Residual, SelfAttention
 from nmt.model.transformer import Transformer, evaluating
@@ -213,7 +213,7 @@ def score(inspected: Inspected) -> Iterator[fig.Figure]:
     heads, labels = sublayer.heads(), inspected.source_labels
     for head in inspected.choice.head or (1,):
         steps = [
-            fig.Step(f"query of {label}", _query(labels, place, heads, head - 1))
+            fig.Step(f"query of {isolated(label)}", _query(labels, place, heads, head - 1))
             for place, label in enumerate(labels)
         ]
         yield fig.Steps(f"Encoder {name}, head {head}: one query at a time", steps)
@@ -221,7 +221,7 @@ def score(inspected: Inspected) -> Iterator[fig.Figure]:
         fig.Step(label, [_sublayer(sublayer, heads, place)]) for place, label in enumerate(labels)
     ]
     yield fig.Steps(f"Encoder {name}: all heads, W^O, addition and norm", steps)
-    yield _matrices(sublayer, heads)
+    yield matrices(sublayer, "The same with matrices")
 
 
 def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[fig.Figure]:
@@ -237,17 +237,17 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[f
     ]  # fmt: skip
     mixed = vector_text(heads.mixed[head, place])
     rows.append(["sum", "", None, None, sum(weights), "", mixed])
-    width, title, dot = len(query), f"Query of {labels[place]}", "q \N{DOT OPERATOR} k"
+    width, dot = len(query), "q \N{DOT OPERATOR} k"
     head_row = ("key of", "k", dot, f"/ {_ROOT}{width}", "softmax", "v", f"softmax {_TIMES} v")
     pairs = list(zip(query.tolist(), keys[0].tolist(), strict=True))
-    terms = " + ".join(f"{a:.3f} {_TIMES} {b:.3f}" for a, b in pairs[:6])
+    terms = " + ".join(f"{a:.4f} {_TIMES} {b:.4f}" for a, b in pairs[:6])
     more, first = f" + ... ({width} terms)" if width > 6 else "", f"{products[0]:.4f}"
     lines = [
         f"q = {vector_text(query)}",
-        f"{dot} of {labels[0]} = {terms}{more} = {first}",
+        f"{dot} of {isolated(labels[0])} = {terms}{more} = {first}",
         f"{first} / {_ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
     ]
-    return [fig.Text(f"{title}, first key", lines), fig.Table(title, head_row, rows, total=True)]
+    return [fig.Text("First key", lines), fig.Table("All keys", head_row, rows, total=True)]
 
 
 def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
@@ -267,37 +267,41 @@ def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
         for name, rows in stages.items()
     ]
     head = "", "width", "L2 norm", "numbers"
-    return fig.Table("All heads, W^O, addition and norm", head, rows, note=note)
+    return fig.Table("", head, rows, note=note)
 
 
-def _matrices(sublayer: Sublayer, heads: Heads) -> fig.Table:
-    """Return the attention calculation for all tokens, as matrices with shapes."""
-    (tokens, dim), (count, _, width) = sublayer.inputs.shape, heads.query.shape
-    module = sublayer.module
-    assert isinstance(module, SelfAttention)
-    groups, bias = module.num_kv_heads, " + b" if "output.bias" in module.state_dict() else ""
+def matrices(sublayer: Sublayer, title: str) -> fig.Table:
+    """Return the calculation of one attention for all tokens, as matrices with shapes."""
+    module, heads, (tokens, dim) = sublayer.module, sublayer.heads(), sublayer.inputs.shape
+    assert isinstance(module, SelfAttention | CrossAttention)
+    (h, _, width), keys, groups = heads.query.shape, heads.key.shape[1], module.num_kv_heads
+    bias = " + b" if "output.bias" in module.state_dict() else ""
     suffix = ", then norm per head" if len(module.heads) else ""
-    suffix += ", then position" if module.positions is not None else ""
-
-    def size(columns: int, copies: int = 0) -> str:
-        return f"{copies} of {size(columns)}" if copies else f"{tokens} {_TIMES} {columns}"
-
+    suffix += ", then position" if getattr(module, "positions", None) is not None else ""
+    letters = {"encoder": ("X", "S", "S"), "decoder": ("X", "T", "T"), "cross": ("M", "T", "S")}
+    (x, t, s), g = letters[sublayer.kind or "cross"], "H" if groups == h else "G"
+    in_, out = (tokens, dim), (tokens, h * width)
+    of_queries, of_keys, square = (h, tokens, width), (groups, keys, width), (h, tokens, keys)
     rows = [
-        ["X", "input of the sublayer", size(dim)],
-        ["Q", f"X W^Q{bias}{suffix}", size(width, count)],
-        ["K", f"X W^K{bias}{suffix}", size(width, groups)],
-        ["V", f"X W^V{bias}", size(width, groups)],
-        ["scores", f"Q K^T / {_ROOT}{width}", size(tokens, count)],
-        ["A", "softmax(scores), row by row", size(tokens, count)],
-        ["Z", "A V", size(width, count)],
-        ["concat", "Z of all heads, concatenated", size(count * width)],
-        ["output", f"concat W^O{bias}", size(dim)],
+        ("X", "input of the sublayer", f"{t}, d_model", in_, in_),
+        ("Q", f"X W^Q{bias}{suffix}", f"H, {t}, d_k", of_queries, (tokens, h, width)),
+        ("K", f"{x} W^K{bias}{suffix}", f"{g}, {s}, d_k", of_keys, (keys, groups, width)),
+        ("V", f"{x} W^V{bias}", f"{g}, {s}, d_k", of_keys, (keys, groups, width)),
+        ("scores", f"Q K^T / {_ROOT}{width}", f"H, {t}, {s}", square, ""),
+        ("A", "softmax(scores), row by row", f"H, {t}, {s}", square, ""),
+        ("Z", "A V", f"H, {t}, d_k", of_queries, (tokens, h, width)),
+        ("concat", "Z of all heads, concatenated", f"{t}, H d_k", out, out),
+        ("output", f"concat W^O{bias}", f"{t}, d_model", in_, in_),
     ]
     difference: Tensor = (module.output(heads.concatenated) - sublayer.added).abs().max()
-    note = f"Largest difference from the output of the model's attention: {difference:.1e}."
-    if groups < count:
-        note += f" Each key and value is shared by {count // groups} queries."
-    return fig.Table("The same with matrices", ["matrix", "formula", "shape"], rows, note=note)
+    most = number_text(difference.item(), "z.1e")
+    note = f"Largest difference from the output of the model's attention: {most}."
+    note += " M is the memory, the output of the encoder." if x == "M" else ""
+    if groups < h:
+        note += f" Each of G = {groups} keys and values is shared by {h // groups} queries."
+    cells = [[*a, f"(B, {b})", str((1, *c)), str(d)] for *a, b, c, d in rows]
+    head = ["matrix", "formula", "shape", "of this sentence", "packed"]
+    return fig.Table(title, head, cells, note=note)
 
 
 def flow(inspected: Inspected) -> Iterator[fig.Figure]:

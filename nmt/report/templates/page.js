@@ -3,11 +3,11 @@
 const markRegions = () => {
   for (const region of document.querySelectorAll(".scroll, pre")) {
     if (region.scrollWidth > region.clientWidth + 1) {
-      const part = region.closest("figure, details, section");
-      const heading = part ? part.querySelector("h2, h3, h4, summary") : null;
+      let part = region;
+      while (!part.querySelector("h1, h2, h3, h4, .title, summary")) part = part.parentElement;
       region.tabIndex = 0;
       region.setAttribute("role", "group");
-      region.setAttribute("aria-label", heading ? heading.textContent.trim() : "Table");
+      region.setAttribute("aria-label", part.querySelector("h1, h2, h3, h4, .title, summary").textContent.trim());
     } else for (const name of ["tabindex", "role", "aria-label"]) region.removeAttribute(name);
   }
 };

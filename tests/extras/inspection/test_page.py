@@ -13,7 +13,9 @@ import pytest
 
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import Part, part_text
+from nmt.extras.inspection.inspected import moved
 from nmt.extras.inspection.page import document, layout, render_page, text_width
+from nmt.report.page import visible
 from tests.browser import REQUESTS, WIDER, ask
 
 ATTACK = "<img src=x onerror=alert(1)>\u202e&"
@@ -30,7 +32,9 @@ FIGURES: list[fig.Figure] = [
         ATTACK,
         [
             fig.Stack(
-                ATTACK, [fig.Box(ATTACK, ATTACK), fig.Box("add", residual=1)], repeated=(0, 1, 6)
+                ATTACK[:12],
+                [fig.Box(ATTACK, ATTACK), fig.Box("add", residual=1)],
+                repeated=(0, 1, 6),
             ),
             fig.Stack("d", [fig.Box("cross", kind="attention")]),
         ],
@@ -61,7 +65,7 @@ def test_markup_in_a_figure_stays_text(figure: fig.Figure) -> None:
 
 def test_a_page_is_self_contained() -> None:
     made = page(*FIGURES)
-    assert not re.search(r"(?:src|href)=(?!\"#)|url\(|@import", made.replace("src=x onerror", ""))
+    assert not re.search(r"(?:src|href)=(?!\"#)|url\(|@import", made.replace("src=x", ""))
     assert set(re.findall(r"https?://[^\"]+", made)) <= {"http://www.w3.org/1999/xhtml"}
 
 
@@ -76,7 +80,7 @@ def test_the_only_script_is_the_one_whose_hash_is_allowed() -> None:
 def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
     drawn = document([fig.Heatmap("", [[0.0, 0.5, 1.0]], ["r"], ["a", "b", "c"], low=0, high=1)])
     cells = re.findall(r'class="heat" d="M(\d),0h1v1h-1z" fill-opacity="([\d.]+)"', drawn)
-    assert cells[:2] == [("1", "0.5"), ("2", "1")]
+    assert cells[:2] == [("1", "0.5"), ("2", "1.0")]
 
 
 def test_labels_fit_in_a_wide_font() -> None:
@@ -109,6 +113,38 @@ def test_all_steps_are_on_the_page_without_its_script() -> None:
     assert [f"line {n}" in made for n in range(9)] == [True] * 9
 
 
+def test_weak_arcs_are_left_out_and_the_others_have_a_scale_of_their_own() -> None:
+    """Of 0.4, 0.2 and 0.03 the last is below a tenth of the first."""
+    links = fig.Links("", ["a"], ["b", "c", "d"], {"h": [[0.4, 0.2, 0.03]]})
+    assert links.bounds == pytest.approx((0.04, 0.4))
+    arcs = re.findall(r'stroke-opacity="([\d.]+)" data-arc="([^"]+)"', page(links))
+    assert arcs == [("1.00", "0 0 0.4000"), ("0.50", "0 1 0.2000")] * 2  # page() has two parts
+    many = fig.Links("", ["a"] * 50, ["b"] * 50, {"h": [[0.02] * 49 + [0.021]] * 50})
+    assert many.bounds[0] == 0.02
+
+
+def test_the_numbers_of_a_figure_have_one_format_and_masks_are_0_and_1() -> None:
+    mask = fig.Heatmap("", [[1.0, 0.0]], ["r"], ["a", "b"], 0, 1)
+    assert re.findall(r'class="mid ink">([^<]*)<', page(mask)) == ["1", "0"] * 2
+    cells = fig.Heatmap("", [[0.5, 12.25]], ["r"], ["a", "b"])
+    assert re.findall(r'class="mid ink">([^<]*)<', page(cells)) == ["0.50", "12.25"] * 2
+    assert 'data-values="0.5000;12.2500"' in page(cells)
+    rows = [["x", 0.5, 1e-9], ["y", 12.25, 0.0]]
+    assert fig.cell_texts(rows) == [
+        ["x", "0.5000", "1.0 \N{MULTIPLICATION SIGN} 10\u207b\u2079"], ["y", "12.2500", "0"],
+    ]  # fmt: skip
+
+
+def test_a_right_to_left_token_keeps_its_place_in_a_label() -> None:
+    token, override = "\u2581\u05e9\u05dc\u05d5\u05dd", "\u05e9\u202e"
+    assert moved([token], ["a"]) == [f"\u2068{token}\u2069 \N{RIGHTWARDS ARROW} a"]
+    made = page(fig.Heatmap("", [[1.0]], moved([token], [override]), ["a"]))
+    assert f">\u2068{token}\u2069 \N{RIGHTWARDS ARROW} \u2068\u05e9\\u202e\u2069</text>" in made
+    # An isolate of the text itself that is not closed, or is closed too often, is shown.
+    assert visible("a\u2069b") == "a\\u2069b"
+    assert visible("\u2068a\u2067b\u2069") == "\\u2068a\\u2067b\\u2069"
+
+
 IMAGES = 'document.querySelectorAll("img").length'
 VISIBLE_STEPS = 'document.querySelectorAll(".live .now").length'
 CUT = """[...document.querySelectorAll("svg.drawing text")].filter(x => {
@@ -124,4 +160,45 @@ def test_a_browser_shows_the_page(browser: str, width: int, tmp_path: Path) -> N
     expressions = (WIDER, IMAGES, VISIBLE_STEPS, REQUESTS, CUT)
     found, logged = ask(browser, str(page(*FIGURES, *drawn)), tmp_path, width, *expressions)
     assert found == "0 0 2 0 0"
+    assert "CONSOLE" not in logged
+
+
+# What a drawing says after events, and how many arcs it hides.
+POINTED = """((svg, x, y) => { svg.dispatchEvent(new PointerEvent("pointermove", {clientX:
+    svg.getBoundingClientRect().left + x, clientY: svg.getBoundingClientRect().top + y}));
+    return document.querySelector(".readout").textContent.replace(/[\\u2066-\\u2069\\s]/g, "")
+    + svg.querySelectorAll("path.off").length; })"""
+CELL = POINTED + '(document.querySelector("[data-box]"), %d, %d)'
+TOKEN = POINTED + '(document.querySelector("[data-middle]"), 4, 30)'
+KEY = """(svg => { svg.focus(); svg.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowDown"}));
+    return document.querySelector(".readout").textContent.replace(/[\\u2066-\\u2069\\s]/g, "");
+})(document.querySelector("[data-box]"))"""
+HEAD = """(button => { button.click(); return button.getAttribute("aria-pressed")
+    + document.querySelectorAll(".link.off").length; })(document.querySelector(".key button"))"""
+# Two steps: the button is at the end after one click, and keeps the focus.
+LAST = """(button => { button.focus(); button.click(); button.click();
+    return document.activeElement.textContent + document.querySelector(".bar output").value[0];
+})(document.querySelector(".bar button:last-of-type"))"""
+SMALL = """[...document.querySelectorAll("body *")].filter(x => x.textContent.trim()
+    && x.getClientRects().length && 11 > parseFloat(getComputedStyle(x).fontSize)).length"""
+
+
+def test_drawings_answer_to_pointer_and_keyboard(browser: str, tmp_path: Path) -> None:
+    weights: dict[str, fig.Matrix] = {"h1": [[0.5, 0.0], [0.25, 1.0]], "h2": [[0.0, 0.0], [0.5, 0]]}
+    figures = (
+        fig.Heatmap("", [[0.25, 0.75], [0.5, None]], ["r", "s"], ["a", "b"]),
+        fig.Links("", ["x", "y"], ["z", "w"], weights),
+        fig.Steps(
+            "s", [fig.Step("1", [fig.Text("", ["1"])]), fig.Step("2", [fig.Text("", ["2"])])]
+        ),
+    )
+    part = Part("p", "P", "", figures)
+    made = str(render_page("t", {}, [part], {}))
+    # The centre of the second cell, where its number is written; then a token; then keys.
+    box = re.search(r'data-box="([\d.]+) ([\d.]+) ([\d.]+) ([\d.]+)"', made)
+    assert box
+    left, top, width, height = map(float, box.groups())
+    centre = CELL % (left + 1.5 * width, top + 0.5 * height)
+    found, logged = ask(browser, made, tmp_path, 390, centre, TOKEN, KEY, HEAD, LAST, SMALL)
+    assert found == "r,b:0.75000 yw1.0000,h1z0.5000,h2z0.2500,h11 s,b:masked false1 Next2 0"
     assert "CONSOLE" not in logged

@@ -36,6 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "pre-halves": {"norm_position": "pre", "positions": "sinusoidal-halves", "source_bos": True},
     "rotary-grouped": {"positions": "rotary", "num_kv_heads": 2, "embeddings": "separate"},
 }
+_CROSS = "Cross-attention (decoder to source), layer 3"
 WHATS = ("attention", "score", "flow", "alignment", "trace", "distributions")
 
 
@@ -269,6 +270,9 @@ def test_the_trace_ends_in_the_translation_with_second_searches(
         assert result.text == str(taken.rows[0][0]).strip()
         notes = [text for text in figures_of(part, Text) if text.title == "Second search"]
         assert len(notes) == len(searches) - 1
+        assert len({figure.title for figure in part.figures}) == len(part.figures)
+        says = ["The first row is the translation" in table.note for table in searches]
+        assert says == [table is taken for table in searches]
         retried += bool(result.retried)
     assert retried
 
@@ -310,6 +314,43 @@ def test_heads_reads_the_first_short_test_pairs(folders: dict[str, Path], tmp_pa
 
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"
+
+
+def test_bars_and_table_of_a_token_show_the_same_probability(folders: dict[str, Path]) -> None:
+    part = part_of(folders["post"], "distributions", target=TARGET, checkpoint=("best",))
+    (steps,), (table,) = figures_of(part, Steps), figures_of(part, Table)
+    for step, row in zip(steps.steps, table.rows, strict=False):
+        (bars,) = step.figures
+        assert isinstance(bars, Heatmap)
+        assert bars.values[0][1] == pytest.approx(row[1], rel=1e-5)  # the right token is first
+        assert sum(cells[1] or 0 for cells in bars.values) <= 1 + 1e-5
+
+
+def test_the_beam_size_is_that_of_the_search(folders: dict[str, Path]) -> None:
+    steps = figures_of(part_of(folders["post"], "trace", beam_size=2), Steps)[0].steps
+    tables = [table for step in steps for table in step.figures if isinstance(table, Table)]
+    assert max(len(table.rows) for table in tables) == 2
+
+
+@pytest.mark.parametrize("name", ["shapes", "attention", "score", "flow"])
+def test_an_untrained_configuration_reads_words(name: str) -> None:
+    """hello.yaml is not prepared: each word is a token, and the source stands in for a target."""
+    inspected = Inspected(CONFIG, InspectOptions(source="je suis je"))
+    assert make_part(name, inspected).figures
+    assert inspected.source_labels == ["je", "suis", "je", "EOS"]
+    assert inspected.read_labels == ["BOS", "je", "suis", "je"]
+    assert Inspected(CONFIG).load("untrained").output_weight.equal(inspected.model.output_weight)
+
+
+def test_shapes_have_a_batch_and_heads_beside_the_packed_shapes(folders: dict[str, Path]) -> None:
+    part = part_of(folders["rotary-grouped"], "shapes", target=TARGET)
+    tables = {table.title: table for table in figures_of(part, Table)}
+    rows = {row[0]: list(row[2:]) for row in tables[_CROSS].rows}
+    inspected = Inspected(folders["rotary-grouped"], InspectOptions(source=SOURCE, target=TARGET))
+    s, t = len(inspected.source_ids), len(inspected.target_ids) + 1
+    assert rows["Q"] == ["(B, H, T, d_k)", f"(1, 4, {t}, 8)", f"({t}, 4, 8)"]
+    assert rows["K"] == ["(B, G, S, d_k)", f"(1, 2, {s}, 8)", f"({s}, 2, 8)"]
+    assert rows["A"] == ["(B, H, T, S)", f"(1, 4, {t}, {s})", ""]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nmt.config.loader import load_config
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.extras.inspection.command import make_part
-from nmt.extras.inspection.figure import Stack, Table
+from nmt.extras.inspection.figure import Stack, Table, figure_lines
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.structure import PartCount, count_parts, stack_diagram, trace_tensors
 from nmt.model.layers import DecoderLayer, EncoderLayer, Residual
@@ -120,6 +121,30 @@ def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
         assert details["feed-forward"].startswith(f"{width} to {inner} to {width}")
 
 
+def test_the_diagrams_of_the_five_texts_differ() -> None:
+    """The changes are those of the table in configs/README.md."""
+    configs = Path(__file__).parents[3] / "configs"
+    changes: list[tuple[str, list[str]]] = [
+        ("matrix-form", []), ("from-scratch", []), ("base", []),
+        ("base", ["model.first_position=1", "model.bias=[feed-forward, norm]"]),
+        ("base", ["model.norm=layer-std", "model.bias=[feed-forward]"]),
+        ("base", ["model.positions=sinusoidal-halves"]),
+    ]  # fmt: skip
+    drawn = [
+        "\n".join(
+            figure_lines(stack_diagram(load_config(configs / f"{name}.yaml", x).model, SIZES))
+        )
+        for name, x in changes
+    ]
+    assert len({*drawn}) == len(drawn)
+    annotated, notes = drawn[3:5]
+    assert "8 heads of 64, no bias" in annotated
+    assert "the first is 1" in annotated
+    assert "divides by (std + 1 " in notes
+    assert "(std + " not in annotated
+    assert all("dropout" in text for text in drawn)
+
+
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_traced_tensors_equal_those_of_hooks(variant: str) -> None:
     model = small_model(**VARIANTS[variant])
@@ -164,6 +189,10 @@ def by_name(model: Transformer) -> dict[str, PartCount]:
     return {part.name: part for part in count_parts(model)}
 
 
+def formula(part: PartCount) -> str:
+    return part.arithmetic.replace("\N{MULTIPLICATION SIGN}", "x")
+
+
 def test_the_base_model_with_37_000_words_has_the_published_numbers() -> None:
     parts = by_name(meta_model(37_000))
     assert {name: part.count for name, part in parts.items()} == {
@@ -178,12 +207,12 @@ def test_the_base_model_with_37_000_words_has_the_published_numbers() -> None:
         "cross-attention": 1_050_624,
         "total": 63_082_496,
     }
-    assert parts["self-attention"].arithmetic == "4 x 8 x 512 x 64 + 4 x 512"
-    assert parts["feed-forward"].arithmetic == "2 x 512 x 2,048 + 2,048 + 512"
-    assert parts["encoder layer"].arithmetic == "1,050,624 + 2 x 1,024 + 2,099,712"
-    assert parts["decoder layer"].arithmetic == "1,050,624 + 3 x 1,024 + 1,050,624 + 2,099,712"
-    assert parts["encoder"].arithmetic == "6 x 3,152,384"
-    assert parts["total"].arithmetic == "18,944,000 + 18,914,304 + 25,224,192"
+    assert formula(parts["self-attention"]) == "4 x 8 x 512 x 64 + 4 x 512"
+    assert formula(parts["feed-forward"]) == "2 x 512 x 2,048 + 2,048 + 512"
+    assert formula(parts["encoder layer"]) == "1,050,624 + 2 x 1,024 + 2,099,712"
+    assert formula(parts["decoder layer"]) == "1,050,624 + 3 x 1,024 + 1,050,624 + 2,099,712"
+    assert formula(parts["encoder"]) == "6 x 3,152,384"
+    assert formula(parts["total"]) == "18,944,000 + 18,914,304 + 25,224,192"
 
 
 def check_sums(model: Transformer) -> None:
@@ -213,18 +242,18 @@ def test_shared_embeddings_are_counted_once_and_named_by_their_uses(embeddings: 
         "inputs-shared": ["source and target embeddings", "output embeddings"],
         "tied": ["source, target and output embeddings"],
     }[embeddings]
-    assert {part.arithmetic for part in tables} == {"50 x 32"}
+    assert {formula(part) for part in tables} == {"50 x 32"}
 
 
 def test_grouped_heads_and_gates_have_their_own_formulas() -> None:
     # 4 heads of 8 and 2 key/value heads: queries and output 32 x 32, keys and values 32 x 16.
-    assert by_name(small_model(num_kv_heads=2, qk_norm=True))["self-attention"].arithmetic == (
+    assert formula(by_name(small_model(num_kv_heads=2, qk_norm=True))["self-attention"]) == (
         "2 x 4 x 32 x 8 + 2 x 2 x 32 x 8 + 2 x 32 + 2 x 2 x 8 + 2 x 8"
     )
     gated = by_name(small_model(activation="swiglu"))
-    assert gated["feed-forward"].arithmetic == "3 x 32 x 64 + 2 x 64 + 32"
+    assert formula(gated["feed-forward"]) == "3 x 32 x 64 + 2 x 64 + 32"
     # Keys and values of 48 features are made of the encoder's 32.
-    assert by_name(small_model(**VARIANTS["two-widths"]))["cross-attention"].arithmetic == (
+    assert formula(by_name(small_model(**VARIANTS["two-widths"]))["cross-attention"]) == (
         "2 x 4 x 48 x 12 + 2 x 4 x 32 x 12 + 2 x 48 + 2 x 4 x 12 + 2 x 12"
     )
 
@@ -239,7 +268,7 @@ def test_a_registered_position_scheme_is_counted_too() -> None:
     POSITIONS.register("slopes", scheme)
     model = small_model(positions="slopes")
     check_sums(model)
-    assert by_name(model)["self-attention"].arithmetic.endswith(" + 4")
+    assert formula(by_name(model)["self-attention"]).endswith(" + 4")
 
 
 def test_a_configuration_is_counted_without_training() -> None:
