@@ -129,7 +129,7 @@ def test_the_numbers_of_a_figure_have_one_format_and_masks_are_0_and_1() -> None
     cells = fig.Heatmap("", [[0.5, 12.25]], ["r"], ["a", "b"])
     assert re.findall(r'class="mid ink">([^<]*)<', page(cells)) == ["0.50", "12.25"] * 2
     assert 'data-values="0.5000;12.2500"' in page(cells)
-    rows = [["x", 0.5, 1e-9], ["y", 12.25, 0.0]]
+    rows: list[list[fig.Cell]] = [["x", 0.5, 1e-9], ["y", 12.25, 0.0]]
     assert fig.cell_texts(rows) == [
         ["x", "0.5000", "1.0 \N{MULTIPLICATION SIGN} 10\u207b\u2079"], ["y", "12.2500", "0"],
     ]  # fmt: skip
