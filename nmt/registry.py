@@ -47,8 +47,8 @@ class Registry(Generic[T]):
         return name in self._entries or name in self._homes
 
     def find(self, name: str) -> T | None:
-        """Return the entry called ``name``, or None if its extra is not installed."""
-        is_there = name in self._entries or not _missing_extra(self._homes[name])
+        """Return the entry called ``name``; None if it is unknown or its extra is missing."""
+        is_there = name in self and (name in self._entries or not _missing_extra(self._homes[name]))
         return self[name] if is_there else None
 
     def __getitem__(self, name: str) -> T:

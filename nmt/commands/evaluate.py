@@ -31,7 +31,7 @@ from nmt.files.progress import progress_bar
 from nmt.inference.guard import GuardCounts
 from nmt.inference.translator import Translator
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_TRIALS
-from nmt.metrics.metric import METRICS, MetricOptions, References, Scorer
+from nmt.metrics.metric import MetricOptions, References, Scorer, label_of, requested_metrics
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
 from nmt.registry import Registry
@@ -39,7 +39,7 @@ from nmt.training.report import record_evaluation
 
 logger = logging.getLogger(__name__)
 
-_EXTRA = "nmt.extras.analysis"
+_EXTRA, _EXTERNAL = "nmt.extras.analysis", "external"
 # The first four are functions from a scored `EvaluatedSet` to a `Section` or None. The others read
 # options and files for `evaluate` and `EvaluatedSet`.
 ANALYSES: Registry[Callable[..., Any]] = Registry(
@@ -50,7 +50,6 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
         "robustness": f"{_EXTRA}.robustness:robustness_section",
         "confidence": f"{_EXTRA}.confidence:confidence_section",
         "fail_under": f"{_EXTRA}.gates:parse_gates",
-        "external": f"{_EXTRA}.external:ExternalScorer",
         "contrastive": f"{_EXTRA}.robustness:Contrastive",
         "baseline report": f"{_EXTRA}.reports:read_baseline_report",
     },
@@ -92,7 +91,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     writers = {path: REPORTS[path.suffix] for path in options.report}
     gates = ANALYSES["fail_under"](options.fail_under) if options.fail_under else {}
     contrastive = ANALYSES["contrastive"](options.contrastive) if options.contrastive else None
-    external = ANALYSES["external"] if options.external else None
 
     # Models (weights are not loaded yet) and test sets with their files.
     models = [EvaluatedModel(folder, options) for folder in options.models]
@@ -113,7 +111,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     evaluations = []
     for each in sets:
         _warn(each)
-        failures += each.score(external)
+        failures += each.score()
         evaluations.append(each.evaluation([analyse(each) for analyse in analyses]))
 
     # The report: its `failure` sets the exit code after a failed gate, metric or output file.
@@ -158,7 +156,8 @@ class EvaluatedModel:
     def translate(self, name: str, lines: Sequence[str], tag: str | None = None) -> System:
         """Translate lines; ``name`` describes them in the log."""
         if self._translator is None:
-            utility = self._mbr and self._mbr.of_language(self.config.target_language)
+            language, device = self.config.target_language, self.loading["device"]
+            utility = self._mbr and self._mbr.loaded(language, device)
             decoding = self.config.decoding.model_dump()
             self._translator = Translator.load(self.folder, mbr=utility, **self.loading | decoding)
         translator = self._translator
@@ -216,8 +215,10 @@ class EvaluatedSet:
     ) -> None:
         self.test, self.options = whole.first(options.limit), options
         self.gates, self.models = gates, models
-        self.metrics = [name.strip() for text in options.metric for name in text.split(",")]
-        self.scorers = self.make_scorers(self.test.references)
+        self.metrics = requested_metrics(options.metric)
+        if options.external:
+            self.metrics |= {_EXTERNAL: f"{_EXTERNAL}:{options.external}"}
+        self.scorers = self.make_scorers(self.test.references, self.test.source)
         count = DEFAULT_RESAMPLES if options.resamples is None else options.resamples
         # Approximate randomization ("ar") raises fewer false alarms than the bootstrap ("bs").
         kind = options.significance or ("ar" if options.fail_if_worse else "bs")
@@ -238,13 +239,14 @@ class EvaluatedSet:
         paths = [Path(text.partition("=")[2]) for text in options.slice_]
         self.inputs = [*files, *paths, *whole.files, *([base] if base else [])]
 
-    def make_scorers(self, references: References) -> list[Scorer]:
+    def make_scorers(self, references: References, source: Sequence[str] | None) -> list[Scorer]:
         """Return scorers for the requested metrics and the metrics of the gates."""
-        tokenize, lowercase = self.options.tokenize, self.options.lowercase
-        language = self.test.target_language
-        options = MetricOptions(tokenize=tokenize, lowercase=lowercase, target_language=language)
-        names = dict.fromkeys((*self.metrics, *self.gates))
-        return [Scorer(name, references, options) for name in names]
+        options = MetricOptions(
+            tokenize=self.options.tokenize, lowercase=self.options.lowercase, source=source,
+            target_language=self.test.target_language, device=self.options.device,
+        )  # fmt: skip
+        names = self.metrics | {name: name for name in self.gates if name not in self.metrics}
+        return [Scorer(name, references, options) for name in names.values()]
 
     def translate(self, model: EvaluatedModel) -> System:
         """Translate the test set."""
@@ -252,20 +254,19 @@ class EvaluatedSet:
             raise ConfigError("There is no source text.", fix="Add `source` FILE.")
         return model.translate(self.test.name, self.test.source, self.test.tag)
 
-    def score(self, external: Callable[..., Scorer] | None) -> list[DataError]:
+    def score(self) -> list[DataError]:
         """Score and compare the systems. Return the errors of the external metric."""
-        added = [external(self.options.external, self.test)] if external else []
         try:
-            self._score([*self.scorers, *added])
+            self._score()
         except DataError as error:  # keep the other scores
-            self._score(self.scorers)
+            self.scorers = [scorer for scorer in self.scorers if scorer.name != _EXTERNAL]
+            self._score()
             return [error]
-        self.scorers += added
         return []
 
-    def _score(self, scorers: Sequence[Scorer]) -> None:
+    def _score(self) -> None:
         systems, self.baseline, self.pairs = score_systems(
-            self.systems, scorers, baseline=self.baseline, resampling=self.resampling
+            self.systems, self.scorers, baseline=self.baseline, resampling=self.resampling
         )
         self.systems = list(systems)
 
@@ -328,9 +329,10 @@ def _warn(each: EvaluatedSet) -> None:
             text += "scores are too high; `slices` scores the other lines separately"
             seen = f"{system.num_in_training:,}"
             logger.warning(text, system.name, seen, f"{len(test):,}", test.name)
-    if options.models and options.mbr in {scorer.name for scorer in each.scorers}:
+    utility = (options.mbr or "").partition(":")[0]
+    if options.models and utility in {scorer.name for scorer in each.scorers}:
         text = "MBR decoding optimizes %s, so its %s is too high; also check other metrics."
-        logger.warning(text, *[METRICS[options.mbr].label] * 2)
+        logger.warning(text, *[label_of(utility)] * 2)
     if len(systems) > 1 and not each.baseline:
         logger.info("to compare every system with one file, add `baseline` FILE")
 

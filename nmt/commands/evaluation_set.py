@@ -25,6 +25,7 @@ from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
 from nmt.errors import ConfigError, DataError, did_you_mean, shell_command
 from nmt.files.lines import decoded_lines, is_standard, open_input
+from nmt.metrics.metric import METRICS, requested_metrics
 from nmt.metrics.result import System
 from nmt.text.tokenizer import load_tokenizers
 
@@ -111,6 +112,8 @@ def _check_models(options: EvaluateOptions) -> None:
     if not (models or base):
         for group in (EngineOptions, SearchOptions, MbrOptions):
             needing += group.__dataclass_fields__
+        if any(METRICS[name].argument == "MODEL" for name in requested_metrics(options.metric)):
+            needing.remove("device")
     if needing and (idle := changed(options, *needing)):
         problem = f"`{'`, `'.join(idle)}` {'needs' if len(idle) == 1 else 'need'} a model."
         raise ConfigError(problem, fix="Pass a model folder, or remove this option.")

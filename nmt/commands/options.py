@@ -14,7 +14,6 @@ from nmt.config.flag import OF_THE_MODEL, Flag, Options, changed, file_name
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.lines import is_standard
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
-from nmt.metrics.metric import METRICS
 
 Count = int | None
 File = Path | None
@@ -178,7 +177,7 @@ class MbrOptions(Options):
 
     title: ClassVar[str] = "Minimum Bayes risk decoding"
 
-    mbr: Literal["chrf", "bleu"] | None = None
+    mbr: Annotated[Text, Flag(metavar="chrf|bleu|comet[:MODEL]")] = None
     mbr_candidates: Annotated[Count, Flag(min=2, shown="32")] = None
     mbr_from: Annotated[Literal["samples", "beam"] | None, Flag(shown="samples")] = None
 
@@ -481,7 +480,6 @@ class ScoreOptions(ModelOptions):
             raise ConfigError("Standard input can be read only once.", fix=fix)
 
 
-_METRIC = f"Metrics, separated by commas: {', '.join(METRICS)}. Repeatable."
 _BS = "bs; ar with `fail_if_worse`"
 _NUM_RESAMPLES = f"{DEFAULT_RESAMPLES} for bs, {DEFAULT_TRIALS} for ar"
 
@@ -519,15 +517,17 @@ class MetricOptions(Options):
     """Metrics, and how texts are prepared for them.
 
     Args:
+        metric: Metrics, separated by commas: bleu, chrf, chrf++, ter, comet, or comet:MODEL with a
+            checkpoint or a name on the Hugging Face Hub. Repeatable.
         tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200 or none.
         lowercase: Ignore case.
-        external: External scoring program, such as COMET. It reads JSON lines with source,
-            hypothesis and references, and writes one number per line; higher is better.
+        external: External scoring program. It reads JSON lines with source, hypothesis and
+            references, and writes one number per line; higher is better.
     """
 
     title: ClassVar[str] = "Scores"
 
-    metric: Annotated[Texts, Flag(_METRIC, metavar="NAME")] = ("bleu", "chrf")
+    metric: Annotated[Texts, Flag(metavar="NAME")] = ("bleu", "chrf")
     tokenize: Annotated[Text, Flag(metavar="NAME", shown="by language, usually 13a")] = None
     lowercase: bool = False
     external: Annotated[Text, Flag(metavar="COMMAND")] = None

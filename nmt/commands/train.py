@@ -46,7 +46,7 @@ from nmt.files.atomic import run_lock
 from nmt.inference.confidence import calibrate_confidence
 from nmt.inference.engine import copy_shortlist
 from nmt.inference.translator import Translator
-from nmt.metrics.metric import METRICS
+from nmt.metrics.metric import split_argument
 from nmt.registry import load_attribute
 from nmt.training import checkpoints
 from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
@@ -100,7 +100,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
     """
     training, run_dir, notes, warnings = config.training, config.run_dir, list[str](), list[str]()
     if training.validation.metric != "loss":
-        METRICS[training.validation.metric]  # raises an error for an unknown name early
+        split_argument(training.validation.metric)  # raises an error for an unknown name early
     devices.prepare_process(training.threads)
     devices.use_huge_pages()
     processes = join()
@@ -152,7 +152,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 raise StoppedBySignal(number)
             # All updates are saved. After a signal, the next start repeats the remaining work.
             with stop.at_once():
-                metric = training.validation.metric
+                metric = training.validation.metric_name
                 summary = progress.summary(run_dir, reason, metric, trainer.seconds)
                 summary = _finish(config, setup, summary, reporter)
     processes.leave()
@@ -353,7 +353,7 @@ class Trainer:
             self._all_stop = True  # the loop saves and ends; the next start first validates
             return
         step, epoch = progress.step, progress.position.epoch
-        score = scores.value(training.validation.metric)
+        score = scores.value(training.validation.metric_name)
         progress.history[step] = score
         progress.position = self._loader.after_score(progress.position, score)
         self._report(scores.event(step, epoch, time.perf_counter() - begin))

@@ -83,7 +83,7 @@ def build(
             "training.optimizer.kind to adafactor, or use a device with more memory.",
         ) from error
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
-    is_error = validation.metric == "loss" or METRICS[validation.metric].lower_is_better
+    is_error = validation.metric == "loss" or METRICS[validation.metric_name].lower_is_better
     longest, bos = config.filters.max_length, config.model.source_bos
     # Half of the cores. The other half queues work on the device and writes checkpoints.
     num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2)) if updater.pace.uses_threads else 0
@@ -113,7 +113,9 @@ def build(
             language=config.target_language,
             tag=corpora.valid.tag,
             metric=validation.metric,
+            device=str(updater.device),
         )
+        text.scorers  # noqa: B018 - a missing package or model is reported before training
     batches = fixed_batches(replace(loader, store=data.valid, resegment=None), processes)
     return TrainingSetup(training, data, updater, loader, Validator(updater, batches, text, stop))
 
@@ -211,7 +213,7 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
         "processes": updater.processes.size,
         "parameters": sum(sizes.values()),
         "schedule": f"{schedule.shape}: {rise}",
-        "metric": config.training.validation.metric,
+        "metric": config.training.validation.metric_name,
         "label_smoothing": config.training.label_smoothing,
         "pairs": pairs,
         "dropped": {name: number for name, number in reasons if name not in (READ, KEPT)},

@@ -90,7 +90,8 @@ def load_translator(options: TranslateOptions) -> Translator:
     model, beam_size = options.model, options.beam_size
     chosen = mbr(options, beam_size)
     if chosen is not None:
-        chosen = chosen.of_language(load_config(model / "config.yaml").target_language)
+        target = load_config(model / "config.yaml").target_language
+        chosen = chosen.loaded(target, options.device)
     translator = Translator.load(
         model,
         **loading(options),

@@ -52,7 +52,7 @@ class Registered:
     """Marks a text that must be a name in a `nmt.registry.Registry`: ``Annotated[str, ...]``.
 
     The built-in names are repeated here, so that validation does not import registries and torch.
-    Names that a program has registered are valid, too.
+    Names that a program has registered are valid, too. A colon separates a name from an argument.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Registered:
 
     def _check(self, name: str) -> str:
         names = list(dict.fromkeys((*self.builtin, *names_of(self.kind))))
-        if name not in names:
+        if name.partition(":")[0] not in names:
             raise PydanticCustomError("unknown_name", "unknown name", {"names": names})
         return name
 

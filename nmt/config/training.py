@@ -13,6 +13,7 @@ from nmt.config.section import Binds, FilePath, Many, Pair, Registered, Section
 _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
 _LOSSES = ("auto", "cross_entropy", "r_drop")
+_METRICS = ("bleu", "chrf", "comet", "loss")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
@@ -111,12 +112,17 @@ class ValidationConfig(Section):
         max_sentences: Maximum sentences to translate for BLEU and chrF; the loss always uses the
             whole set.
         metric: Metric that selects the best checkpoint and stops early: ``loss``, ``bleu``,
-            ``chrf`` or another metric.
+            ``chrf``, ``comet``, ``comet:MODEL`` or another metric.
     """
 
     beam_size: int = Field(default=1, ge=1)
     max_sentences: int | None = Field(default=None, ge=1)
-    metric: Annotated[str, Registered("metric", ("bleu", "chrf", "loss")), Binds("run")] = "bleu"
+    metric: Annotated[str, Registered("metric", _METRICS), Binds("run")] = "bleu"
+
+    @property
+    def metric_name(self) -> str:
+        """``metric`` without its argument: ``comet`` for ``comet:MODEL``."""
+        return self.metric.partition(":")[0]
 
 
 class TrainingConfig(Section):

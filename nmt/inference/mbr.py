@@ -18,16 +18,31 @@ import numpy as np
 
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
-from nmt.metrics.metric import Floats
+from nmt.metrics.metric import Floats, MetricOptions, split_argument
 from nmt.metrics.ngrams import pairwise_bleu, pairwise_chrf
 from nmt.metrics.sacrebleu import bleu_words
+from nmt.registry import Registry
 from nmt.search.hypothesis import Hypothesis
 
-UtilityName = Literal["chrf", "bleu"]
 CandidateKind = Literal["samples", "beam"]
 # Takes n texts; returns the score of each text (row) with each text (column) as reference. (n, n)
 Utility = Callable[[Sequence[str]], Floats]
+TextOf = Callable[[Sequence[int]], str]  # Decodes token ids.
+# Takes a source; returns the utility of its translations.
+UtilityOf = Callable[[str], Utility]
 
+
+def _bleu(options: MetricOptions) -> UtilityOf:
+    words = bleu_words(options.target_language)
+    return lambda _: lambda texts: pairwise_bleu(texts, words)
+
+
+# Metrics that can compare candidates.
+UTILITIES: Registry[Callable[[MetricOptions], UtilityOf]] = Registry(
+    "utility of MBR decoding", {"comet": "nmt.extras.comet.metric:comet_utility"}
+)
+UTILITIES.register("chrf", lambda _: lambda _: pairwise_chrf)
+UTILITIES.register("bleu", _bleu)
 # Epsilon cutoff if the options do not configure sampling (Freitag et al. 2023). Without a cutoff,
 # improbable tokens spoil many candidates.
 EPSILON = 0.02
@@ -52,21 +67,25 @@ def expected_utilities(texts: Sequence[str], utility: Utility) -> dict[str, floa
 class Mbr:
     """Settings of MBR decoding: how candidates are generated and compared."""
 
-    utility: UtilityName  # The metric that compares candidates.
+    utility: str  # The metric that compares candidates, for example ``chrf`` or ``comet:MODEL``.
     num_candidates: int = 32  # For each sentence. Duplicates count as often as they occur.
     kind: CandidateKind = "samples"  # Samples, or the n-best list of a beam of this size.
-    compare: Utility = pairwise_chrf  # Implementation of ``utility``; see `of_language`.
+    compare: UtilityOf = lambda _: pairwise_chrf  # Implementation of ``utility``; see `loaded`.
 
-    def of_language(self, language: str | None) -> Mbr:
-        """Return the same settings with the BLEU tokenizer of the target ``language``.
+    def loaded(self, language: str | None, device: str = "auto") -> Mbr:
+        """Return the same settings with the implementation of the utility.
+
+        Args:
+            language: Language code of the translations.
+            device: Device of a neural metric.
 
         Raises:
-            ConfigError: The language's tokenizer is not installed.
+            ConfigError: The utility is unknown, or its tokenizer, package or model is missing.
         """
-        if self.utility == "chrf":
-            return self
-        words = bleu_words(language)
-        return replace(self, compare=lambda texts: pairwise_bleu(texts, words))
+        make = UTILITIES[self.utility.partition(":")[0]]
+        _, argument = split_argument(self.utility)
+        options = MetricOptions(target_language=language, argument=argument, device=device)
+        return replace(self, compare=make(options))
 
     def search_options(self, options: DecodingConfig) -> DecodingConfig:
         """Return ``options``, changed to generate the candidates."""
@@ -78,7 +97,7 @@ class Mbr:
         return change_options(options, changes)
 
     def choose(
-        self, candidates: Sequence[Hypothesis], text_of: Callable[[Sequence[int]], str], count: int
+        self, candidates: Sequence[Hypothesis], text_of: TextOf, count: int, source: str = ""
     ) -> list[Hypothesis]:
         """Return the ``count`` candidates of highest expected utility, best first.
 
@@ -89,10 +108,11 @@ class Mbr:
             candidates: All candidates of one sentence.
             text_of: Decodes token ids to text.
             count: Maximum number of candidates to return.
+            source: Text of the source, for utilities that read it.
         """
         # Sorts are stable: candidates of equal utility stay in the order of their scores.
         ranked = sorted(candidates, key=lambda candidate: -candidate.score)
         texts = [text_of(candidate.ids) for candidate in ranked]
-        values = expected_utilities(texts, self.compare)
+        values = expected_utilities(texts, self.compare(source))
         best = sorted(values, key=lambda text: -values[text])[:count]
         return [ranked[texts.index(text)] for text in best]

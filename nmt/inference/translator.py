@@ -245,7 +245,9 @@ class Translator:
         if mbr is None:
             return found
         # The engine returns all candidates: choose the ones of highest expected utility.
-        return [mbr.choose(candidates, self._text, decoding.n_best) for candidates in found]
+        texts = [self.tokenizers.source.decode(segment.ids) for segment in segments]
+        pairs, most = zip(found, texts, strict=True), decoding.n_best
+        return [mbr.choose(candidates, self._text, most, text) for candidates, text in pairs]
 
     def _search_again(
         self, segments: Sequence[Segment], changes: Mapping[str, Any]

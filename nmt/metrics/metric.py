@@ -8,11 +8,11 @@ evaluate``, in its gates, and in ``training.validation.metric``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.registry import Registry
 
 if TYPE_CHECKING:  # `--help` imports this module, and numpy is slow to import
@@ -28,12 +28,15 @@ References = Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOptions:
-    """Preparation of texts before a metric compares them."""
+    """What a metric needs in addition to references: preparation of texts, source, device."""
 
     tokenize: str | None = None  # Tokenizer of BLEU; chosen by ``target_language`` if None.
     lowercase: bool = False  # Ignore case in BLEU and chrF (TER always does).
     # Language code of the hypotheses, for example ``zh`` or ``de-AT``.
     target_language: str | None = None
+    source: Sequence[str] | None = None  # Source lines, if known.
+    argument: str = ""  # Text after the colon of a name such as ``comet:MODEL``.
+    device: str = "auto"  # Device of a neural metric.
 
 
 class Metric(ABC):
@@ -49,6 +52,8 @@ class Metric(ABC):
 
     label: ClassVar[str]  # Name in tables and charts.
     lower_is_better: ClassVar[bool] = False  # Whether the metric counts errors.
+    decimals: ClassVar[int] = 2  # Decimals of scores in tables and messages.
+    argument: ClassVar[str] = ""  # Word for the text after a colon, if the name can have one.
     signature: str  # Settings that are needed to reproduce the score.
 
     @abstractmethod
@@ -58,9 +63,12 @@ class Metric(ABC):
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return D statistics of each of n sentences. (n, D)."""
 
-    @abstractmethod
     def score(self, sums: Floats) -> Floats:
-        """Return the scores of R corpora from the sums of their statistics. (R, D) -> (R,)."""
+        """Return the scores of R corpora from the sums of their statistics. (R, D) -> (R,).
+
+        Default: the mean, for statistics that are the score of a sentence and a count of 1.
+        """
+        return sums[:, 0] / sums[:, 1]
 
     def sentence_score(self, statistics: Floats) -> Floats:
         """Return sentence-level scores. (n, D) -> (n,)."""
@@ -75,6 +83,8 @@ METRICS: Registry[type[Metric]] = Registry(
         "chrf": "nmt.metrics.sacrebleu:Chrf",
         "chrf++": "nmt.metrics.sacrebleu:ChrfPlusPlus",
         "ter": "nmt.metrics.sacrebleu:Ter",
+        "comet": "nmt.extras.comet.metric:Comet",
+        "external": "nmt.extras.analysis.external:ExternalMetric",
     },
 )
 
@@ -113,7 +123,7 @@ class Score:
     """The score of one system under one metric."""
 
     metric: str  # Name of the metric.
-    value: float  # From 0 to 100 (TER may exceed 100), in full precision.
+    value: float  # In full precision. BLEU and chrF: 0 to 100; TER may exceed 100; COMET: 0 to 1.
     signature: str  # Settings that are needed to reproduce the score, in sacrebleu's format.
     confidence: Confidence | None = None  # 95% interval by bootstrap resampling, if requested.
     comparison: Comparison | None = None  # Difference from the baseline, if there is one.
@@ -127,23 +137,23 @@ class Scorer:
     """Scores any number of systems with one metric on one test set.
 
     Args:
-        name: Name of the metric.
+        name: Name of the metric, with an argument after a colon if it takes one.
         references: Streams of reference lines.
-        options: Preparation of texts.
+        options: Preparation of texts, and source.
 
     Raises:
-        ConfigError: The metric or tokenizer is unknown, or its package is not installed.
+        ConfigError: The metric or tokenizer is unknown, or its package or model is not installed.
         DataError: There are no reference lines, or the streams have different lengths.
     """
 
     def __init__(self, name: str, references: References, options: MetricOptions) -> None:
-        kind = METRICS[name]
+        self.name, argument = split_argument(name)
         if not references or not references[0]:
             raise DataError("The reference is empty.", fix="Pass a file with references.")
         for number, stream in enumerate(references[1:], start=2):
             _check_lengths("reference 1", references[0], f"reference {number}", stream)
-        self.name, self._reference = name, references[0]
-        self.metric: Metric = kind(references, options)
+        self._reference = references[0]
+        self.metric: Metric = METRICS[self.name](references, replace(options, argument=argument))
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the statistics of each sentence of a system. (n, D).
@@ -178,11 +188,50 @@ def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence
         raise DataError.not_parallel(name, other, (len(lines), len(others)), fix=fix)
 
 
+def split_argument(metric: str) -> tuple[str, str]:
+    """Split a metric into name and argument: ``comet:MODEL`` into ``comet`` and ``MODEL``.
+
+    Raises:
+        ConfigError: The metric is unknown or does not take an argument.
+    """
+    name, _, argument = metric.partition(":")
+    if not METRICS[name].argument and metric != name:
+        raise ConfigError(f"{metric}: {name} does not take an argument.", fix=f"Use {name}.")
+    return name, argument
+
+
+def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
+    """Return metrics with their arguments, by name: ``bleu,comet:M`` -> bleu, comet: ``comet:M``.
+
+    Args:
+        texts: Metrics, separated by commas.
+
+    Raises:
+        ConfigError: A metric is unknown, or occurs with two arguments. The message lists all
+            unknown metrics.
+    """
+    asked = dict.fromkeys(part.strip() for text in texts for part in text.split(","))
+    metrics = {metric.partition(":")[0]: metric for metric in asked}
+    if unknown := [name for name in metrics if name not in METRICS]:
+        known = ", ".join(name for name in METRICS if name != "external")
+        fix = f"Use {known}. For another metric, pass `external` COMMAND: a program of yours that "
+        fix += "reads a JSON object per line (source, hypothesis, references) and writes a number."
+        raise ConfigError(f"Unknown metrics: {', '.join(unknown)}.", fix=fix)
+    if len(metrics) < len(asked):
+        raise ConfigError(f"{', '.join(asked)}: a metric occurs twice.", fix="Evaluate twice.")
+    return metrics
+
+
 def label_of(metric: str) -> str:
     """Return the name of a metric for tables; the same name if it is not in `METRICS`."""
-    return METRICS[metric].label if metric in METRICS else metric
+    return found.label if (found := METRICS.find(metric)) else metric
 
 
 def as_quality(metric: str, value: float) -> float:
     """Return a score or a difference of scores, negated if lower is better."""
-    return -value if metric in METRICS and METRICS[metric].lower_is_better else value
+    return -value if (found := METRICS.find(metric)) and found.lower_is_better else value
+
+
+def rounded(metric: str, value: float, style: str = "") -> str:
+    """Format a score with the decimals of its metric; ``style`` is ``+`` for a difference."""
+    return f"{value:{style}.{(METRICS.find(metric) or Metric).decimals}f}"

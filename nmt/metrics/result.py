@@ -12,7 +12,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from nmt.errors import GateError, NmtError
-from nmt.metrics.metric import Floats, Score, label_of
+from nmt.metrics.metric import Floats, Score, label_of, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class EvaluationReport:
         return (sentence for each in self.evaluations for sentence in each.sentences())
 
     def as_text(self) -> str:
-        """Return tables with two decimals and 95% intervals, then one-line explanations."""
+        """Return tables with rounded scores and 95% intervals, then one-line explanations."""
         if self.sentence_level:
             return "\n".join(json.dumps(x, ensure_ascii=False) for x in self._sentences())
         titles = "\n".join(each.title for each in self.evaluations)
@@ -194,12 +194,12 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 def show_score(score: Score) -> str:
     """Format a score with its interval, and its difference from the baseline if there is one."""
-    text = f"{score.value:.2f}"
+    text = rounded(score.metric, score.value)
     if score.confidence is not None:
-        text += f" ± {score.confidence.half_width:.2f}"
+        text += f" ± {rounded(score.metric, score.confidence.half_width)}"
     if (found := score.comparison) is not None:
         p_value = "" if found.p_value is None else f", {show_p_value(found.p_value)}"
-        text += f" ({found.delta:+.2f}{p_value})"
+        text += f" ({rounded(score.metric, found.delta, '+')}{p_value})"
     return text
 
 

@@ -18,7 +18,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from nmt.errors import ConfigError, did_you_mean
+from nmt.errors import ConfigError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, Metric, MetricOptions, References
 from nmt.metrics.ngrams import Lines
@@ -201,9 +201,7 @@ def bleu_tokenizer(options: MetricOptions) -> str:
     """
     if options.tokenize is not None:
         if options.tokenize not in TOKENIZERS:
-            hint = did_you_mean(options.tokenize.lower(), TOKENIZERS)
-            fix = f"Use {', '.join(TOKENIZERS)}."
-            raise ConfigError(f"Unknown tokenizer {options.tokenize!r}.{hint}", fix=fix)
+            raise ConfigError.unknown("tokenizer of BLEU", options.tokenize, TOKENIZERS)
         return options.tokenize
     name = default_tokenizer(options.target_language)
     try:

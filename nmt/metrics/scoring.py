@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
-from nmt.metrics.metric import Comparison, Confidence, Floats, Score, Scorer, Significance
+from nmt.metrics.metric import Comparison, Confidence, Floats, Score, Scorer, Significance, rounded
 from nmt.metrics.result import Section, System, show_p_value
 from nmt.metrics.sacrebleu import default_tokenizer
 
@@ -123,8 +123,8 @@ def _every_two(
             pair = {"first": one.name, "second": other.name, "metric": scorer.name}
             values.append({**pair, "delta": found.delta, "p_value": found.p_value})
             name = f"{other.name} - {one.name}"
-            cell = f"{found.delta:+.2f} ({show_p_value(found.p_value)})"
-            rows.setdefault(name, [name]).append(cell)
+            delta = rounded(scorer.name, found.delta, "+")
+            rows.setdefault(name, [name]).append(f"{delta} ({show_p_value(found.p_value)})")
     if not values:
         return None
     return Section(key="pairs", title="Differences", rows=list(rows.values()), values=values)
@@ -204,13 +204,9 @@ def odd_texts(
     sample = "".join(reference[:100])
     is_east_asian = sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3
     if is_east_asian and (tokenize or default_tokenizer(language)) == "13a":
-        is_japanese = sum("\u3041" <= c <= "\u30fa" for c in sample) > len(sample) / 10  # kana
-        name, code, fitting = (
-            ("Japanese", "ja", "ja-mecab or char") if is_japanese else ("Chinese", "zh", "zh")
-        )
         yield (
-            f"The references look {name}, but BLEU's tokenizer is 13a; set `languages` to "
-            f"en-{code} or `tokenize` to {fitting}."
+            "The references look Chinese or Japanese, but BLEU's tokenizer is 13a; set `languages` "
+            "to en-zh or en-ja, or `tokenize` to zh, ja-mecab or char."
         )
 
 

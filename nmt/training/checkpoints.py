@@ -24,7 +24,7 @@ from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
 from nmt.files.atomic import remove_folder
 from nmt.files.json_file import Manifest
-from nmt.metrics.metric import label_of
+from nmt.metrics.metric import as_quality, label_of, rounded
 from nmt.training.events import Event, Reporter
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
@@ -205,8 +205,10 @@ class TrainingSummary:
         >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
         'a: 9 steps; best: step-9 (loss 2.50)'
         """
-        label, score = label_of(self.metric), self.best_score
-        best = self.best or "none" if score is None else f"{self.best} ({label} {abs(score):.2f})"
+        best, score = self.best or "none", self.best_score
+        if score is not None:
+            value = -score if self.metric == "loss" else as_quality(self.metric, score)
+            best += f" ({label_of(self.metric)} {rounded(self.metric, value)})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -424,7 +426,7 @@ def average_at_end(
         fix += "to average the remaining checkpoints, or unset training.average_last."
         raise CheckpointError(problem, fix=fix) from error
     scores = validator()
-    score = scores.value(training.validation.metric)
+    score = scores.value(training.validation.metric_name)
     result = _best_of(summary, score)
     if updater.processes.rank == 0:
         # `best` is written first. If this process is killed before the average is written, `best`

@@ -17,7 +17,7 @@ from typing import Any
 
 from nmt.files.atomic import write_text
 from nmt.files.json_file import parse_json
-from nmt.metrics.metric import METRICS, label_of
+from nmt.metrics.metric import METRICS, label_of, rounded
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
 from nmt.training.events import Event
 
@@ -211,9 +211,10 @@ def _best(lines: Sequence[Line], metric: str) -> Line | None:
     return choose(scored, key=lambda line: _number(line, metric)) if scored else None
 
 
-def _fixed(line: Line, key: str, decimals: int = 2) -> str:
-    """Format a value of a line; a dash if it has none."""
+def _fixed(line: Line, key: str, decimals: int | None = None) -> str:
+    """Format a value of a line, by default as its metric is shown; a dash if it has none."""
     value = _number(line, key)
     if math.isnan(value):
         return "\N{EN DASH}"
-    return f"{value:,.{decimals}f}" if abs(value) < 1e9 else short_number(value)
+    text = rounded(key, value, ",") if decimals is None else f"{value:,.{decimals}f}"
+    return text if abs(value) < 1e9 else short_number(value)

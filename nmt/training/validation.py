@@ -19,7 +19,7 @@ from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
-from nmt.metrics.metric import METRICS, MetricOptions, Scorer, as_quality
+from nmt.metrics.metric import MetricOptions, Scorer, as_quality, label_of, rounded
 from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.events import Event
@@ -67,7 +67,7 @@ class Scores:
         for metric, value in self.text.items():
             is_other = metric == "bleu" and self.bleu_tokenizer not in (None, "13a")
             label = f" (tokenizer {self.bleu_tokenizer})" if is_other else ""
-            text += f", {METRICS[metric].label} {value:.2f}{label}"
+            text += f", {label_of(metric)} {rounded(metric, value)}{label}"
         return text
 
     def event(self, step: int, epoch: int, seconds: float) -> Event:
@@ -92,6 +92,7 @@ class HeldOutText:
     tag: str | None = None  # Token at the beginning of each source.
     # Metric that chooses the best checkpoint. `REPORTED_METRICS` are computed in addition.
     metric: str = "bleu"
+    device: str = "cpu"  # Device of a neural metric.
     # Factor and offset that limit the output length by the source length. A model that has not
     # learned to produce EOS must not delay training.
     longest: tuple[float, int] = (2.0, 5)
@@ -113,10 +114,15 @@ class HeldOutText:
         return Translator(engine, self.tokenizers, options)
 
     @cached_property
-    def _scorers(self) -> dict[str, Scorer]:
-        options = MetricOptions(tokenize=self._bleu_tokenizer, target_language=self.language)
+    def scorers(self) -> dict[str, Scorer]:
+        """Metrics by name. The first access loads their models."""
+        options = MetricOptions(
+            tokenize=self._bleu_tokenizer, target_language=self.language, source=self.sources,
+            device=self.device,
+        )  # fmt: skip
         names = dict.fromkeys((*REPORTED_METRICS, self.metric))
-        return {name: Scorer(name, [self.references], options) for name in names if name != "loss"}
+        scorers = [Scorer(name, [self.references], options) for name in names if name != "loss"]
+        return {scorer.name: scorer for scorer in scorers}
 
     @cached_property
     def _bleu_tokenizer(self) -> str:
@@ -124,12 +130,12 @@ class HeldOutText:
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, Any]:
         """Return fields of `Scores`. BLEU uses the same tokenizer as `nmt evaluate`."""
-        tables = {name: scorer.statistics(hypotheses) for name, scorer in self._scorers.items()}
-        of_sentences = self._scorers["chrf"].sentence_scores(tables["chrf"])
+        tables = {name: scorer.statistics(hypotheses) for name, scorer in self.scorers.items()}
+        of_sentences = self.scorers["chrf"].sentence_scores(tables["chrf"])
         chosen = choose_samples(of_sentences)
         samples = list(zip(self.sources, hypotheses, self.references, strict=True))
         return {
-            "text": {name: self._scorers[name].total(tables[name]).value for name in tables},
+            "text": {name: self.scorers[name].total(tables[name]).value for name in tables},
             "bleu_tokenizer": self._bleu_tokenizer,
             "samples": tuple(samples[row] for row in chosen),
             "sample_chrf": tuple(of_sentences[row] for row in chosen),

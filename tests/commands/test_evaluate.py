@@ -124,8 +124,8 @@ def test_sentence_level_is_a_line_of_json_for_each(files: tuple[Path, Path]) -> 
 @pytest.mark.parametrize(
     ("line", "advice"),
     [
-        ("今日は天気がいいので、公園へ。", "--languages to en-ja or --tokenize to ja-mecab or"),
-        ("列夫・托尔斯泰是一位伟大的作家。", "--languages to en-zh or --tokenize to zh."),
+        ("今日は天気がいいので、公園へ。", "--tokenize to zh, ja-mecab or char"),
+        ("列夫・托尔斯泰是一位伟大的作家。", "--languages to en-zh or"),
         ("this looks tokenized .", "nmt: warning: text: 3 lines end in a space and a full stop"),
     ],
 )  # fmt: skip
@@ -158,7 +158,10 @@ def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path,
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--metric", "BLEU"], "Did you mean bleu?"),
+        (["--metric", "bleurt,chrf,rouge"], "Unknown metrics: bleurt, rouge."),
+        (["--metric", "BLEU"], "ter, comet. For another metric, pass --external COMMAND"),
+        (["--metric", "bleu:13a"], "bleu does not take an argument"),
+        (["--metric", "comet:a,comet:b"], "comet:a, comet:b: a metric occurs twice"),
         (["-l", "en-jp"], "the code of Japanese is ja"),
         (["-t", "wmt14", "-l", "en-de"], "cannot be combined with several test sets"),
         (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),

@@ -20,6 +20,7 @@ TEXT = str(ROOT / "configs" / "hello.en")
 NEEDING = {
     "analysis": ["evaluate", TEXT, "--reference", TEXT, "--report", "report.html"],
     "cleaning": ["prepare", HELLO, "--set", "prepared_dir=p", "--score-with", "runs/a,runs/b"],
+    "comet": ["evaluate", TEXT, "--reference", TEXT, "--metric", "comet"],
     "exchange": ["export", "runs/hello", "exported"],
     "inspection": ["inspect", "runs/hello"],
     "planning": ["init", TEXT, TEXT],

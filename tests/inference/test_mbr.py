@@ -19,7 +19,7 @@ from tests.inference.conftest import OPTIONS, sentences
 def ranked(texts: list[str], utility: Utility = pairwise_chrf) -> list[str]:
     """The different texts, of candidates of equal scores, in the order in which they are chosen."""
     found = [Hypothesis((row,), -1, -1) for row in range(len(texts))]
-    chosen = Mbr("chrf", compare=utility).choose(found, lambda ids: texts[ids[0]], 99)
+    chosen = Mbr("chrf", compare=lambda _: utility).choose(found, lambda ids: texts[ids[0]], 99)
     return [texts[hypothesis.ids[0]] for hypothesis in chosen]
 
 

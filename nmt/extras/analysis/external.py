@@ -1,7 +1,7 @@
 """A metric computed by an external program, which reads JSON lines and writes one score for each.
 
-Metrics with their own environment, such as COMET (Rei et al. 2020), thus get intervals,
-significance tests and gates. The corpus score is the mean of sentence scores; higher is better.
+Metrics with their own environment thus get intervals, significance tests and gates. The corpus
+score is the mean of sentence scores; higher is better.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nmt.commands.evaluation_set import EvaluationSet
-from nmt.errors import DataError
-from nmt.metrics.metric import Floats, Metric, Scorer
+from nmt.errors import ConfigError, DataError
+from nmt.metrics.metric import Floats, Metric, MetricOptions, References
 
-NAME = "external"  # Name of the metric in results.
 _SHOWN_CHARACTERS = 500
 
 
@@ -29,15 +27,20 @@ class ExternalMetric(Metric):
     number, or an object with a number ``score``.
 
     Args:
-        command: The shell command.
-        test: Test set with source and references.
+        references: Streams of reference lines.
+        options: ``argument`` is the shell command; ``source`` may be None.
+
+    Raises:
+        ConfigError: There is no command.
     """
 
-    label = NAME
+    label, argument = "external", "COMMAND"
 
-    def __init__(self, command: str, test: EvaluationSet) -> None:
-        self._command, self._test = command, test
-        self.signature = f"mean of: {command}"
+    def __init__(self, references: References, options: MetricOptions) -> None:
+        self._command, self._references, self._source = options.argument, references, options.source
+        self.signature = f"mean of: {self._command}"
+        if not self._command:
+            raise ConfigError("external needs a command.", fix="Pass `external` COMMAND.")
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the score and a count of 1 for each sentence. (n, 2).
@@ -58,13 +61,9 @@ class ExternalMetric(Metric):
         values = [self._number(line, number) for number, line in enumerate(lines, start=1)]
         return np.column_stack([values, np.ones(len(values))])
 
-    def score(self, sums: Floats) -> Floats:
-        """Return the means. (R, 2) -> (R,)."""
-        return sums[:, 0] / sums[:, 1]
-
     def _objects(self, hypotheses: Sequence[str]) -> Iterator[str]:
-        sources = self._test.source or [None] * len(hypotheses)
-        references = zip(*self._test.references, strict=True)
+        sources: Sequence[str | None] = self._source or [None] * len(hypotheses)
+        references = zip(*self._references, strict=True)
         for source, line, own in zip(sources, hypotheses, references, strict=True):
             yield json.dumps({"source": source, "hypothesis": line, "references": own})
 
@@ -81,11 +80,3 @@ class ExternalMetric(Metric):
     def _error(self, problem: str) -> DataError:
         fix = "The command must write one number for each line of JSON that it reads."
         return DataError(f"The external metric `{self._command}` {problem}.", fix=fix)
-
-
-class ExternalScorer(Scorer):
-    """A `Scorer` with an external metric. For the arguments see `ExternalMetric`."""
-
-    def __init__(self, command: str, test: EvaluationSet) -> None:
-        self.name, self._reference = NAME, test.references[0]
-        self.metric = ExternalMetric(command, test)

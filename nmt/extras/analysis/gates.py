@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.errors import ConfigError
-from nmt.metrics.metric import METRICS, Score, as_quality, label_of
+from nmt.metrics.metric import METRICS, Score, as_quality, label_of, rounded
 from nmt.metrics.result import Evaluation, Section, without_none
 
 
@@ -33,19 +34,18 @@ class GateResult:
     alpha: float | None = None  # Significance level: smaller p-values are significant.
 
     def __str__(self) -> str:
-        name = f"{self.system}: {label_of(self.metric)}"
+        name, shown = f"{self.system}: {label_of(self.metric)} is", partial(rounded, self.metric)
         if self.kind == "fail-if-worse":
             outcome = "not significantly worse" if self.met else "significantly worse"
-            return (
-                f"{name} is {self.value:.2f}, {self.value - self.required:+.2f} against "
-                f"{self.baseline}: {outcome} (p = {self.p_value:.4f}, alpha {self.alpha:g})"
-            )
+            delta = shown(self.value - self.required, "+")
+            test = f"(p = {self.p_value:.4f}, alpha {self.alpha:g})"
+            return f"{name} {shown(self.value)}, {delta} against {self.baseline}: {outcome} {test}"
         if self.met:
-            return f"{name} is {self.value:.2f}, not below {self.required:g}"
-        # Two decimals, or more if rounding would hide that the value is too low.
-        texts = (f"{self.value:.{places}f}" for places in (2, 4, 6))
-        shown = next((text for text in texts if float(text) < self.required), self.value)
-        return f"{name} is {shown}, {self.required - self.value:.2g} below {self.required:g}"
+            return f"{name} {shown(self.value)}, not below {self.required:g}"
+        # More decimals if rounding would hide that the value is too low.
+        texts = (shown(self.value), f"{self.value:.4f}", f"{self.value:.6f}")
+        value = next((text for text in texts if float(text) < self.required), self.value)
+        return f"{name} {value}, {self.required - self.value:.2g} below {self.required:g}"
 
 
 def gate_section(scored: EvaluatedSet) -> Section:
@@ -54,9 +54,8 @@ def gate_section(scored: EvaluatedSet) -> Section:
     for system in scored.systems:
         results += check_gates(system.name, system.scores, scored.gates)
         if options.fail_if_worse:
-            # Only requested and external metrics, not metrics that only `fail_under` uses.
-            names = {*scored.metrics, *(x.metric for x in system.scores if x.metric not in METRICS)}
-            counted = [score for score in system.scores if score.metric in names]
+            # Only requested metrics, not metrics that only `fail_under` uses.
+            counted = [score for score in system.scores if score.metric in scored.metrics]
             results += check_regressions(system.name, counted, options.alpha)
     return Section(
         key="gates",
@@ -122,6 +121,7 @@ def check_gates(
             met=values[metric] >= required,
         )
         for metric, required in gates.items()
+        if metric in values  # an external metric may have failed
     ]  # fmt: skip
 
 

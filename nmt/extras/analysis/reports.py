@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ from nmt.commands.evaluate import EvaluatedModel
 from nmt.errors import ConfigError
 from nmt.extras.analysis.gates import gates_of
 from nmt.files.json_file import field, read_json
-from nmt.metrics.metric import Score, Scorer, as_quality, label_of
+from nmt.metrics.metric import Score, Scorer, as_quality, label_of, rounded
 from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
@@ -67,11 +68,11 @@ def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def _change(name: str, score: Score, alpha: float) -> list[str]:
-    found = score.comparison
+    found, shown = score.comparison, partial(rounded, score.metric)
     row = [name, label_of(score.metric)]
     if found is None:
-        return [*row, "", f"{score.value:.2f}", "", "", ""]
-    row += [f"{score.value - found.delta:.2f}", f"{score.value:.2f}", f"{found.delta:+.2f}"]
+        return [*row, "", shown(score.value), "", "", ""]
+    row += [shown(score.value - found.delta), shown(score.value), shown(found.delta, "+")]
     if found.p_value is None or found.low is None or found.high is None:
         return [*row, "", "not tested"]
     word = "no significant difference"
@@ -79,7 +80,7 @@ def _change(name: str, score: Score, alpha: float) -> list[str]:
         word = "worse" if as_quality(score.metric, found.delta) < 0 else "better"
     return [
         *row,
-        f"{found.low:+.2f} to {found.high:+.2f}",
+        f"{shown(found.low, '+')} to {shown(found.high, '+')}",
         f"{word} ({show_p_value(found.p_value)})",
     ]
 

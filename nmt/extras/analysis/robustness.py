@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from nmt.commands.evaluate import EvaluatedModel, EvaluatedSet
 from nmt.commands.evaluation_set import read_text
 from nmt.errors import DataError
 from nmt.inference.segment import joiner_for
-from nmt.metrics.metric import as_quality, label_of
+from nmt.metrics.metric import as_quality, label_of, rounded
 from nmt.metrics.result import Section, System
 from nmt.metrics.scoring import confidence_interval, measure
 from nmt.registry import load_attribute
@@ -48,8 +49,9 @@ def robustness_section(scored: EvaluatedSet) -> Section:
             translated = model.translate(name, noisy.lines, test.tag).lines
             values += noise_losses(system, noisy, translated, written, scored)
     for x in values:  # a row for each system and noise, and a column for each metric
-        cell = f"{x['clean']:.2f} -> {x['noisy']:.2f}, loss {x['loss']:.2f}"
-        cell += f" ± {x['confidence']['half_width']:.2f}" if "confidence" in x else ""
+        shown = partial(rounded, x["metric"])
+        cell = f"{shown(x['clean'])} -> {shown(x['noisy'])}, loss {shown(x['loss'])}"
+        cell += f" ± {shown(x['confidence']['half_width'])}" if "confidence" in x else ""
         rows.setdefault((x["system"], x["noise"]), [x["system"], x["noise"]]).append(cell)
     return Section(
         key="robustness",
@@ -117,7 +119,8 @@ def noise_losses(
         scored: The test set.
     """
     references = [noisy.scored(stream, joiner) for stream in scored.test.references]
-    scorers, resampling = scored.make_scorers(references), scored.resampling
+    source = noisy.scored(scored.test.source or (), joiner)
+    scorers, resampling = scored.make_scorers(references, source), scored.resampling
     both = (noisy.scored(system.lines, joiner), noisy.outputs(translated, joiner))
     tables = [[scorer.statistics(lines) for scorer in scorers] for lines in both]
     for clean, found in zip(*measure(tables, scorers, resampling), strict=True):

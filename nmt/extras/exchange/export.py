@@ -260,7 +260,7 @@ def _scores(bundle: ModelBundle, source: Path) -> dict[str, float]:
     """Return the validation scores of these weights."""
     scores: dict[str, float | None] = {}
     if (bundle.folder / RECORD).is_file():
-        metric = bundle.config.training.validation.metric
+        metric = bundle.config.training.validation.metric_name
         scores[metric] = read_state(bundle.folder, RECORD).get("score")
     else:
         validation = {"kind": "validation", "step": bundle.step}.items()

@@ -62,7 +62,9 @@ def robustness(metrics: tuple[str, ...] = ("chrf",), resamples: int = 50) -> Sec
         models=[Copier()],
         systems=[System("copy", LINES)],
         resampling=Resampling(resamples),
-        make_scorers=lambda references: [Scorer(x, references, MetricOptions()) for x in metrics],
+        make_scorers=lambda references, _: [
+            Scorer(x, references, MetricOptions()) for x in metrics
+        ],
     )
     return robustness_section(scored)
 

@@ -1,0 +1,1 @@
+"""COMET scores in evaluation, in validation and in minimum Bayes risk decoding."""

@@ -1,0 +1,169 @@
+"""COMET (Rei et al. 2020): neural models that score a translation, given source and reference.
+
+The package unbabel-comet defines the models and loads checkpoints. Batches contain the same
+sentences as in its ``predict``, in float32, so scores on a CPU are bit-identical. Weights are read
+from a file or from the cache of the Hugging Face Hub, and never downloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub import try_to_load_from_cache
+
+from nmt.device.device import choose_device
+from nmt.errors import CheckpointError, ConfigError
+from nmt.files.progress import progress_bar
+from nmt.inference.mbr import UtilityOf
+from nmt.metrics.metric import Floats, Metric, MetricOptions, References
+
+DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
+_BATCH_SIZE = 16  # Sentences; the default of the package.
+
+
+class CometModel:
+    """A COMET model.
+
+    Args:
+        name: Checkpoint file, folder with ``hparams.yaml`` and ``checkpoints``, or name on the Hub.
+        device: Device to compute on; see `choose_device`.
+
+    Raises:
+        ConfigError: The package or the model is not installed.
+        CheckpointError: The checkpoint cannot be loaded.
+    """
+
+    def __init__(self, name: str, device: str) -> None:
+        package, path = _package(), _checkpoint(name)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        shown = path.parents[1].name if Path(name).exists() else name
+        self.signature = f"model:{shown}|sha256:{digest[:12]}|version:{package.__version__}"
+        try:
+            # The package draws initial weights, but must not change the random state of training.
+            with torch.random.fork_rng(devices=[]):
+                self._model = package.load_from_checkpoint(str(path), local_files_only=True)
+        except Exception as error:  # the package raises errors of many types
+            fix = f"If files of its encoder are missing, download them: {_python(repr(str(path)))}"
+            if isinstance(error, UnpicklingError):
+                fix = "Its objects can run code. If you trust it, set "
+                fix += "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1."
+            why = str(error).strip().partition("\n")[0]
+            raise CheckpointError(f"COMET cannot load {path}: {why}", fix=fix) from error
+        self._device = choose_device(device)
+        self._model.eval().to(self._device)
+
+    @torch.inference_mode()
+    def scores(self, samples: Sequence[Mapping[str, str]]) -> Floats:
+        """Return the score of each sample: a dictionary with ``src``, ``mt`` and ``ref``. (n,)."""
+        order = np.argsort([len(sample["src"]) for sample in samples])  # as in the package
+        scores = np.zeros(len(samples))
+        with progress_bar("COMET", unit="sentences", total=len(samples), leave=False) as bar:
+            for start in range(0, len(samples), _BATCH_SIZE):
+                rows = order[start : start + _BATCH_SIZE]
+                inputs = self._inputs([samples[row] for row in rows])
+                scores[rows] = self._model.predict_step(inputs).scores.tolist()
+                bar.update(len(rows))
+        return scores
+
+    @torch.inference_mode()
+    def pairwise(self, source: str, texts: Sequence[str]) -> Floats:
+        """Return the score of each text (row) with each text as reference (column). (n, n)."""
+        model, samples = self._model, [{"src": source, "mt": x, "ref": x} for x in texts]
+        if not (model.requires_references() and hasattr(model, "estimate")):
+            pairs = [sample | {"ref": reference} for sample in samples for reference in texts]
+            return self.scores(pairs).reshape(len(texts), len(texts))
+        # A regression model encodes each text separately: n encodings in place of 3 n^2.
+        inputs = self._inputs(samples)
+        sources, vectors = (
+            model.get_sentence_embedding(inputs[f"{x}_input_ids"], inputs[f"{x}_attention_mask"])
+            for x in ("src", "mt")
+        )  # (n, D)
+        rows = [model.estimate(sources, x.expand_as(vectors), vectors).score for x in vectors]
+        return np.array(torch.stack(rows).tolist())
+
+    def _inputs(self, samples: Sequence[Mapping[str, str]]) -> Any:
+        inputs = self._model.prepare_for_inference(samples)
+        return self._model.transfer_batch_to_device(inputs, self._device, 0)
+
+
+class Comet(Metric):
+    """COMET. The corpus score is the mean of sentence scores, each a mean over the references.
+
+    Statistics (2): score of the sentence, and a count of 1.
+    """
+
+    label, argument, decimals = "COMET", "MODEL", 4
+
+    def __init__(self, references: References, options: MetricOptions) -> None:
+        if options.source is None:
+            raise ConfigError("comet needs source lines.", fix="Add `source` FILE.")
+        self._model, self._source, self._references = _model(options), options.source, references
+        self.signature = f"nrefs:{len(references)}|{self._model.signature}"
+
+    def statistics(self, hypotheses: Sequence[str]) -> Floats:
+        """Return the score and a count of 1 for each sentence. (n, 2)."""
+        tables = []
+        for stream in self._references:
+            lines = zip(self._source, hypotheses, stream, strict=True)
+            tables.append(self._model.scores([{"src": s, "mt": h, "ref": r} for s, h, r in lines]))
+        return np.column_stack([np.mean(tables, axis=0), np.ones(len(hypotheses))])
+
+
+def comet_utility(options: MetricOptions) -> UtilityOf:
+    """Return the utility of MBR decoding with COMET (Freitag et al. 2022)."""
+    return partial(partial, _model(options).pairwise)
+
+
+_load = cache(CometModel)  # scorers of several test sets share a model
+
+
+def _model(options: MetricOptions) -> CometModel:
+    return _load(options.argument or DEFAULT_MODEL, options.device)
+
+
+def _package() -> Any:
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addHandler(silent)  # otherwise the package would show messages of all libraries
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return import_module("comet")
+    except ImportError as error:
+        package = f"unbabel-comet ({error})"
+        raise ConfigError.needs("The metric comet", package, extra="comet") from error
+    finally:
+        root.removeHandler(silent)
+
+
+def _checkpoint(name: str) -> Path:
+    """Return the checkpoint file of a model on this machine."""
+    path, file = Path(name).absolute(), None
+    if path.exists():
+        files = [path] if path.is_file() else sorted(path.glob("checkpoints/*.ckpt"))
+        if len(files) == 1:
+            return files[0]
+        problem = f"{name} has {len(files)} files checkpoints/*.ckpt; expected 1."
+        raise ConfigError(problem, fix="Pass the file: comet:FILE.ckpt")
+    with suppress(ValueError):  # not a name on the Hub
+        file = try_to_load_from_cache(name, "checkpoints/model.ckpt")
+    if not isinstance(file, str):
+        problem = f"The COMET model {name} is neither a file here nor in the cache of the Hub."
+        fix = f"Check the path, or download the model ({DEFAULT_MODEL} has 2.3 GB): "
+        fix += _python(f"comet.download_model({name!r})")
+        raise ConfigError(problem, fix=fix)
+    return Path(file)
+
+
+def _python(checkpoint: str) -> str:
+    return f'python -c "import comet; comet.load_from_checkpoint({checkpoint})"'
