@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -120,17 +121,23 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 
 
 def shell_command(command: str, *arguments: object, **options: object) -> str:
-    """Return a command for the user to type.
+    """Return a command for the user to type. The arguments are those of `command_words`.
+
+    >>> shell_command("config show", "my runs/x.yaml")
+    "nmt config show 'my runs/x.yaml'"
+    """
+    return join_words(command_words(command, *arguments, **options))
+
+
+def command_words(command: str, *arguments: object, **options: object) -> list[str]:
+    """Return the words of a command.
 
     Args:
         command: For example ``translate`` or ``config show``.
         arguments: Positional arguments.
         options: Flags. True is a switch, a list repeats the flag, None and False are omitted.
-
-    >>> shell_command("config show", "my runs/x.yaml")
-    "nmt config show 'my runs/x.yaml'"
     """
-    words = [*command.split(), *arguments]
+    words = ["nmt", *command.split(), *arguments]
     for name, value in options.items():
         flag = f"--{name.removesuffix('_').replace('_', '-')}"
         if value is True:
@@ -139,4 +146,10 @@ def shell_command(command: str, *arguments: object, **options: object) -> str:
             words += [word for each in value for word in (flag, each)]
         elif value is not None and value is not False:
             words += [flag, value]
-    return shlex.join(["nmt", *map(str, words)])
+    return [*map(str, words)]
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Join the words of a command, with the quotes that the user's shell needs."""
+    quoted = (f'"{word}"' if " " in word else word for word in words)
+    return " ".join(quoted) if os.name == "nt" else shlex.join(words)

@@ -119,7 +119,7 @@ def save_checkpoint(
                 save_tensors(rows, temporary / name)
                 del rows  # frees memory before the next group is copied
             text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-            (temporary / STATE).write_text(text, encoding="utf-8")
+            (temporary / STATE).write_bytes(text.encode())
             Manifest.of(temporary, _FILES, step).write(temporary)
     except (OSError, safetensors.SafetensorError) as error:
         # safetensors reports an error of the system as text only

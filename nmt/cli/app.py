@@ -12,7 +12,6 @@ import gc
 import io
 import os
 import re
-import shlex
 import sys
 from typing import Any, TextIO
 
@@ -25,7 +24,7 @@ from nmt.cli.messages import configure_logging, remove_logging, report, use_spel
 from nmt.cli.table import COMMANDS, FOREIGN_COMMANDS, GROUPS, PARENTS
 from nmt.config.flag import OF_THE_MODEL, option_name
 from nmt.device import is_first
-from nmt.errors import ConfigError, NmtError, nearest_word
+from nmt.errors import ConfigError, NmtError, join_words, nearest_word
 from nmt.registry import load_attribute
 from nmt.version import __version__
 
@@ -131,7 +130,7 @@ class _Commands(TyperGroup):
         fix = f"Run `{path} --help` for a list of commands."
         if near:
             rest = args[1:] if near in names or near.startswith("config ") else []
-            fix = f"Type: {' '.join([path, near, *map(shlex.quote, rest)])}"
+            fix = f"Type: {path} {near} {join_words(rest)}".rstrip()
         raise ConfigError(f"{path}: unknown command {name}.", fix=fix)
 
     @override
@@ -186,7 +185,7 @@ class _Command(TyperCommand):
             for each in required[required.index(parameter) :]
             if (name := parameter_name(each)) not in given and not given & set(each.opts)
         ]
-        command = " ".join([path, *map(shlex.quote, args), *missing])
+        command = " ".join(filter(None, [path, join_words(args), *missing]))
         fix = f"Type: {command} ({parameter.help.rstrip('.')}; {path} --help)"
         table = re.search(r"(\S+\.(csv|tsv|jsonl))$", args[0]) if len(args) == 1 else None
         if table and missing == ["TARGET"]:
@@ -278,7 +277,9 @@ def main() -> None:
     # Skip the garbage collection at exit, which takes half a second of CPU for torch's objects, and
     # several seconds on a busy machine.
     atexit.register(gc.freeze)
-    if sys.stderr is sys.__stderr__:  # not replaced by a test
+    # Tests may replace it. The console of Windows has a class of its own, which writes Unicode.
+    is_console = os.name == "nt" and sys.stderr is not None and sys.stderr.isatty()
+    if sys.stderr is sys.__stderr__ and not is_console:
         sys.stderr = _open_stderr()
     # Use UTF-8 and LF on every machine, even in the C locale.
     for stream in (sys.stdout, sys.stderr):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 
 from nmt.cli.builder import parameter_name
 from nmt.config.keys import aliases, all_keys, find_key, is_of_command_line
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, join_words
 
 # Flags that users most likely meant with extra arguments.
 _BY_POSITION = {
@@ -78,7 +77,7 @@ def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -
         texts = [f"{prefix}.{code}" for code in [*line.codes, *SIDES][:2]]
     if any(texts):
         files = [text or side for text, side in zip(texts[-2:], SIDES, strict=True)]
-        fix = f"Type: nmt init {shlex.join(files)} (writes a configuration for two text files)"
+        fix = f"Type: nmt init {join_words(files)} (writes a configuration for two text files)"
         raise ConfigError(f"{spelling.path} needs a configuration, not text files.", fix=fix)
     models = [*line.arguments.values(), *line.plain][:2] if "MODEL" in spelling.arguments else []
     if model := next(filter(_CHECKPOINT.fullmatch, models), None):
@@ -89,7 +88,7 @@ def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -
     if len(words) > 1 and not any(os.path.lexists(x) or _FILE.fullmatch(x) for x in words):
         line.plain = line.plain[:1]
         problem = f"{spelling.path} reads text from a file or from standard input."
-        fix = f"Type: echo {shlex.quote(' '.join(words))} | {spelling.command(line)}"
+        fix = f"Type: echo {join_words([' '.join(words)])} | {spelling.command(line)}"
         raise ConfigError(problem, fix=fix)
 
 
@@ -190,7 +189,7 @@ class Spelling:
             place = self.arguments.index(name)
             plain += self.arguments[len(plain) : place]  # placeholders of missing arguments
             plain.insert(place, line.arguments[name])
-        return f"{self.path} {shlex.join([*plain, *line.flags])}".rstrip()
+        return f"{self.path} {join_words([*plain, *line.flags])}".rstrip()
 
     def _ours(self, name: str, is_named: bool) -> str | None:
         """Return the flag or argument of this command for a flag of another tool, or None."""

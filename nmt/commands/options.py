@@ -93,7 +93,8 @@ class ModelOptions(Options):
     """Which models to load, and on which device.
 
     Args:
-        device: Device; auto uses a GPU if there is one, cuda:1 is the second GPU.
+        device: Device; auto uses an NVIDIA GPU if there is one, cuda:1 is the second GPU, mps is
+            Apple's GPU, which auto never chooses.
         with_: Additional model for an ensemble, with the same languages and vocabulary. Repeatable.
         weights: Ensemble weights of MODEL and of each `with`, separated by commas.
         ensemble_mean: Ensembles average probabilities (arithmetic) or log probabilities
@@ -103,7 +104,7 @@ class ModelOptions(Options):
     title: ClassVar[str] = "Model"
 
     checkpoint: Checkpoint = "best"
-    device: Annotated[str, Flag(metavar="[auto|cpu|cuda|cuda:N]")] = "auto"
+    device: Annotated[str, Flag(metavar="[auto|cpu|cuda|cuda:N|mps]")] = "auto"
     threads: Threads = None
     with_: Annotated[Files, Flag(metavar="MODEL2")] = ()
     weights: Annotated[

@@ -174,15 +174,14 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
     begin, recipe, folder = time.perf_counter(), reading.recipe, reading.folder
     filters = pair_filters.training_filters(recipe.filters, *recipe.languages)
     sets, unchecked = held_out_sets(recipe.data, recipe.languages)
-    with (
-        Findings(folder, filters, recipe.corpora, VALID) as findings,
-        tempfile.TemporaryDirectory(dir=folder) as scratch,
-    ):
+    # Not `folder`, which Windows could not rename while workers have files in it mapped.
+    scratch = reading.shards or folder
+    with Findings(folder, filters, recipe.corpora, VALID) as findings:
         held_out = {name: _look_at_set(reading, findings, name, sets[name]) for name in sets}
         overlap = Overlap(held_out)
         material = Material(
             filters=recipe.filters, languages=recipe.languages, corpora=recipe.corpora,
-            held_out=held_out, score_with=score_with, folder=folder, scratch=Path(scratch),
+            held_out=held_out, score_with=score_with, folder=folder, scratch=scratch,
             workers=reading.workers,
         )  # fmt: skip
         diagnosis = pair_filters.make_diagnosis(material, filters)
@@ -197,7 +196,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             scanned = [*recipe.data.test] if diagnosis.compares_words else []
             others = [report_name(name) for name in sets if name in (VALID, *scanned)]
             to_encode = [*recipe.corpora, *others]
-            encoded = _encode(reading, to_encode, tokenizers, Path(scratch) / "lines")
+            encoded = _encode(reading, to_encode, tokenizers, scratch / "lines")
         if diagnosis.compares_words:
             with reading.stage("lexicon"):
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)

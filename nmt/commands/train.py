@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
@@ -41,7 +40,7 @@ from nmt.data.loader import Batch, Position
 from nmt.data.prepared import PreparedData
 from nmt.device import device as devices
 from nmt.device.distributed import Processes, join
-from nmt.errors import ConfigError, DivergedError, shell_command
+from nmt.errors import ConfigError, DivergedError, command_words
 from nmt.files.atomic import run_lock
 from nmt.inference.confidence import calibrate_confidence
 from nmt.inference.engine import copy_shortlist
@@ -80,8 +79,8 @@ def train(options: TrainOptions) -> Result | None:
         return fit(config, strict_resume=options.strict_resume, exact=options.exact)
     flags = {name: getattr(options, name) for name in ("strict_resume", "exact", "json")}
     flags["quiet"] = not logger.isEnabledFor(logging.INFO)
-    command = shell_command("train", options.config, set_=options.overrides, **flags)
-    launch(shlex.split(command)[1:], options.devices, config.training)
+    words = command_words("train", options.config, set_=options.overrides, **flags)
+    launch(words[1:], options.devices, config.training)
     return None
 
 
@@ -145,6 +144,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             trainer = Trainer(config, setup, progress, record, reporter, stop)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
+                checkpoint = None  # Windows cannot delete its files while they are mapped
             reason = trainer.run()
             if reason == "signal":
                 number = next(filter(None, processes.gather(stop.number)))

@@ -139,8 +139,8 @@ class TrainingConfig(Section):
         seed: Random seed of initial weights, data order and dropout.
         precision: Number format. ``auto``: bfloat16 if the hardware supports it, float16 on other
             GPUs, otherwise float32.
-        device: Device. ``auto``: a GPU if there is one. ``cuda:1`` is the second GPU; ``mps`` is
-            Apple's GPU.
+        device: Device. ``auto``: an NVIDIA GPU if there is one. ``cuda:1`` is the second GPU;
+            ``mps`` is Apple's GPU, which ``auto`` never chooses.
         compile: Compile the layers, which takes a minute. ``auto``: on a GPU, if the run is long
             enough.
         deterministic: Make GPU training bit-exact when it is resumed; some operations are slower.

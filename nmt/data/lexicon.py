@@ -181,7 +181,8 @@ def learn_lexicon(
         vocab_sizes: Sizes of the source and of the target vocabulary, V and W.
         pairs: Pairs to learn from.
         workers: Processes for batches.
-        folder: Folder for tables that the workers read; None if all work is in this process.
+        folder: Temporary folder for tables that the workers read, one for each iteration; None if
+            all work is in this process.
         iterations: Number of iterations of expectation maximization.
     """
     counts = [np.full(size, 0.5) for size in vocab_sizes]
@@ -191,8 +192,6 @@ def learn_lexicon(
     source, target = (count / count.sum() for count in counts)
     lexicon = Lexicon(lines, vocab_sizes, (source, target))
     for _ in range(iterations):
-        if lexicon.before is not None and lexicon.before.path is not None:
-            lexicon.before.path.unlink()
         lexicon = replace(lexicon, before=None)  # frees memory
         cells = np.zeros(min(_CELLS, vocab_sizes[0] * vocab_sizes[1]), np.float32)
         totals = np.zeros(vocab_sizes[0]), np.zeros(vocab_sizes[1])
@@ -205,7 +204,7 @@ def learn_lexicon(
         table = _Table(cells, totals)
         if folder is not None:
             table = replace(table, path=folder / f"{uuid4().hex}.cells")
-            cells.tofile(folder / str(table.path))
+            cells.tofile(str(table.path))
         lexicon = replace(lexicon, table=table, before=lexicon.table)
     return lexicon
 

@@ -79,7 +79,7 @@ class PreparedManifest:
         values = asdict(self)
         values[_SEAL] = sha256_of_json(values)
         text = json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False)
-        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8", newline="\n")
 
     @classmethod
     def read(cls, folder: Path) -> PreparedManifest:

@@ -164,12 +164,12 @@ class StoreWriter(ExitStack):
     """Writes a new token store, in constant memory.
 
     Args:
-        folder: A new folder.
+        folder: The folder, which is created. A store that is already there is replaced.
         vocab_size: Size of the larger vocabulary. It determines the integer type of the ids.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
         self._ends = dict.fromkeys(_SIDES, 0)
@@ -205,4 +205,4 @@ class StoreWriter(ExitStack):
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             layout = json.dumps({"ids": self._dtype})
-            (self._folder / "layout.json").write_text(layout, encoding="utf-8")
+            (self._folder / "layout.json").write_bytes(layout.encode())

@@ -65,8 +65,3 @@ def usable_cores() -> int:
 def own_cores() -> int:
     """Return `usable_cores` divided by the number of training processes; at least 1."""
     return max(1, usable_cores() // local_size())
-
-
-def machine_load() -> float | None:
-    """Return the load average of the last minute, or None if the system does not report it."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import re
-import resource
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +31,7 @@ _BETWEEN_RANKS = 1_000_003
 _MAX_INFLIGHT_UPDATES = 64
 _MEMINFO, _GROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 _OWN_GROUP, _OWN_SIZES = Path("/proc/self/cgroup"), Path("/proc/self/statm")
+_OWN_LIMITS, _LIMIT = Path("/proc/self/limits"), r"^Max address space +(\d+)"  # `ulimit -v`
 _MADV_HUGEPAGE, _HUGE_PAGE = 14, 1 << 21
 _BLOCK_OF_HEAP = (1 << 30) - _HUGE_PAGE  # glibc keeps two of these instead of releasing them
 T = TypeVar("T")
@@ -41,7 +42,8 @@ def choose_device(wanted: str) -> torch.device:
 
     Args:
         wanted: ``cpu``, ``mps``, ``cuda:N``, ``cuda`` (a different GPU for each process), or
-            ``auto`` (``cuda`` if there is a GPU, otherwise ``cpu``).
+            ``auto`` (``cuda`` if there is a GPU, otherwise ``cpu``). ``auto`` never chooses
+            ``mps``, because nmt was not tested on an Apple GPU.
 
     Raises:
         DeviceError: The device does not exist, or there are fewer GPUs than processes.
@@ -63,6 +65,11 @@ def choose_device(wanted: str) -> torch.device:
     # the same shape. It also rounds dropout rates to sixteenths.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return device
+
+
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of counters and sums: float64, but float32 on ``mps``, which lacks it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
@@ -239,8 +246,8 @@ def use_huge_pages() -> None:
     `nmt.device.device.prepare_process`, which makes glibc keep freed memory. It does nothing on
     other systems, or if the address space is limited.
     """
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    if is_limited or sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+    is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+    if not is_glibc or _find(_OWN_LIMITS, _LIMIT):
         return
     libc, pointer, size = ctypes.CDLL(None), ctypes.c_void_p, ctypes.c_size_t
     libc.malloc.restype, libc.malloc.argtypes = pointer, [size]
@@ -255,9 +262,15 @@ def use_huge_pages() -> None:
 
 def _free_on_cpu() -> Iterator[int]:
     """Yield the free bytes of the machine, of each control group (v2), and of ``ulimit -v``."""
-    available = _find(_MEMINFO, r"^MemAvailable: *(\d+) kB$")
-    half = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize() // 2
-    yield int(available) * 1024 if available else half
+    if available := _find(_MEMINFO, r"^MemAvailable: *(\d+) kB$"):
+        yield int(available) * 1024
+    elif hasattr(os, "sysconf"):  # macOS: half of its memory
+        yield os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+    else:
+        # MEMORYSTATUSEX: 8 integers, the first with its size. Number 2 is the free memory.
+        status, library = (ctypes.c_uint64 * 8)(64), vars(ctypes)["windll"]
+        library.kernel32.GlobalMemoryStatusEx(status)
+        yield status[2]
     group = _GROUPS / _find(_OWN_GROUP, r"^0::/(.*)$")
     for place in [group, *group.parents][: -len(_GROUPS.parents)]:
         limit, used = (_find(place / f"memory.{x}", r"^(\d+)$") for x in ("max", "current"))
@@ -265,9 +278,8 @@ def _free_on_cpu() -> Iterator[int]:
             # The kernel can free the file cache that was not used lately, so it counts as free.
             files = _find(place / "memory.stat", r"^inactive_file (\d+)$")
             yield int(limit) - int(used) + int(files or 0)
-    limits, pages = resource.getrlimit(resource.RLIMIT_AS), _find(_OWN_SIZES, r"^(\d+)")
-    if pages and limits[0] != resource.RLIM_INFINITY:
-        yield limits[0] - int(pages) * resource.getpagesize()
+    if limit := _find(_OWN_LIMITS, _LIMIT):
+        yield int(limit) - int(_find(_OWN_SIZES, r"^(\d+)")) * mmap.PAGESIZE
 
 
 def _find(path: Path, pattern: str) -> str:

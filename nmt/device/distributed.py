@@ -91,13 +91,9 @@ class Processes:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"nmt/{attempt}", store)  # type: ignore[attr-defined]
 
-    def sum(self, tensor: Tensor) -> None:
-        """Replace ``tensor``, on any device, by its sum over all processes."""
-        self.begin_sum(tensor).wait()
-
     @_or_peer_lost()
     def begin_sum(self, tensor: Tensor) -> PendingSum:
-        """Start to replace ``tensor`` by its sum over all processes, without waiting."""
+        """Start to replace ``tensor``, on any device, by its sum over all processes."""
         if self._store is None:
             return PendingSum()
         return PendingSum(dist.all_reduce(tensor, async_op=True))

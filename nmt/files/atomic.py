@@ -1,19 +1,21 @@
 """Atomic writes of files and folders, and file locks.
 
-A file is written under a temporary name in the same folder, synced to disk, then renamed. The
-file has either the old content or the new content, even after a kill or a power cut. The temporary
-name is ``.NAME.tmp-PID-N``, and the writer holds a lock on that file. If another process can take
-the lock, the writer is dead, and the next writer of the same name removes the temporary file.
+A file is written in a temporary folder next to its final place, synced to disk, then renamed. It
+has either the old content or the new content, even after a kill or a power cut. The temporary
+folder is ``.NAME.tmp-PID-N``, and the writer holds a lock on a file in it. If another process can
+take the lock, the writer is dead, and the next writer of the same name removes the folder.
 
-`file_lock` and `run_lock` ensure that only one process works on a folder. The kernel releases a
+`file_lock` and `run_lock` ensure that only one process works on a folder. The system releases a
 lock when its process ends, so a lock cannot become stale. The lock file contains the process id and
 the host, for the error message that a second process prints.
+
+This works on Linux, macOS and Windows. Windows cannot rename, replace or delete a file that is open
+or mapped into memory, nor a folder that contains such a file, and it cannot sync a folder.
 """
 
 from __future__ import annotations
 
 import bz2
-import fcntl
 import gzip
 import itertools
 import json
@@ -37,7 +39,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError, NmtError
 from nmt.files.lines import is_standard
 
 _FIX = "Choose a folder with write permission and enough free disk space."
-_TEMPORARY = ".tmp-"
+_TEMPORARY, _LOCK = ".tmp-", ".lock"
 _COMPRESSORS: dict[str, Callable[[IO[bytes]], AbstractContextManager[object]]] = {
     # No file name and no time in the header: the same text always gives the same bytes.
     ".gz": lambda raw: gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0),
@@ -66,18 +68,15 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     place = path.resolve()
     mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
     with _beside(place) as temporary:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = os.open(temporary, flags, 0o666 if mode is None else mode)
-        with os.fdopen(descriptor, "wb") as file:
-            _lock(descriptor)
+        at_first = 0o666 if mode is None else mode
+        with open(temporary, "xb", opener=lambda name, how: os.open(name, how, at_first)) as file:
             if mode is not None:
-                os.fchmod(descriptor, mode)  # `os.open` applied the umask
+                temporary.chmod(mode)  # `os.open` applied the umask
             yield file
             file.flush()
-            os.fsync(descriptor)
-            temporary.replace(place)
-    with suppress(PermissionError):  # a folder may be writable but not readable
-        sync(place.parent)
+            os.fsync(file.fileno())
+        temporary.replace(place)
+    sync(place.parent)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -114,18 +113,18 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     place.parent.mkdir(parents=True, exist_ok=True)
     with _beside(place) as temporary:
         temporary.mkdir()
-        with _opened(temporary) as descriptor:
-            _lock(descriptor)
-            yield temporary
-            for written in (*temporary.rglob("*"), temporary):
-                sync(written)
-            aside = replaced_folder(place)
-            if replace and place.exists():
-                shutil.rmtree(aside, ignore_errors=True)
-                place.rename(aside)
-            temporary.rename(place)
-            sync(place.parent)
+        yield temporary
+        for written in (*temporary.rglob("*"), temporary):
+            sync(written)
+        aside = replaced_folder(place)
+        if replace and place.exists():
             shutil.rmtree(aside, ignore_errors=True)
+            place.rename(aside)
+        with suppress(OSError):  # an empty folder may be replaced, also on Windows
+            place.rmdir()
+        temporary.rename(place)
+        sync(place.parent)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def replaced_folder(place: Path) -> Path:
@@ -155,25 +154,23 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
         for found in list(folder.iterdir()):
             if not found.name.startswith(start) or _TEMPORARY not in found.name:
                 continue
-            # BlockingIOError: another process is writing it
-            with suppress(OSError), _opened(found, os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(found)
+            with suppress(OSError):  # another process is writing it, and holds the lock
+                if found.is_symlink() or not found.is_dir():
+                    found.unlink()
+                else:
+                    _new_lock(found / _LOCK).acquire(blocking=False).lock.release()
+                    shutil.rmtree(found, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk (fsync)."""
-    with _opened(path) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with suppress(PermissionError):  # a folder on Windows, or one that cannot be read
+        # Windows syncs only files that are open for writing.
+        descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -250,38 +247,34 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _beside(place: Path) -> Iterator[Path]:
-    """Yield a temporary path in the folder of ``place``; remove whatever is left there."""
+    """Yield a path in a locked temporary folder next to ``place``; remove the folder at the end."""
     remove_leftovers(place.parent, place.name)
+    folder = _temporary(place)
     with _unwound_by_signals():
-        temporary = _temporary(place)
         try:
-            yield temporary
+            folder.mkdir()
+            with _new_lock(folder / _LOCK):
+                yield folder / place.name
         finally:
-            _remove(temporary)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _temporary(place: Path) -> Path:
     return place.with_name(f".{place.name}{_TEMPORARY}{os.getpid()}-{next(_serial)}")
 
 
-def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # a file system without locks: `remove_leftovers` removes nothing there
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _new_lock(path: Path) -> Any:
+    from filelock import FileLock  # noqa: PLC0415 - `nmt translate` rarely needs it
+
+    return FileLock(path)
 
 
 @contextmanager
 def _unwound_by_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise SystemExit, so that contexts clean up as after SIGINT."""
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    names = ("SIGTERM", "SIGHUP", "SIGBREAK") if is_main else ()  # some systems lack some
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
@@ -309,13 +302,13 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
             the process.
         OSError: The file cannot be written.
     """
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - `nmt translate` rarely needs it
-
-    lock, has_waited = FileLock(path), False
+    lock, has_waited = _new_lock(path), False
     try:
         lock.acquire(blocking=False)
-    except Timeout as error:
-        other = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+    except TimeoutError as error:
+        other = "another process"
+        with suppress(OSError):  # Windows does not let others read a locked file
+            other = path.read_text(encoding="utf-8", errors="replace").strip() or other
         if not wait:
             fix = "Wait until it ends, stop it, or choose another folder."
             raise CheckpointError(f"{path.parent} is in use by {other}.", fix=fix) from error
@@ -324,12 +317,15 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         has_waited = True
     try:
         place, started = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S%z")
-        with suppress(OSError):  # a full disk: the lock works without this text
-            path.write_text(f"process {os.getpid()} on {place} since {started}\n", "utf-8")
+        with suppress(OSError):  # a full disk, or Windows: the lock works without this text
+            # On a file system without locks, a `SoftFileLock` depends on its own text.
+            if "Soft" not in type(lock).__name__:
+                path.write_text(f"process {os.getpid()} on {place} since {started}\n", "utf-8")
         yield has_waited
     finally:
         if remove:  # before the release: waiting processes notice, and create a new file
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # Windows: filelock removes the file after the release
+                path.unlink()
         lock.release()
 
 

@@ -127,7 +127,8 @@ class UnknownFormatError(CheckpointError):
 
 def _inside(name: str) -> str:
     place = PurePosixPath(name)
-    if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
+    # Backslashes and colons lead out of a folder on Windows.
+    if place.is_absolute() or ".." in place.parts or not place.parts or {*"\0\\:"} & {*name}:
         raise ValueError(f"{name!r} is not inside the folder")
     return name
 
@@ -209,7 +210,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write the manifest into ``folder``. Call this after all other files are written."""
-        (folder / NAME).write_text(self.text(), encoding="utf-8")
+        (folder / NAME).write_bytes(self.text().encode())
 
     def text(self) -> str:
         """Return the manifest as JSON text, including its own hash."""

@@ -18,7 +18,6 @@ import logging
 import lzma
 import re
 import select
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from nmt.errors import DataError, nearest_word
+from nmt.errors import DataError, join_words, nearest_word
 from nmt.installation import shipped_file
 
 _BOM = b"\xef\xbb\xbf"
@@ -233,7 +232,7 @@ def _reject_other_encodings(start: bytes, name: str) -> None:
     """Raise a DataError if ``start`` looks like UTF-16, UTF-32 or a binary file."""
     if mark := _WIDE_MARKS.match(start):
         encoding = str(mark.lastgroup).replace("_", "-")
-        file = shlex.quote(name) if Path(name).is_file() else "FILE"
+        file = join_words([name]) if Path(name).is_file() else "FILE"
         fix = f"Convert the file: iconv -f {encoding} -t UTF-8 {file} > NEW"
         raise DataError(f"{name} is {encoding}, not UTF-8.", fix=fix)
     # A line of text may contain a NUL or a few bad bytes. Programs, images and weights have many.
@@ -325,8 +324,8 @@ def has_input(stream: IO[bytes], seconds: float = _PAUSE_SECONDS) -> bool:
     """Whether more bytes, or the end, arrive within ``seconds``. Always true for a file."""
     try:
         return bool(select.select([stream.fileno()], [], [], seconds)[0])
-    except (OSError, ValueError):  # a buffer in a test has no file descriptor
-        return True
+    except (OSError, ValueError):  # a buffer in a test, or Windows, which waits only for sockets
+        return stream.seekable()  # a pipe is not: assume that its writer pauses
 
 
 class LineDecoder:

@@ -36,7 +36,7 @@ Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 Mean = Literal["arithmetic", "geometric"]
 # Optional outputs, in addition to texts and scores.
 OutputName: TypeAlias = Literal["alignments", "attention", "token_scores"]
-_DEVICES = ("auto", "cpu", "cuda")
+_DEVICES = ("auto", "cpu", "cuda", "mps")
 _CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 

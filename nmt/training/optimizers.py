@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nmt.config.training import OptimizerConfig
+from nmt.device.device import precise_dtype
 from nmt.training.optimizer import AdamW, FlatParameters, Optimizer, OptimizerConstructor, is_matrix
 
 
@@ -29,7 +30,7 @@ class ScheduleFreeAdamW(Optimizer):
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
         super().__init__(parameters, config)
         self.step_count, self._weight_sum = (
-            self._keep(name, torch.zeros((), dtype=torch.float64, device=self._weights.device))
+            self._keep(name, self._weights.new_zeros((), dtype=precise_dtype(self._weights.device)))
             for name in ("step", "weight_sum")
         )
         self._z = self._keep("z", self._weights.clone())
@@ -38,7 +39,7 @@ class ScheduleFreeAdamW(Optimizer):
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         beta1, beta2 = self._config.betas
-        not_skipped, dtype = 1 - skipped.double(), self._weights.dtype
+        not_skipped, dtype = 1 - skipped.to(precise_dtype(skipped.device)), self._weights.dtype
         self.step_count += not_skipped
         self._weight_sum += not_skipped * learning_rate**2
         # 0 / 0 while the learning rate is zero
@@ -126,7 +127,7 @@ class Muon(Optimizer):
     @override
     def step(self, learning_rate: float, skipped: Tensor) -> None:
         config = self._config
-        not_skipped, dtype = 1 - skipped.double(), self._weights.dtype
+        not_skipped, dtype = 1 - skipped.to(precise_dtype(skipped.device)), self._weights.dtype
         gradient = self._gradient.nan_to_num_(0, 0, 0)
         self._momentum.lerp_(gradient, (not_skipped * (1 - config.momentum)).to(dtype))
         torch.lerp(gradient, self._momentum, config.momentum, out=self._change)  # Nesterov

@@ -65,7 +65,7 @@ def record_evaluation(run_dir: Path, title: str, line: Line) -> None:
     if (run_dir / _RECORDS[0]).is_file():
         with suppress(OSError):
             text = json.dumps({"kind": "evaluation", **line}, ensure_ascii=False)
-            with (run_dir / _RECORDS[2]).open("a", encoding="utf-8") as file:
+            with (run_dir / _RECORDS[2]).open("a", encoding="utf-8", newline="\n") as file:
                 file.write(text + "\n")
             HtmlReport(run_dir, title).close()
 

@@ -225,7 +225,7 @@ class Updater:
         self.model.train()
         own = [(b.num_source_tokens, b.num_target_tokens, b.num_padded_tokens) for b in batches]
         counts = torch.tensor([*map(sum, zip(*own, strict=True)), int(stops)])
-        self.processes.sum(counts)
+        self.processes.begin_sum(counts).wait()
         source, target, padded, num_stopping = counts.tolist()
         parameters = self.optimizer.parameters
         factor = 1.0 if self.loss_scale is None else self.loss_scale.factor

@@ -15,6 +15,7 @@ import torch
 from nmt.config.model import DecodingConfig
 from nmt.data.loader import Batch, Loader
 from nmt.data.plan import epoch_random, plan_batches
+from nmt.device.device import precise_dtype
 from nmt.device.distributed import Processes, interleave
 from nmt.files.progress import progress_bar
 from nmt.inference.torch_engine import TorchEngine
@@ -218,7 +219,7 @@ class Validator:
     def _sum_losses(self) -> tuple[float, float, int]:
         """Return summed cross-entropy, summed training loss and tokens of this process."""
         tokens, device = 0, self.updater.device
-        totals = torch.zeros(2, dtype=torch.float64, device=device)
+        totals = torch.zeros(2, dtype=precise_dtype(device), device=device)
         options: dict[str, Any] = {"total": len(self.batches), "leave": False}
         shown = not self.updater.processes.rank
         with progress_bar("validating: loss", unit="batches", shown=shown, **options) as bar:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import os
 import re
-import resource
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,11 +214,38 @@ def test_the_limit_of_the_process_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     sizes = tmp_path / "statm"
     sizes.write_text("100 50 3 0 0 0 0\n")
     monkeypatch.setattr(memory, "_OWN_SIZES", sizes)
-    pages = 100 * resource.getpagesize()
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (pages + 5 * MEBIBYTE, -1))
-    assert free_bytes(CPU) == 5 * MEBIBYTE
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (pages - 1, -1))
-    assert free_bytes(CPU) == 0
+    used, limits = 100 * mmap.PAGESIZE, tmp_path / "limits"
+    monkeypatch.setattr(memory, "_OWN_LIMITS", limits)
+    limits.write_text(
+        "Limit  Soft Limit  Hard Limit\nMax address space  unlimited  unlimited  bytes\n"
+    )
+    assert free_bytes(CPU) > 5 * MEBIBYTE
+    for limit, free in ((used + 5 * MEBIBYTE, 5 * MEBIBYTE), (used - 1, 0)):
+        limits.write_text(
+            f"Max stack size  8 8 bytes\nMax address space  {limit}  unlimited  bytes\n"
+        )
+        assert free_bytes(CPU) == free
+
+
+def test_without_the_files_of_linux_half_of_the_memory_counts_and_windows_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("_MEMINFO", "_OWN_GROUP", "_OWN_SIZES", "_OWN_LIMITS"):
+        monkeypatch.setattr(memory, name, tmp_path / "missing")
+    assert free_bytes(CPU) == os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+    monkeypatch.delattr(os, "sysconf")
+
+    def fill(status: Any) -> bool:
+        """As GlobalMemoryStatusEx: MEMORYSTATUSEX, whose first member is its size in bytes."""
+        values = struct.unpack("<IIQQQQQQQ", bytes(status))
+        assert values[0] == struct.calcsize("<IIQQQQQQQ")
+        new = struct.pack("<IIQQQQQQQ", values[0], 50, 16 << 30, 7 << 30, 1, 2, 3, 4, 5)
+        ctypes.memmove(status, new, len(new))
+        return True
+
+    kernel = SimpleNamespace(GlobalMemoryStatusEx=fill)
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    assert free_bytes(CPU) == 7 << 30
 
 
 def test_the_peak_counts_tensors_that_exist_at_the_same_time() -> None:

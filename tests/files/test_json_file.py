@@ -163,7 +163,9 @@ def test_a_wrong_field_of_a_manifest_is_named(
         Manifest.read(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "..", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x", "a/../../x", "", "..", "a\0b", "..\\x", "C:x"]
+)
 def test_a_name_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     """Finding 16."""
     write(tmp_path, files={name: {"size": 3, "sha256": "0" * 64}})

@@ -193,6 +193,9 @@ class _Endless(io.RawIOBase):
 
     left = 1 << 28
 
+    def seekable(self) -> bool:
+        return True
+
     def read(self, size: int = -1, /) -> bytes:
         size = min(size, self.left)
         self.left -= size

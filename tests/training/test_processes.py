@@ -242,7 +242,7 @@ import torch
 from nmt.device.distributed import PeerLostError, join
 me = join()
 numbers = torch.tensor([1, 10 ** me.rank])
-me.sum(numbers)
+me.begin_sum(numbers).wait()
 first = me.gather(me.is_first_to_fail())
 told = [numbers.tolist(), me.gather("ab"[me.rank]), me.share(f"of {me.rank}"), sorted(first)]
 me.wait()
@@ -250,7 +250,8 @@ print(json.dumps([me.rank, me.size, *told]), flush=True)
 if me.rank == 1:
     os._exit(0)
 for call in (
-    lambda: me.sum(torch.ones(1)), lambda: me.gather(1), lambda: me.share(1), lambda: me.wait()
+    lambda: me.begin_sum(torch.ones(1)).wait(),
+    lambda: me.gather(1), lambda: me.share(1), lambda: me.wait(),
 ):
     try:
         call()

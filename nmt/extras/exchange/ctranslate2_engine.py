@@ -106,7 +106,7 @@ class CTranslate2Engine(Engine):
     def __init__(self, folder: Path, *, device: str = "auto", threads: int | None = None) -> None:
         package = import_ctranslate2()
         num_gpus = package.get_cuda_device_count()
-        if device.startswith("cuda") and not num_gpus:
+        if device not in ("auto", "cpu") and not num_gpus:
             fix = "Use `device` cpu, or `device` auto."
             raise DeviceError("CTranslate2 cannot find a CUDA device.", fix=fix)
         self.on_gpu = device != "cpu" and num_gpus > 0

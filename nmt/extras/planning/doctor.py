@@ -19,7 +19,7 @@ import torch
 
 from nmt.commands.train import fit
 from nmt.config.loader import load_config
-from nmt.device import machine_load, usable_cores
+from nmt.device import usable_cores
 from nmt.errors import NmtError
 from nmt.extras.planning.options import DoctorOptions
 from nmt.files.lines import read_lines
@@ -109,7 +109,8 @@ def _findings() -> Iterator[Finding]:
     threads, cores = torch.get_num_threads(), usable_cores()
     few = "unset OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") and threads < cores else ""
     yield Finding("threads", f"{threads} for {cores} cores", few)
-    if (load := machine_load()) is not None:
+    if hasattr(os, "getloadavg"):  # Windows does not report its load
+        load = os.getloadavg()[0]
         is_busy = load > (os.cpu_count() or 1) / 2
         others = ". Other processes are running, so training will be slower" if is_busy else ""
         found = f"load average {load:.1f} on {os.cpu_count()} cores (last minute){others}"

@@ -182,7 +182,7 @@ def init(options: InitOptions) -> Start:
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
             vocab_size = _vocab_size(files, scale_of(size).vocab_size)
             text = _config_text(start, codes, given, vocab_size)
-            (place / _CONFIG_NAME).write_text(text, encoding="utf-8")
+            (place / _CONFIG_NAME).write_text(text, encoding="utf-8", newline="\n")
             load_config(place / _CONFIG_NAME)  # the name of the folder may be invalid as ``name``
     return start
 

@@ -70,9 +70,10 @@ def _run(service: Service, gate: Gate, listener: socket.socket) -> None:
             logger.info("stopping after all running requests are answered")
             loop.call_later(_DRAIN_SECONDS, setattr, server, "should_exit", True)
 
-        # These replace uvicorn's handlers, which raise the signal again at the end.
+        # These replace uvicorn's handlers, which raise the signal again at the end. Windows has no
+        # `loop.add_signal_handler`.
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
         logger.info("ready")
         yield
 
