@@ -156,7 +156,7 @@ nmt evaluate runs/demo runs/longer -t wmt14 -t wmt17 -l en-de --fail-under bleu=
         path of the page.""",
         """
 nmt report runs/demo
-nmt report runs/a runs/b -o runs.html""",
+nmt report runs/demo runs/longer -o runs.html""",
     ),
     "serve": Entry(
         "nmt.extras.serving.options:ServeOptions",
