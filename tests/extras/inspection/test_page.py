@@ -202,3 +202,16 @@ def test_drawings_answer_to_pointer_and_keyboard(browser: str, tmp_path: Path) -
     found, logged = ask(browser, made, tmp_path, 390, centre, TOKEN, KEY, HEAD, LAST, SMALL)
     assert found == "r,b:0.75000 yw1.0000,h1z0.5000,h2z0.2500,h11 s,b:masked false1 Next2 0"
     assert "CONSOLE" not in logged
+
+
+def test_the_figure_of_the_readme_has_the_numbers_of_the_tutorial() -> None:
+    docs = Path(__file__).parents[3] / "nmt" / "docs"
+    table = re.search(
+        r"^  I .*?(?=```)", (docs / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert table
+    expected = [f"{float(number):.2f}" for number in re.findall(r"\d\.\d{4}", table[0])]
+    drawn = (docs / "attention.svg").read_text(encoding="utf-8")
+    assert len(expected) == 20
+    assert re.findall(r'class="mid ink">([\d.]+)<', drawn) == expected
+    assert 'class="end ink token">verloren.<' in drawn
