@@ -46,7 +46,7 @@ def inspect(options: InspectOptions) -> None:
     report: HtmlReport | None = None
     if options.model is None:
         _refuse_idle(options, [], "for worked examples")
-        title = "Worked examples"
+        title = "Inside the Transformer"
         parts = [_part("worked-examples", worked_examples.__doc__, worked_examples())]
     else:
         inspected = Inspected(options.model, options)

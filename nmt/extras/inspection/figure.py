@@ -23,6 +23,7 @@ Cell = str | int | float | None
 # Rows of numbers. None is an empty cell, such as a masked score.
 Matrix = Sequence[Sequence[float | None]]
 NodeKind = Literal["kept", "dropped", "finished", "best"]
+TIMES, ROOT, DOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}", "\N{DOT OPERATOR}"
 _WIDTH = 100  # Width of paragraphs. Tables are as wide as their cells.
 _MAX_COLUMNS = 12  # Largest matrix that is written as numbers.
 _MARKS = {"best": "*", "finished": "+", "dropped": "x", "kept": " "}
@@ -262,7 +263,7 @@ def _stack(stack: Stack) -> list[str]:
     first, last, count = stack.repeated or (0, -1, 1)
     lines = [f"{stack.title}, from top to bottom"]
     for index, box in reversed(list(enumerate(stack.boxes))):
-        times = f"{count} \N{MULTIPLICATION SIGN}" if first <= index <= last else ""
+        times = f"{count} {TIMES}" if first <= index <= last else ""
         lines.append(f"{times:>6} {visible(box.label):<18} {visible(box.detail)}".rstrip())
     return lines
 
@@ -290,7 +291,7 @@ def number_text(number: float, form: str) -> str:
     if not exponent:
         return digits
     power = str(int(exponent)).translate(_SUPERSCRIPTS)
-    return f"{digits} \N{MULTIPLICATION SIGN} 10{power}" if number else "0"
+    return f"{digits} {TIMES} 10{power}" if number else "0"
 
 
 def cell_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import number_text
+from nmt.extras.inspection.figure import ROOT, TIMES, number_text
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.sublayers import KINDS, matrices, record
 from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention
@@ -35,11 +35,10 @@ _SHARED = {
     "inputs-shared": {"source_vectors": "source and target embeddings"},
     "tied": {"source_vectors": "source, target and output embeddings"},
 }
-_TIMES, _ROOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}"
 _NORMS = {
-    "layer": f"LayerNorm: divides by {_ROOT}(variance + {{}})",
+    "layer": f"LayerNorm: divides by {ROOT}(variance + {{}})",
     "layer-std": "LayerNorm: divides by (std + {})",
-    "rms": f"RMSNorm: divides by {_ROOT}(mean square + {{}})",
+    "rms": f"RMSNorm: divides by {ROOT}(mean square + {{}})",
 }
 _ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGLU"}
 
@@ -66,7 +65,7 @@ class PartCount:
         '4 \u00d7 8 \u00d7 512 \u00d7 64 + 4 \u00d7 512'
         """
         products = ([f"{n:,}" for n in product] for product in self.formula)
-        return " + ".join(f" {_TIMES} ".join(product) for product in products)
+        return " + ".join(f" {TIMES} ".join(product) for product in products)
 
 
 def parameters(inspected: Inspected) -> Iterator[fig.Figure]:
@@ -199,11 +198,11 @@ def _stack(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> fig.Sta
             attention_dropout = config.decoder_attention_dropout
     scheme, is_pre = POSITIONS[config.positions], config.norm_position == "pre"
     drop = _dropout(config.dropout)
-    start = f", times {_ROOT}{dim:,}" if config.scale_embeddings else ""
+    start = f", times {ROOT}{dim:,}" if config.scale_embeddings else ""
     start += ", zeros at the start" if is_decoder and config.decoder_start == "zero" else ""
     start += ", BOS at the start" if config.source_bos and not is_decoder else ""
     start += "" if scheme.absolute is not None else drop
-    boxes = [fig.Box("embedding", f"{vocab_size:,} {_TIMES} {dim:,}{start}", "embedding")]
+    boxes = [fig.Box("embedding", f"{vocab_size:,} {TIMES} {dim:,}{start}", "embedding")]
     if scheme.absolute is not None:
         places = f"{config.positions}, the first is {config.first_position}{drop}"
         boxes.append(fig.Box("add positions", places, "embedding"))

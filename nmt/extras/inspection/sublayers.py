@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.extras.inspection import figure as fig
-from nmt.extras.inspection.figure import isolated, number_text, vector_text
+from nmt.extras.inspection.figure import DOT, ROOT, TIMES, isolated, number_text, vector_text
 from nmt.extras.inspection.inspected import Inspected
 from nmt.model.layers import CrossAttention, Residual, SelfAttention
 from nmt.model.transformer import Transformer, evaluating
@@ -37,7 +37,6 @@ KINDS: dict[Kind, str] = {
     "cross": "Cross-attention (decoder to source)",
 }
 _SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
-_TIMES, _ROOT = "\N{MULTIPLICATION SIGN}", "\N{SQUARE ROOT}"
 _HEAD = ("sublayer", "stream before", "added", "stream after", "added / before",
          "gradient of stream", "gradient of weights")  # fmt: skip
 
@@ -237,15 +236,15 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[f
     ]  # fmt: skip
     mixed = vector_text(heads.mixed[head, place])
     rows.append(["sum", "", None, None, sum(weights), "", mixed])
-    width, dot = len(query), "q \N{DOT OPERATOR} k"
-    head_row = ("key of", "k", dot, f"/ {_ROOT}{width}", "softmax", "v", f"softmax {_TIMES} v")
+    width, dot = len(query), f"q {DOT} k"
+    head_row = ("key of", "k", dot, f"/ {ROOT}{width}", "softmax", "v", f"softmax {TIMES} v")
     pairs = list(zip(query.tolist(), keys[0].tolist(), strict=True))
-    terms = " + ".join(f"{a:.4f} {_TIMES} {b:.4f}" for a, b in pairs[:6])
+    terms = " + ".join(f"{a:.4f} {TIMES} {b:.4f}" for a, b in pairs[:6])
     more, first = f" + ... ({width} terms)" if width > 6 else "", f"{products[0]:.4f}"
     lines = [
         f"q = {vector_text(query)}",
         f"{dot} of {isolated(labels[0])} = {terms}{more} = {first}",
-        f"{first} / {_ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
+        f"{first} / {ROOT}{width} = {first} / {width**0.5:.4f} = {products[0] / width**0.5:.4f}",
     ]
     return [fig.Text("First key", lines), fig.Table("All keys", head_row, rows, total=True)]
 
@@ -287,7 +286,7 @@ def matrices(sublayer: Sublayer, title: str) -> fig.Table:
         ("Q", f"X W^Q{bias}{suffix}", f"H, {t}, d_k", of_queries, (tokens, h, width)),
         ("K", f"{x} W^K{bias}{suffix}", f"{g}, {s}, d_k", of_keys, (keys, groups, width)),
         ("V", f"{x} W^V{bias}", f"{g}, {s}, d_k", of_keys, (keys, groups, width)),
-        ("scores", f"Q K^T / {_ROOT}{width}", f"H, {t}, {s}", square, ""),
+        ("scores", f"Q K^T / {ROOT}{width}", f"H, {t}, {s}", square, ""),
         ("A", "softmax(scores), row by row", f"H, {t}, {s}", square, ""),
         ("Z", "A V", f"H, {t}, d_k", of_queries, (tokens, h, width)),
         ("concat", "Z of all heads, concatenated", f"{t}, H d_k", out, out),

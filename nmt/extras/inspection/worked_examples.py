@@ -8,6 +8,7 @@ import torch
 
 from nmt.config.model import ModelConfig
 from nmt.extras.inspection import figure as fig
+from nmt.extras.inspection.figure import DOT, ROOT, TIMES
 from nmt.extras.inspection.inputs import LAYOUTS, NUM_POSITIONS, encoding_heatmap, sinusoid_figures
 from nmt.extras.inspection.structure import parameter_table
 from nmt.model.attention import mean_weights
@@ -30,8 +31,8 @@ def worked_examples() -> Iterator[fig.Figure]:
     products = (query * keys).sum(-1).flatten()
     weights = mean_weights(query, keys, torch.ones(1, 2, dtype=torch.bool)).flatten()
     rows = [
-        ("q . k", *products.tolist()),
-        (f"divided by sqrt({_HEAD_DIM})", *(products * _HEAD_DIM**-0.5).tolist()),
+        (f"q {DOT} k", *products.tolist()),
+        (f"divided by {ROOT}{_HEAD_DIM}", *(products * _HEAD_DIM**-0.5).tolist()),
         ("softmax", *weights.tolist()),
     ]
     yield fig.Table("Attention of one query to two keys", ("", "key 1", "key 2"), rows)
@@ -40,12 +41,12 @@ def worked_examples() -> Iterator[fig.Figure]:
     shape = 2, _NUM_SAMPLES, _HEAD_DIM
     products = torch.randn(shape, generator=generator).prod(0).sum(1)
     variances = [
-        ("q . k", _HEAD_DIM, products.var().item()),
-        (f"q . k / sqrt({_HEAD_DIM})", 1, (products * _HEAD_DIM**-0.5).var().item()),
+        (f"q {DOT} k", _HEAD_DIM, products.var().item()),
+        (f"q {DOT} k / {ROOT}{_HEAD_DIM}", 1, (products * _HEAD_DIM**-0.5).var().item()),
     ]
     head = "", "expected", f"measured on {_NUM_SAMPLES:,} random pairs"
     note = "Variances of independent terms add up. Without the division, softmax would saturate."
-    title = f"Variance of q . k, a sum of {_HEAD_DIM} products of variance 1"
+    title = f"Variance of q {DOT} k, a sum of {_HEAD_DIM} products of variance 1"
     yield fig.Table(title, head, variances, note=note)
 
     for layout, where in LAYOUTS.items():
@@ -59,8 +60,8 @@ def worked_examples() -> Iterator[fig.Figure]:
     total = sum(parameter.numel() for parameter in model.parameters())
     note = (
         f" With an output bias there are {total + _VOCAB_SIZE:,} parameters. A well-known text "
-        f"says 4 x 8 x 512 x 64 = 1,050,624 for attention. The product is {4 * 8 * 512 * 64:,}; "
-        "the biases are the rest."
+        f"says 4 {TIMES} 8 {TIMES} 512 {TIMES} 64 = 1,050,624 for attention. The product is "
+        f"{4 * 8 * 512 * 64:,}; the biases are the rest."
     )
     title = f"Parameters of the base model with {_VOCAB_SIZE:,} subwords and tied embeddings"
     yield parameter_table(model, title, note)

@@ -190,7 +190,7 @@ def test_the_worked_examples_are_the_published_numbers() -> None:
     # 1 / (1 + e^-2) = 0.8808
     assert numbers[2] == pytest.approx((0.88, 0.12), abs=0.005)
     assert numbers[2] == pytest.approx((1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))), abs=1e-6)
-    variances = figures["Variance of q . k, a sum of 64 products of variance 1"]
+    variances = figures["Variance of q \N{DOT OPERATOR} k, a sum of 64 products of variance 1"]
     assert isinstance(variances, Table)
     for (_, expected, measured), value in zip(variances.rows, (64, 1), strict=True):
         assert expected == value
