@@ -21,6 +21,9 @@ from tests.browser import REQUESTS, WIDER, ask
 ATTACK = "<img src=x onerror=alert(1)>\u202e&"
 VALUES: fig.Matrix = [[0.25, None], [0.5, 1.0]]
 HEATMAP = fig.Heatmap(ATTACK, VALUES, [ATTACK, "b"], [ATTACK, "d"], 0, 1, note=ATTACK)
+STACK = fig.Stack("e", [fig.Box(ATTACK, ATTACK), fig.Box("add", residual=1)], repeated=(0, 1, 6))
+OTHER = fig.Stack("d", [fig.Box("cross", kind="attention")])
+DIAGRAM = fig.Diagram(ATTACK, [STACK, OTHER], [((0, 1), (1, 0), ATTACK)])
 # One of each kind, with markup wherever text goes.
 FIGURES: list[fig.Figure] = [
     fig.Text(ATTACK, [ATTACK], note=ATTACK),
@@ -28,18 +31,7 @@ FIGURES: list[fig.Figure] = [
     HEATMAP,
     fig.Links(ATTACK, [ATTACK, "b"], [ATTACK], {ATTACK: [[0.9], [0.1]], "2": [[0.5], [0.0]]}),
     fig.Tree(ATTACK, [fig.Node(ATTACK, ATTACK, None, "best"), fig.Node("b", "", 0, "dropped")]),
-    fig.Diagram(
-        ATTACK,
-        [
-            fig.Stack(
-                ATTACK[:12],
-                [fig.Box(ATTACK, ATTACK), fig.Box("add", residual=1)],
-                repeated=(0, 1, 6),
-            ),
-            fig.Stack("d", [fig.Box("cross", kind="attention")]),
-        ],
-        [((0, 1), (1, 0), ATTACK)],
-    ),
+    DIAGRAM,
     fig.Grid(ATTACK, [ATTACK], [ATTACK], [[VALUES]]),
     fig.Steps(ATTACK, [fig.Step(ATTACK, [HEATMAP]), fig.Step("2", [fig.Text("", [ATTACK])])]),
 ]
@@ -192,12 +184,10 @@ def test_drawings_answer_to_pointer_and_keyboard(browser: str, tmp_path: Path) -
             "s", [fig.Step("1", [fig.Text("", ["1"])]), fig.Step("2", [fig.Text("", ["2"])])]
         ),
     )
-    part = Part("p", "P", "", figures)
-    made = str(render_page("t", {}, [part], {}))
+    made = str(render_page("t", {}, [Part("p", "P", "", figures)], {}))
     # The centre of the second cell, where its number is written; then a token; then keys.
-    box = re.search(r'data-box="([\d.]+) ([\d.]+) ([\d.]+) ([\d.]+)"', made)
-    assert box
-    left, top, width, height = map(float, box.groups())
+    (box,) = re.findall(r'data-box="([^"]+)"', made)
+    left, top, width, height = map(float, box.split())
     centre = CELL % (left + 1.5 * width, top + 0.5 * height)
     found, logged = ask(browser, made, tmp_path, 390, centre, TOKEN, KEY, HEAD, LAST, SMALL)
     assert found == "r,b:0.75000 yw1.0000,h1z0.5000,h2z0.2500,h11 s,b:masked false1 Next2 0"
@@ -206,11 +196,8 @@ def test_drawings_answer_to_pointer_and_keyboard(browser: str, tmp_path: Path) -
 
 def test_the_figure_of_the_readme_has_the_numbers_of_the_tutorial() -> None:
     docs = Path(__file__).parents[3] / "nmt" / "docs"
-    table = re.search(
-        r"^  I .*?(?=```)", (docs / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    assert table
-    expected = [f"{float(number):.2f}" for number in re.findall(r"\d\.\d{4}", table[0])]
+    (table,) = re.findall(r"\n  I  .*?(?=```)", (docs / "tutorial.md").read_text("utf-8"), re.S)
+    expected = [f"{float(number):.2f}" for number in re.findall(r"\d\.\d{4}", table)]
     drawn = (docs / "attention.svg").read_text(encoding="utf-8")
     assert len(expected) == 20
     assert re.findall(r'class="mid ink">([\d.]+)<', drawn) == expected
