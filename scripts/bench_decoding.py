@@ -10,8 +10,8 @@ keeps finished sentences until the whole batch is done. It projects only the las
 vocabulary, so the comparison does not include a wasteful projection.
 
 Tokens are those of the best outputs, including EOS. Rates are medians over the rounds. A ratio
-compares both searches on the same sentences. Without a model folder, the script uses random
-weights, and outputs as long as their sources.
+compares both searches on the same sentences, which are a test set of the run. Without a model
+folder, the script uses random weights, the text of the demo, and outputs as long as their sources.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from bench_text import add_text_options, read_text
 from torch import Tensor
 
 from nmt.checkpoint.model_folder import load_model
 from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.data.demo import demo_pairs
 from nmt.device.device import prepare_process
-from nmt.files.lines import read_lines
 from nmt.inference.stepper import ModelStepper
 from nmt.model.transformer import Transformer, build_model
 from nmt.packed import Packed
@@ -242,9 +243,7 @@ def compare(
 def main() -> None:
     """Run the measurement and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    source = Path("../shared/data/multi30k/test_2016_flickr.de.gz")
-    parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
-    parser.add_argument("--source", type=Path, default=source, help="text to translate")
+    add_text_options(parser)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each search")
     parser.add_argument("--sentences", type=int, default=None, help="sentences; default: all")
@@ -253,9 +252,11 @@ def main() -> None:
     parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 5])
     options = parser.parse_args()
     prepare_process(options.threads)
-    lines = [line for line in read_lines(options.source)[: options.sentences] if line.strip()]
+    has_model = options.model.is_dir()
+    lines = read_text(options)[0] if has_model else [s for s, _ in demo_pairs("test", "en", "de")]
+    lines = [line for line in lines[: options.sentences] if line.strip()]
     model, rows, limits, name = load(options.model, lines)
-    print(f"model: {name}\nsource: {options.source.name}, {len(rows)} sentences")
+    print(f"model: {name}\n{len(rows)} sentences")
     print(
         f"batches of {options.batch_size}, float32, {options.threads} threads, {options.rounds} "
         f"rounds, torch {torch.__version__}, Python {platform.python_version()}\n"

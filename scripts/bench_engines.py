@@ -3,10 +3,11 @@
     python scripts/bench_engines.py runs/multi30k-de-en --threads 2 --rounds 5 --base
     python scripts/bench_engines.py runs/multi30k-de-en --hugging-face ../venv/bin/python
 
-Each engine translates the same subword ids in the same batches, sorted by length. Reading text and
-tokenization are not measured. Batches of 64 measure throughput. Batches of one sentence measure
-latency: the next sentence is sent after the last answer, and each engine runs with one thread and
-with all threads (see `contenders.py`).
+Each engine translates the same subword ids in the same batches, sorted by length. The text is the
+first test set of the run, or --test or --source. Reading text and tokenization are not measured.
+Batches of 64 measure throughput. Batches of one sentence measure latency: the next sentence is sent
+after the last answer, and each engine runs with one thread and with all threads (see
+`contenders.py`).
 
 Ratios compare medians over the rounds with the best result of CTranslate2 over all data types and
 numbers of threads. "same" counts the outputs that equal those of nmt in float32.
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import sacrebleu
 import torch
+from bench_text import add_text_options, read_text
 from contenders import (
     Contender,
     Family,
@@ -45,7 +47,6 @@ from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.model import ModelConfig
 from nmt.device import usable_cores
 from nmt.extras.exchange.ctranslate2 import import_ctranslate2
-from nmt.files.lines import read_lines
 
 SETTLING_SECONDS = 0.3
 """Pause between engines, because threads of some engines keep spinning for a moment."""
@@ -120,8 +121,8 @@ def work_of(bundle: ModelBundle, chosen: argparse.Namespace, cell: Cell) -> Work
     """Return the first sentences, sorted by length unless the batch size is 1."""
     is_stream = cell.batch_size == 1
     count = chosen.single_sentences if is_stream else chosen.sentences
-    references = read_lines(chosen.reference)[:count]
-    rows = bundle.tokenizers.source.encode_batch(read_lines(chosen.source)[:count])
+    sources, references = (side[:count] for side in chosen.text)
+    rows = bundle.tokenizers.source.encode_batch(sources)
     order = range(len(rows)) if is_stream else sorted(range(len(rows)), key=lambda i: len(rows[i]))
     return Work(bundle, [rows[i] for i in order], [references[i] for i in order], cell.batch_size)
 
@@ -224,12 +225,9 @@ def compare(model: Path, place: Path, chosen: argparse.Namespace) -> list[str]:
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    data = Path("../shared/data/multi30k")
-    parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
+    add_text_options(parser)
     parser.add_argument("--base", action="store_true", help="also measure a model twice as large")
     parser.add_argument("--hugging-face", type=Path, metavar="PYTHON", help="with transformers")
-    parser.add_argument("--source", type=Path, default=data / "test_2016_flickr.de.gz")
-    parser.add_argument("--reference", type=Path, default=data / "test_2016_flickr.en.gz")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
@@ -237,6 +235,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="for throughput, in sentences")
     parser.add_argument("--beam-sizes", type=int, nargs="+", default=[1, 5])
     chosen = parser.parse_args()
+    chosen.text = read_text(chosen)
     print(
         f"{chosen.threads} threads on {usable_cores()} cores, {chosen.rounds} rounds, torch "
         f"{torch.__version__}, CTranslate2 {import_ctranslate2().__version__} "

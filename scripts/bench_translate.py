@@ -4,8 +4,8 @@
 
 The script prints three tables. The first shows one sentence, including the start of the command.
 The second shows slow input, where each line is sent some time after the previous answer. The third
-shows a test set with 1, 2, 4... threads, with peak memory. Seconds are medians over the rounds. To
-measure a larger model, create it with `widen_model.py`.
+shows a test set of the run with 1, 2, 4... threads, with peak memory. Seconds are medians over the
+rounds. To measure a larger model, create it with `widen_model.py`.
 
 This process does not import torch, because its own memory would count for the commands.
 """
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import IO, cast, get_args
 
 import sacrebleu
+from bench_text import add_text_options, read_text
 
 from nmt.checkpoint.model_folder import SHORTLIST
 from nmt.device import usable_cores
-from nmt.files.lines import read_lines
 from nmt.inference.engine import Dtype
 
 NMT = Path(sys.executable).with_name("nmt")
@@ -241,12 +241,9 @@ def print_row(*cells: str) -> None:
 def main() -> None:
     """Run the measurements and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    data = Path("../shared/data/multi30k")
     cores = usable_cores()
     powers = [count for count in (1, 2, 4, 8, 16) if count <= cores]
-    parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
-    parser.add_argument("--source", type=Path, default=data / "test_2016_flickr.de.gz")
-    parser.add_argument("--reference", type=Path, default=data / "test_2016_flickr.en.gz")
+    add_text_options(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--slow-sentences", type=int, default=16, help="lines of the slow input")
@@ -254,8 +251,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=powers, help="for the test set")
     parser.add_argument("--beam-size", type=int, default=5)
     chosen = parser.parse_args()
-    sources = read_lines(chosen.source)[: chosen.sentences]
-    references = read_lines(chosen.reference)[: chosen.sentences]
+    sources, references = (side[: chosen.sentences] for side in read_text(chosen))
     print(f"{chosen.model}, beam {chosen.beam_size}, {cores} cores, {chosen.rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
         exports = ctranslate2_commands(chosen.model, Path(folder))

@@ -192,7 +192,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--within", type=float, default=math.inf, help="time limit in seconds")
     parser.add_argument("--sizes", default="base,big", help="model sizes of the stage training")
     parser.add_argument("--model", type=Path, help="model folder for the stages search and files")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument(
+        "--data", type=Path, default=Path("data"),
+        help="folder with multi30k/ and tatoeba_en_de/; a training without its files is skipped",
+    )  # fmt: skip
     parser.add_argument(
         "--folder", type=Path, help="folder of runs and prepared data; default: temporary"
     )

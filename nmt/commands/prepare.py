@@ -46,6 +46,7 @@ from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, report_name
 from nmt.data.corpus import VALID, check_files, check_sources
 from nmt.data.filters import Diagnosis, FilterChain, Material
+from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import READ, Findings, PrepareReport, current_report
@@ -104,7 +105,7 @@ def prepare_data(
         TokenizerError: The vocabulary size does not fit the text.
     """
     options = options or PreparationOptions()
-    folder, recipe = config.prepared_dir, _recipe(config)
+    folder, recipe = config.prepared_dir, recipe_of(config)
     scored_with = tuple(map(str, options.score_with))
     ignores_existing = options.force or options.report_only
     reads_stdin = check_sources(config.data)
@@ -335,7 +336,7 @@ def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
             file.write("".join(f"{getattr(pair, side)}\n" for pair in pairs).encode())
 
 
-def _recipe(config: RunConfig) -> Recipe:
+def recipe_of(config: RunConfig) -> Recipe:
     """Return the settings that determine the prepared data."""
     return Recipe(
         data=config.data,
@@ -356,6 +357,7 @@ def _check(config: RunConfig) -> None:
         fix = "Use a run folder, or a folder created by `nmt average` or `nmt import`."
         raise ConfigError(problem, fix=fix)
     check_files(config.data.corpora)
+    check_hub(config.data)
 
 
 def _check_ours(folder: Path, *, is_anew: bool) -> None:

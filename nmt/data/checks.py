@@ -15,7 +15,7 @@ import numpy as np
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import VALID, corpus_files, is_piped, read_corpus
-from nmt.data.hubs import cached_test_sets
+from nmt.data.hubs import cached_test_sets, is_on_hub
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import DataError
 from nmt.text.languages import WORDS, common_words, letters_of, script_of
@@ -173,9 +173,12 @@ def held_out_sets(
     """
     cached = cached_test_sets("-".join(languages))
     sets = {VALID: data.valid, **data.test}
+    # Data sets of training and validation are downloaded anyway.
+    read = {each.huggingface for each in (*data.train, data.valid)}
     remote = [
-        name for name, each in sets.items()
-        if each.huggingface or (each.sacrebleu and each.sacrebleu not in cached)
+        name for name, each in data.test.items()
+        if (is_on_hub(each) and each.huggingface not in read)
+        or (each.sacrebleu and each.sacrebleu not in cached)
     ]  # fmt: skip
     named = {each.sacrebleu for each in sets.values()}
     for name, (source, target) in cached.items():

@@ -19,13 +19,40 @@ from urllib.request import getproxies
 from nmt.errors import ConfigError, DataError, nearest_word, shell_command
 
 if TYPE_CHECKING:
-    from nmt.config.data import CorpusConfig
+    from nmt.config.data import CorpusConfig, DataConfig
 
 # Names of file formats in `datasets`.
 _LOADERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _ROWS_AT_ONCE = 1000
 _HUB = "https://huggingface.co"
 _CONNECT_SECONDS = 1.5
+
+
+def is_on_hub(config: CorpusConfig) -> bool:
+    """Whether a corpus is a data set of the Hugging Face Hub, and not a local file or folder."""
+    return config.huggingface is not None and not Path(config.huggingface).exists()
+
+
+def check_hub(data: DataConfig) -> None:
+    """Check, before any corpus is read, that the training and validation data can be downloaded.
+
+    Raises:
+        DataError: The hub cannot be reached, and the cache of `datasets` does not contain them. The
+            fix has the keys that read local files instead.
+    """
+    needed = [corpus for corpus in (*data.train, data.valid) if is_on_hub(corpus)]
+    if not needed or _connect():
+        return
+    for corpus in needed:
+        name, host = str(corpus.huggingface), urlsplit(hub_address()).hostname
+        try:
+            _datasets().load_dataset_builder(name, corpus.subset)
+        except Exception as error:  # of many types: it is not in the cache
+            keys = [key for key, other in data.corpora.items() if is_on_hub(other)]
+            flags = (f"\n    `set` '{key}={{source: FILE, target: FILE}}'" for key in keys)
+            fix = f"Connect to the internet, or read local files instead:{''.join(flags)}"
+            problem = f"{name} is neither a local path nor downloaded before"
+            raise DataError(f"{problem}, and {host} cannot be reached.", fix=fix) from error
 
 
 def huggingface_pairs(
@@ -74,12 +101,10 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             options["keep_default_na"] = False  # "NA" is a word
     else:
         options |= {"path": name, "name": config.subset}
-        if not path.exists() and not reaches(hub_address()):
-            # Without a connection, read the cache; `datasets` would try to connect for 30 seconds.
-            os.environ["HF_HUB_OFFLINE"] = "1"
+        if is_on_hub(config):
+            _connect()
     try:
-        import datasets  # noqa: PLC0415 - two seconds, and only this corpus needs it
-
+        datasets = _datasets()
         if not sys.stderr.isatty():
             datasets.disable_progress_bars()
         for block in datasets.load_dataset(**options).iter(batch_size=_ROWS_AT_ONCE):
@@ -89,8 +114,14 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         raise DataError(
             f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
             f"{type(error).__name__}: {error}",
-            fix="Check the name, subset and network, or download the data and use local files.",
+            fix="Check the name, subset and split, or use local files, with source and target.",
         ) from error
+
+
+def _datasets() -> Any:
+    import datasets  # noqa: PLC0415 - two seconds, and only corpora of the hub need it
+
+    return datasets
 
 
 def _sacrebleu() -> Any:
@@ -147,12 +178,25 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         source = utils.get_source_file(name, pair)
         references = utils.get_reference_files(name, pair)
     except (Exception, SystemExit) as error:  # sacrebleu raises Exception, or exits
-        fix = "Check the connection, or set SACREBLEU to a folder that contains the test set."
+        fix = (
+            f"On a machine with a connection, run `sacrebleu --download {name} -l {pair}`, and "
+            f"copy its folder ~/.sacrebleu/{name} to {folder} here. Or set the variable SACREBLEU "
+            f"to a folder that contains {name}."
+        )
         raise DataError(f"Cannot download test set {name} ({pair}): {error}", fix=fix) from error
     if not references:
         problem = f"The test set {name} ({pair}) has no reference."
         raise DataError(problem, fix="Choose another test set.")
     return Path(source), [Path(reference) for reference in references]
+
+
+def _connect() -> bool:
+    """Whether the hub can be reached. If not, `datasets` reads its cache from now on."""
+    is_reached = reaches(hub_address())
+    if not is_reached:  # `datasets` would try to connect for 30 seconds
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        _datasets().config.HF_HUB_OFFLINE = True  # read from the variable, if it loads only now
+    return is_reached
 
 
 def hub_address() -> str:

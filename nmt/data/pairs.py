@@ -129,7 +129,8 @@ def _records(
                 problem = f"expected {wanted} ({type(error).__name__}: {error})"
                 fix = "Repair the line, or correct the languages and the columns of the corpus."
                 if isinstance(error, IndexError) and "," in line and "\t" not in line:
-                    problem, fix = "commas but no tab", f"Use `csv: {path}` instead of tsv."
+                    problem = "commas but no tab"
+                    fix = "Put a tab between both sides, or use `csv: FILE` instead of tsv."
                 raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix) from error
             yield _pair_of(*texts, number, options)
 

@@ -275,7 +275,7 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
         # All processes measure the same batches: an update needs all of them.
         alike = replace(loader, rank=0, num_ranks=1)
         with left_as_it_was(updater):
-            low, high = (_measure_batches(updater, alike, size) for size in (first, second))
+            low, high = (measure_batches(updater, alike, size) for size in (first, second))
         free = int(_SHARE_OF_MEMORY * min(low[2], high[2]))
         fits = min(own, tokens_that_fit(low[:2], high[:2], free=free))
     fits = min(processes.gather(fits))
@@ -289,26 +289,32 @@ def fit_batches(updater: Updater, loader: Loader, max_length: int) -> Loader:
     return replace(loader, config=batch.model_copy(update=found))
 
 
-def _measure_batches(updater: Updater, loader: Loader, max_tokens: int) -> tuple[int, int, int]:
-    """Return (tokens, peak bytes, free bytes) for updates with the largest batches.
+def measure_batches(
+    updater: Updater, loader: Loader, max_tokens: int | None = None
+) -> tuple[int, int, int, int]:
+    """Return (tokens, peak bytes, free bytes, splits) of updates with the largest batches.
 
-    The peak does not count memory that training uses all the time, such as the weights.
+    The peak does not count memory that training uses all the time, such as the weights. ``splits``:
+    number of times that these batches were halved to fit into memory.
     """
-    size = loader.config.model_copy(update={"max_tokens": max_tokens, "tokens_per_update": None})
-    loader = replace(loader, config=size)
+    if max_tokens:
+        size = {"max_tokens": max_tokens, "tokens_per_update": None}
+        loader = replace(loader, config=loader.config.model_copy(update=size))
     plan = loader.plan(0)
-
-    def update(rows: Rows) -> object:
-        return updater([loader.batch(rows)], 0.0)
-
-    update(plan[0][:1])  # the first update also allocates memory that stays
-    free = free_bytes(updater.device)
+    largest = largest_batches(loader, plan)
+    with progress_bar("measuring memory", unit="batches", total=len(largest), leave=False) as bar:
+        updater([loader.batch(plan[0][:1])], 0.0)  # the first update also allocates lasting memory
+        free, peaks, splits = free_bytes(updater.device), [0], 0
+        for rows in largest:
+            update = partial(updater, [loader.batch(rows)], 0.0)
+            stats, peak = measure_peak(update, updater.device)
+            peaks.append(peak)
+            splits = max(splits, stats.splits)
+            bar.update()
     if updater.device.type == "cpu":
         free //= local_size()
-    largest = largest_batches(loader, plan)
-    peak = max(measure_peak(partial(update, rows), updater.device)[1] for rows in largest)
     most = max(sum(int(side.sum()) for side in loader.lengths(rows)) for rows in largest)
-    return most, peak, free
+    return most, max(peaks), free, splits
 
 
 def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -> int:

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import nmt
+from nmt.commands.prepare import prepare_data
 from nmt.commands.train import fit
 from nmt.config.keys import describe_keys
 from nmt.config.loader import load_config
+from nmt.data.corpus import read_corpus
 from nmt.data.demo import demo_pairs
+from nmt.data.pairs import ReadOptions
+from nmt.data.prepared import PreparedData
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -16,6 +23,84 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 def lines_of(name: str) -> list[str]:
     return (ROOT / "configs" / name).read_text(encoding="utf-8").splitlines()
+
+
+def on_hub(path: Path) -> bool:
+    return load_config(path).data.valid.huggingface is not None
+
+
+ON_HUB = list(filter(on_hub, CONFIGS))
+# The layouts of the two data sets: files with known names, or files that the front matter lists.
+LISTED = """---
+configs:
+- config_name: {subset}
+  data_files:
+  - {{split: train, path: "{subset}/train-*"}}
+  - {{split: validation, path: "{subset}/validation-*"}}
+  - {{split: test, path: "{subset}/test-*"}}
+---
+# A data set
+"""
+
+
+def copy_of_the_data_set(folder: Path, languages: tuple[str, str], subset: str | None) -> Path:
+    """Made-up pairs in the layout of bentrevett/multi30k or, with a subset, of wmt/wmt14."""
+    for split, name, count in (
+        ("train", "train", 60),
+        ("validation", "val", 5),
+        ("test", "test", 3),
+    ):
+        pairs = [
+            {code: f"{split} {number} in {code}" for code in languages} for number in range(count)
+        ]
+        rows: list[Any] = pairs
+        path = folder / f"{name}.jsonl"
+        if subset:
+            rows = [{"translation": pair} for pair in pairs]
+            path = folder / subset / f"{split}-00000-of-00001.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    front = LISTED.format(subset=subset) if subset else "---\nlanguage: [en, de]\n---\n"
+    (folder / "README.md").write_text(front, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("path", ON_HUB, ids=lambda path: path.stem)
+def test_the_data_of_every_configuration_are_read_from_a_local_copy(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    shipped = load_config(path)
+    codes = shipped.source_language, shipped.target_language
+    subset = shipped.data.valid.subset
+    folder = copy_of_the_data_set(tmp_path / "copy", codes, subset)
+    places = [key for key, each in shipped.data.corpora.items() if each.huggingface]
+    overrides = [f"{key}.huggingface={folder}" for key in places]
+    overrides += ["tokenizer={vocab_size: 300}", f"prepared_dir={tmp_path / 'prepared'}"]
+    config = load_config(path, overrides)
+    counts = {"data.train.0": 60, "data.valid": 5, "data.test.flickr2016": 3}
+    for key in places:
+        pairs = list(read_corpus(config.data.corpora[key], ReadOptions(*codes)))
+        split = config.data.corpora[key].split
+        assert pairs == [
+            (f"{split} {n} in {codes[0]}", f"{split} {n} in {codes[1]}", n + 1)
+            for n in range(counts[key])
+        ]
+    report = prepare_data(config)
+    assert [report.counts[name]["read"] for name in report.counts] == [60, 5]
+    data = PreparedData.open(config.prepared_dir)
+    assert data.valid_source[-1] == f"validation 4 in {codes[0]}"
+    # A test set of the same data set is compared with the training data; others are not downloaded.
+    assert ("flickr2016" in report.overlap) == (subset is None)
+
+
+def test_no_shipped_file_names_data_that_only_we_have() -> None:
+    folders = ("configs", "scripts", "nmt")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    for path in [*files, ROOT / "README.md", ROOT / "Makefile"]:
+        if path.suffix in (".md", ".yaml", ".py", ".sbatch", ""):
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"\.\./shared|\"shared\" /", text), path
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -69,7 +69,7 @@ def commands() -> list[str]:
     found = []
     for document in DOCUMENTS:
         for block in blocks(document):
-            lines = re.sub(r"\s#.*", "", block.text).splitlines()
+            lines = re.sub(r"\s#.*", "", block.text.replace("\\\n", " ")).splitlines()
             if block.language == "console":
                 lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
             elif block.language != "sh":

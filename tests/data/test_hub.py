@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nmt.config.data import CorpusConfig
+from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import corpus_files, read_corpus
-from nmt.data.hubs import published_test_set
+from nmt.data.hubs import check_hub, published_test_set
 from nmt.data.pairs import ReadOptions
 from nmt.errors import ConfigError, DataError
 
@@ -108,6 +111,7 @@ def test_an_unreachable_hub_is_tried_once(answers: bool, monkeypatch: pytest.Mon
     monkeypatch.setattr("socket.create_connection", refuse)
     monkeypatch.setattr("nmt.data.hubs._CONNECT_SECONDS", 0.01)
     monkeypatch.setattr("nmt.data.hubs.getproxies", dict)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(
         "datasets.load_dataset", lambda **_: modes.append(os.environ["HF_HUB_OFFLINE"])
@@ -116,6 +120,39 @@ def test_an_unreachable_hub_is_tried_once(answers: bool, monkeypatch: pytest.Mon
         pairs_of("wmt/wmt14")
     released.set()
     assert modes == ["1"]
+
+
+def test_without_the_hub_the_error_has_the_keys_of_local_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Local training data do not need the hub, whatever the test set is."""
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: False)
+    remote = CorpusConfig(huggingface="org/pairs")
+    data = DataConfig(
+        train=(remote,), valid=remote, test={"a": remote, "b": CorpusConfig(demo="test")}
+    )
+    with pytest.raises(DataError) as caught:
+        check_hub(data)
+    assert "org/pairs is neither" in caught.value.problem
+    assert "huggingface.co cannot be reached" in caught.value.problem
+    keys = re.findall(r"`set` '([\w.]+)={source: FILE, target: FILE}'", caught.value.fix)
+    assert keys == ["data.train.0", "data.valid", "data.test.a"]
+    local = CorpusConfig(demo="train")
+    check_hub(data.model_copy(update={"train": (local,), "valid": local}))
+
+
+def test_without_the_hub_its_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[tuple[str, str]] = []
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: False)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *names: loaded.append(names))
+    pairs = CorpusConfig(huggingface="org/pairs", subset="de-en")
+    check_hub(DataConfig(train=(CorpusConfig(demo="train"),), valid=pairs))
+    assert loaded == [("org/pairs", "de-en")]
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
 def test_unknown_test_sets_and_pairs_are_refused_without_a_download() -> None:
@@ -142,5 +179,28 @@ def test_a_download_that_fails_names_the_test_set(
     (tmp_path / "wmt14" / "raw").mkdir(parents=True)
     (tmp_path / "wmt14" / "raw" / f"a.tgz{'' if is_here else '.lock'}").touch()
     reason = "a wrong checksum" if tried else "no connection to https://"
-    with pytest.raises(DataError, match=rf"Cannot download test set wmt14 \(en-de\): {reason}"):
+    with pytest.raises(
+        DataError, match=rf"Cannot download test set wmt14 \(en-de\): {reason}"
+    ) as caught:
         published_test_set("wmt14", "en-de")
+    # What to type on another machine, and the folder to fill on this one.
+    assert "`sacrebleu --download wmt14 -l en-de`" in caught.value.fix
+    assert f"~/.sacrebleu/wmt14 to {tmp_path / 'wmt14'} here" in caught.value.fix
+
+
+def test_a_copied_folder_of_sacrebleu_is_a_test_set(tmp_path: Path) -> None:
+    """The remedy of the error above works without a connection."""
+    from sacrebleu import DATASETS
+
+    (tmp_path / "wmt14").mkdir()
+    (tmp_path / "hypotheses").write_text("the ref line of two\nanother ref line\n")
+    for name in DATASETS["wmt14"].fieldnames("en-de"):
+        path = tmp_path / "wmt14" / f"wmt14.en-de.{name}"
+        path.write_text(f"the {name} line of two\nanother {name} line\n")
+    options = ["-t", "wmt14", "-l", "en-de", "--json"]
+    result = subprocess.run(
+        [sys.executable, "-m", "nmt", "evaluate", "hypotheses", *options],
+        env={**os.environ, "SACREBLEU": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["systems"][0]["scores"][0]["value"] == pytest.approx(100)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,20 +20,23 @@ from nmt.commands.options import TrainOptions
 from nmt.commands.prepare import prepare_data
 from nmt.commands.train_setup import build, compile_model
 from nmt.config.run import RunConfig
+from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
 from nmt.data.store import Rows
 from nmt.device.compilation import Compilation
-from nmt.device.device import choose_device, deterministic, measure_peak, prepare_process
+from nmt.device.device import choose_device, deterministic, prepare_process
 from nmt.device.distributed import Processes
+from nmt.extras.planning import made_up
 from nmt.extras.planning.plan import LengthSums, training_flops
-from nmt.files.progress import progress_bar
 from nmt.model.transformer import count_parameters
+from nmt.training import timing
 from nmt.training.losses import loss_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.processes import StopSignal
-from nmt.training.timing import MOST_SECONDS, TrainingSetup, largest_batches, time_plan
+from nmt.training.timing import MOST_SECONDS, TrainingSetup, time_plan
 
 logger = logging.getLogger(__name__)
+_TOTALS = ("pairs", "batches", "updates", "source_tokens", "target_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +61,15 @@ class DryRunReport:
     # ``largest_batches`` (pairs, longest source, longest target, with EOS). ``splits``: number of
     # times that these batches were halved to fit into memory.
     memory_bytes: dict[str, Any]
-    # The first epoch. Tokens include EOS; ``padding_waste`` is a share.
+    # The first epoch. Tokens include EOS; ``padding_waste`` is a share. The totals are None for
+    # made-up data.
     epoch: dict[str, Any]
     # Number of updates, the key that limits it (``limit``), and whether patience is set, too.
     budget: dict[str, Any]
     # Seconds of the median update in a probe, and the estimates for an epoch and for the training.
     seconds: dict[str, Any]
     remark: str  # Outcome of compiling the layers; empty if compilation is off.
+    made_up: str = ""  # Why and how the lengths of the sentences were made up, if they were.
     warnings: tuple[str, ...] = ()  # Likely problems of the training.
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,6 +83,7 @@ class DryRunReport:
         remark = f", {self.remark}" if self.remark else ""
         title = f"dry run of {self.name} on {of}{each}{remark}: no training, no run folder"
         lines = [title, self._summary]
+        lines += [f"made-up lengths: {self.made_up}"] * bool(self.made_up)
         for row in self._rows():
             if isinstance(row, str):
                 lines += ["", row]
@@ -89,16 +96,16 @@ class DryRunReport:
     def _summary(self) -> str:
         budget, seconds, memory = self.budget, self.seconds, _binary(self.memory_bytes["total"])
         if budget["updates"] is None:
-            epoch = _duration(seconds["epoch"])
-            return f"{epoch} per epoch, until training.patience ends training; {memory}"
+            return f"{_duration(seconds['update'])} per update, number unknown, {memory}"
         minutes = _duration(seconds["training"] + seconds["validation_and_saving"])
-        updates, epochs = f"{budget['updates']:,} updates", f"{budget['epochs']:,.2f} epochs"
-        return f"{updates}, {epochs} (limit: {budget['limit']}), {minutes}, {memory}"
+        updates = f"{budget['updates']:,} updates, {_number(budget['epochs'], ',.2f')} epochs"
+        return f"{updates} (limit: {budget['limit']}), {minutes}, {memory}"
 
     def _rows(self) -> Iterator[tuple[str, ...] | str]:
         """Yield titles and the rows below them. A row has a label, a value and notes."""
         flops, memory, epoch = self.flops, self.memory_bytes, self.epoch
         budget, seconds = self.budget, self.seconds
+        how = "extrapolated" if self.made_up else "measured"
         yield "parameters"
         yield from ((part, f"{number:,}") for part, number in self.parameters.items())
         yield "FLOPs of training (forward and backward)"
@@ -112,28 +119,27 @@ class DryRunReport:
             moments = "moments and averaged weights" if key == "optimizer" else ""
             yield key.replace("_", " "), _binary(memory[key]), "exact", moments
         shapes = " and ".join("{} x ({} + {})".format(*x) for x in memory["largest_batches"])
-        peak = f"measured on the largest batches: {shapes} tokens"
+        peak = f"{how} on the largest batches: {shapes} tokens"
         halved = f"HALVED {memory['splits']} times to fit into memory" if memory["splits"] else ""
         yield "activations and temporaries", _binary(memory["activations"]), peak, halved
         total = _binary(memory["total"])
         yield "total", total, "without Python, torch and the page cache of the data"
         yield "first epoch (tokens with EOS, without padding)"
-        for key in ("pairs", "batches", "updates", "source_tokens", "target_tokens"):
-            yield key.replace("_", " "), f"{epoch[key]:,}"
+        for key in _TOTALS:
+            yield key.replace("_", " "), _number(epoch[key])
         for key in ("tokens_per_batch", "tokens_per_update"):
             yield key.replace("_", " "), f"{epoch[key]:,.0f}", "average, both sides"
         yield "padding waste", f"{epoch['padding_waste']:.1%}", "share of padded batches"
         yield "budget"
-        if budget["updates"] is None:
-            yield "updates", "unknown", "only training.patience ends training"
-        else:
-            earlier = "training.patience can end it earlier" if budget["has_patience"] else ""
-            yield "updates", f"{budget['updates']:,}", budget["limit"], earlier
-            yield "epochs", f"{budget['epochs']:,.2f}"
+        limit = budget["limit"] or "no limit of updates or minutes"
+        earlier = "training.patience can end it earlier" if budget["has_patience"] else ""
+        yield "updates", _number(budget["updates"]), limit, earlier
+        yield "epochs", _number(budget["epochs"], ",.2f")
         yield "time"
-        probe = f"measured: median of {seconds['probe_updates']} updates"
+        probe = f"{how}: median of {seconds['probe_updates']} updates"
         alone = "without communication between processes" if self.devices > 1 else ""
         yield "update", _duration(seconds["update"]), probe, alone
+        yield "updates per second", f"{1 / seconds['update']:.3g}"
         yield "epoch", _duration(seconds["epoch"])
         yield "all updates", _duration(seconds["training"])
         beside, updates = seconds["validation_and_saving"], seconds["training"]
@@ -147,9 +153,10 @@ class DryRunReport:
 def dry_run(options: TrainOptions) -> DryRunReport:
     """Compute and measure the cost of a training run from its first update.
 
-    Prepares the data if necessary, because the estimate needs the lengths of the sentences. Then
-    trains a temporary model for a few updates. Neither locks nor writes the run folder. For several
-    devices, one process is measured on its part of the data.
+    Prepares local corpora if necessary, because the estimate needs the lengths of the sentences.
+    Downloads nothing: for absent corpora, the lengths are made up (`nmt.extras.planning.made_up`).
+    Then trains a temporary model for a few updates. Neither locks nor writes the run folder. For
+    several devices, one process is measured on its part of the data.
 
     Raises:
         NmtError: The data, configuration or device is not usable; see the message.
@@ -160,31 +167,48 @@ def dry_run(options: TrainOptions) -> DryRunReport:
 def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
     """Estimate the cost of a training run; see `dry_run`."""
     prepare_process(config.training.threads)
-    prepared = prepare_data(config, check=data_check(config))
-    if not prepared.up_to_date:
-        why = f"Prepared the data in {config.prepared_dir}, because a dry run needs it."
-        logger.info("%s\n%s", why, prepared.as_text())
-    device = choose_device(config.training.device)
-    with deterministic(device, wanted=config.training.deterministic):
-        setup = build(config, PreparedData.open(config.prepared_dir), Processes(), StopSignal())
+    device, why = choose_device(config.training.device), made_up.explain(config)
+    with (
+        deterministic(device, wanted=config.training.deterministic),
+        TemporaryDirectory(prefix="nmt-dry-run-", ignore_cleanup_errors=True) as folder,
+    ):
+        measured, whole = config, config.batch
+        if why:
+            measured, whole = made_up.without_corpora(config, small=device.type == "cpu")
+            data = made_up.write_data(config, Path(folder))
+        else:
+            prepared = prepare_data(config, check=data_check(config))
+            if not prepared.up_to_date:
+                text = f"Prepared the data in {config.prepared_dir}, because a dry run needs it."
+                logger.info("%s\n%s", text, prepared.as_text())
+            data = PreparedData.open(config.prepared_dir)
+        setup = build(measured, data, Processes(), StopSignal())
         setup = replace(setup, loader=replace(setup.loader, num_ranks=devices))
-        return _measure(setup, config, compile_model(setup))
+        loader = setup.loader if whole == measured.batch else replace(setup.loader, config=whole)
+        return _measure(setup, loader, config, compile_model(setup), why)
 
 
-def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) -> DryRunReport:
-    """Time some updates, and derive the values of the report. Destroys the weights of the model."""
-    plan, training = setup.loader.plan(0), setup.training
+def _measure(
+    setup: TrainingSetup, loader: Loader, config: RunConfig, compilation: Compilation, why: str
+) -> DryRunReport:
+    """Time some updates, and derive the values of the report. Destroys the weights of the model.
+
+    If ``loader`` has larger batches than the loader of ``setup``, time and memory are extrapolated.
+    """
+    plan, training = loader.plan(0), setup.training
     logger.info(
         "measuring memory on the largest batches, then time (at most about %g s)", MOST_SECONDS
     )
-    memory, timed = _memory(setup, plan), time_plan(setup, most_seconds=MOST_SECONDS)
-    rows, sides = np.concatenate(plan), setup.loader.lengths(slice(None))
+    memory, timed = _memory(setup, loader, plan), time_plan(setup, most_seconds=MOST_SECONDS)
+    rows, sides = np.concatenate(plan), loader.lengths(slice(None))
     sums = LengthSums.of_pairs(*(side[rows] for side in sides))
-    in_epoch = -(-len(plan) // setup.loader.config.gradient_accumulation)
+    in_epoch = -(-len(plan) // loader.config.gradient_accumulation)
     padded = sum(len(batch) * int(side[batch].max()) for batch in plan for side in sides)
+    if loader is not setup.loader:  # both read the same pairs, in a different number of updates
+        timed = replace(timed, update=timed.update * len(setup.loader.plan(0)) / in_epoch)
     limits = {} if training.max_steps is None else {"training.max_steps": training.max_steps}
-    if training.max_epochs is not None:
-        of_epochs = islice(setup.loader.epoch_updates(), training.max_epochs)
+    if training.max_epochs is not None and not why:
+        of_epochs = islice(loader.epoch_updates(), training.max_epochs)
         limits["training.max_epochs"] = sum(of_epochs)
     if training.max_minutes is not None:
         limits["training.max_minutes"] = timed.updates_in(training.max_minutes, training)
@@ -193,11 +217,10 @@ def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) 
     sizes, tokens = count_parameters(setup.updater.model), sums.source_tokens + sums.target_tokens
     passes = 2 if loss_name(training) == "r_drop" else 1
     flops = training_flops(config.model, setup.data.manifest.target_vocab_size, sums, passes=passes)
-    shortage = timed.shortage(updates, training)
-    return DryRunReport(
+    report = DryRunReport(
         name=config.name,
         device=str(setup.updater.device),
-        devices=setup.loader.num_ranks,
+        devices=loader.num_ranks,
         precision=setup.updater.precision.name,
         compiled=compilation.is_on,
         threads=torch.get_num_threads(),
@@ -236,8 +259,13 @@ def _measure(setup: TrainingSetup, config: RunConfig, compilation: Compilation) 
             "validation_and_saving": updates and timed.beside(updates, training),
         },
         remark=compilation.remark,
-        warnings=tuple(filter(None, (shortage, *advice(config)))),
+        made_up=why,
+        warnings=tuple(filter(None, (timed.shortage(updates, training), *advice(config)))),
     )
+    if why:  # the number of pairs is unknown
+        report.epoch.update(dict.fromkeys(_TOTALS))
+        report.budget["epochs"] = report.seconds["epoch"] = None
+    return report
 
 
 def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
@@ -270,27 +298,19 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
-def _memory(setup: TrainingSetup, plan: Sequence[Rows]) -> dict[str, Any]:
+def _memory(setup: TrainingSetup, loader: Loader, plan: Sequence[Rows]) -> dict[str, Any]:
     """Return the bytes of the buffers, and the additional peak memory of the largest batches."""
-    updater, loader = setup.updater, setup.loader
-    shapes, splits, peaks, largest = [], [], [], largest_batches(loader, plan)
-    total = 1 + len(largest)
-    with progress_bar("measuring memory", unit="batches", total=total, leave=False) as bar:
-        # The first update allocates buffers that stay; they are not part of the measurement.
-        updater([loader.batch(plan[0][:1])], 0.0)
-        for rows in largest:
-            bar.update()
-            source, target = loader.lengths(rows)
-            shapes.append((len(rows), int(source.max()), int(target.max())))
-            batch = loader.batch(rows)
-            stats, peak = measure_peak(partial(updater, [batch], 0.0), updater.device)
-            splits.append(stats.splits)
-            peaks.append(peak)
-    held = resident_bytes(setup.updater.optimizer, setup.updater.model) | {
-        "activations": max(peaks)
-    }
-    total = sum(held.values())
-    return {**held, "largest_batches": shapes, "splits": max(splits), "total": total}
+    updater, small = setup.updater, setup.loader
+    lengths = [loader.lengths(rows) for rows in timing.largest_batches(loader, plan)]
+    tokens, peak, _, splits = timing.measure_batches(updater, small)
+    if loader is not small:
+        half = int(small.config.max_tokens or 0) // 2
+        few, low = timing.measure_batches(updater, small, half)[:2]
+        most = max(int(source.sum() + target.sum()) for source, target in lengths)
+        peak += round((peak - low) / max(tokens - few, 1) * (most - tokens))
+    held = resident_bytes(updater.optimizer, updater.model) | {"activations": peak}
+    shapes = [(len(source), int(source.max()), int(target.max())) for source, target in lengths]
+    return {**held, "largest_batches": shapes, "splits": splits, "total": sum(held.values())}
 
 
 def _decimal(number: float | None) -> str:
@@ -302,6 +322,10 @@ def _decimal(number: float | None) -> str:
             return f"{number:.3g} {prefix}".rstrip()
         number /= 1000
     return f"{number:.3g} Z"
+
+
+def _number(number: float | None, form: str = ",") -> str:
+    return "unknown" if number is None else format(number, form)
 
 
 def _binary(size_bytes: int) -> str:

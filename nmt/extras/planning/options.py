@@ -27,9 +27,10 @@ class InitOptions(Options):
         output: Output folder; it must not exist.
         languages: Language pair, such as de-en.
         seed: Random seed for the choice of validation and test pairs.
-        valid: Two files with the validation set. The default draws up to 1,000 pairs from the
+        valid: Validation set: two files, not a name. The default draws up to 1,000 pairs from the
             corpus.
-        test: Two files with the test set. The default draws up to 1,000 pairs from the corpus.
+        test: Test set: two files, not a name as in `nmt evaluate`. The default draws up to 1,000
+            pairs from the corpus.
     """
 
     source: Annotated[Path, Flag(argument=True)]

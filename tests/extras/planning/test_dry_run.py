@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -21,6 +22,7 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.loader import Batch, Loader, Position
 from nmt.data.prepared import PreparedData
 from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
+from nmt.extras.planning.made_up import write_data
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
 from nmt.model.transformer import build_model, count_parameters
@@ -171,7 +173,7 @@ def test_two_passes_double_the_flops_and_patience_alone_makes_the_length_unknown
     assert twice.seconds["training"] is twice.flops["training"] is None
     assert twice.seconds["validation_and_saving"] is None
     assert twice.seconds["epoch"] > 0
-    assert "per epoch, until training.patience ends training" in twice.as_text().splitlines()[1]
+    assert "per update, number unknown" in twice.as_text().splitlines()[1]
 
 
 def test_too_large_batches_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +214,86 @@ def test_from_the_shell_it_prepares_first_and_makes_no_run_folder(tmp_path: Path
     assert second.stderr == ""
     assert (tmp_path / "prepared").is_dir()
     assert not (tmp_path / "run").exists()
+
+
+def test_absent_files_are_replaced_by_made_up_lengths(tmp_path: Path) -> None:
+    """Marked as such. What depends on the number of pairs is unknown, and nothing is written."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(values_in(tmp_path)))
+    result = CliRunner().invoke(app, ["train", str(path), "--dry-run", "--json"])
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert f"data.train.0.source: {tmp_path / 'train.de'} does not exist" in found["made_up"]
+    assert "median 15 subwords" in found["made_up"]  # half of the toy's filters.max_length
+    assert (found["budget"]["updates"], found["budget"]["epochs"]) == (45, None)
+    assert found["seconds"]["epoch"] is found["epoch"]["pairs"] is None
+    assert 0 < found["epoch"]["tokens_per_batch"] <= 400
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_data_of_a_hub_are_not_downloaded(
+    folder: Path, report: DryRunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model and its cost are the same as with text: the vocabulary size is configured."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    remote = {"huggingface": "org/pairs", "noise": {"typos": 0.5}}
+    values = values_in(folder, max_steps=None, max_epochs=3)
+    values |= {
+        "prepared_dir": "elsewhere",
+        "data": {"train": [remote], "valid": {"sacrebleu": "wmt14"}},
+        "batch": {**CONFIG["batch"], "bpe_dropout": 0.1},
+    }
+    found = estimate(RunConfig.model_validate(values))
+    assert "org/pairs, wmt14 is not prepared" in found.made_up
+    assert found.parameters == report.parameters
+    assert found.flops["attention_share"] == pytest.approx(report.flops["attention_share"], rel=0.9)
+    assert found.budget["updates"] is None
+    assert "made-up lengths: " in found.as_text()
+    assert report.made_up == ""
+
+
+def test_memory_of_large_batches_is_extrapolated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To what a batch of that size needs."""
+    values = values_in(tmp_path) | {"batch": {"max_tokens": 16_000, "gradient_accumulation": 2}}
+    config, found = RunConfig.model_validate(values), []
+    for few in (1024, 8000):  # measured are batches of up to twice as many tokens
+        monkeypatch.setattr("nmt.extras.planning.made_up._FEW_TOKENS", few)
+        found.append(estimate(config))
+    small, whole = found
+    assert small.epoch == whole.epoch
+    assert small.memory_bytes == {
+        **whole.memory_bytes,
+        "activations": pytest.approx(whole.memory_bytes["activations"], rel=0.1),
+        "total": pytest.approx(whole.memory_bytes["total"], rel=0.1),
+    }
+
+
+@pytest.mark.parametrize(("longest", "median"), [(256, 24), (8, 4)])
+def test_made_up_lengths_have_the_stated_distribution(
+    longest: int, median: int, tmp_path: Path
+) -> None:
+    values = values_in(tmp_path) | {
+        "filters": {"max_length": longest},
+        "tokenizer": {"joint": False, "vocab_size": {"source": 900, "target": 300}},
+        "model": {**CONFIG["model"], "embeddings": "separate"},
+        "batch": {"max_tokens": 1000},
+    }
+    data = write_data(RunConfig.model_validate(values), tmp_path)
+    sides = data.train.source_lengths, data.train.target_lengths
+    assert (data.manifest.source_vocab_size, data.manifest.target_vocab_size) == (900, 300)
+    for lengths in sides:
+        assert np.median(lengths) == pytest.approx(median, abs=1)
+        assert 1 <= lengths.min() < lengths.max() <= longest
+    if longest == 256:  # pairs that are too long hardly change the spread
+        logs = np.log(sides[0])
+        assert logs.std() == pytest.approx(0.6, abs=0.02)
+        assert (logs - np.log(sides[1])).std() == pytest.approx(0.2, abs=0.02)
 
 
 def test_it_shows_progress_and_ends_within_its_time_limit(

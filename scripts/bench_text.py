@@ -1,0 +1,31 @@
+"""The text that the benchmarks translate: a test set of the run, or files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from nmt.commands.evaluation_set import load_test_sets
+from nmt.commands.options import EvaluateOptions
+from nmt.config.loader import load_config
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """Add the model folder, and the options of its text."""
+    parser.add_argument("model", nargs="?", type=Path, default=Path("runs/multi30k-de-en"))
+    parser.add_argument("--test", metavar="NAME", help="test set; default: the first of the run")
+    parser.add_argument("--source", type=Path, help="text to translate, instead of a test set")
+    parser.add_argument("--reference", type=Path, help="translations of --source, line by line")
+
+
+def read_text(chosen: argparse.Namespace) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the sources and the references, read as `nmt evaluate` reads them."""
+    config = load_config(chosen.model / "config.yaml")
+    files = [path for path in (chosen.reference,) if path is not None]
+    test = [chosen.test or next(iter(config.data.test), "valid")] * (chosen.source is None)
+    options = EvaluateOptions(
+        models=(chosen.model,), test=tuple(test), source=chosen.source, reference=tuple(files)
+    )
+    (text,) = load_test_sets(options, config)
+    return text.source or (), text.references[0]
