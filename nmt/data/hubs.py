@@ -178,11 +178,9 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         source = utils.get_source_file(name, pair)
         references = utils.get_reference_files(name, pair)
     except (Exception, SystemExit) as error:  # sacrebleu raises Exception, or exits
-        fix = (
-            f"On a machine with a connection, run `sacrebleu --download {name} -l {pair}`, and "
-            f"copy its folder ~/.sacrebleu/{name} to {folder} here. Or set the variable SACREBLEU "
-            f"to a folder that contains {name}."
-        )
+        fix = f"On a connected machine, run `sacrebleu --download {name} -l {pair}`, and copy its "
+        fix += f"folder ~/.sacrebleu/{name} to {folder} here. If you copy it to another place, set "
+        fix += f"the variable SACREBLEU to the folder that contains {name}."
         raise DataError(f"Cannot download test set {name} ({pair}): {error}", fix=fix) from error
     if not references:
         problem = f"The test set {name} ({pair}) has no reference."

@@ -25,7 +25,7 @@ from nmt.device.device import free_bytes, measure_peak, random_state, restore_ra
 from nmt.errors import DeviceError
 from nmt.files.progress import progress_bar
 from nmt.training.checkpoints import Progress
-from nmt.training.update import Updater
+from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -301,20 +301,19 @@ def measure_batches(
         size = {"max_tokens": max_tokens, "tokens_per_update": None}
         loader = replace(loader, config=loader.config.model_copy(update=size))
     plan = loader.plan(0)
-    largest = largest_batches(loader, plan)
-    with progress_bar("measuring memory", unit="batches", total=len(largest), leave=False) as bar:
-        updater([loader.batch(plan[0][:1])], 0.0)  # the first update also allocates lasting memory
-        free, peaks, splits = free_bytes(updater.device), [0], 0
-        for rows in largest:
-            update = partial(updater, [loader.batch(rows)], 0.0)
-            stats, peak = measure_peak(update, updater.device)
-            peaks.append(peak)
-            splits = max(splits, stats.splits)
-            bar.update()
+
+    def update(rows: Rows) -> UpdateStats:
+        return updater([loader.batch(rows)], 0.0)
+
+    update(plan[0][:1])  # the first update also allocates memory that stays
+    free = free_bytes(updater.device)
     if updater.device.type == "cpu":
         free //= local_size()
+    largest = largest_batches(loader, plan)
+    measured = [measure_peak(partial(update, rows), updater.device) for rows in largest]
     most = max(sum(int(side.sum()) for side in loader.lengths(rows)) for rows in largest)
-    return most, max(peaks), free, splits
+    splits = max(stats.splits for stats, _ in measured)
+    return most, max(peak for _, peak in measured), free, splits
 
 
 def tokens_that_fit(low: tuple[int, int], high: tuple[int, int], *, free: int) -> int:

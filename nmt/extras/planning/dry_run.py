@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ from nmt.device.distributed import Processes
 from nmt.extras.planning import made_up
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.model.transformer import count_parameters
+from nmt.report.page import render
 from nmt.training import timing
 from nmt.training.losses import loss_name
 from nmt.training.optimizer import ModelOptimizer
@@ -78,76 +79,9 @@ class DryRunReport:
 
     def as_text(self) -> str:
         """Return the report as a table."""
-        of = f"{self.device}, {self.precision}, threads: {self.threads}"
-        each = f", each of {self.devices} processes" if self.devices > 1 else ""
-        remark = f", {self.remark}" if self.remark else ""
-        title = f"dry run of {self.name} on {of}{each}{remark}: no training, no run folder"
-        lines = [title, self._summary]
-        lines += [f"made-up lengths: {self.made_up}"] * bool(self.made_up)
-        for row in self._rows():
-            if isinstance(row, str):
-                lines += ["", row]
-            else:
-                label, value, *notes = row
-                lines.append(f"  {label:34}{value:>14}  {'; '.join(filter(None, notes))}".rstrip())
-        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
-
-    @property
-    def _summary(self) -> str:
-        budget, seconds, memory = self.budget, self.seconds, _binary(self.memory_bytes["total"])
-        if budget["updates"] is None:
-            return f"{_duration(seconds['update'])} per update, number unknown, {memory}"
-        minutes = _duration(seconds["training"] + seconds["validation_and_saving"])
-        updates = f"{budget['updates']:,} updates, {_number(budget['epochs'], ',.2f')} epochs"
-        return f"{updates} (limit: {budget['limit']}), {minutes}, {memory}"
-
-    def _rows(self) -> Iterator[tuple[str, ...] | str]:
-        """Yield titles and the rows below them. A row has a label, a value and notes."""
-        flops, memory, epoch = self.flops, self.memory_bytes, self.epoch
-        budget, seconds = self.budget, self.seconds
-        how = "extrapolated" if self.made_up else "measured"
-        yield "parameters"
-        yield from ((part, f"{number:,}") for part, number in self.parameters.items())
-        yield "FLOPs of training (forward and backward)"
-        passes = f"{flops['passes']} passes (training.r_drop_weight)" if flops["passes"] > 1 else ""
-        shares = f"{flops['attention_share']:.0%} of them in attention scores"
-        yield "per target token", _decimal(flops["per_target_token"]), shares, passes
-        yield "per update", _decimal(flops["update"]), "average"
-        yield "whole training", _decimal(flops["training"])
-        yield "memory"
-        for key in ("weights", "master_weights", "gradients", "optimizer"):
-            moments = "moments and averaged weights" if key == "optimizer" else ""
-            yield key.replace("_", " "), _binary(memory[key]), "exact", moments
-        shapes = " and ".join("{} x ({} + {})".format(*x) for x in memory["largest_batches"])
-        peak = f"{how} on the largest batches: {shapes} tokens"
-        halved = f"HALVED {memory['splits']} times to fit into memory" if memory["splits"] else ""
-        yield "activations and temporaries", _binary(memory["activations"]), peak, halved
-        total = _binary(memory["total"])
-        yield "total", total, "without Python, torch and the page cache of the data"
-        yield "first epoch (tokens with EOS, without padding)"
-        for key in _TOTALS:
-            yield key.replace("_", " "), _number(epoch[key])
-        for key in ("tokens_per_batch", "tokens_per_update"):
-            yield key.replace("_", " "), f"{epoch[key]:,.0f}", "average, both sides"
-        yield "padding waste", f"{epoch['padding_waste']:.1%}", "share of padded batches"
-        yield "budget"
-        limit = budget["limit"] or "no limit of updates or minutes"
-        earlier = "training.patience can end it earlier" if budget["has_patience"] else ""
-        yield "updates", _number(budget["updates"]), limit, earlier
-        yield "epochs", _number(budget["epochs"], ",.2f")
-        yield "time"
-        probe = f"{how}: median of {seconds['probe_updates']} updates"
-        alone = "without communication between processes" if self.devices > 1 else ""
-        yield "update", _duration(seconds["update"]), probe, alone
-        yield "updates per second", f"{1 / seconds['update']:.3g}"
-        yield "epoch", _duration(seconds["epoch"])
-        yield "all updates", _duration(seconds["training"])
-        beside, updates = seconds["validation_and_saving"], seconds["training"]
-        share = beside is not None and f"{beside / (beside + updates):.0%} of the time"
-        yield "validation, saving, end", _duration(beside), share or "", "estimated"
-        yield "target tokens per second", f"{seconds['target_tokens_per_second']:,.0f}"
-        speed = _decimal(flops["per_second"])
-        yield "FLOPs per second", speed, "for real tokens, without padding"
+        forms = {"decimal": _decimal, "binary": _binary, "duration": _duration, "number": _number}
+        text = str(render("dry_run.txt.j2", totals=_TOTALS, **forms, **self.as_dict()))
+        return "\n".join(line.rstrip() for line in text.strip().split("\n"))
 
 
 def dry_run(options: TrainOptions) -> DryRunReport:
