@@ -174,11 +174,10 @@ def held_out_sets(
     cached = cached_test_sets("-".join(languages))
     sets = {VALID: data.valid, **data.test}
     # Data sets of training and validation are downloaded anyway.
-    read = {each.huggingface for each in (*data.train, data.valid)}
+    here = {None, *cached, *(each.huggingface for each in (*data.train, data.valid))}
     remote = [
         name for name, each in data.test.items()
-        if (is_on_hub(each) and each.huggingface not in read)
-        or (each.sacrebleu and each.sacrebleu not in cached)
+        if each.sacrebleu not in here or (is_on_hub(each) and each.huggingface not in here)
     ]  # fmt: skip
     named = {each.sacrebleu for each in sets.values()}
     for name, (source, target) in cached.items():

@@ -88,15 +88,15 @@ def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[
 
 def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     path = Path(name)
-    options: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
+    # A local file is always streamed, because a copy in the cache of `datasets` has no benefit.
+    is_streamed = config.streaming or path.is_file()
+    options: dict[str, Any] = {"split": config.split, "streaming": is_streamed}
     if path.is_file():
         if path.suffix not in _LOADERS:
             problem = f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}."
             raise DataError(problem, fix="Convert the file, or use source, tsv or jsonl.")
-        # A single local file is one split, for any value of `split`. It is always streamed, because
-        # a copy in the cache of `datasets` has no benefit.
+        # A single local file is one split, for any value of `split`.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
-        options |= {"streaming": True}
         if path.suffix == ".csv":
             options["keep_default_na"] = False  # "NA" is a word
     else:

@@ -129,8 +129,7 @@ def _records(
                 problem = f"expected {wanted} ({type(error).__name__}: {error})"
                 fix = "Repair the line, or correct the languages and the columns of the corpus."
                 if isinstance(error, IndexError) and "," in line and "\t" not in line:
-                    problem = "commas but no tab"
-                    fix = "Put a tab between both sides, or use `csv: FILE` instead of tsv."
+                    problem, fix = "commas but no tab", "Use tabs, or `csv: FILE` instead of tsv."
                 raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix) from error
             yield _pair_of(*texts, number, options)
 
