@@ -283,68 +283,19 @@ class PrepareReport:
         """Return the report as text."""
         if self.up_to_date:
             return f"{self.folder} is up to date: configuration and corpora have not changed."
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        for name, counts in self.counts.items():
-            yield f"{name}: {counts[READ]:,} sentence pairs read, {counts[KEPT]:,} kept"
-            reasons = {what: n for what, n in counts.items() if what not in (READ, KEPT)}
-            for word, numbers in (("dropped", reasons), ("reported", self.findings.get(name, {}))):
-                for what, number in sorted(numbers.items(), key=lambda item: -item[1]):
-                    yield f"  {word} {number:,} pair{'s' * (number > 1)}: {what}"
-                    yield from self._examples(name, what)
-        if any(self.findings.values()):
-            yield "reported pairs are kept; to drop them, set filters.REASON to drop"
-        yield f"{'subwords per sentence':23}mean  median   p99  longest   unknown or byte"
-        for side in self.sides:
-            yield (
-                f"  {side.language:17}{side.mean_length:8.1f}{side.median_length:8}"
-                f"{side.p99_length:6}{side.max_length:9}{side.fallback_rate:18.2%}"
-            )
-        source, target = (f"{side.vocab_size:,}" for side in self.sides)
-        both = f"vocabularies: {source} source and {target} target subwords"
-        yield f"vocabulary: {source} subwords, shared by both languages" if self.joint else both
-        skipped = dict[str, list[str]]()
-        for name, why in self.skipped.items():
-            skipped.setdefault(why, []).append(name)
-        yield from (f"not checked: {', '.join(own)}. {why}" for why, own in skipped.items())
-        yield from self.notes
-        yield from (f"overlap: {text}" for text in self._overlap())
-        yield from (f"warning: {text}" for text in self.warnings)
         rate = sum(counts[READ] for counts in self.counts.values()) / max(self.seconds, 1e-3)
-        wrote = f"wrote {self.folder}; open {self.folder}/{PAGE} in a browser"
-        what = wrote if self.written else "report only, no data written"
-        yield f"{what}: {self.seconds:.1f} s, {rate:,.0f} pairs per second"
+        values = {"meanings": _meanings(), "near_is_checked": NEAR not in self.skipped}
+        return str(render("prepare.txt.j2", report=self, page=PAGE, rate=rate, **values)).rstrip()
 
-    def _examples(self, corpus: str, reason: str) -> Iterator[str]:
-        """Yield the meaning of a reason, and an example from a corpus."""
-        if about := _meanings().get(reason):
-            yield f"    {about}"
+    def example(self, corpus: str, reason: str) -> str:
+        """Return a line of a corpus that was found for a reason; an empty text without examples."""
         examples = self.reasons.get(reason, {}).get("examples", ())
         own = (x for x in examples if x["corpus"] == corpus and x["source"] + x["target"])
-        if each := min(own, key=itemgetter("line"), default=None):
-            texts = (printable(each[side]) for side in ("source", "target"))
-            cut = (f"{x[:_TEXT_WIDTH]}…" if len(x) > _TEXT_WIDTH else x for x in texts)
-            yield f"    for example line {each['line']:,}: {' | '.join(cut)}"
-
-    def _overlap(self) -> Iterator[str]:
-        """Yield a line for every held-out set, also if it has no overlap with the training data."""
-        clean = []
-        for name, found in self.overlap.items():
-            near, sources = found["near_sources_in_train"], found["sources_in_train"]
-            if sources or near:
-                same = f"{found['pairs_in_train']:,} with the same translation"
-                more = "" if NEAR in self.skipped else f", and {near:,} more with small changes"
-                yield (
-                    f"{name}: the training data contains {sources:,} of {found['pairs']:,} source "
-                    f"sentences ({same}){more}"
-                )
-            else:
-                clean.append(f"{name} ({found['pairs']:,} pairs)")
-        if clean:
-            yield f"the training data contains no source sentence of {', '.join(clean)}"
-        if names := ", ".join(self.unchecked):
-            yield f"not checked, because they are not downloaded: {names}"
+        if (each := min(own, key=itemgetter("line"), default=None)) is None:
+            return ""
+        texts = (printable(each[side]) for side in ("source", "target"))
+        cut = (f"{x[:_TEXT_WIDTH]}…" if len(x) > _TEXT_WIDTH else x for x in texts)
+        return f"line {each['line']:,}: {' | '.join(cut)}"
 
 
 def current_report(
