@@ -24,6 +24,7 @@ from nmt.data.pairs import BadPair, ReadOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.planning.options import InitOptions
 from nmt.files.atomic import atomic_folder, write_errors
+from nmt.report.page import render
 
 logger = logging.getLogger(__name__)
 
@@ -39,35 +40,6 @@ _TOY_PAIRS = 1000  # A model of fewer training pairs is only a toy.
 # of up to 15 characters.
 _WORD = re.compile(r"[^\W\d_]{1,15}")
 _NUM_BYTES = 256  # Every vocabulary with byte fallback contains them.
-_TEMPLATE = """\
-# Written by `nmt init`, for a training corpus of {train:,} sentence pairs ({size:,} characters in
-# both languages). `nmt config keys` lists all keys.
-name: {name}
-source_language: {source}
-target_language: {target}
-# {valid:,} pairs for validation and {test:,} for testing ({origin}). The training set does not
-# contain their sentences.
-data:
-  train: [{{source: "@config/train.{source}", target: "@config/train.{target}"}}]
-  valid: {{source: {valid_files[0]}, target: {valid_files[1]}}}
-  test:
-    test: {{source: {test_files[0]}, target: {test_files[1]}}}
-# Number of subwords, shared by both languages. A larger corpus needs more subwords.
-tokenizer: {{vocab_size: {vocab_size}}}
-# Source plus target tokens per update. Smaller batches give a small corpus more updates.
-batch: {{max_tokens: {scale.max_tokens}}}
-# A larger preset needs more text and time. More dropout helps with little text.
-model: {{preset: {scale.preset}, dropout: {scale.dropout}}}
-training:
-  # Approximate training time in minutes. Ctrl-C stops training; the same command resumes it.
-  max_minutes: {scale.minutes}
-  # Weight of R-Drop: two passes with different dropout should agree. Doubles the computation.
-  r_drop_weight: {scale.r_drop_weight}
-  # The learning rate rises during warm-up, then falls to zero at the end of training.
-{optimizer}  # Updates between two validations, and between two checkpoints.
-  validate_every: {scale.validate_every}
-  save_every: {scale.validate_every}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,18 +240,17 @@ def _config_text(
     given: Mapping[str, tuple[Path, Path]],
     vocab_size: int,
 ) -> str:
-    scale, files = scale_of(start.num_characters), dict[str, list[str]]()
-    optimizer = "".join(
-        f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in section.items())}}}\n"
-        for name, section in scale.optimizer.items()
-    )
+    files = dict[str, list[str]]()
     for part in _HELD_OUT:
         # Do not resolve symbolic links to files: the target may have a name without ".gz".
         full = [str(path.parent.resolve() / path.name) for path in given.get(part, ())]
         names = full or [f"@config/{part}.{code}" for code in codes]
         files[f"{part}_files"] = [json.dumps(name, ensure_ascii=False) for name in names]
-    return _TEMPLATE.format(
-        name=start.config.parent.resolve().name, source=codes[0], target=codes[1], scale=scale,
-        optimizer=optimizer, origin=start.origin, size=start.num_characters,
-        vocab_size=vocab_size, **files, **start.counts,
+    scale, name = scale_of(start.num_characters), start.config.parent.resolve().name
+    return str(
+        render(
+            "start.yaml.j2", name=name, source=codes[0], target=codes[1], scale=scale,
+            origin=start.origin, size=start.num_characters, vocab_size=vocab_size,
+            **files, **start.counts,
+        )
     )  # fmt: skip
