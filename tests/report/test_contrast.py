@@ -35,6 +35,15 @@ def test_every_colour_of_text_is_readable_on_every_background(theme: str) -> Non
     assert {names: value for names, value in found.items() if value < ENOUGH} == {}
 
 
+@pytest.mark.parametrize("theme", PALETTES)
+def test_numbers_in_the_cells_of_a_heatmap_are_readable(theme: str) -> None:
+    colors, rules = PALETTES[theme], (TEMPLATES / "drawing.css.j2").read_text(encoding="utf-8")
+    (opacity,) = map(float, re.findall(r"\.written\{opacity:([\d.]+)\}", rules))
+    shades = [mixed(colors[hue], colors["page"], opacity * share / 24)
+              for hue in ("c0", "c1", "line") for share in range(25)]  # fmt: skip
+    assert min(contrast(colors["ink"], shade) for shade in shades) >= ENOUGH
+
+
 def test_the_themes_define_the_same_colours_and_pages_use_no_other_colour() -> None:
     assert [*PALETTES["light"]] == [*PALETTES["dark"]]
     used = {name for path in SHEETS for name in re.findall(r"var\(--([\w-]+)", path.read_text())}

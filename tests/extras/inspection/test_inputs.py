@@ -107,14 +107,8 @@ def test_neighbours_have_the_largest_cosines_without_special_tokens() -> None:
     assert [index for index, _ in neighbours(table, 3, 50)] == [7, 5, 4, 6]
 
 
-@pytest.fixture
-def large(runs: dict[str, Path]) -> Path:
-    """A run folder whose vocabulary is too large to be drawn, without its data."""
-    return runs["plain"]
-
-
-def test_a_large_vocabulary_has_neighbours(large: Path) -> None:
-    inspected = Inspected(large, InspectOptions(source="Hund Hund", target="Katze"))
+def test_a_large_vocabulary_has_neighbours(runs: dict[str, Path]) -> None:
+    inspected = Inspected(runs["plain"], InspectOptions(source="Hund Hund", target="Katze"))
     assert inspected.prepared is None
     table = find(inspected, "vocabulary", "Nearest subwords by cosine, source")
     assert len(table.rows) == len({*inspected.source_ids})
@@ -169,13 +163,15 @@ def test_the_decoder_mask_is_what_attention_reads(lengths: list[int]) -> None:
     assert torch.equal(seen, mask)
 
 
-def test_a_single_pair_gets_a_shorter_second_pair(large: Path) -> None:
-    inspected = Inspected(large, InspectOptions(source="Hund und Katze", target="Katze läuft"))
+def test_a_single_pair_gets_a_shorter_second_pair(runs: dict[str, Path]) -> None:
+    inspected = Inspected(
+        runs["plain"], InspectOptions(source="Hund und Katze", target="Katze läuft")
+    )
     (source, target), second = pairs_of(inspected)
     assert inspected.tokenizers.source.decode(source) == "Hund und Katze"
     assert inspected.tokenizers.target.decode(target) == "Katze läuft"
     assert second == (source[:1], target[:1])
-    exported = Inspected(large, InspectOptions(source="Hund"))
+    exported = Inspected(runs["plain"], InspectOptions(source="Hund"))
     exported.has_weights = False
     with pytest.raises(ConfigError, match="`target`"):
         pairs_of(exported)
