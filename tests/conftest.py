@@ -16,7 +16,16 @@ from hypothesis import settings
 # Where a folder of nmt/extras was deleted, the tests of the core still run.
 MISSING = [
     name
-    for name in ("analysis", "cleaning", "comet", "exchange", "inspection", "planning", "serving")
+    for name in (
+        "analysis",
+        "cleaning",
+        "comet",
+        "exchange",
+        "inspection",
+        "planning",
+        "serving",
+        "tracking",
+    )  # fmt: skip
     if find_spec(f"nmt.extras.{name}") is None
 ]
 OF_ALL = ["cli/test_inspect.py", "cli/test_spelling.py", "contract", "scripts"]

@@ -54,6 +54,7 @@ from nmt.training.processes import StoppedBySignal, StopSignal, launch, report_o
 from nmt.training.schedule import build_schedule
 from nmt.training.timing import TrainingSetup, plan_budget
 from nmt.training.update import UpdateStats, read_together
+from nmt.training.validation import COMMAND
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         StoppedBySignal: A signal stopped training; the last update is saved.
     """
     training, run_dir, notes, warnings = config.training, config.run_dir, list[str](), list[str]()
-    if training.validation.metric != "loss":
+    if training.validation.metric not in ("loss", COMMAND):
         split_argument(training.validation.metric)  # raises an error for an unknown name early
     devices.prepare_process(training.threads)
     devices.use_huge_pages()
@@ -113,6 +114,9 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
     ):
         # Before the first update there is nothing to save, so a signal ends the process at once.
         with stop.at_once():
+            trackers = [
+                train_setup.TRACKERS[name](config) for name in training.trackers if is_first
+            ]
             data = _open_data(config, processes)
             checkpoint = checkpoints.load_newest(run_dir, processes, strict=strict_resume)
             setup = train_setup.build(config, data, processes, stop, checkpoint)
@@ -136,7 +140,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
                 # `check_resumable` has warned about some of these settings.
                 if checkpoint is not None and text not in "\n".join(warnings):
                     notes.append(f"setting changed since the last start: {text}")
-            reporter = train_setup.make_reporters(config, log, progress)
+            reporter = train_setup.make_reporters(config, log, progress, trackers)
         with closing(reporter):
             for text in notes:
                 reporter.report(Event(progress.step, text))
@@ -234,12 +238,12 @@ class Trainer:
             if step and is_due and step not in progress.history:
                 self._validate_and_save()
             self._all_stop |= any(self._processes.gather(self._stop.number is not None))
-            reason = self._reason_to_end()
+            reason, outcome = self._reason_to_end(), "training ended"
             if reason not in (None, "signal"):
                 limits = ("patience",) if reason == "patience" else _LIMITS
                 given = [f"training.{key}" for key in limits if getattr(self._training, key)]
-                text = f"training is complete at step {step:,}; to continue, raise "
-                self._report(Event(step, f"{text}{' and '.join(given)}"))
+                outcome = f"training is complete at step {step:,}; to continue, raise "
+                outcome += " and ".join(given)
             # A stage is an entry of data.stages. It ends after its number of updates, or at a
             # validation score (`_validate_and_save`); then the loader starts again.
             while reason is None:
@@ -257,8 +261,8 @@ class Trainer:
             self._read()
             self._writer.save_the_end(progress)
         if reason == "signal":
-            text = f"stopped at step {progress.step:,}; run the same command again to resume"
-            self._report(Event(progress.step, text))
+            outcome = f"stopped at step {progress.step:,}; run the same command again to resume"
+        self._report(Event(progress.step, outcome, "end", {"reason": reason}))
         return reason
 
     def _reason_to_end(self) -> str | None:

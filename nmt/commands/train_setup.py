@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from nmt.checkpoint.model_folder import CONFIG, load_folder_config, load_model
 from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
+from nmt.config.training import TRACKERS as BUILTIN_TRACKERS
 from nmt.data.corpus import corpus_names
 from nmt.data.loader import Loader
 from nmt.data.plan import build_stages, tempered_weights
@@ -28,24 +30,28 @@ from nmt.device.distributed import Processes
 from nmt.device.precision import choose_precision
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.files.atomic import write_errors
-from nmt.metrics.metric import METRICS
+from nmt.metrics.metric import lower_is_better
 from nmt.model.transformer import build_model, count_parameters
+from nmt.registry import Registry
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
-from nmt.training import events
 from nmt.training.checkpoints import Progress
-from nmt.training.events import Event, Reporter, ReporterList, RunLog
+from nmt.training.events import Console, Event, JsonLines, Reporter, ReporterList, RunLog
 from nmt.training.losses import LOSSES, loss_name
 from nmt.training.optimizer import build_optimizer, freeze
 from nmt.training.processes import StopSignal
 from nmt.training.report import HtmlReport
 from nmt.training.timing import TrainingSetup, fit_batches
 from nmt.training.update import Updater
-from nmt.training.validation import HeldOutText, Validator, fixed_batches
+from nmt.training.validation import COMMAND, HeldOutText, Validator, fixed_batches
 
 # Keys of the model section that may differ when weights are loaded from another model.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 _MOST_WORKERS = 4
+# Names in `training.trackers` -> functions from the configuration to a reporter.
+TRACKERS = Registry[Callable[[RunConfig], Reporter]](
+    "tracker", {name: f"nmt.extras.tracking.services:{name}" for name in BUILTIN_TRACKERS}
+)
 
 
 def build(
@@ -83,7 +89,6 @@ def build(
             "training.optimizer.kind to adafactor, or use a device with more memory.",
         ) from error
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
-    is_error = validation.metric == "loss" or METRICS[validation.metric_name].lower_is_better
     longest, bos = config.filters.max_length, config.model.source_bos
     # Half of the cores. The other half queues work on the device and writes checkpoints.
     num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2)) if updater.pace.uses_threads else 0
@@ -91,7 +96,9 @@ def build(
         data.train,
         batch,
         weights=tempered_weights([c.weight for c in corpora.train], sizes, corpora.temperature),
-        stages=build_stages(corpora, sizes, lower_is_better=is_error),
+        stages=build_stages(
+            corpora, sizes, lower_is_better=lower_is_better(validation.metric_name)
+        ),
         seed=training.seed,
         rank=processes.rank,
         num_ranks=processes.size,
@@ -114,8 +121,12 @@ def build(
             tag=corpora.valid.tag,
             metric=validation.metric,
             device=str(updater.device),
+            command=validation.command,
         )
-        text.scorers  # noqa: B018 - a missing package or model is reported before training
+        if processes.rank == 0:  # report a missing package, model or program before training
+            text.scorers  # noqa: B018
+            if validation.metric == COMMAND:
+                text.run_command(text.references, is_trial=True)
     batches = fixed_batches(replace(loader, store=data.valid, resegment=None), processes)
     return TrainingSetup(training, data, updater, loader, Validator(updater, batches, text, stop))
 
@@ -268,23 +279,24 @@ def check_start(config: RunConfig) -> None:
         raise ConfigError("\n  ".join([problem, *differing]), fix=fix)
 
 
-def make_reporters(config: RunConfig, log: RunLog, progress: Progress) -> ReporterList:
-    """Return the reporters of a run. To add one, implement `Reporter` and add it here.
+def make_reporters(
+    config: RunConfig, log: RunLog, progress: Progress, trackers: Sequence[Reporter]
+) -> ReporterList:
+    """Return the reporters of a run: those of its files and of the console, and the trackers.
 
     Raises:
         CheckpointError: The files cannot be written.
-        ConfigError: TensorBoard is not installed.
     """
     run_dir, start, last = config.run_dir, progress.step, max(progress.history, default=0)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
-        reporters: list[Reporter] = [
-            events.JsonLines(run_dir / "metrics.jsonl", start, last),
-            events.JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
-            log.open(run_dir / "log.txt"),
-            events.Console(start, progress.total_steps, lambda: progress.step),
-            HtmlReport(run_dir, config.name),  # reads the files of the first two
-        ]
-        if config.training.tensorboard:
-            reporters.append(events.TensorBoard(run_dir, start))
-    return ReporterList(reporters)
+        return ReporterList(
+            [
+                JsonLines(run_dir / "metrics.jsonl", start, last),
+                JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
+                log.open(run_dir / "log.txt"),
+                Console(start, progress.total_steps, lambda: progress.step),
+                HtmlReport(run_dir, config.name),  # reads the files of the first two
+                *trackers,
+            ]
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -13,7 +14,8 @@ from nmt.config.section import Binds, FilePath, Many, Pair, Registered, Section
 _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
 _LOSSES = ("auto", "cross_entropy", "r_drop")
-_METRICS = ("bleu", "chrf", "comet", "loss")
+_METRICS = ("bleu", "chrf", "comet", "loss", "command")
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
@@ -33,6 +35,15 @@ def full_device_name(name: object) -> object:
     ('cuda', 'cuda:1', 'cpu')
     """
     return re.sub("^gpu(?=:|$)", "cuda", name) if isinstance(name, str) else name
+
+
+def split_command(command: object) -> object:
+    """Split a command into words as a shell does; keep a list.
+
+    >>> split_command("score --name 'a b' {hypothesis}")
+    ['score', '--name', 'a b', '{hypothesis}']
+    """
+    return shlex.split(command) if isinstance(command, str) else command
 
 
 DeviceName = Annotated[
@@ -112,17 +123,27 @@ class ValidationConfig(Section):
         max_sentences: Maximum sentences to translate for BLEU and chrF; the loss always uses the
             whole set.
         metric: Metric that selects the best checkpoint and stops early: ``loss``, ``bleu``,
-            ``chrf``, ``comet``, ``comet:MODEL`` or another metric.
+            ``chrf``, ``comet``, ``comet:MODEL``, ``command`` or another metric.
+        command: Program that scores the translations, for example ``python score.py {source}
+            {hypothesis} {reference}``. The names in braces are replaced by text files. The last
+            word that it prints is the score; higher is better.
     """
 
     beam_size: int = Field(default=1, ge=1)
     max_sentences: int | None = Field(default=None, ge=1)
     metric: Annotated[str, Registered("metric", _METRICS), Binds("run")] = "bleu"
+    command: Annotated[Many[str], BeforeValidator(split_command)] = ()
 
     @property
     def metric_name(self) -> str:
         """``metric`` without its argument: ``comet`` for ``comet:MODEL``."""
         return self.metric.partition(":")[0]
+
+    def _disagreements(self) -> Iterator[str]:
+        if self.command and not any("{hypothesis}" in word for word in self.command):
+            yield "command must contain {hypothesis}, which is replaced by the file to score"
+        if self.metric == "command" and not self.command:
+            yield "metric command needs a program: set command"
 
 
 class TrainingConfig(Section):
@@ -157,7 +178,8 @@ class TrainingConfig(Section):
             ``source_vectors``.
         activation_checkpointing: Recompute activations in the backward pass: less memory, a third
             more work.
-        tensorboard: Write TensorBoard files (needs the extra ``tensorboard``).
+        trackers: Where to record the run in addition: ``tensorboard``, ``wandb``, ``mlflow``,
+            ``trackio``. Each needs the extra of its name.
         log_every: Updates between two log lines (log and metrics.jsonl).
         save_every: Updates between two checkpoints.
         validate_every: Updates between two validations. Each validation also saves a checkpoint.
@@ -193,7 +215,7 @@ class TrainingConfig(Section):
     init_from: FilePath | None = None
     freeze: Annotated[Many[str], Binds("run")] = ()
     activation_checkpointing: bool = False
-    tensorboard: bool = False
+    trackers: Many[Annotated[str, Registered("tracker", TRACKERS)]] = ()
     log_every: int = Field(default=50, ge=1)
     save_every: int = Field(default=1000, ge=1)
     validate_every: int = Field(default=1000, ge=1)

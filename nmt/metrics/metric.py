@@ -227,9 +227,14 @@ def label_of(metric: str) -> str:
     return found.label if (found := METRICS.find(metric)) else metric
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether a lower score is better: a loss, or a metric that counts errors."""
+    return metric == "loss" or (METRICS.find(metric) or Metric).lower_is_better
+
+
 def as_quality(metric: str, value: float) -> float:
     """Return a score or a difference of scores, negated if lower is better."""
-    return -value if (found := METRICS.find(metric)) and found.lower_is_better else value
+    return -value if lower_is_better(metric) else value
 
 
 def rounded(metric: str, value: float, style: str = "") -> str:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class History(dict[int, float]):
-    """Validation score of each validated step, oldest first: BLEU, chrF, or the negative loss.
+    """Validation score of each validated step, oldest first; higher is better.
 
     >>> history = History({10: 21.5, 20: 24.0, 30: 23.9})
     >>> history.best
@@ -206,8 +206,8 @@ class TrainingSummary:
         'a: 9 steps; best: step-9 (loss 2.50)'
         """
         best, score = self.best or "none", self.best_score
-        if score is not None:
-            value = -score if self.metric == "loss" else as_quality(self.metric, score)
+        if score is not None:  # `as_quality` is its own inverse
+            value = as_quality(self.metric, score)
             best += f" ({label_of(self.metric)} {rounded(self.metric, value)})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 

@@ -1,7 +1,7 @@
 """Events of training, and reporters that write them: metrics.jsonl, log.txt, the progress bar.
 
 Updates, validations, saves and notes are events, and every reporter receives every event. To add a
-reporter, implement `Reporter` and add it to the list in `nmt.commands.train_setup.make_reporters`;
+reporter, implement `Reporter` and register it in `nmt.commands.train_setup.TRACKERS`.
 `nmt.training.report` writes report.html. `RunLog` also writes the warnings of all `nmt` packages
 into log.txt. This module does not import torch.
 """
@@ -21,14 +21,11 @@ from typing import Any, Protocol, Self
 
 from typing_extensions import override
 
-from nmt.errors import ConfigError
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
 
 logger = logging.getLogger(__name__)
-
-_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")  # Not written to TensorBoard.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,9 @@ class Event:
 
     step: int  # Updates made so far.
     text: str  # One line for the log.
-    kind: str = "note"  # ``start``, ``update``, ``validation``, ``saved`` or ``note``.
-    # Values of a start, an update or a validation, which `JsonLines` writes.
+    # ``start``, ``update``, ``validation``, ``saved``, ``end`` or ``note``.
+    kind: str = "note"
+    # Values of a start, an update or a validation, which `JsonLines` writes; `reason` of an end.
     values: Mapping[str, Any] = field(default_factory=dict)
     level: int = logging.INFO  # Level of the log message; ``-q`` still shows warnings.
 
@@ -198,7 +196,7 @@ class Console:
         values = event.values
         if event.kind == "validation" and values.get("bleu") is not None:
             self._bleu = f", BLEU {values['bleu']:.2f}"
-        if self._bar.disable or event.kind in ("start", "validation", "note"):
+        if self._bar.disable or event.kind not in ("update", "saved"):
             logger.log(event.level, event.text)
         elif event.kind == "update":
             self._bar.update(event.step - self._bar.n)
@@ -211,46 +209,6 @@ class Console:
         self._bar.close()
 
 
-class TensorBoard:
-    """Writes scalars and sample translations to ``tensorboard/`` in the run folder.
-
-    Args:
-        run_dir: The run folder.
-        resume_step: Step at which training resumes. TensorBoard hides the events of later steps.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
-    """
-
-    def __init__(self, run_dir: Path, resume_step: int = 0) -> None:
-        try:
-            # TensorBoard is optional, and its import takes a second.
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-        except ImportError as error:
-            what = "training.tensorboard"
-            raise ConfigError.needs(what, "TensorBoard", extra="tensorboard") from error
-        purge = resume_step + 1 if resume_step else None
-        self._writer: Any = SummaryWriter(run_dir / "tensorboard", purge_step=purge)
-
-    def report(self, event: Event) -> None:
-        """Write the values of an update or a validation."""
-        if event.kind not in ("update", "validation"):
-            return
-        group = "train" if event.kind == "update" else "validation"
-        for name, value in event.values.items():
-            if isinstance(value, int | float) and name not in _NO_SCALARS:
-                self._writer.add_scalar(f"{group}/{name}", value, event.step)
-        for number, sample in enumerate(event.values.get("samples", ()), 1):
-            # TensorBoard renders Markdown. Indented lines are code blocks, which stay verbatim.
-            code = "".join(f"    {' '.join(line.splitlines())}\n" for line in sample)
-            self._writer.add_text(f"sample {number}", code, event.step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
-
-
 class ReporterList(list[Reporter]):
     """Passes every event to several reporters, in order."""
 
@@ -260,6 +218,6 @@ class ReporterList(list[Reporter]):
             reporter.report(event)
 
     def close(self) -> None:
-        """Close each reporter."""
-        for reporter in self:
+        """Close each reporter, the last one first: the log may receive warnings of the others."""
+        for reporter in reversed(self):
             reporter.close()

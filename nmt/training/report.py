@@ -17,7 +17,7 @@ from typing import Any
 
 from nmt.files.atomic import write_text
 from nmt.files.json_file import parse_json
-from nmt.metrics.metric import METRICS, label_of, rounded
+from nmt.metrics.metric import METRICS, label_of, lower_is_better, rounded
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
 from nmt.training.events import Event
 
@@ -152,7 +152,7 @@ def run_facts(events: Iterable[Line]) -> dict[str, Any]:
     """
     updates, validations, starts, tests = _by_kind(events)
     metric = starts[-1].get("metric", "bleu") if starts else "bleu"
-    if metric not in METRICS or _best(validations, metric) is None:
+    if metric == "loss" or _best(validations, metric) is None:
         metric = "perplexity"
     best = {name: _best(validations, name) for name in (metric, "perplexity")}
     return {
@@ -189,9 +189,12 @@ def _charts(
     norm = curve(updates, "gradient_norm", noisy=True)
     smoothing = starts[-1].get("label_smoothing") if starts else None
     smoothed = f", label smoothing {smoothing:g}" if smoothing else ""
+    scores = {key for line in validations for key in line if key in (*METRICS, "command")}
+    others = sorted(scores - {"bleu", "chrf"})
     return [
         chart("Loss", f"nats per target token{smoothed}", [loss, objective], size=_WIDE),
         chart("Translation quality", "score, 0 to 100", quality, size=_WIDE, limits=(0, 100)),
+        *(chart(label_of(x), "score", [curve(validations, x, marked=True)]) for x in others),
         chart("Learning rate", "per update", [curve(updates, "learning_rate")], from_zero=True),
         chart("Speed", "target tokens per second", [speed], from_zero=True),
         chart("Gradient norm", "before clipping", [norm], log_if_wide=True),
@@ -207,7 +210,7 @@ def _number(line: Line, key: str) -> float:
 def _best(lines: Sequence[Line], metric: str) -> Line | None:
     """Return the line with the best ``metric``, or ``perplexity``; None if no line has it."""
     scored = [line for line in lines if not math.isnan(_number(line, metric))]
-    choose = min if metric not in METRICS or METRICS[metric].lower_is_better else max
+    choose = min if metric == "perplexity" or lower_is_better(metric) else max
     return choose(scored, key=lambda line: _number(line, metric)) if scored else None
 
 

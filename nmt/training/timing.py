@@ -171,6 +171,10 @@ def _validation_seconds(validator: Validator, most_seconds: float) -> float:
             if processes.share(_PARTS * sample.size * of_item > most_seconds / 2):
                 break
         seconds += of_item * count
+    if validator.text and validator.text.command and not processes.rank:
+        begin = time.perf_counter()
+        validator.text.run_command(validator.text.references)
+        seconds += time.perf_counter() - begin
     return processes.share(seconds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from nmt.data.loader import Batch, Loader
 from nmt.data.plan import epoch_random, plan_batches
 from nmt.device.device import precise_dtype
 from nmt.device.distributed import Processes, interleave
+from nmt.errors import DataError
 from nmt.files.progress import progress_bar
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
@@ -25,11 +27,16 @@ from nmt.metrics.sacrebleu import bleu_tokenizer
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.events import Event
 from nmt.training.processes import StopSignal
+from nmt.training.program import score_by_program
 from nmt.training.update import Updater
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
 # Metrics that are always reported, in addition to `training.validation.metric`.
 REPORTED_METRICS = ("bleu", "chrf")
+COMMAND = "command"  # Name of the score of `training.validation.command`.
+_NO_SCORER = ("loss", COMMAND)
 _READABLE = 1e6  # larger perplexities are shown in scientific notation
 
 
@@ -94,6 +101,7 @@ class HeldOutText:
     # Metric that chooses the best checkpoint. `REPORTED_METRICS` are computed in addition.
     metric: str = "bleu"
     device: str = "cpu"  # Device of a neural metric.
+    command: Sequence[str] = ()  # The user's program: see `training.validation.command`.
     # Factor and offset that limit the output length by the source length. A model that has not
     # learned to produce EOS must not delay training.
     longest: tuple[float, int] = (2.0, 5)
@@ -122,7 +130,7 @@ class HeldOutText:
             device=self.device,
         )  # fmt: skip
         names = dict.fromkeys((*REPORTED_METRICS, self.metric))
-        scorers = [Scorer(name, [self.references], options) for name in names if name != "loss"]
+        scorers = [Scorer(x, [self.references], options) for x in names if x not in _NO_SCORER]
         return {scorer.name: scorer for scorer in scorers}
 
     @cached_property
@@ -135,12 +143,28 @@ class HeldOutText:
         of_sentences = self.scorers["chrf"].sentence_scores(tables["chrf"])
         chosen = choose_samples(of_sentences)
         samples = list(zip(self.sources, hypotheses, self.references, strict=True))
+        scores = {name: self.scorers[name].total(tables[name]).value for name in tables}
         return {
-            "text": {name: self.scorers[name].total(tables[name]).value for name in tables},
+            "text": scores | ({COMMAND: self.run_command(hypotheses)} if self.command else {}),
             "bleu_tokenizer": self._bleu_tokenizer,
             "samples": tuple(samples[row] for row in chosen),
             "sample_chrf": tuple(of_sentences[row] for row in chosen),
         }
+
+    def run_command(self, hypotheses: Sequence[str], *, is_trial: bool = False) -> float:
+        """Return the score by `command`; NaN, after a warning, if the program fails.
+
+        Raises:
+            DataError: The program fails in a trial.
+        """
+        texts = {"source": self.sources, "hypothesis": hypotheses, "reference": self.references}
+        try:
+            return score_by_program(self.command, texts)
+        except DataError as error:
+            if is_trial:
+                raise
+            logger.warning("this validation has no score `command`. %s", error.problem)
+            return math.nan
 
 
 @dataclass(frozen=True)
@@ -176,7 +200,10 @@ class Validator:
                 if self.text is not None:
                     lines = self.stop.gather(partial(self._translate, self.text), processes)
                     hypotheses, alarms = zip(*interleave(lines), strict=True)
-                    text = {**self.text.score(hypotheses), "alarms": sum(alarms)}
+                    # One process computes the scores, which may be slow.
+                    own = self.text if not processes.rank else None
+                    score = partial(own.score, hypotheses) if own else dict[str, Any]
+                    text = {**self.stop.gather(score, processes)[0], "alarms": sum(alarms)}
             model.train(was_training)
         count = max(tokens, 1)
         return Scores(loss_sum / count, objective=objective / count, **text)
@@ -192,6 +219,7 @@ class Validator:
             sides = text.sources, text.references
             sources, references = (_spread(side, num_lines) for side in sides)
             text = replace(text, sources=sources, references=references, longest=(1.0, 3))
+            text = replace(text, command=())  # which may need all lines, or a constant time
         batches = _spread(self.batches, num_batches)
         return replace(self, batches=batches, text=text if num_lines else None, end_loops=False)
 

@@ -18,7 +18,7 @@ from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import Binds, Registered, Section, bound_values
-from nmt.config.training import OptimizerConfig, TrainingConfig
+from nmt.config.training import OptimizerConfig, TrainingConfig, ValidationConfig
 from nmt.errors import ConfigError
 from nmt.registry import Registry, load_attribute, names_of
 
@@ -64,6 +64,9 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
     (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "remove ema_decay"),
     (TrainingConfig, {"max_steps": 1, "average_last": 5}, "needs keep_last 5 or more"),
+    (TrainingConfig, {"max_steps": 1, "trackers": ["wandbb"]}, "unknown name"),
+    (ValidationConfig, {"metric": "command"}, "needs a program: set command"),
+    (ValidationConfig, {"command": "score.py {source}"}, r"must contain \{hypothesis\}"),
     (OptimizerConfig, {"betas": [0.9, 1.0]}, "less than 1"),
     (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
     (BatchConfig, {"max_tokens": "auto"}, "needs tokens_per_update"),
@@ -210,7 +213,7 @@ def test_the_listed_names_are_those_of_the_registry(kind: str, home: str, field:
     load_attribute(home)
     key = find_key(field.split("."))
     assert key is not None
-    assert {*key.allowed.split(", ")} - {"auto", "loss"} <= set(names_of(kind))
+    assert {*key.allowed.split(", ")} - {"auto", "loss", "command"} <= set(names_of(kind))
 
 
 def test_a_mark_on_a_field_says_what_cannot_change() -> None:

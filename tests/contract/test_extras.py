@@ -25,6 +25,7 @@ NEEDING = {
     "inspection": ["inspect", "runs/hello"],
     "planning": ["init", TEXT, TEXT],
     "serving": ["serve", "runs/hello"],
+    "tracking": ["train", HELLO, "--set", "training.trackers=[wandb]"],
 }
 # An editable installation would find in the checkout the folders that a copy lacks.
 COPY_ONLY = """

@@ -1,4 +1,4 @@
-"""Events in metrics.jsonl, log.txt, the console, report.html and TensorBoard."""
+"""Events in metrics.jsonl, log.txt, the console and report.html."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data.loader import Position
-from nmt.errors import ConfigError
-from nmt.installation import install_command
 from nmt.training.checkpoints import History, Progress
-from nmt.training.events import Console, Event, JsonLines, Reporter, RunLog, TensorBoard
+from nmt.training.events import Console, Event, JsonLines, Reporter, RunLog
 from nmt.training.report import HtmlReport, render_report, run_charts
 from nmt.training.update import UpdateStats
 from nmt.training.validation import Scores
@@ -151,55 +149,6 @@ def test_lines_wait_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
         assert path.read_bytes().count(b"\n") == 1
     give(reporter, update_event(4))
     assert [line["step"] for line in read(path)] == [1, 2, 3, 4]
-
-
-def accumulated(run_dir: Path) -> Any:
-    """What TensorBoard reads of a run."""
-    name = "tensorboard.backend.event_processing.event_accumulator"
-    found = pytest.importorskip(name).EventAccumulator(str(run_dir / "tensorboard"))
-    found.Reload()
-    return found
-
-
-def scalars(run_dir: Path) -> dict[str, list[tuple[int, Any]]]:
-    found = accumulated(run_dir)
-    return {
-        tag: [(each.step, pytest.approx(each.value)) for each in found.Scalars(tag)]
-        for tag in found.Tags()["scalars"]
-    }
-
-
-@pytest.fixture
-def _tensorboard() -> None:
-    pytest.importorskip("tensorboard", reason="not installed: pip install -e '.[tensorboard]'")
-
-
-@pytest.mark.usefixtures("_tensorboard")
-def test_tensorboard_has_the_values_and_the_samples_as_code(tmp_path: Path) -> None:
-    give(TensorBoard(tmp_path), *EVENTS[:3], update_event(20, 2.5), validation_event(20))
-    of_updates = {"learning_rate": 0.0005, "gradient_norm": 0.75, "padding_waste": 0.125}
-    of_updates |= {"target_tokens_per_second": 4000.0}
-    of_validation = {"loss": 2.0, "perplexity": 7.38905609893065, "bleu": 21.5, "chrf": 48.0}
-    assert scalars(tmp_path) == {
-        "train/loss": [(10, 3.25), (20, 2.5)],
-        **{f"train/{name}": [(10, value), (20, value)] for name, value in of_updates.items()},
-        **{f"validation/{name}": [(20, value)] for name, value in of_validation.items()},
-    }
-    (text,) = accumulated(tmp_path).Tensors("sample 1/text_summary")
-    code = "    ein *Hund*\n    a <b>dög</b>\n    a dog\n"  # Markdown leaves it alone
-    assert (text.step, text.tensor_proto.string_val[0].decode()) == (20, code)
-
-
-def test_without_tensorboard_the_error_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # importing it fails
-    with pytest.raises(ConfigError, match="needs TensorBoard, which is not installed") as caught:
-        TensorBoard(tmp_path)
-    assert install_command("tensorboard") in caught.value.fix
-    assert not [*tmp_path.iterdir()]
 
 
 SAMPLE = ("<script>alert('x')</script> & \"mehr\"", "שלום עולם", "</dd></html>\x1b\u202e")

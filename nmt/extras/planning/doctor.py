@@ -31,7 +31,7 @@ _LEAST_DISK_BYTES = 2 << 30
 # Extras -> a library of each, and its purpose.
 _EXTRAS = {
     "ctranslate2": ("ctranslate2", "for faster translation on CPUs"),
-    "tensorboard": ("tensorboard", "for training.tensorboard"),
+    "tensorboard": ("tensorboard", "for training.trackers: [tensorboard]"),
     "clean": ("py3langid", "to find other languages and broken encodings in text"),
     "serve": ("fastapi", "for `nmt serve`"),
     "cluster": ("distributed", "to prepare data on several machines"),

@@ -1,0 +1,1 @@
+"""Trackers of experiments: TensorBoard, Weights & Biases, MLflow, Trackio (`training.trackers`)."""

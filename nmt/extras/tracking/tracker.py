@@ -1,0 +1,122 @@
+"""The reporter of `training.trackers`: sends numbers to a tracker, which cannot stop training."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+from nmt.files.atomic import write_json
+from nmt.files.json_file import read_json
+from nmt.training.events import Event
+
+logger = logging.getLogger(__name__)
+
+_GROUPS = {"update": "train", "validation": "validation"}
+_NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run in a tracker."""
+
+    run_id: str  # A resumed training continues the run with this identifier.
+    # Records numbers, such as ``train/loss``, with the keyword ``step``.
+    log: Callable[..., object]
+    end: Callable[[bool], object]  # Ends the run; False if a signal or an error stopped training.
+    # Records lines of text under a name and a step; None if only numbers are recorded.
+    write: Callable[[str, Sequence[str], int], object] | None = None
+
+
+# (module of the library, configuration, identifier of the run to continue or None) -> run.
+Opener = Callable[[Any, RunConfig, str | None], TrackedRun]
+
+
+class Tracker:
+    """Sends losses, scores, learning rate and speed to a tracker; a `Reporter`.
+
+    ``tracker-NAME.json`` in the run folder holds the identifier of the run and the last recorded
+    steps. So a resumed training continues the same run, and no step is recorded twice. An error of
+    the tracker is a warning, and the tracker is not used until the next start.
+
+    Args:
+        name: Name in `training.trackers`, and of the extra that installs the library.
+        library: Module of the tracker.
+        opener: Opens a run.
+        config: The configuration.
+
+    Raises:
+        ConfigError: The library cannot be imported.
+    """
+
+    def __init__(self, name: str, library: str, opener: Opener, config: RunConfig) -> None:
+        try:
+            self._library = import_module(library)
+        except ImportError as error:
+            raise ConfigError.needs("training.trackers", name, extra=name) from error
+        self._name, self._open, self._config = name, opener, config
+        self._path = config.run_dir / f"tracker-{name}.json"
+        self._record: dict[str, Any] = {}
+        self._run: TrackedRun | None = None
+        self._is_finished = False
+
+    def report(self, event: Event) -> None:
+        """Open the run at the start; then record updates and validations."""
+        self._is_finished |= event.kind == "end" and event.values["reason"] != "signal"
+        is_new = event.kind in _GROUPS and event.step > self._record.get(event.kind, 0)
+        with self._contained():
+            if event.kind == "start":
+                # Without a checkpoint, training starts from the beginning: a new run.
+                if event.step and self._path.exists():
+                    self._record = read_json(self._path)
+                self._run = self._open(self._library, self._config, self._record.get("id"))
+                self._keep("id", self._run.run_id)
+            elif self._run and is_new:
+                # First, because a killed process must not record the step again.
+                self._keep(event.kind, event.step)
+                self._run.log(_scalars(event), step=event.step)
+                for number, sample in enumerate(event.values.get("samples", ()), 1):
+                    if self._run.write:
+                        self._run.write(f"sample {number}", sample, event.step)
+
+    def close(self) -> None:
+        """End the run."""
+        with self._contained():
+            if self._run:
+                self._run.end(self._is_finished)
+
+    def _keep(self, key: str, value: str | int) -> None:
+        self._record[key] = value
+        write_json(self._path, self._record)
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Make errors warnings. The tracker must not print results or wait for an answer."""
+        before = sys.stdin
+        with Path(os.devnull).open(encoding="utf-8") as nothing, redirect_stdout(sys.stderr):
+            sys.stdin = nothing
+            try:
+                yield
+            except Exception as error:
+                self._run = None
+                text = f"{type(error).__name__}: {error}".partition("\n")[0]
+                logger.warning("%s is not used until the next start: %s", self._name, text)
+            finally:
+                sys.stdin = before
+
+
+def _scalars(event: Event) -> dict[str, float]:
+    return {
+        f"{_GROUPS[event.kind]}/{name}": value
+        for name, value in event.values.items()
+        if isinstance(value, int | float) and math.isfinite(value) and name not in _NO_SCALARS
+    }

@@ -1,0 +1,134 @@
+"""`training.validation.command`: a user's program scores the validations."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.checkpoint.files import list_checkpoints, read_best
+from nmt.commands.train import fit
+from nmt.config.run import RunConfig
+from nmt.errors import DataError
+from nmt.training.program import score_by_program
+from tests.training.runs import Run, codes
+from tests.training.toy import make_config, write_corpus
+
+# Appends the numbers of lines and the score to calls.txt; each call has a lower score.
+SCORER = """
+import os, sys, time
+from pathlib import Path
+counts = [len(Path(path).read_text(encoding="utf-8").splitlines()) for path in sys.argv[1:]]
+calls = Path("calls.txt")
+number = len(calls.read_text().splitlines()) if calls.exists() else 0
+calls.open("a").write(f"{counts} {os.environ.get('RANK')}\\n")
+if Path("broken").exists() and number:
+    sys.exit("line 1\\n" * 9 + "no more\\nquota left")
+print("score of", counts[0], "lines:", 10 - number)
+"""
+
+
+@pytest.fixture
+def scorer(tmp_path: Path) -> list[str]:
+    write_corpus(tmp_path)
+    Path("score.py").write_text(SCORER)
+    return [sys.executable, "score.py", "{source}", "{hypothesis}", "{reference}"]
+
+
+def lines(config: RunConfig, kind: str = "validation") -> list[dict[str, Any]]:
+    found = map(json.loads, (config.run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in found if line["kind"] == kind]
+
+
+def test_the_score_selects_the_best_checkpoint_and_is_reported(scorer: list[str]) -> None:
+    """The first call has the references as translations: an error would stop the start."""
+    config = make_config(
+        validation={"command": scorer, "metric": "command", "max_sentences": 8}, keep_last=9
+    )
+    summary = fit(config)
+    assert [line["command"] for line in lines(config)] == [9, 8]
+    assert Path("calls.txt").read_text() == "[8, 8, 8] None\n" * 3
+    best = read_best(config.run_dir)
+    assert best is not None
+    assert best.name == "step-00000005"
+    assert summary.as_text().endswith("best: step-00000005 (command 9.00)")
+    assert "command 9.00 (" in (config.run_dir / "log.txt").read_text()
+    page = (config.run_dir / "report.html").read_text()
+    assert "<h3>command</h3>" in page
+    assert re.search(r"Best command.{,40}9.00", page, re.DOTALL)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "command"])
+def test_a_program_that_fails_later_is_a_warning_with_its_last_words(
+    scorer: list[str], metric: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("broken").touch()  # from the second call on
+    config = make_config(validation={"command": scorer, "metric": metric, "max_sentences": 8})
+    fit(config)
+    told = [each.message for each in caplog.records if "has no score" in each.message]
+    scores = {"bleu": [10, None], "command": [None, None]}[metric]
+    assert [line["command"] for line in lines(config)] == scores
+    assert len(told) == scores.count(None)
+    assert told[0].endswith(
+        "failed with status 1:\n" + "    line 1\n" * 3 + "    no more\n    quota left."
+    )
+    assert [step for step, _ in list_checkpoints(config.run_dir)][-1] == 10
+    Path("broken").unlink()
+    fit(config)  # a checkpoint without scores can be resumed
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["./missing"], "cannot be started"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "failed with status 3:"),
+        ([sys.executable, "-c", "print('5.0 points')"], "did not print a number"),
+        ([sys.executable, "-c", "print('nan')"], "printed nan"),
+    ],
+)
+def test_a_program_without_a_score_ends_the_start_if_it_selects_the_best(
+    command: list[str], problem: str, scorer: list[str]
+) -> None:
+    del scorer
+    config = make_config(validation={"command": [*command, "{hypothesis}"], "metric": "command"})
+    with pytest.raises(DataError, match=re.escape(problem)):
+        fit(config)
+    assert not list_checkpoints(config.run_dir)
+
+
+def test_the_last_word_is_the_score_and_no_shell_reads_the_command() -> None:
+    texts = {"source": ["ä b"], "hypothesis": ["$HOME", "x\u2028y"]}
+    show = "import sys; print(open(sys.argv[2], 'rb').read(), sys.argv[1], '-1.5e1')"
+    assert score_by_program([sys.executable, "-c", show, "$(id)", "{hypothesis}"], texts) == -15
+
+
+@pytest.mark.slow
+def test_the_first_of_two_processes_runs_the_program_as_a_program_of_its_own(run: Run) -> None:
+    (run.server.folder / "score.py").write_text(SCORER)
+    command = f"{sys.executable} score.py {{source}} {{hypothesis}} {{reference}}"
+    validation = {"command": command, "max_sentences": 7}
+    calls = run.server.folder / "calls.txt"
+    calls.unlink(missing_ok=True)
+    assert codes(run.start(validation=validation)) == [0, 0]
+    assert calls.read_text() == "[7, 7, 7] None\n" * len(run.lines("validation"))
+    assert [line["command"] for line in run.lines("validation")] == [10, 9, 8]
+
+
+@pytest.mark.slow
+def test_a_signal_stops_a_program_and_the_resumed_run_repeats_the_validation(
+    run: Run, whole: Run
+) -> None:
+    marker = run.server.folder / "started"
+    marker.unlink(missing_ok=True)
+    source = f"import time; open({str(marker)!r}, 'a').write('x'); time.sleep(600)"
+    validation = {"command": [sys.executable, "-c", source, "{hypothesis}"], "max_sentences": 8}
+    arguments = run.arguments(validation=validation)
+    stopped = run.server.train(*arguments, stop_when=marker)
+    assert codes(stopped) == [143]
+    assert run.steps()[-1] == 10
+    run.finish(validation={"max_sentences": 8})
+    assert run.hashes() == whole.hashes()
