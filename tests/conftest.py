@@ -25,7 +25,7 @@ MISSING = [
         "planning",
         "serving",
         "tracking",
-    )  # fmt: skip
+    )
     if find_spec(f"nmt.extras.{name}") is None
 ]
 OF_ALL = ["cli/test_inspect.py", "cli/test_spelling.py", "contract", "scripts"]
