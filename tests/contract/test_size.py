@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # A package above its planned size (in parentheses) is paid for by another one: the totals hold.
 LIMITS = {
-    "cli": 1000,  # (1,400)
+    "cli": 700,  # (1,400): the help of commands is in commands.toml
     "commands": 2300,  # (1,600): the options of every command, and the rules that combine them
     "config": 1290, "files": 620,  # (1,250, 550)
     "text": 490, "data": 2450,  # (480, 2,200): the lexicon and the demo corpus are in data
@@ -26,14 +26,14 @@ LIMITS = {
     "checkpoint": 670, "metrics": 800, "report": 250,  # (650, 800, 250)
     "extras/cleaning": 1380, "extras/serving": 1800,  # (1,500, 1,900)
     "extras/analysis": 920, "extras/planning": 800,  # (1,000, 800)
-    "extras/comet": 120,
+    "extras/comet": 120, "extras/tracking": 135,
     "extras/inspection": 1910,  # (1,800): every picture of the five texts
     "extras/exchange": 1340,  # (1,000): the CTranslate2 engine, three formats in and two out
 }  # fmt: skip
-CORE, EXTRAS, MODULES = 16_050, 8_100, 190
+CORE, EXTRAS, MODULES = 15_900, 8_220, 190
 STORIES = ("prepare", "train", "translate", "evaluate")
 STORY_LIMIT = 300
-TEST_LINES = 27_600
+TEST_LINES = 28_300
 _SKIPPED = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER, tokenize.ENCODING,
