@@ -55,6 +55,20 @@ def test_the_themes_define_the_same_colours_and_pages_use_no_other_colour() -> N
         assert literal <= (allowed if path.name != "style.css" else literal), path.name
 
 
+@pytest.mark.parametrize("theme", PALETTES)
+def test_numbers_are_readable_in_cells_of_every_shade(theme: str) -> None:
+    """`nmt inspect` writes numbers in ink, on shades that have half of their opacity."""
+    css = (TEMPLATES / "drawing.css.j2").read_text(encoding="utf-8")
+    (opacity,) = map(float, re.findall(r"\.written\{opacity:([.\d]+)\}", css))
+    heatmap = (TEMPLATES / "heatmap.svg.j2").read_text(encoding="utf-8")
+    assert re.search(r"text\(number_text\(value.*\"mid ink\"\)", heatmap)
+    colors = PALETTES[theme]
+    for hue in ("c0", "c1"):
+        for level in range(25):
+            cell = mixed(colors[hue], colors["page"], opacity * level / 24)
+            assert contrast(colors["ink"], cell) >= ENOUGH, (hue, level)
+
+
 def test_only_lines_marks_and_switched_off_buttons_are_pale() -> None:
     """Opacity would lower the contrast that the palette promises."""
     rules = (
