@@ -66,7 +66,7 @@ def test_mps_is_used_only_if_it_is_named_and_in_float32(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert (choose_device("mps"), choose_device("auto").type) == (APPLE, "cpu")
     assert choose_precision("auto", APPLE).name == fastest_dtype(APPLE) == "float32"
-    with pytest.raises(DeviceError, match="does not find a CUDA device"):
+    with pytest.raises(DeviceError, match="CUDA device"):
         CTranslate2Engine(Path("exported"), device="mps")
 
 
