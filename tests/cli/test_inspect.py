@@ -70,6 +70,7 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
         (["score", "--source", SENTENCE, "--head", "7"], 2, "1 to "),
         (["parameters", "--limit", "3"], 2, "--limit has no effect in parameters"),
         (["heads", "--source", SENTENCE], 2, "--source has no effect in heads"),
+        (["diagram", "--set", "decoding.beam_size=2"], 2, "--set has no effect in diagram"),
         (["--limit", "3"], 2, "--limit has no effect on this page"),
         (["--head", "1"], 2, "--head has no effect on this page"),  # there is no sentence
         (["--worked-examples"], 2, "MODEL is given"),

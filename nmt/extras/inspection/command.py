@@ -53,7 +53,10 @@ def inspect(options: InspectOptions) -> None:
         names = [options.view] if options.view else list(_page_views(inspected))
         used = {name for view in names for name in VIEWS[view].options}
         place = f"in {options.view}" if options.view else "on this page"
-        _refuse_idle(options, used if inspected.is_folder else {*used} - {"checkpoint"}, place)
+        if error := options.view and inspected.missing(VIEWS[options.view].needs, options.view):
+            raise error
+        idle = set() if inspected.is_folder else {"checkpoint", "beam_size"}
+        _refuse_idle(options, used - idle | {"set_"} if idle else used, place)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # for one sentence, several threads cost more than they save
         try:

@@ -22,7 +22,7 @@ Style = Literal["text", "html", "svg", "json"]
 Need = Literal["configuration", "vocabulary", "model", "sentence", "pass"]
 # Fields of the options that have an effect in a view.
 _MODEL = ("checkpoint",)
-_SEARCH = ("source", "tag", "beam_size", *_MODEL)
+_SEARCH = ("source", "tag", "beam_size", "set_", *_MODEL)
 _TRACE = (*_SEARCH, "unmasked")
 _PAIR = (*_SEARCH, "target")
 _LAYER = (*_PAIR, "layer")
