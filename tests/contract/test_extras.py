@@ -93,6 +93,7 @@ def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     assert "nmt/extras/cleaning is missing" in prepared.stdout
     page = (tmp_path / "prepared" / "report.html").read_text(encoding="utf-8")
     assert "exact, near copies not checked" in page  # and not "0 near"
+    assert "no misaligned range" not in page
     assert '<code>duplicate</code>: <span class="none">The folder nmt/extras/cleaning' in page
     assert translated.stdout.count("\n") == 3
     assert "BLEU" in evaluated.stdout
