@@ -466,4 +466,4 @@ def test_a_long_line_goes_through_whole_where_positions_allow_it(runs: dict[str,
     assert len(lines_of(whole)) == 1
     assert lines_of(whole) != lines_of(cut)
     result = translate(runs["learned"], "--no-split", text=line)
-    refused(result, 2, "the model has 40 positions", "Leave --no-split")
+    refused(result, 2, "the model has 40 positions", "Remove --no-split")
