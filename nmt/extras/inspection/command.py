@@ -43,7 +43,6 @@ def inspect(options: InspectOptions) -> None:
     style, output = _style(options), options.output
     check_output(output, options.model)
     facts, offers = dict[str, str](), dict[str, str]()
-    report: HtmlReport | None = None
     if options.model is None:
         _refuse_idle(options, [], "for worked examples")
         title = "Inside the Transformer"
@@ -65,8 +64,6 @@ def inspect(options: InspectOptions) -> None:
         finally:
             torch.set_num_threads(threads)
         offers = {} if options.view else _offers(inspected, names)
-        if output and output.parent == options.model:
-            report = HtmlReport(options.model, inspected.config.name)  # links to pages beside it
     if style == "json":
         data = {"title": title, "facts": facts, "parts": {part.name: part for part in parts}}
         text = json.dumps(data, ensure_ascii=False, default=as_dict) + "\n"
@@ -81,8 +78,8 @@ def inspect(options: InspectOptions) -> None:
         output = Path(mkdtemp(prefix="nmt-")) / f"inspect{ending}"
     with open_output(output) as writer:
         writer.write(text.encode("utf-8", "replace"))
-    if report:
-        report.close()
+    if output and output.parent == options.model and (output.parent / "report.html").is_file():
+        HtmlReport(output.parent, title.removeprefix("Inside ")).close()  # links to this page
     if options.open_ and output:
         webbrowser.open(output.resolve().as_uri())
     elif style == "text" and offers and not options.source:
@@ -156,12 +153,11 @@ def _page_views(inspected: Inspected) -> Iterator[str]:
 
 def _offers(inspected: Inspected, shown: list[str]) -> dict[str, str]:
     """Return the commands for the views that are not on the page, each with its summary."""
-    offers = {}
+    offers, source = {}, {"source": inspected.choice.source or "Hello!"}
     for name, view in VIEWS.items():
         can_be_read = view.needs == "vocabulary" and inspected.has_tokenizers
         if name not in shown and (inspected.has_weights or can_be_read):
-            has_sentence = view.needs in ("sentence", "vocabulary")
-            more = {"source": inspected.choice.source or "Hello!"} if has_sentence else {}
+            more = source if "source" in view.options else {}
             offers[shell_command("inspect", inspected.place, name, **more)] = view.summary
     return offers
 

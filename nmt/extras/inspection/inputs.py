@@ -46,9 +46,8 @@ _MEANINGS = {
     "sinusoidal": "Sines and cosines with many wavelengths: PE(p) is the vector of p. They "
     "have two useful properties. A single matrix M maps every position to the position 3 tokens "
     "later. The similarity of two positions depends only on their distance.",
-    "learned": "A table: each position has a vector that training adjusts, like the vector of a "
-    "subword. Before training the vectors are random; nothing makes neighbours similar. The table "
-    "ends at model.max_positions; longer sentences cannot be read.",
+    "learned": "A table: training adjusts one vector for each position, up to model.max_positions. "
+    "Before training the vectors are random: nothing makes neighbours similar.",
     "rotary": "Attention rotates each pair of features of queries and keys by an angle that is "
     "proportional to the position. So their product depends on the distance, not on the position.",
     "relative": "Attention adds trained vectors to keys and values, one for each distance between "

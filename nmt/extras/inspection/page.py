@@ -118,9 +118,9 @@ def draw(figure: fig.Figure, *, is_upright: bool = False) -> Any:
         return module("lines.svg.j2", lines=figure_lines(figure))
     return module(
         f"{type(figure).__name__.lower()}.svg.j2", figure=figure, is_upright=is_upright,
-        arcs=_arcs, box_height=_box_height, box_lines=_box_lines, every=_every, json=_json,
-        level_curve=_level_curve, longest=longest, number_text=number_text, places=_places,
-        ramp=_ramp, shades=shades, tall=_tall, number_format=number_format, flat=_flat,
+        arcs=_arcs, box_lines=_box_lines, flat=_flat, json=_json, level_curve=_level_curve,
+        longest=longest, number_format=number_format, number_text=number_text, places=_places,
+        shades=shades,
     )  # fmt: skip
 
 
@@ -152,17 +152,8 @@ def _level_curve(start: Point, end: Point) -> str:
     return f"M{x1:.0f},{y1:.1f}C{middle:.0f},{y1:.1f} {middle:.0f},{y2:.1f} {x2:.0f},{y2:.1f}"
 
 
-def _every(count: int, size: float) -> range:
-    """Return the indices of labels that fit: all, every second, every tenth and so on."""
-    return range(0, count, max(1, math.ceil(_EM / size)))
-
-
 def _flat(values: fig.Matrix) -> list[float]:
     return [x for row in values for x in row if x is not None]
-
-
-def _ramp(low: float, high: float) -> list[float]:
-    return [low + (high - low) * (each + 0.5) / 12 for each in range(12)]
 
 
 def shades(values: fig.Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
@@ -229,11 +220,3 @@ def _box_lines(box: fig.Box) -> list[str]:
         longer = f"{lines[-1]} {word}".strip()
         lines = [*lines[:-1], longer] if text_width(longer) <= _BOX_TEXT else [*lines, word]
     return lines if box.detail else []
-
-
-def _box_height(box: fig.Box) -> int:
-    return 28 + 16 * len(_box_lines(box))
-
-
-def _tall(stack: fig.Stack) -> int:
-    return sum(_box_height(box) + 18 for box in stack.boxes)
