@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from nmt.commands.evaluate import EvaluatedModel
 from nmt.errors import ConfigError
@@ -17,7 +16,6 @@ from nmt.metrics.metric import Score, Scorer, as_quality, label_of, rounded
 from nmt.metrics.result import (
     Evaluation,
     EvaluationReport,
-    Section,
     System,
     hash_references,
     paired_tests,
@@ -26,11 +24,10 @@ from nmt.metrics.result import (
     show_p_value,
     show_score,
 )
+from nmt.report.page import render
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 _USUAL_ALPHA = 0.05
-# Characters that are not allowed in XML.
-_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _VERSION = re.compile(r"\|version:[^|]*")
 _AGAIN = "Create it again with `report` FILE.json on this test set."
 
@@ -39,21 +36,17 @@ def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()
     """Format a report as Markdown for a pull request, with collapsed tables of analyses."""
     evaluations = report.evaluations
     sections = [(x, name) for each, name in prefixed(evaluations) for x in each.sections]
-    gates = [gate for each in evaluations for gate in gates_of(each)]
-    missed = [gate for gate in gates if not gate.met]
-    outcome = f": {len(missed)} of {len(gates)} gates missed" if missed else ": all gates met"
-    blocks = [f"### Translation quality{outcome if gates else ''}"]
-    if missed:
-        blocks.append("\n".join(f"- **missed** {_escaped(str(gate))}" for gate in missed))
-    blocks += [f"**{_escaped(each.title)}**" for each in evaluations]
-    has_base = any(each.baseline for each in evaluations)
-    blocks.append(_table(change_rows(evaluations) if has_base else score_rows(evaluations)))
-    sections += [(section, "") for section in report.sections]
-    blocks += [_folded(name, section) for section, name in sections if section.rows]
     scores = [score for each in evaluations for score in each.systems[0].scores]
     signatures = dict.fromkeys(f"{label_of(x.metric)} `{x.signature}`" for x in scores)
-    legend = ", ".join([*paired_tests(evaluations), *signatures])
-    return "\n\n".join([*blocks, f"<sub>{legend}</sub>"]) + "\n"
+    return render(
+        "evaluation.md.j2",
+        evaluations=evaluations,
+        gates=[gate for each in evaluations for gate in gates_of(each)],
+        rows=(change_rows if any(x.baseline for x in evaluations) else score_rows)(evaluations),
+        sections=[*sections, *((section, "") for section in report.sections)],
+        legend=[*paired_tests(evaluations), *signatures],
+        escaped=lambda text: _MARKDOWN.sub(r"\\\1", str(text).replace("\n", " ")),
+    )
 
 
 def change_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
@@ -85,50 +78,9 @@ def _change(name: str, score: Score, alpha: float) -> list[str]:
     ]
 
 
-def _folded(prefix: str, section: Section) -> str:
-    title = _escaped(prefix + section.title)
-    inner = "\n\n".join(filter(None, [_table(section.rows), _escaped(section.meaning)]))
-    return f"<details><summary>{title}</summary>\n\n{inner}\n\n</details>"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
-    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
-
-
-def _escaped(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
-
-
 def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:
     """Format a report as JUnit XML: one test case for each gate, or for each score."""
-    root = ElementTree.Element("testsuites", name="nmt evaluate")
-    for each in report.evaluations:
-        suite = ElementTree.SubElement(root, "testsuite", name=_clean(each.test))
-        gates = gates_of(each)
-        for gate in gates:
-            limit = f" {gate.required:g}" if gate.kind == "fail-under" else ""
-            case = _add(suite, f"{gate.system}: {gate.metric} {gate.kind}{limit}")
-            if not gate.met:
-                failure = {"message": _clean(str(gate)), "type": gate.kind}
-                ElementTree.SubElement(case, "failure", failure)
-        for system in each.systems if not gates else ():
-            for score in system.scores:
-                _add(suite, f"{system.name}: {score.metric} {show_score(score)}")
-        suite.set("tests", str(len(suite)))
-        suite.set("failures", str(sum(not gate.met for gate in gates)))
-        suite.set("errors", "0")
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
-
-
-def _add(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    place = {"classname": f"nmt.evaluate.{suite.get('name')}", "name": _clean(name)}
-    return ElementTree.SubElement(suite, "testcase", place)
-
-
-def _clean(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+    return render("junit.xml.j2", report=report, gates_of=gates_of, show_score=show_score)
 
 
 def read_baseline_report(
