@@ -70,7 +70,8 @@ class Registered:
     def _check(self, name: str) -> str:
         names = list(dict.fromkeys((*self.builtin, *names_of(self.kind))))
         if name.partition(":")[0] not in names:
-            raise PydanticCustomError("unknown_name", "unknown name", {"names": names})
+            text = f"one of {', '.join(names)}"
+            raise PydanticCustomError("unknown_name", text, {"names": names})
         return name
 
 

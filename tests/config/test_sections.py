@@ -48,7 +48,7 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
     (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
     (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* needs sampling"),
-    (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search; .* with sampling"),
+    (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search: .* sampling to false"),
     (DecodingConfig, {"sampling": True, "return_alternatives": True}, "cannot be combined"),
     (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5}, "forced prefix"),
     (ModelConfig, {"num_heads": 3}, r"\(3\) must divide the width 512: .* 2 or the width 510"),
@@ -64,7 +64,7 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
     (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "remove ema_decay"),
     (TrainingConfig, {"max_steps": 1, "average_last": 5}, "needs keep_last 5 or more"),
-    (TrainingConfig, {"max_steps": 1, "trackers": ["wandbb"]}, "unknown name"),
+    (TrainingConfig, {"max_steps": 1, "trackers": ["wandbb"]}, "one of tensorboard, wandb, "),
     (ValidationConfig, {"metric": "command"}, "needs a program: set command"),
     (ValidationConfig, {"command": "score.py {source}"}, r"must contain \{hypothesis\}"),
     (OptimizerConfig, {"betas": [0.9, 1.0]}, "less than 1"),
@@ -191,12 +191,12 @@ def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
     class Toy(Section):
         name: Annotated[str, Registered("toy", ("first", "second"))] = "first"
 
-    with pytest.raises(ValidationError, match="unknown name"):
+    with pytest.raises(ValidationError, match="one of "):
         Toy(name="third")
     toys = Registry[object]("toy", {"first": "nowhere:FIRST", "second": "nowhere:SECOND"})
     toys.register("third", object())
     assert [Toy(name=name).name for name in ("second", "third")] == ["second", "third"]
-    with pytest.raises(ValidationError, match="unknown name"):
+    with pytest.raises(ValidationError, match="one of "):
         Toy(name="fourth")
     assert Toy.model_json_schema()["properties"]["name"]["examples"] == ["first", "second"]
 

@@ -61,6 +61,10 @@ class Tracker:
     def __init__(self, name: str, library: str, opener: Opener, config: RunConfig) -> None:
         try:
             self._library = import_module(library)
+            if (
+                getattr(self._library, "__file__", None) is None
+            ):  # a folder of this name, such as wandb's own
+                raise ImportError(f"{library} is not a package")
         except ImportError as error:
             raise ConfigError.needs("training.trackers", name, extra=name) from error
         self._name, self._open, self._config = name, opener, config

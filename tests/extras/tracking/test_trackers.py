@@ -9,7 +9,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +32,9 @@ RATES = {"learning_rate": 5e-4, "gradient_norm": 0.75, "target_tokens_per_second
 
 class Fake:
     """A library with the functions of all four that nmt calls; it remembers what it is told."""
+
+    __file__ = __file__
+    Settings = dict
 
     def __init__(self) -> None:
         self.opened: list[dict[str, Any]] = []
@@ -84,15 +87,6 @@ class Fake:
     def close(self) -> None:
         self.finish()
 
-    Settings = dict
-
-
-@pytest.fixture
-def config() -> RunConfig:
-    config = make_config("runs/mine")
-    config.run_dir.mkdir(parents=True)
-    return config
-
 
 def faked(name: str, monkeypatch: pytest.MonkeyPatch) -> Fake:
     library = Fake()
@@ -110,13 +104,11 @@ def give(name: str, config: RunConfig, *events: Event, closes: bool = True) -> N
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_tracker_gets_name_configuration_scalars_and_state_once(
-    name: str,
-    config: RunConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first start is killed after step 30 and resumes at 20; the second one is stopped."""
-    library = faked(name, monkeypatch)
+    library, config = faked(name, monkeypatch), make_config("runs/mine")
+    config.run_dir.mkdir(parents=True)
     updates = [update_event(step, loss=step) for step in (10, 20, 30, 40)]
     events = [updates[0], updates[1], validation_event(20), updates[2]]
     give(name, config, START, *events, closes=False)
@@ -154,11 +146,12 @@ def test_a_tracker_gets_name_configuration_scalars_and_state_once(
 
 
 @pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("found", [None, ModuleType("a folder of this name")])
 def test_without_its_package_the_error_says_how_to_install_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, found: ModuleType | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before data are prepared or a folder is made."""
-    monkeypatch.setitem(sys.modules, MODULES[name], None)  # importing it fails
+    """Before data are prepared or a folder is made; ./wandb, for example, is not the package."""
+    monkeypatch.setitem(sys.modules, MODULES[name], found)  # importing None fails
     with pytest.raises(
         ConfigError, match=f"training.trackers needs {name}, which is not installed"
     ) as caught:
