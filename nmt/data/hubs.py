@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from nmt.errors import ConfigError, DataError, nearest_word, shell_command
+from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
 
 if TYPE_CHECKING:
     from nmt.config.data import CorpusConfig, DataConfig
@@ -49,8 +49,8 @@ def check_hub(data: DataConfig) -> None:
             _datasets().load_dataset_builder(name, corpus.subset)
         except Exception as error:  # of many types: it is not in the cache
             keys = [key for key, other in data.corpora.items() if is_on_hub(other)]
-            flags = (f"\n    `set` '{key}={{source: FILE, target: FILE}}'" for key in keys)
-            fix = f"Connect to the internet, or read local files instead:{''.join(flags)}"
+            flags = [f"`set` {join_words([f'{x}={{source: FILE, target: FILE}}'])}" for x in keys]
+            fix = "\n    ".join(["Connect to the internet, or read local files instead:", *flags])
             problem = f"{name} is neither a local path nor downloaded before"
             raise DataError(f"{problem}, and {host} cannot be reached.", fix=fix) from error
 

@@ -63,23 +63,13 @@ class Start:
 
     def as_text(self) -> str:
         """Return a report that ends with the next commands."""
-        counts, run = self.counts, f"runs/{self.config.parent.resolve().name}"
-        look = shell_command("prepare", self.config, report_only=True)
-        minutes = scale_of(self.num_characters).minutes
-        toy = (
-            "With so little text, the model will only be a toy: pass tens of thousands of pairs.\n"
-        )
-        return (
-            f"{counts['train']:,} pairs for training, {counts['valid']:,} for validation, "
-            f"{counts['test']:,} for testing ({self.origin})\n"
-            f"left out: {counts['left_out']:,} that share a sentence with validation or testing, "
-            f"{counts['unusable']:,} blank or unreadable\n"
-            f"{toy * (counts['train'] < _TOY_PAIRS)}"
-            f"check the text: {look}\nnext: nmt train {self.config}\n"
-            f"      (about {minutes} minutes: training.max_minutes)\n"
-            f"then: nmt evaluate {run} scores the model on the test set,\n"
-            f"      nmt translate {run} FILE translates the lines of a file"
-        )
+        values = {
+            "run": f"runs/{self.config.parent.resolve().name}",
+            "check": shell_command("prepare", self.config, report_only=True),
+            "minutes": scale_of(self.num_characters).minutes,
+            "is_toy": self.counts["train"] < _TOY_PAIRS,
+        }
+        return str(render("start.txt.j2", start=self, **values))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
