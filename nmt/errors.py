@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
-from nmt.installation import install_command
+from nmt.installation import CLONE, DISTRIBUTION
 
 
 class NmtError(Exception):
@@ -153,3 +154,11 @@ def join_words(words: Iterable[str]) -> str:
     """Join the words of a command, with the quotes that the user's shell needs."""
     quoted = (f'"{word}"' if " " in word else word for word in words)
     return " ".join(quoted) if os.name == "nt" else shlex.join(words)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra into this installation."""
+    if CLONE is None:
+        return join_words(["pip", "install", f"{DISTRIBUTION}[{extra}]"])
+    clone = "." if Path.cwd() == CLONE else CLONE
+    return join_words(["pip", "install", "-e", f"{clone}[{extra}]"])

@@ -1,4 +1,4 @@
-"""How nmt is installed: the command that installs an extra, and the configurations of the package.
+"""How nmt is installed: from a clone or from a wheel, and where its configurations are.
 
 A wheel contains the repository's folder ``configs`` as ``nmt/configs``; a clone has it next to
 ``nmt``.
@@ -7,24 +7,16 @@ A wheel contains the repository's folder ``configs`` as ``nmt/configs``; a clone
 from __future__ import annotations
 
 import logging
-import shlex
 from pathlib import Path
 
 DISTRIBUTION = "nmt-toolkit"  # On the package index, ``nmt`` is another project.
 SHIPPED = Path("configs")  # What users type for the folder of shipped configurations.
 _PACKAGE = Path(__file__).resolve().parent
 _IS_CLONE = not (_PACKAGE / SHIPPED).is_dir() and (_PACKAGE.parent / "pyproject.toml").is_file()
-CONFIGS = (_PACKAGE.parent if _IS_CLONE else _PACKAGE) / SHIPPED
+CLONE = _PACKAGE.parent if _IS_CLONE else None
+CONFIGS = (CLONE or _PACKAGE) / SHIPPED
 
 logger = logging.getLogger(__name__)
-
-
-def install_command(extra: str) -> str:
-    """Return the command that installs an extra into this installation."""
-    if not _IS_CLONE:
-        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}]')}"
-    clone = "." if Path.cwd() == _PACKAGE.parent else _PACKAGE.parent
-    return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
 
 
 def shipped_file(path: Path) -> Path:

@@ -20,20 +20,22 @@ import torch
 from nmt.commands.train import fit
 from nmt.config.loader import load_config
 from nmt.device import usable_cores
-from nmt.errors import NmtError
+from nmt.errors import NmtError, install_command
 from nmt.extras.planning.options import DoctorOptions
 from nmt.files.lines import read_lines
 from nmt.inference.translator import Translator
-from nmt.installation import CONFIGS, install_command
+from nmt.installation import CONFIGS
 from nmt.version import __version__
 
 _LEAST_DISK_BYTES = 2 << 30
+_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 # Extras -> a library of each, and its purpose.
 _EXTRAS = {
     "ctranslate2": ("ctranslate2", "for faster translation on CPUs"),
-    "tensorboard": ("tensorboard", "for training.trackers: [tensorboard]"),
+    **{name: (name, f"for training.trackers: [{name}]") for name in _TRACKERS},
     "clean": ("py3langid", "to find other languages and broken encodings in text"),
     "serve": ("fastapi", "for `nmt serve`"),
+    "comet": ("unbabel-comet", "for the metric comet"),
     "cluster": ("distributed", "to prepare data on several machines"),
 }
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))

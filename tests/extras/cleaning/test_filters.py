@@ -10,8 +10,7 @@ import pytest
 
 from nmt.config.data import FilterConfig
 from nmt.data.filters import training_filters
-from nmt.errors import ConfigError
-from nmt.installation import install_command
+from nmt.errors import ConfigError, install_command
 
 RTL = "\u0642\u0631\u0623\u062a \u0643\u062a\u0627\u0628\u064b\u0627 \u0639\u0646"
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import namedtuple
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -13,10 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from nmt.errors import install_command
 from nmt.extras.planning import doctor
 from nmt.extras.planning.doctor import Finding
-from nmt.installation import install_command
 
+ROOT = Path(__file__).parents[3]
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -27,8 +29,9 @@ def test_a_healthy_machine_trains_and_translates(monkeypatch: pytest.MonkeyPatch
     lines = result.stdout.splitlines()
     names = [line.split()[1] for line in lines]
     assert names == ["nmt", "Python", "torch", "device", "instructions", "threads", "load",
-                     "ctranslate2", "tensorboard", "clean", "serve", "cluster", "disk",
-                     "self-test"]  # fmt: skip
+                     *doctor._EXTRAS, "disk", "self-test"]  # fmt: skip
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {*doctor._EXTRAS, "dev"} == set(project["optional-dependencies"])
     assert "trained and translated two sentences" in lines[-1]
 
 
@@ -51,7 +54,7 @@ def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "nvidia-smi" in findings["device"].fix
     assert findings["threads"].fix == "unset OMP_NUM_THREADS"
     assert findings["disk"].fix.startswith("Delete files")
-    for extra in ("ctranslate2", "tensorboard", "clean", "serve", "cluster"):
+    for extra in doctor._EXTRAS:
         assert install_command(extra) in findings[extra].found
         assert str(findings[extra]).startswith(f"--  {extra}")
     assert str(findings["load"]).startswith("--  load          load average 999.0 on")

@@ -17,8 +17,7 @@ import pytest
 from nmt.commands.train import fit
 from nmt.commands.train_setup import TRACKERS
 from nmt.config.run import RunConfig
-from nmt.errors import ConfigError
-from nmt.installation import install_command
+from nmt.errors import ConfigError, install_command
 from nmt.training.events import Event
 from tests.training.small import update_event, validation_event
 from tests.training.toy import make_config, write_corpus
