@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from textwrap import wrap
 from typing import Any
 from unicodedata import east_asian_width
 
@@ -35,7 +36,6 @@ _WIDTHS = dict.fromkeys(" !'(),.:;I[]fijlrt|", 5.5) | dict.fromkeys(
 )
 _WIDTHS |= dict.fromkeys("ABCDEFGHJKLNOPQRSTUVXYZ", 10.0)
 _LEVELS = 24  # Shades of a heatmap.
-_BOX_TEXT = 204  # Width of the text in a box of a stack.
 # In our own words only, which are never text of a user: code spans and superscripts.
 _CODE, _POWER = re.compile(r"`([^`]+)`"), re.compile(r"(?<=[WK\d])\^(?:\(([^)]+)\)|([OQKVT])\b)")
 
@@ -118,9 +118,8 @@ def draw(figure: fig.Figure, *, is_upright: bool = False) -> Any:
         return module("lines.svg.j2", lines=figure_lines(figure))
     return module(
         f"{type(figure).__name__.lower()}.svg.j2", figure=figure, is_upright=is_upright,
-        arcs=_arcs, box_lines=_box_lines, flat=_flat, json=_json, level_curve=_level_curve,
-        longest=longest, number_format=number_format, number_text=number_text, places=_places,
-        shades=shades,
+        flat=_flat, json=_json, longest=longest, number_format=number_format,
+        number_text=number_text, places=_places, shades=shades, wrap=wrap,
     )  # fmt: skip
 
 
@@ -145,13 +144,6 @@ def _json(texts: Iterable[str]) -> str:
     return json.dumps(list(map(visible, texts)), ensure_ascii=False)
 
 
-def _level_curve(start: Point, end: Point) -> str:
-    """Return the path of a curve that is horizontal at both ends."""
-    (x1, y1), (x2, y2) = start, end
-    middle = (x1 + x2) / 2
-    return f"M{x1:.0f},{y1:.1f}C{middle:.0f},{y1:.1f} {middle:.0f},{y2:.1f} {x2:.0f},{y2:.1f}"
-
-
 def _flat(values: fig.Matrix) -> list[float]:
     return [x for row in values for x in row if x is not None]
 
@@ -173,16 +165,6 @@ def shades(values: fig.Matrix, bounds: Point) -> Iterator[tuple[str, float, str]
             yield "none", 0, path
         elif level:
             yield "heat" if level > 0 else "cold", round(min(abs(level), 1), 2), path
-
-
-def _arcs(figure: fig.Links, weights: fig.Matrix) -> Iterator[tuple[int, int, str, str]]:
-    """Yield the ends, the opacity and the weight of the arcs of one head."""
-    least, high = figure.bounds
-    form = number_format(x for matrix in figure.weights.values() for row in matrix for x in row)
-    for i, row in enumerate(weights):
-        for j, weight in enumerate(row):
-            if weight and weight >= least:
-                yield i, j, f"{weight / high:.2f}", number_text(weight, form)
 
 
 def _places(tree: fig.Tree) -> list[tuple[float, float, float]]:
@@ -211,12 +193,3 @@ def layout(tree: fig.Tree) -> tuple[list[int], list[float]]:
         below = [rows[child] for child in children[index]]
         rows[index] = sum(below) / len(below) if below else float(leaves.index(index))
     return [len(path) - 1 for path in tree.paths], rows
-
-
-def _box_lines(box: fig.Box) -> list[str]:
-    """Return the detail of a box, broken into lines."""
-    lines = [""]
-    for word in box.detail.split():
-        longer = f"{lines[-1]} {word}".strip()
-        lines = [*lines[:-1], longer] if text_width(longer) <= _BOX_TEXT else [*lines, word]
-    return lines if box.detail else []
