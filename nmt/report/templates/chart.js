@@ -18,13 +18,15 @@ const plots = Array.from(document.querySelectorAll("svg[data-axis]"), (svg) => {
       const [x, y] = places[index].split(",");
       return { step: Number(step), value, x, y };
     });
-    return { name: path.dataset.name, color: path.parentNode.getAttribute("class"), points };
+    const group = path.parentNode;
+    return { name: path.dataset.name, color: group.getAttribute("class"), group, points };
   };
   const near = (step) => {
     if (!curves) curves = Array.from(svg.querySelectorAll("[data-points]"), read);
     const away = (point) => Math.abs(point.step - step);
     const nearest = (one, other) => (away(one) > away(other) ? other : one);
-    return curves.map((curve) => ({ ...curve, point: curve.points.reduce(nearest) }));
+    const shown = curves.filter((curve) => curve.group.style.display !== "none");
+    return shown.map((curve) => ({ ...curve, point: curve.points.reduce(nearest) }));
   };
   return {
     svg, figure, x: svg.dataset.x, start, end,
@@ -39,6 +41,7 @@ const plots = Array.from(document.querySelectorAll("svg[data-axis]"), (svg) => {
     // Draws the cross hair at the point nearest to a step, and returns the values there.
     show: (step) => {
       const found = near(step);
+      if (found.length === 0) return null;
       const away = (each) => Math.abs(each.point.step - step);
       const { point } = found.reduce((one, other) => (away(one) > away(other) ? other : one));
       const bottom = svg.viewBox.baseVal.height - 40;
@@ -61,7 +64,9 @@ const hideAll = () => {
   tip.remove();
 };
 const showAt = (plot, wanted) => {
-  const { step, x, found } = plot.show(wanted);
+  const shown = plot.show(wanted);
+  if (!shown) return wanted;
+  const { step, x, found } = shown;
   for (const other of plots) if (other !== plot) if (other.x === plot.x) other.show(step);
   const head = document.createElement("p");
   head.textContent = `${plot.x} ${step.toLocaleString("en")}`;
@@ -106,5 +111,23 @@ for (const plot of plots) {
     if (to === undefined) return;
     event.preventDefault();
     now = showAt(plot, steps[to]);
+  });
+}
+// An entry of the legend hides and shows its curve.
+for (const key of document.querySelectorAll("figure .key")) {
+  const entries = Array.from(key.children);
+  if (entries.length > 1) entries.forEach((entry, index) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.setAttribute("aria-pressed", "true");
+    button.append(...entry.childNodes);
+    entry.append(button);
+    button.addEventListener("click", () => {
+      const isOn = button.getAttribute("aria-pressed") === "false";
+      button.setAttribute("aria-pressed", String(isOn));
+      const groups = key.closest("figure").querySelectorAll(`[data-curve="${index}"]`);
+      for (const group of groups) group.style.display = isOn ? "" : "none";
+      hideAll();
+    });
   });
 }

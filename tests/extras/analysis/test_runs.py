@@ -75,8 +75,14 @@ def test_a_browser_shows_the_values_at_the_cross_hair(
       chart.dispatchEvent(new KeyboardEvent("keydown", { key: "Home", bubbles: true }));
       return document.querySelector(".tip").textContent;
     })()"""
+    hide = """(() => {
+      document.querySelectorAll(".key button")[1].click();
+      const figure = document.querySelector("figure");
+      const shown = ["1", "0"].map((n) => figure.querySelector(`.linear [data-curve="${n}"]`));
+      return shown.map((x) => getComputedStyle(x).display.replace("inline", "block")).join(" ");
+    })()"""
     found, logged = ask(
-        browser, Path("runs.html").read_text(), tmp_path, width, press, WIDER, REQUESTS
+        browser, Path("runs.html").read_text(), tmp_path, width, press, WIDER, REQUESTS, hide
     )
-    assert found == f"step 100{runs[0]}20.5{runs[1]}18.25 0 0"
+    assert found == f"step 100{runs[0]}20.5{runs[1]}18.25 0 0 none block"
     assert "CONSOLE" not in logged
