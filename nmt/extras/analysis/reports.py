@@ -135,5 +135,5 @@ def _check_signatures(path: Path, system: Any, scorers: Sequence[Scorer]) -> Non
         before = then.get(scorer.name, now)
         if _VERSION.sub("", before) != _VERSION.sub("", now):
             problem = f"{path} was scored with {scorer.name} {before}; the options now give {now}."
-            fix = "Use the same `tokenize`, `lowercase` and references for both."
+            fix = "Use the same `tokenize`, `lowercase`, model and references for both."
             raise ConfigError(problem, fix=fix)

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +17,6 @@ from nmt.errors import DataError
 from nmt.extras.analysis.confidence import (
     confidence_quality,
     confidence_section,
-    correlation,
-    ranks,
 )
 from nmt.extras.analysis.reports import as_markdown
 from nmt.extras.analysis.robustness import (
@@ -140,14 +137,6 @@ def test_a_constant_error_is_the_calibration_error() -> None:
         assert (found and found["num_sentences"]) == expected
     same = replace(system(0.0), lines=[REFERENCE] * 40)
     assert confidence_quality(same, [[REFERENCE] * 40]) is None
-
-
-def test_correlations_of_four_points() -> None:
-    """Deviations (-1.5, -0.5, 0.5, 1.5) and (-2, 1, -1, 2): 6.0 - 1.0 over sqrt(5 * 10)."""
-    left, right = np.array([1.0, 2, 3, 4]), np.array([1.0, 4, 2, 5])
-    assert correlation(left, right) == pytest.approx(5 / 50**0.5)
-    assert ranks(np.array([3.0, 1, 3, 2])).tolist() == [3.5, 1, 3.5, 2]
-    assert correlation(left, np.ones(4)) == 0
 
 
 def test_every_output_shows_the_confidence() -> None:

@@ -66,15 +66,6 @@ def test_comet_is_scored_compared_sliced_and_gated(
     assert "source words" in table
 
 
-def test_several_references_are_averaged(fake: Fake, tmp_path: Path) -> None:
-    metric, options = f"comet:{fake(tmp_path / 'tiny')}", MetricOptions(source=SOURCE, device="cpu")
-    streams = [LINES, LINES[::-1]]
-    one, other = (Scorer(metric, [stream], options).score(LINES).value for stream in streams)
-    both = Scorer(metric, streams, options).score(LINES)
-    assert both.value == pytest.approx((one + other) / 2)
-    assert both.signature.startswith("nrefs:2|")
-
-
 def test_batches_have_similar_lengths_and_draw_no_random_numbers(
     fake: Fake, tmp_path: Path
 ) -> None:
@@ -85,6 +76,22 @@ def test_batches_have_similar_lengths_and_draw_no_random_numbers(
     assert [len(batch) for batch in lengths] == [16, 16, 16, 12]
     assert [*chain(*lengths)] == sorted(map(len, SOURCE))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_models_of_the_cache_of_the_hub_are_used_and_references_averaged(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub" / "models--Unbabel--wmt22-comet-da"
+    fake(repository / "snapshots" / "0123abcd")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abcd")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    options, streams = MetricOptions(source=SOURCE, device="cpu"), [LINES, LINES[::-1]]
+    one, other, both = (
+        Scorer("comet", own, options).score(LINES) for own in (streams[:1], streams[1:], streams)
+    )
+    assert both.value == pytest.approx((one.value + other.value) / 2)
+    assert both.signature.startswith("nrefs:2|model:Unbabel/wmt22-comet-da|sha256:")
 
 
 def test_unusable_models_are_refused_with_a_command(
@@ -105,18 +112,6 @@ def test_unusable_models_are_refused_with_a_command(
     assert "fix: Add --source FILE" in invoke(*flags[:-2], "--metric", "comet").stderr
     monkeypatch.setitem(sys.modules, "comet", None)
     assert "The metric comet needs unbabel-comet (" in invoke(*flags, "--metric", "comet").stderr
-
-
-def test_a_model_in_the_cache_of_the_hub_is_used(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repository = tmp_path / "hub" / "models--Unbabel--wmt22-comet-da"
-    fake(repository / "snapshots" / "0123abcd")
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0123abcd")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    scorer = Scorer("comet", [LINES], MetricOptions(source=SOURCE, device="cpu"))
-    assert scorer.metric.signature.startswith("nrefs:1|model:Unbabel/wmt22-comet-da|sha256:")
 
 
 def test_comet_chooses_the_best_checkpoint(fake: Fake, tmp_path: Path) -> None:
