@@ -13,6 +13,7 @@ import io
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 import typer
@@ -29,25 +30,8 @@ from nmt.registry import load_attribute
 from nmt.version import __version__
 
 TAGLINE = "Train, evaluate and serve machine translation models."
-EPILOG = """\b
-First steps, in any folder:
-  nmt train configs/demo.yaml     # a small model in two minutes, without a download
-  nmt translate runs/demo configs/demo.sample.en
-  nmt evaluate runs/demo
-
-\b
-Exit codes:
-  0         success
-  1         internal error, or `nmt doctor` found a problem
-  2         wrong option or configuration
-  3         missing, damaged or misaligned data
-  4         missing or damaged model or checkpoint
-  5         training diverged
-  6         a quality gate failed: --fail-under or --fail-if-worse
-  75        another process of this training failed; run the same command to resume
-  130, 143  stopped by SIGINT or SIGTERM; training saves a checkpoint first
-  141       broken pipe: the reader of standard output has exited
-"""
+_TEXT = Path(__file__).with_name("epilog.txt").read_text(encoding="utf-8")
+EPILOG = "\b\n" + _TEXT.replace("\n\n", "\n\n\b\n")  # \b: keep the lines of a paragraph
 BROKEN_PIPE = 141  # Exit code in shells of a program stopped by SIGPIPE.
 _GENERAL = ("set_", "json", "quiet", "verbose", "help")  # The last options of every help.
 _STDERR = 2  # The descriptor of standard error.

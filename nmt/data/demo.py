@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from nmt.errors import ConfigError
@@ -32,46 +34,17 @@ def _pairs(text: str) -> list[Pair]:
     return [Pair(*row) for row in _rows(text)]
 
 
-# Sentences are drawn by position, so any change of these lists or their order changes the corpus.
-_NUMBERS = _pairs(
-    "zero:null/one:eins/two:zwei/three:drei/four:vier/five:fünf/six:sechs/seven:sieben/eight:acht/"
-    "nine:neun/ten:zehn/eleven:elf/twelve:zwölf/thirteen:dreizehn/fourteen:vierzehn/"
-    "fifteen:fünfzehn/sixteen:sechzehn/seventeen:siebzehn/eighteen:achtzehn/nineteen:neunzehn"
-)
-_TENS = _pairs(
-    "twenty:zwanzig/thirty:dreißig/forty:vierzig/fifty:fünfzig/sixty:sechzig/seventy:siebzig/"
-    "eighty:achtzig/ninety:neunzig"
-)
-_DAYS = _pairs("Monday:Montag/Tuesday:Dienstag/Thursday:Donnerstag/Friday:Freitag/Sunday:Sonntag")
-# Groups of adjectives, of which a noun gets at most one each. People get only the first three.
-_ADJECTIVES = [_pairs("new:neu/old:alt"), _pairs("small:klein/big:groß"), _pairs("beautiful:schön"),
-               _pairs("red:rot/green:grün/white:weiß"), _pairs("cheap:billig")]  # fmt: skip
-_NAMES = _pairs("Anna:Anna/Peter:Peter/Maria:Maria/Thomas:Thomas/Julia:Julia/Martin:Martin")
-# Singular, plural, both in German, gender, accusative where it is not the nominative.
-_PEOPLE = _rows(
-    "teacher:teachers:Lehrer:Lehrer:m/neighbor:neighbors:Nachbar:Nachbarn:m:Nachbarn/"
-    "woman:women:Frau:Frauen:f/doctor:doctors:Ärztin:Ärztinnen:f/child:children:Kind:Kinder:n"
-)
-_THINGS = _rows(
-    "apple:apples:Apfel:Äpfel:m/coat:coats:Mantel:Mäntel:m/table:tables:Tisch:Tische:m/"
-    "key:keys:Schlüssel:Schlüssel:m/flower:flowers:Blume:Blumen:f/lamp:lamps:Lampe:Lampen:f/"
-    "bag:bags:Tasche:Taschen:f/clock:clocks:Uhr:Uhren:f/book:books:Buch:Bücher:n/"
-    "bicycle:bicycles:Fahrrad:Fahrräder:n/picture:pictures:Bild:Bilder:n/glass:glasses:Glas:Gläser:n"
-)
-# Infinitive, third person, past, German prefix, stem and participle, kinds of objects.
-_VERBS = _rows(
-    "buy:buys:bought::kauf:gekauft:t/sell:sells:sold::verkauf:verkauft:t/"
-    "look for:looks for:looked for::such:gesucht:pt/fetch:fetches:fetched:ab:hol:abgeholt:pt/"
-    "paint:paints:painted::mal:gemalt:pt/show:shows:showed::zeig:gezeigt:t"
-)
+# The words of demo.toml. Sentences are drawn by position, so any change of its lists or their order
+# changes the corpus.
+_WORDS = tomllib.loads(Path(__file__).with_name("demo.toml").read_text(encoding="utf-8"))
+_NUMBERS, _TENS, _DAYS, _NAMES = (_pairs(_WORDS[x]) for x in ("numbers", "tens", "days", "names"))
+_ADJECTIVES = [_pairs(group) for group in _WORDS["adjectives"]]
+_PEOPLE, _THINGS, _VERBS = (_rows(_WORDS[x]) for x in ("people", "things", "verbs"))
+_FORMS: dict[str, str] = _WORDS["forms"]
 # A subject is a phrase and its person: a column of `_FORMS`.
 _THIRD, _PLURAL = 2, 4
 _PRONOUNS = [(Pair("I", "ich"), 0), (Pair("you", "du"), 1), (Pair("he", "er"), 2),
              (Pair("she", "sie"), 2), (Pair("we", "wir"), 3), (Pair("they", "sie"), 4)]  # fmt: skip
-# German endings of the present tense; auxiliaries of the past; modal verbs.
-_FORMS = {"present": "e st t en en", "past": "habe hast hat haben haben",
-          "can": "kann kannst kann können können", "must": "muss musst muss müssen müssen",
-          "should": "soll sollst soll sollen sollen"}  # fmt: skip
 # English, and German with the ending of the adjectives: m, f, n, and m in the accusative; or one
 # form of the plural.
 Determiner = tuple[str, list[list[str]]]
