@@ -23,7 +23,6 @@ import torch
 from nmt.checkpoint.model_folder import load_model
 from nmt.extras.analysis.gates import check_regressions
 from nmt.files.lines import read_lines
-from nmt.inference.segment import joiner_for
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
 from nmt.metrics.metric import MetricOptions, Scorer
@@ -82,7 +81,7 @@ def noise(folder: Path, source: list[str], gate: Gate, count: int) -> None:
     files = load_model(folder)
     options = TranslationOptions(
         decoding=files.config.decoding.model_copy(update=PLAIN),
-        joiner=joiner_for(files.config.target_language),
+        target_language=files.config.target_language,
         guard=False,
     )
     translator = Translator(TorchEngine(files.model), files.tokenizers, options)

@@ -128,7 +128,7 @@ def _no_model(folder: Path) -> CheckpointError:
         return _of_config(folder, f"{folder} is a configuration, not a model")
     hub = re.fullmatch(r"(hub:)?([\w.-]+/[\w.-]+)", str(folder))
     if hub and (hub[1] or not folder.parent.exists()):
-        pull = shell_command("pull", f"hub:{hub[2]}", output=f"models/{folder.name}")
+        pull = shell_command("pull", hub[2], output=f"models/{folder.name}")
         fix = f"To download it from the Hugging Face Hub, run: {pull}"
         return CheckpointError(f"{folder} does not exist here.", fix=fix)
     there = _runs_in(folder.parent, Path("runs"))

@@ -167,7 +167,7 @@ class EvaluatedModel:
             asked = translator.with_options(progress=bar.update, tag=self.tag or tag)
             results = asked.translate(lines)
         seconds = time.perf_counter() - begin
-        if message := GuardCounts.of(dict(enumerate(results, 1))).message(seconds):
+        if message := GuardCounts().add(dict(enumerate(results, 1))).message(seconds):
             logger.info("%s", message)
         texts = [result.text for result in results]
         return System(self.name, texts, self._settings(translator), results=results)

@@ -203,7 +203,7 @@ class _Writer:
                 self._stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
         self._stream.flush()
         self.num_lines += len(lines)
-        self._counts += GuardCounts.of(done)
+        self._counts.add(done)
 
     def _texts(self, number: int, others: Mapping[str, Any], result: Result) -> Iterator[str]:
         """Yield the output lines for input line ``number``."""

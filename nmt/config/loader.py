@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import KeyPath, find_key, find_problems, unknown_key
-from nmt.config.model import DecodingConfig
+from nmt.config.model import OF_BEAMS, DecodingConfig
 from nmt.config.run import RunConfig, with_scale
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError, did_you_mean
@@ -113,13 +113,15 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
-    """Return ``options`` with ``changes``.
+    """Return ``options`` with ``changes``. Options of beam search end with a change to sampling.
 
     Raises:
         ConfigError: An option is unknown or out of bounds. Lists all problems.
     """
+    is_beam = not (changes.get("sampling") or changes.get("return_alternatives"))
+    kept = options.model_dump(exclude=set() if is_beam else {*OF_BEAMS})
     try:
-        return DecodingConfig.model_validate({**options.model_dump(), **changes})
+        return DecodingConfig.model_validate({**kept, **changes})
     except ValidationError as error:
         problems = [text for _, text in find_problems(error)]
         fix = "Correct the options. `nmt config keys decoding` describes every key."

@@ -18,7 +18,7 @@ _SEARCHES = (
     "auto", "greedy", "beam", "diverse", "sampling", "alternatives", "constrained",
 )  # fmt: skip
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "epsilon_cutoff")
-_OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
+OF_BEAMS = ("patience", "diverse_beam_groups", "coverage_penalty")
 _OF_RESULTS = ("n_best", "search", "sampling", "return_alternatives")
 BiasPlace = Literal["attention", "feed-forward", "norm"]  # Layers that can have a bias.
 
@@ -264,17 +264,17 @@ class DecodingConfig(Section):
 
     def plain(self, beam_size: int) -> Self:
         """Return the same limits and penalties for plain beam search with one result."""
-        kept = self.model_dump(exclude={*_OF_SAMPLING, *_OF_BEAMS, *_OF_RESULTS})
+        kept = self.model_dump(exclude={*_OF_SAMPLING, *OF_BEAMS, *_OF_RESULTS})
         return type(self)(**{**kept, "beam_size": beam_size})
 
     def _disagreements(self) -> Iterator[str]:
         way = "sampling" if self.sampling else "return_alternatives"
-        for key in (*_OF_SAMPLING, *_OF_BEAMS):
+        for key in (*_OF_SAMPLING, *OF_BEAMS):
             if (value := getattr(self, key)) == type(self).model_fields[key].default:
                 continue
             if key in _OF_SAMPLING and not self.sampling:
                 yield f"{key} ({value}) needs sampling: set sampling to true"
-            elif key in _OF_BEAMS and self.sampling != self.return_alternatives:
+            elif key in OF_BEAMS and self.sampling != self.return_alternatives:
                 yield f"{key} ({value}) needs beam search: remove it, or set {way} to false"
         if self.sampling and self.return_alternatives:
             yield "sampling and return_alternatives cannot be combined"

@@ -16,9 +16,9 @@ from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError
 
-_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
+LANGUAGE_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
 _CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
-LanguageCode = Annotated[str, Field(pattern=_CODE, json_schema_extra=_CODE_IN_WORDS)]
+LanguageCode = Annotated[str, Field(pattern=LANGUAGE_CODE, json_schema_extra=_CODE_IN_WORDS)]
 # Country codes that are often mistaken for language codes.
 _COUNTRIES: Mapping[str, tuple[str, str]] = {
     "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),

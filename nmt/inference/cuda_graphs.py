@@ -178,7 +178,7 @@ class GraphedDecodeToken:
     def with_room(self, state: DecoderState) -> DecoderState:
         """Return a state with space for one more position, in a graph if that is faster."""
         sizes = _Sizes.of(state.source_mask, state.self_kv, state.length + 1)
-        has_room = _num_bytes(sizes, state.self_kv) <= self._most_bytes
+        has_room = _num_bytes(sizes, state.self_kv) <= max(_MOST_BYTES, self._share)
         if self._works and has_room and sizes.sentences * sizes.beams <= _MOST_ROWS:
             table = self._model.target_embedding.position_table(state.length + 1)
             with self._lock:
@@ -196,10 +196,6 @@ class GraphedDecodeToken:
             if step is not None and step.holds(caches) and step.table is inputs.table:
                 return step(inputs.ids, inputs.position)
         return self._model.decode_token(inputs)
-
-    @property
-    def _most_bytes(self) -> int:
-        return max(_MOST_BYTES, self._share)
 
     def _step(
         self, sizes: _Sizes, table: Tensor | None, cross_kv: Tensor, self_kv: Tensor
@@ -224,10 +220,9 @@ class GraphedDecodeToken:
                     warnings.warn(f"CUDA graphs are switched off: {error}", stacklevel=2)
                 return None
         self._steps[sizes] = step
-        while (
-            len(self._steps) > _MOST_GRAPHS
-            or sum(_num_bytes(each, self_kv) for each in self._steps) > self._most_bytes
-        ):
+        while len(self._steps) > _MOST_GRAPHS or sum(
+            _num_bytes(each, self_kv) for each in self._steps
+        ) > max(_MOST_BYTES, self._share):
             oldest = next(iter(self._steps))
             del self._steps[oldest], self._uses[oldest]
         return step

@@ -18,8 +18,8 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeAlias
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError
@@ -280,40 +280,30 @@ def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
     return rest != found[-1] and not any(map(str.isalnum, rest))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GuardCounts:
-    """Statistics of the guard over some lines. Add two of them with ``+``."""
+    """Statistics of the guard over some lines."""
 
     num_lines: int = 0
     num_alarmed: int = 0  # Lines whose first translation had an alarm.
     num_cleared: int = 0  # Alarmed lines whose second translation has no alarm.
     # Kinds of alarms that occurred: ``loops``, ``length``, ``required phrases``.
-    signs: frozenset[str] = frozenset()
+    signs: set[str] = field(default_factory=set)
     retry_seconds: float = 0.0  # Time of the second searches.
-    left: tuple[int, ...] = ()  # Line numbers of the first five lines that still have an alarm.
+    left: list[int] = field(default_factory=list)  # The first five lines that still have an alarm.
 
-    @classmethod
-    def of(cls, results: Mapping[int, Result]) -> GuardCounts:
-        """Count the alarms of results. Keys are line numbers."""
-        lines = [(result.alarms, result.retried) for result in results.values()]
-        return cls(
-            len(lines),
-            sum(bool(now or before) for now, before in lines),
-            sum(bool(before and not now) for now, before in lines),
-            frozenset(_SIGNS[name] for pair in lines for own in pair for name in own),
-            sum(result.retry_seconds for result in results.values()),
-            tuple(number for number, result in results.items() if result.alarms)[:_NAMED_LINES],
-        )
-
-    def __add__(self, other: GuardCounts) -> GuardCounts:
-        return GuardCounts(
-            self.num_lines + other.num_lines,
-            self.num_alarmed + other.num_alarmed,
-            self.num_cleared + other.num_cleared,
-            self.signs | other.signs,
-            self.retry_seconds + other.retry_seconds,
-            (*self.left, *other.left)[:_NAMED_LINES],
-        )
+    def add(self, results: Mapping[int, Result]) -> Self:
+        """Count the alarms of results. Keys are line numbers. Returns the same object."""
+        for number, result in results.items():
+            now, before = result.alarms, result.retried
+            self.num_lines += 1
+            self.num_alarmed += bool(now or before)
+            self.num_cleared += bool(before and not now)
+            self.signs.update(_SIGNS[name] for name in (*now, *before))
+            self.retry_seconds += result.retry_seconds
+            if now and len(self.left) < _NAMED_LINES:
+                self.left.append(number)
+        return self
 
     def message(self, seconds: float) -> str | None:
         """Return one sentence for the log; None if there are no alarms.
@@ -321,7 +311,7 @@ class GuardCounts:
         Args:
             seconds: Time of the whole translation.
 
-        >>> GuardCounts(1000, 2, 0, frozenset({"loops", "length"}), left=(7, 9)).message(3.5)
+        >>> GuardCounts(1000, 2, 0, {"loops", "length"}, left=[7, 9]).message(3.5)
         'guard: 2 of 1,000 translations are suspicious (length, loops); check lines 7, 9'
         """
         if not self.num_alarmed:

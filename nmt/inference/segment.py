@@ -15,7 +15,7 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.request import Request
 from nmt.search.hypothesis import NONE, Constraints, contains
-from nmt.text.tokenizer import Tokenizer, Tokenizers
+from nmt.text.tokenizer import TAGS_SHOWN, Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ def segment(
     max_length: int | None,
     tag: str | None = None,
     first_line: int = 1,
+    target_language: str = "",
 ) -> SegmentedLines:
     """Encode lines and split long ones. A blank line has no segment.
 
@@ -89,7 +90,10 @@ def segment(
         max_length: Maximum subwords of a segment, tag included; None does not split lines.
         tag: Tag of lines without one.
         first_line: Number of the first line, for warnings.
+        target_language: Language code. If it is that of several languages, such as ``mul``, a line
+            without a tag is an error. A model with tags for variants of ``zh`` works without tags.
     """
+    languages, is_group = tokenizers.source.languages, len(re.split("[-_]", target_language)[0]) > 2
     texts = [_shortened(x.text, number) for number, x in enumerate(requests, first_line)]
     segments: list[Segment] = []
     failures: dict[int, DataError] = {}
@@ -99,13 +103,19 @@ def segment(
         if not text.strip():
             continue
         try:
-            name = request.tag or tag
-            tag_ids = () if name is None else (tokenizers.source.tag_id(name),)
-            longest = None if max_length is None else max_length - len(tag_ids)
+            own = tokenizers.source.language_of(text)  # part of the ids of the first segment
+            name = request.tag or (None if own else tag)
+            tags = tuple(tokenizers.source.tag_id(x) for x in (name, own) if x is not None)
+            if is_group and len(languages) > 1 and not tags:
+                problem = "the model translates into several languages, and the line has no tag."
+                examples = ", ".join(x.strip("<>") for x in languages[:TAGS_SHOWN])
+                fix = f"Set `tag` to a tag such as {examples}."
+                raise DataError(problem, fix=fix)
+            longest = None if max_length is None else max_length - len(tags)
             parts = [ids or []]
             if longest is not None and (ids is None or len(ids) > longest):
                 parts = _encode_parts(text, tokenizers.source, longest)
-            longest = max_length or len(parts[0]) + len(tag_ids)
+            longest = max_length or len(parts[0]) + len(tags)
             first = _constraints(request, tokenizers.target, decoding, longest)
         except (ConfigError, DataError) as error:  # ConfigError: unknown tag
             failures[row] = DataError(error.problem, fix=error.fix)
@@ -120,7 +130,8 @@ def segment(
         others = Constraints(forbidden=first.forbidden) if first.forbidden else NONE
         # Normalization may drop all characters of a text: the result has no segment.
         for number, part in enumerate(filter(None, parts)):
-            segments.append(Segment(row, part, tag_ids, others if number else first))
+            added = tags if number or own is None else tags[:-1]
+            segments.append(Segment(row, part, added, others if number else first))
     if num_cut > _MOST_NAMED:
         logger.warning("%s more lines were cut into segments", f"{num_cut - _MOST_NAMED:,}")
     return SegmentedLines(requests, segments, failures)

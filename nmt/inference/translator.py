@@ -54,7 +54,7 @@ class TranslationOptions:
     # Maximum source subwords of a segment. Longer lines are split, translated and joined again.
     # None does not split lines.
     max_length: int | None = 256
-    joiner: str = " "  # Separator between the translated segments of a line.
+    target_language: str = ""  # Code of the target language, for the space between segments.
     tag: str | None = None  # Language or domain tag of requests without a tag.
     guard: bool = True  # Whether to check translations: see `nmt.inference.guard`.
     retry: bool = True  # Whether the guard searches again, or only sets `alarms`.
@@ -137,7 +137,7 @@ class Translator:
         wanted = TranslationOptions(
             decoding=config.decoding,
             max_length=config.filters.max_length if split else None,
-            joiner=joiner_for(config.target_language),
+            target_language=config.target_language,
             confidence=read_confidence(folder),
         )
         wanted = _changed(wanted, options)
@@ -214,8 +214,10 @@ class Translator:
             needs = replace(options.needs, constraints=True)
             if lacking := self.engine.lacks(needs):
                 raise engines.EngineLacksError.of(self.engine.name, lacking)
-        decoding, longest = options.decoding, options.max_length
-        found = segment(requests, self.tokenizers, decoding, longest, options.tag, first_line)
+        decoding, longest, language = options.decoding, options.max_length, options.target_language
+        found = segment(
+            requests, self.tokenizers, decoding, longest, options.tag, first_line, language
+        )
         return replace(found, failures={**found.failures, **unread})
 
     def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
@@ -390,7 +392,7 @@ def _result(
         found = [Alternative(text_of(h.ids), h.score, h.log_prob) for h in parts[0].hypotheses]
     else:  # segments are independent: join the best hypothesis of each
         best = [part.hypotheses[0] for part in parts]
-        text = options.joiner.join(text_of(hypothesis.ids) for hypothesis in best)
+        text = joiner_for(options.target_language).join(text_of(each.ids) for each in best)
         score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
         found = [Alternative(text, score, sum((hypothesis.log_prob for hypothesis in best), 0.0))]
     wanted, is_truncated = options.outputs, bool(parts) and len(source) > LONGEST_LINE

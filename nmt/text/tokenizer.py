@@ -21,6 +21,7 @@ from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID, without_surrog
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
+TAGS_SHOWN = 8
 _IDS: dict[str, Any] = {"pad_id": PAD_ID, "unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID}
 _SPACE = "\u2581"
 
@@ -124,7 +125,7 @@ class Tokenizer:
     def _is_imported(self) -> bool:
         """Whether SentencePiece never produces some ids, as in imported vocabularies."""
         model = self._processor
-        return any(map(model.is_unused, range(self.vocab_size))) or any(map(is_tag, self.tags))
+        return bool(self.languages) or any(map(model.is_unused, range(self.vocab_size)))
 
     def _as_imported(self, line: str, ids: list[int]) -> list[int]:
         """Return the ids of ``line`` as the original toolkit of an imported model encodes it.
@@ -132,8 +133,9 @@ class Tokenizer:
         A tag at the beginning becomes a single id. Subwords that are unknown on this side are
         looked up in the joint vocabulary.
         """
-        if (match := _OPUS_TAG.match(line)) and match[0] in self.tags:
-            return [self.tags[match[0]], *self.encode(line[match.end() :])]
+        tag = self.language_of(line)
+        if tag is not None and tag in self.tags:
+            return [self.tags[tag], *self.encode(line.removeprefix(tag))]
         if UNK_ID not in ids:
             return ids
         model = self._processor
@@ -171,6 +173,16 @@ class Tokenizer:
                 found[piece] = index
         return found
 
+    @cached_property
+    def languages(self) -> list[str]:
+        """Tags of the target languages of an imported model, such as ``>>deu<<``."""
+        return [tag for tag in self.tags if is_tag(tag)]
+
+    def language_of(self, line: str) -> str | None:
+        """Return the tag of a target language that ``line`` begins with, known or not."""
+        match = _OPUS_TAG.match(line) if self.languages else None
+        return match[0] if match else None
+
     def tag_id(self, tag: str) -> int:
         """Return the id of a tag, written as in `nmt.config.data.tag_symbol`.
 
@@ -179,8 +191,8 @@ class Tokenizer:
         """
         symbol = tag_symbol(tag, self.tags)
         if symbol is None:
-            known = ", ".join(self.tags)
-            fix = f"Use one of {known}." if known else "Remove the tag: this model has no tags."
+            examples = ", ".join(x.strip("<>") for x in [*self.tags][:TAGS_SHOWN])
+            fix = f"Use a tag such as {examples}." if examples else "Remove the tag: no tag exists."
             problem = f"The vocabulary has no tag {tag!r}.{did_you_mean(tag, self.tags)}"
             raise ConfigError(problem, fix=fix)
         return self.tags[symbol]

@@ -57,7 +57,7 @@ MISTAKES = {
     "train c.yaml --set training.max_steps:3": "--set training.max_steps:3: expected "
         "KEY=VALUE.",
     "init in.de in.en --valid in.de --test in.de in.en": "--valid needs 2 values.",
-    "export M -o x": "nmt export needs --to.",
+    "average M": "nmt average needs --output.",
     "export M --zzz onnx --to x": "No such option: --zzz.",
     "-v train c.yaml": "No such option: -v",
     "train .": ".: Is a directory.",
@@ -193,8 +193,8 @@ def test_texts_in_place_of_a_configuration_are_answered_with_init(typed: str) ->
      "(here: the same command resumes; training.init_from"),
     ("train c.yaml --resume", "\n  fix: Type: nmt train c.yaml\n"),
     ("translate Helsinki-NLP/opus-mt-en-vi", "  fix: To download it from the Hugging Face Hub, "
-     "run: nmt pull hub:Helsinki-NLP/opus-mt-en-vi --output models/opus-mt-en-vi\n"),
-    ("translate hub:org/en-vi in.de", "run: nmt pull hub:org/en-vi --output models/en-vi\n"),
+     "run: nmt pull Helsinki-NLP/opus-mt-en-vi --output models/opus-mt-en-vi\n"),
+    ("translate hub:org/en-vi in.de", "run: nmt pull org/en-vi --output models/en-vi\n"),
 ])  # fmt: skip
 def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     assert answer in nmt(typed).stderr

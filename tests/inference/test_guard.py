@@ -155,7 +155,7 @@ def test_only_alarmed_lines_are_searched_again(tokenizers: Tokenizers) -> None:
         else:
             assert after == before
     assert sum(bool(result.retried) for result in found) == len(stuttering) > 10
-    counts = GuardCounts.of(dict(enumerate(found, 1)))
+    counts = GuardCounts().add(dict(enumerate(found, 1)))
     assert (counts.num_alarmed, counts.num_cleared) == (len(stuttering), len(stuttering))
     assert "translations are suspicious (length, loops)" in (counts.message(1) or "")
     assert f"a second search fixed {len(stuttering)} and" in (counts.message(1) or "")
@@ -171,11 +171,13 @@ def test_a_failed_retry_keeps_the_first_output(tokenizers: Tokenizers, engine: P
     alarmed = [result for result in found if result.alarms]
     assert all("loop" in result.alarms for result in alarmed)
     assert json.loads(json.dumps(alarmed[0].as_dict()))["alarms"] == list(alarmed[0].alarms)
-    counts = GuardCounts.of(dict(enumerate(found, 1)))
+    counts = GuardCounts().add(dict(enumerate(found, 1)))
     assert (counts.num_alarmed, counts.num_cleared) == (len(alarmed), 0)
     numbers = [number for number, result in enumerate(found, 1) if result.alarms]
-    parts = [GuardCounts.of({n: found[n - 1] for n in own}) for own in (numbers[:3], numbers[3:])]
-    assert list((parts[0] + parts[1]).left) == list(counts.left) == numbers[:5]
+    parts = GuardCounts()
+    for own in (numbers[:3], numbers[3:]):
+        parts.add({number: found[number - 1] for number in own})
+    assert parts.left == counts.left == numbers[:5]
     assert f"check lines {', '.join(map(str, numbers[:5]))}, ..." in (counts.message(1) or "")
     assert len(alarmed) > 5
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment
 
 from nmt.checkpoint import model_folder
 from nmt.checkpoint.files import MODEL, read_state
@@ -41,7 +43,7 @@ from nmt.version import __version__
 
 logger = logging.getLogger(__name__)
 
-HUB_NAME = "hub:ORG/NAME"  # In a model card, until `nmt push` writes the name of the repository.
+HUB_NAME = "ORG/NAME"  # In a model card, until `nmt push` writes the name of the repository.
 _SCORES = ("loss", "perplexity", "bleu", "chrf")
 
 
@@ -137,9 +139,20 @@ def export(options: ExportOptions) -> ExportSummary:
         if config != files.config:
             (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
         size = (folder / target.weights_name).stat().st_size
-        facts = _facts(bundle, f"{to}, {dtype}, {size / 2**20:,.1f} MiB")
-        origin = f"Trained for {bundle.step:,} updates."
-        write_card(folder, config, origin, facts, "".join(_sections(bundle, source)))
+        prepared = trained_on(source, bundle.config)
+        names = corpus_names(config.data.train)
+        write_card(
+            folder,
+            config,
+            f"Trained for {bundle.step:,} updates.",
+            parameters=sum(x.numel() for x in bundle.model.parameters()),
+            vocab_sizes=bundle.tokenizers.vocab_sizes,
+            weights=f"{to}, {dtype}, {size / 2**20:,.1f} MiB",
+            corpora={name: prepared and prepared.counts.get(name) for name in names},
+            prepared=prepared,
+            beams=config.training.validation.beam_size,
+            scores=_scores(bundle, source),
+        )
 
     with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
         bundle = model_folder.read_weights(files)
@@ -156,65 +169,22 @@ def export(options: ExportOptions) -> ExportSummary:
     return ExportSummary(output, to, dtype, bundle.step, size)
 
 
-def _facts(bundle: ModelBundle, weights: str) -> dict[str, str]:
-    """Return the rows of the table in the model card: size, shape, vocabulary, weights."""
-    config, sizes = bundle.config, bundle.tokenizers.vocab_sizes
-    model, kind = config.model, config.tokenizer.kind
-    layers = f"{model.encoder_layers} + {model.decoder_layers} layers"
-    joint = f"{sizes[0]:,} subwords ({kind}, joint)"
-    both = f"{sizes[0]:,} source and {sizes[1]:,} target subwords ({kind})"
-    return {
-        "parameters": f"{sum(x.numel() for x in bundle.model.parameters()):,}",
-        "shape": f"{layers}, width {model.model_dim}, {model.num_heads} heads",
-        "vocabulary": joint if config.tokenizer.joint else both,
-        "longest line": f"{config.filters.max_length:,} subwords; longer lines are split",
-        "weights": weights,
-    }
-
-
-def write_card(
-    folder: Path, config: RunConfig, origin: str, facts: Mapping[str, str], sections: str = ""
-) -> None:
-    """Write the model card.
+def write_card(folder: Path, config: RunConfig, origin: str, **facts: Any) -> None:
+    """Write the model card from the template card.md.j2.
 
     Args:
         folder: The model folder.
         config: Configuration of the model.
         origin: Sentences about the origin of the model.
-        facts: Rows of the table: name -> value.
-        sections: Markdown for the end of the card.
+        facts: Variables of the template. Without ``corpora``, the sections about training data and
+            scores are left out.
     """
-    source, target = config.source_language, config.target_language
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    wheel = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
-    card = f"""{front_matter(config)}
-# {config.name}
-
-Translates {source} to {target}. {origin} Written by nmt {__version__}.
-
-| | |
-|---|---|
-{rows}
-
-## Use
-
-Install nmt {__version__} from its wheel or from a clone of its repository. The distribution is
-{DISTRIBUTION}; on the package index, `nmt` is another project.
-
-```sh
-pip install '{wheel}[ctranslate2]'
-nmt pull {HUB_NAME} -o FOLDER
-nmt translate FOLDER < in.{source} > out.{target}
-```
-
-```python
-import nmt
-print(nmt.Translator.load("FOLDER").translate(["..."])[0].text)
-```
-
-FOLDER is the folder of this file; `nmt pull` downloads it from a hub. nmt compares every file with
-its SHA-256 in the manifest.
-{sections}"""
+    template = Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8")
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    facts |= {"config": config, "origin": origin, "front": front_matter(config)}
+    card = environment.from_string(template).render(
+        facts, version=__version__, distribution=DISTRIBUTION, name=HUB_NAME
+    )
     (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
 
@@ -229,31 +199,6 @@ def front_matter(config: RunConfig, **values: Any) -> str:
     whole |= {"pipeline_tag": "translation", "library_name": "nmt", "tags": ["nmt"], **values}
     given = {key: value for key, value in whole.items() if value is not None}
     return f"---\n{dump_document(given)}---\n"
-
-
-def _sections(bundle: ModelBundle, source: Path) -> Iterator[str]:
-    """Yield the sections of the model card about training data and validation scores."""
-    config, prepared = bundle.config, trained_on(source, bundle.config)
-    yield "\n## Training data\n\n"
-    for name in corpus_names(config.data.train):
-        counts = prepared.counts.get(name) if prepared else None
-        pairs = f": {counts['kept']:,} of {counts['read']:,} pairs" if counts else ""
-        yield f"- {name}{pairs}\n"
-    if prepared is None:
-        yield "\nThe prepared data was missing during the export, so its hashes are unknown.\n"
-    else:
-        for path, facts in prepared.sources.items():
-            yield f"- {Path(path).name}: sha256 `{facts['sha256']}`\n"
-        yield f"\nsha256 of all token ids: `{prepared.data_hash}`\n"
-    yield "\n## Scores\n\n"
-    if not (scores := _scores(bundle, source)):
-        yield "No validation scores are recorded.\n"
-        return
-    beams = config.training.validation.beam_size
-    search = "greedy search" if beams == 1 else f"beam {beams}"
-    yield f"Validation set, {search} (`loss` is in nats per subword):\n\n| metric | value |\n"
-    yield "|---|---|\n"
-    yield from (f"| {name} | {value:.2f} |\n" for name, value in scores.items())
 
 
 def _scores(bundle: ModelBundle, source: Path) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""``nmt push`` and ``nmt pull``: upload and download model folders on the Hugging Face Hub.
+"""``nmt push`` and ``nmt pull``: upload and download models on the Hugging Face Hub.
 
-The package huggingface_hub does the work. This module adds two checks: a folder must be complete
-before the upload and after the download, and files that can contain code are refused.
-``HF_ENDPOINT`` sets another hub; ``HF_TOKEN`` is the access token.
+The package huggingface_hub does the work. For model folders, this module adds two checks: a folder
+must be complete before the upload and after the download, and files that can contain code are
+refused. Of a Marian model, only the files that the import reads are downloaded, into the cache of
+huggingface_hub. ``HF_ENDPOINT`` sets another hub; ``HF_TOKEN`` is the access token.
 """
 
 from __future__ import annotations
@@ -10,24 +11,29 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
+from nmt.commands.result import log_next_commands
 from nmt.data.hubs import hub_address, reaches
-from nmt.errors import CheckpointError, ConfigError, DataError, shell_command
+from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
-from nmt.extras.exchange.options import PullOptions, PushOptions
+from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import NAME as MANIFEST
 from nmt.files.json_file import FileRecord, Manifest, read_json
 
-_NAME = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
+_NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
+# Files of a Marian model that an import reads, except the weights of Hugging Face.
+_MARIAN = re.compile(r"(\w+_)?(config|vocab)\.json|[\w.+-]+\.(spm|npz|vocab|yml)")
 _ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
 
 
@@ -71,10 +77,9 @@ def push(options: PushOptions) -> PushResult:
     """
     folder, (repository, revision) = options.folder, parse_name(options.name)
     if revision is not None:
-        fix = f"Write hub:{repository}."
-        raise ConfigError(f"Cannot push to the revision @{revision}.", fix=fix)
+        raise ConfigError(f"Cannot push to the revision @{revision}.", fix=f"Write {repository}.")
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
-        export = shell_command("export", folder, to="safetensors", output="FOLDER")
+        export = shell_command("export", folder, output="FOLDER")
         raise ConfigError(f"{folder} is a run folder.", fix=f"Export the model first: {export}")
     model = find_model(folder)
     model.manifest.verify(folder)
@@ -83,7 +88,7 @@ def push(options: PushOptions) -> PushResult:
     text = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
     text = text.partition("\n---\n")[2] if text.startswith("---\n") else text
     header = front_matter(model.config, license=options.license, **{"model-index": index})
-    card = header + text.replace(HUB_NAME, f"hub:{repository}")
+    card = header + text.replace(HUB_NAME, repository)
     record = FileRecord(len(card.encode()), hashlib.sha256(card.encode()).hexdigest())
     manifest = replace(model.manifest, files={**model.manifest.files, CARD: record})
     seal = manifest.text().encode()
@@ -126,47 +131,79 @@ def _named(name: str, **values: Any) -> dict[str, Any]:
 
 
 def pull(options: PullOptions) -> PullResult:
-    """Download a model folder and compare every file with its manifest.
+    """Download a model folder and compare every file with its manifest; or import a Marian model.
 
     Raises:
-        CheckpointError: The repository is not a model folder or is damaged, or the hub cannot be
+        CheckpointError: The repository is not a supported model or is damaged, or the hub cannot be
             reached.
-        ConfigError: ``output`` exists, or ``name`` is not a valid Hub name.
+        ConfigError: ``output`` exists, or ``name`` or the languages are not valid.
     """
-    repository, revision = parse_name(options.name)
-    check_new_folder(options.output, options.output)
-    with atomic_folder(options.output) as folder:
-        with _hub(repository, "pulled") as library:
-            api = library.HfApi()
-            info = api.model_info(repository, revision=revision)
-            names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
+    (repository, revision), output = parse_name(options.name), options.output
+    check_new_folder(output, output)
+    with _hub(repository, "pulled") as library:
+        api = library.HfApi()
+        info = api.model_info(repository, revision=revision)
+        names = {sibling.rfilename for sibling in info.siblings or ()} - {".gitattributes"}
+        download = partial(api.snapshot_download, repository, revision=info.sha)
+        if MANIFEST in names:
             check_names(repository, names)
-            api.snapshot_download(
-                repository, revision=info.sha, local_dir=folder, allow_patterns=sorted(names)
-            )
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
-        Manifest.read(folder).verify(folder)
-        find_model(folder)
-    return PullResult(options.output, f"hub:{repository}@{info.sha}")
+            with atomic_folder(output) as folder:
+                download(local_dir=folder, allow_patterns=sorted(names))
+                shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
+                Manifest.read(folder).verify(folder)
+                find_model(folder)
+            log_next_commands(output)
+        else:
+            origin = f"Imported from {hub_address()}/{repository}, commit {info.sha}, license: "
+            origin += f"{getattr(info.card_data, 'license', None) or 'unknown'}."
+            _pull_marian(repository, names, download, options, origin)
+    return PullResult(output, f"{repository}@{info.sha}")
+
+
+def _pull_marian(
+    repository: str,
+    names: set[str],
+    download: Callable[..., str],
+    options: PullOptions,
+    origin: str,
+) -> None:
+    """Download the files of a Marian model that an import reads, and import it.
+
+    An unsupported model of Hugging Face is refused before its weights are downloaded.
+    """
+    from nmt.extras.exchange import import_model, marian  # noqa: PLC0415 - they load torch
+
+    needed = [name for name in sorted(names) if _MARIAN.fullmatch(name)]
+    if marian.HF_CONFIG in names:
+        marian.read_settings(Path(download(allow_patterns=[marian.HF_CONFIG])))
+        needed += marian.weight_files(repository, sorted(names))
+    elif not any(name.endswith(".npz") for name in names):
+        problem = f"{repository} is neither a model folder of nmt nor a Marian model"
+        fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
+        raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
+    source = Path(download(allow_patterns=needed))
+    own = ImportOptions(source=source, output=options.output, languages=options.languages)
+    import_model.import_model(own, origin=origin)
 
 
 def parse_name(text: str) -> tuple[str, str | None]:
-    """Split ``hub:ORG/NAME`` or ``hub:ORG/NAME@REVISION`` into repository and revision."""
+    """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
     if (match := _NAME.fullmatch(text)) is None:
-        raise ConfigError(f"{text!r} is not a valid Hub name.", fix="Write hub:ORG/NAME.")
+        raise ConfigError(
+            f"{text!r} is not a valid Hub name.", fix=f"Write ORG/NAME, such as {EXAMPLE}."
+        )
     return match[1], match[2]
 
 
 def check_names(repository: str, names: set[str]) -> None:
-    """Refuse a repository that is not a model folder, by the names of its files.
+    """Refuse a model folder with other files than those that nmt writes.
 
     So no file is downloaded that can contain code or that lies outside the folder.
     """
-    others = sorted(name for name in names if not _ALLOWED.fullmatch(name))
-    if others or MANIFEST not in names:
-        why = f"it contains {', '.join(others[:5])}" if others else f"{MANIFEST} is missing"
-        fix = "For a MarianMT model, download its folder, then run `nmt import`."
-        raise CheckpointError(f"{repository} is not a model folder of nmt: {why}.", fix=fix)
+    if others := sorted(name for name in names if not _ALLOWED.fullmatch(name)):
+        problem = f"{repository} contains files that a model folder of nmt never has"
+        fix = "Use another version (ORG/NAME@COMMIT), or check who can write to the repository."
+        raise CheckpointError(f"{problem}: {', '.join(others[:5])}.", fix=fix)
 
 
 @contextmanager
@@ -175,11 +212,9 @@ def _hub(repository: str, what: str) -> Iterator[Any]:
     if not reaches(hub_address()):
         problem = f"{repository} was not {what}: {hub_address()} cannot be reached."
         raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")
-    import huggingface_hub  # noqa: PLC0415 - slow to load
-
     try:
-        yield huggingface_hub
-    except CheckpointError:
+        yield import_module("huggingface_hub")  # slow to load
+    except NmtError:
         raise
     except Exception as error:  # huggingface_hub passes on errors of its dependencies
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

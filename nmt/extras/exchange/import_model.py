@@ -22,30 +22,31 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from nmt.checkpoint.files import MODEL, tensor_differences
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, check_new_folder, write_model_folder
+from nmt.commands.result import log_next_commands
 from nmt.config.loader import dump_config
-from nmt.config.run import RunConfig, check_languages
-from nmt.errors import CheckpointError, ConfigError
+from nmt.config.run import LANGUAGE_CODE, RunConfig, check_languages
+from nmt.errors import CheckpointError, ConfigError, shell_command
 from nmt.extras.exchange.export import WrittenFolder, write_card
 from nmt.extras.exchange.marian import (
     COPY_AGAIN,
     DECODER,
     HF_CONFIG,
     FloatArray,
+    Imported,
     Vocabulary,
     check_sizes,
     read_hugging_face,
     read_marian,
     reading,
 )
-from nmt.extras.exchange.options import ImportOptions
+from nmt.extras.exchange.options import EXAMPLE, ImportOptions
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET, is_tag
 
-# Sinusoidal positions of Hugging Face, and of Marian.
-_POSITIONS = ("sinusoidal-concatenated", "sinusoidal-halves")
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _, _EOS = _SPECIAL
+_ADAPTER = "adapter_config.json"  # of the package peft
 _NO_ROW = -1
 # Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
 _NEVER = -30.0
@@ -55,36 +56,27 @@ _NEVER = -30.0
 class ImportSummary(WrittenFolder):
     """The result of an import."""
 
-    system: str  # ``marian`` or ``hugging-face``.
     languages: tuple[str, str]  # Codes of source and target.
-    positions: str  # Position encoding.
 
 
-def import_model(options: ImportOptions) -> ImportSummary:
+def import_model(
+    options: ImportOptions, *, origin: str = "Imported; see the original model for its license."
+) -> ImportSummary:
     """Write the model of another system as a model folder.
+
+    Args:
+        options: Source, output and languages.
+        origin: Sentence about the origin of the model, for the model card.
 
     Raises:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
         ConfigError: ``output`` exists, or the languages are unknown or not valid codes.
     """
-    source, output, positions = options.source, options.output, options.positions
+    source, output = options.source, options.output
     check_new_folder(output, source)
-    if positions not in (None, *_POSITIONS):
-        fix = f"Use {' or '.join(_POSITIONS)}."
-        raise ConfigError(f"`positions` cannot be {positions!r}.", fix=fix)
     with _unpacked(source) as place:
-        if (place / HF_CONFIG).is_file():
-            model = read_hugging_face(place)
-        elif place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
-            model = read_marian(place)
-        else:
-            missing = "it has neither config.json (Hugging Face) nor an .npz file (Marian)"
-            problem = f"is not a model: {missing}" if source.exists() else "does not exist"
-            fix = "Pass the folder of the model, or a Marian .npz file."
-            raise CheckpointError(f"{source} {problem}.", fix=fix)
+        model = _read(place, source)
     shape = model.model
-    if positions is not None:
-        shape = shape.model_copy(update={"positions": positions})
     codes = _codes(options.languages, model.languages)
     sides, shared = (model.source, model.target), shape.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
@@ -130,12 +122,35 @@ def import_model(options: ImportOptions) -> ImportSummary:
         for name, content in zip(names, contents, strict=False):
             (folder / TOKENIZER / name).write_bytes(content)
         save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
-        facts = {"parameters": f"{sum(x.size for x in weights.values()):,}"}
-        origin = "Imported; see the original model for its training data and license."
-        write_card(folder, config, origin, facts)
+        count = sum(x.size for x in weights.values())
+        write_card(folder, config, origin, parameters=count, vocab_sizes=sizes, weights="float32")
 
     write_model_folder(output, None, 0, write)
-    return ImportSummary(output, model.system, codes, shape.positions)
+    log_next_commands(output)
+    return ImportSummary(output, codes)
+
+
+def _read(place: Path, source: Path) -> Imported:
+    """Read the model in ``place``, which is ``source`` or its unpacked contents."""
+    if (place / HF_CONFIG).is_file():
+        return read_hugging_face(place)
+    if place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
+        return read_marian(place)
+    problem = "is not a model: it has neither config.json (Hugging Face) nor an .npz file (Marian)"
+    fix = "Pass the folder of a MarianMT or Marian model."
+    # The cache of huggingface_hub has the files of a model in ``snapshots/COMMIT``.
+    around = (place.parent / HF_CONFIG, *place.glob(f"*/*/{HF_CONFIG}"))
+    if not source.exists():
+        pull = shell_command("pull", EXAMPLE, output="models/en-de")
+        problem, fix = "does not exist", f"Check the path, or download a model: {pull}"
+    elif (place / _ADAPTER).is_file():
+        problem = "is an adapter of another model, not a whole model"
+        fix = "Merge the adapter into its model with the package peft, and import the result."
+    elif (place / CONFIG).is_file():
+        problem, fix = "is a model of nmt already", f"Use it: {shell_command('translate', source)}"
+    elif near := [x.parent for x in around if x.is_file()]:
+        problem, fix = "is not the folder of a model", f"Pass {near[0]}."
+    raise CheckpointError(f"{source} {problem}.", fix=fix)
 
 
 @contextmanager
@@ -158,7 +173,7 @@ def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
     if given is None and named is not None:
         return named
     source, _, target = (given or "").partition("-")
-    if not (source and target):
+    if source == target or not all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target)):
         unknown = "The model files do not state the language pair."
         problem = f"`languages` {given!r} is not a language pair." if given else unknown
         raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")

@@ -9,6 +9,7 @@ code from it. No other part of nmt reads pickles.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,17 +28,21 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 
 from nmt.config.loader import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.config.run import LANGUAGE_CODE
 from nmt.errors import CheckpointError
+from nmt.extras.exchange.options import EXAMPLE
 from nmt.files.json_file import field, read_json
 
 FloatArray = npt.NDArray[np.floating[Any]]
-Table = Mapping[str, str]  # Names of our layers -> names of theirs.
 DECODER, HF_CONFIG = "decoder.yml", "config.json"
 COPY_AGAIN = "Download or copy the model again."
 _OPTIONS = "special:model.yml"
 _MOST_BYTES = 64  # Highest compression ratio of an archive, against zip bombs.
 _MAX_LENGTH, _LONGEST = 256, 10_000
-_SAFE, _PICKLE = "model.safetensors", "pytorch_model.bin"
+# Files with weights that are read: those of the first pattern, otherwise those of the second.
+_WEIGHTS = (r"model(-\d+-of-\d+)?\.safetensors", r"pytorch_model(-\d+-of-\d+)?\.bin")
+# Files with weights that are not read.
+_OTHER_WEIGHTS = re.compile(r".*\.(h5|msgpack|ot|onnx|gguf|bin|safetensors)")
 _ACTIVATIONS: Mapping[str, Any] = {"relu": "relu", "swish": "silu", "silu": "silu", "gelu": "gelu"}
 # Index: 2 if both sides share the embedding matrix, plus 1 if the output projection is tied.
 _EMBEDDINGS: Sequence[Any] = ("separate", "decoder-tied", "inputs-shared", "tied")
@@ -67,32 +72,27 @@ _HF_KEYS: Mapping[str, Sequence[Any]] = {
     "static_position_embeddings": (True, None),
     "activation_function": tuple(_ACTIVATIONS),
 }
-# Our layers -> the original layers that are concatenated in them. For Marian, {} stands for W or b,
-# or for the scale or bias of a norm.
-_MARIAN_PARTS: Table = {
-    "self_attention.query_key_value": "self_{}q self_{}k self_{}v",
-    "self_attention.output": "self_{}o",
-    "self_residual.norm": "self_Wo_ln_{}",
-    "cross_attention.query": "context_{}q",
-    "cross_attention.key_value": "context_{}k context_{}v",
-    "cross_attention.output": "context_{}o",
-    "cross_residual.norm": "context_Wo_ln_{}",
-    "feed_forward.inner": "ffn_{}1",
-    "feed_forward.outer": "ffn_{}2",
-    "feed_forward_residual.norm": "ffn_ffn_ln_{}",
-}
-_HF_PARTS: Table = {
-    "self_attention.query_key_value": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
-    "self_attention.output": "self_attn.out_proj",
-    "self_residual.norm": "self_attn_layer_norm",
-    "cross_attention.query": "encoder_attn.q_proj",
-    "cross_attention.key_value": "encoder_attn.k_proj encoder_attn.v_proj",
-    "cross_attention.output": "encoder_attn.out_proj",
-    "cross_residual.norm": "encoder_attn_layer_norm",
-    "feed_forward.inner": "fc1",
-    "feed_forward.outer": "fc2",
-    "feed_forward_residual.norm": "final_layer_norm",
-}
+# Settings of a search that have the same name and meaning in Hugging Face.
+_SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
+# Our layers -> the layers of Marian and of Hugging Face that are concatenated in them. For Marian,
+# {} stands for W or b, or for the scale or bias of a norm.
+_PARTS: Mapping[str, tuple[str, str]] = {
+    "self_attention.query_key_value": (
+        "self_{}q self_{}k self_{}v", "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
+    ),
+    "self_attention.output": ("self_{}o", "self_attn.out_proj"),
+    "self_residual.norm": ("self_Wo_ln_{}", "self_attn_layer_norm"),
+    "cross_attention.query": ("context_{}q", "encoder_attn.q_proj"),
+    "cross_attention.key_value": (
+        "context_{}k context_{}v", "encoder_attn.k_proj encoder_attn.v_proj"
+    ),
+    "cross_attention.output": ("context_{}o", "encoder_attn.out_proj"),
+    "cross_residual.norm": ("context_Wo_ln_{}", "encoder_attn_layer_norm"),
+    "feed_forward.inner": ("ffn_{}1", "fc1"),
+    "feed_forward.outer": ("ffn_{}2", "fc2"),
+    "feed_forward_residual.norm": ("ffn_ffn_ln_{}", "final_layer_norm"),
+}  # fmt: skip
+MARIAN, HUGGING_FACE = 0, 1  # columns of `_PARTS`
 
 
 class Vocabulary:
@@ -120,7 +120,6 @@ class Vocabulary:
 class Imported:
     """A model of another system, before it is written as a model folder."""
 
-    system: str  # ``marian`` or ``hugging-face``
     model: ModelConfig  # With `output_bias` true.
     # By our names. Rows of matrices and output bias are in the order of the original vocabularies.
     weights: Mapping[str, FloatArray]
@@ -167,7 +166,7 @@ def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
 
 def _weights(
     config: ModelConfig,
-    table: Table,
+    system: int,
     read: Callable[[str, int, str, str], FloatArray],
     vectors: Sequence[FloatArray],
     output_bias: FloatArray,
@@ -176,7 +175,7 @@ def _weights(
 
     Args:
         config: Configuration of the model.
-        table: Our layers -> the original layers that are concatenated in them.
+        system: `MARIAN` or `HUGGING_FACE`.
         read: Maps side, layer number from 0, original layer, and weight or bias to an array with
             shape (outputs, inputs) or (outputs,).
         vectors: Embedding matrices of source and target, and the output projection.
@@ -189,11 +188,11 @@ def _weights(
         weights["output_vectors"] = vectors[2]
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for index in range(layers):
-            for ours, parts in table.items():
+            for ours, parts in _PARTS.items():
                 if side == "encoder" and ours.startswith("cross"):
                     continue
                 for kind in ("weight", "bias"):
-                    arrays = [read(side, index, part, kind) for part in parts.split()]
+                    arrays = [read(side, index, part, kind) for part in parts[system].split()]
                     weights[f"{side}.{index}.{ours}.{kind}"] = np.concatenate(arrays)
     return weights
 
@@ -245,7 +244,6 @@ def read_marian(source: Path) -> Imported:
         config = _config_of_marian(options)
         weights = _weights_of_marian(arrays, config)
     return Imported(
-        system="marian",
         model=config,
         weights=weights,
         source=source_side,
@@ -323,7 +321,7 @@ def _weights_of_marian(
     if not config.ties_output:
         vectors.append(read("decoder_ff_logit_out_{}", "weight"))
     bias = arrays.get("decoder_ff_logit_out_b", np.zeros(len(vectors[1]), np.float32))
-    weights = _weights(config, _MARIAN_PARTS, read_part, vectors, bias)
+    weights = _weights(config, MARIAN, read_part, vectors, bias)
     for side in ("encoder", "decoder") if is_pre else ():
         for kind in ("weight", "bias"):
             weights[f"{side}_norm.{kind}"] = read(f"{side}_top_ln_{{}}", kind)
@@ -344,8 +342,8 @@ def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
     """Read a vocabulary.
 
     Args:
-        path: An .spm file, or a YAML file with the ids of subwords.
-        of_text: For a YAML file, the SentencePiece model of its subwords.
+        path: An .spm file, or a file with the ids of subwords: see `read_vocabulary`.
+        of_text: In the second case, the SentencePiece model of the subwords.
     """
     if path.suffix == ".spm":
         return Vocabulary(path)
@@ -355,7 +353,10 @@ def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """Read a vocabulary of ``token: id`` lines; return the tokens in the order of their ids.
+    """Return the tokens of a vocabulary in the order of their ids.
+
+    Args:
+        path: A YAML file of ``token: id`` lines, or a ``.vocab`` file with one token in each line.
 
     Raises:
         CheckpointError: A line has another form, or the ids are not 0, 1, 2 and so on.
@@ -364,7 +365,10 @@ def read_vocabulary(path: Path) -> list[str]:
     # and `1`. The loader in C is ten times as fast, but not always installed.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     with reading(path):
-        ids = yaml.load(path.read_text(encoding="utf-8", errors="replace"), loader)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix == ".vocab":
+            return [line.partition("\t")[0] for line in text.removesuffix("\n").split("\n")]
+        ids = yaml.load(text, loader)
     return _by_id(ids, path)
 
 
@@ -374,35 +378,28 @@ def read_hugging_face(source: Path) -> Imported:
     Raises:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
     """
-    settings = _json(source / HF_CONFIG)
-    for name, allowed in _HF_KEYS.items():
-        if (value := settings.get(name)) not in allowed:
-            raise refused(f"{name}: {value}")
-    heads: Any = [settings.get(f"{side}_attention_heads") for side in ("encoder", "decoder")]
-    if heads[0] != heads[1]:
-        raise refused(f"{heads[0]} heads in the encoder and {heads[1]} in the decoder")
-    path = source / (_SAFE if (source / _SAFE).is_file() else _PICKLE)
-    if not path.is_file():
-        fix = "Download the whole model. Weights that are split into several files do not work."
-        raise CheckpointError(f"{source} has neither {_SAFE} nor {_PICKLE}.", fix=fix)
-    with reading(path):
-        is_safe = path.name == _SAFE
-        tensors = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
-        arrays = {name: tensor.float().numpy() for name, tensor in tensors.items()}
-        names = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
-        vectors = [arrays[x if x in arrays else "model.shared.weight"] for x in names]
-        vectors.append(arrays.get("lm_head.weight", vectors[1]))
+    settings = read_settings(source)
+    arrays: dict[str, FloatArray] = {}
+    for name in weight_files(source, [path.name for path in source.iterdir()]):
+        with reading(path := source / name):
+            is_safe = path.suffix == ".safetensors"
+            tensors = load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True)
+            arrays |= {name: tensor.float().numpy() for name, tensor in tensors.items()}
     ids = [source / "vocab.json", source / "target_vocab.json"]
     source_side, target_side = (
         Vocabulary(source / f"{side}.spm", _by_id(_json(file), file))
         for side, file in (("source", ids[0]), ("target", ids[ids[1].is_file()]))
     )
-    with reading(source / HF_CONFIG):
+    with reading(source):
         start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
         if start not in range(len(target_side.tokens)):
             raise ValueError(f"decoder_start_token_id is {start}")
-        # Compare the matrices to find out which are shared: versions of the library interpret the
-        # configuration differently.
+        # Shared matrices may be stored once, under any of their names. Compare them, because the
+        # versions of the library interpret the configuration differently.
+        shared = next((x for x in ("model.shared.weight", "lm_head.weight") if x in arrays), None)
+        names = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+        vectors = [arrays[x if x in arrays else shared or x] for x in names]
+        vectors.append(arrays.get("lm_head.weight", vectors[1]))
         same_tokens = source_side.tokens == target_side.tokens
         shares = same_tokens and np.array_equal(vectors[0], vectors[1])
         ties = np.array_equal(vectors[2], vectors[1])
@@ -412,7 +409,7 @@ def read_hugging_face(source: Path) -> Imported:
             model_dim=settings["d_model"],
             ff_dim=settings["encoder_ffn_dim"],
             decoder_ff_dim=settings["decoder_ffn_dim"],
-            num_heads=heads[0],
+            num_heads=settings["encoder_attention_heads"],
             norm_epsilon=1e-5,
             positions="sinusoidal-concatenated",
             activation=_ACTIVATIONS[settings["activation_function"]],
@@ -420,32 +417,80 @@ def read_hugging_face(source: Path) -> Imported:
             scale_embeddings=settings.get("scale_embedding", False),
             output_bias=True,
         )
-        search = settings | _json(source / "generation_config.json", optional=True)
-        decoding = DecodingConfig(
-            beam_size=search.get("num_beams", 1),
-            length_penalty=search.get("length_penalty", 1.0),
-            keep_special_mass=True,
-        )
-    with reading(path):
         weights = _weights(
             config,
-            _HF_PARTS,
+            HUGGING_FACE,
             lambda side, index, part, kind: arrays[f"model.{side}.layers.{index}.{part}.{kind}"],
             vectors,
             arrays["final_logits_bias"],
         )
+        decoding = _decoding(settings)
     tokenizer = _json(source / "tokenizer_config.json", optional=True)
-    codes = str(tokenizer.get("source_lang", "")), str(tokenizer.get("target_lang", ""))
+    codes = [str(tokenizer.get(f"{side}_lang") or "") for side in ("source", "target")]
+    # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own.
+    codes = [code if re.fullmatch(LANGUAGE_CODE, code) else code and "mul" for code in codes]
     return Imported(
-        system="hugging-face",
         model=config,
         weights=weights,
         source=source_side,
         target=target_side,
         start=target_side.tokens[start],
         decoding=decoding,
-        languages=codes if all(map(str.isalpha, codes)) else None,
+        languages=(codes[0], codes[1]) if all(codes) and codes[0] != codes[1] else None,
     )
+
+
+def read_settings(source: Path) -> dict[str, Any]:
+    """Read config.json and generation_config.json of a MarianMT folder of Hugging Face.
+
+    Raises:
+        CheckpointError: A file is damaged, or nmt does not support the model.
+    """
+    settings = _json(source / HF_CONFIG)
+    if settings.get("model_type") == "m2m_100":
+        problem = "nmt cannot import M2M-100 and NLLB models (model_type: m2m_100) yet."
+        raise CheckpointError(problem, fix=f"Use an OPUS-MT model, such as {EXAMPLE}.")
+    for name, allowed in _HF_KEYS.items():
+        if (value := settings.get(name)) not in allowed:
+            raise refused(f"{name}: {value}")
+    heads: Any = [settings.get(f"{side}_attention_heads") for side in ("encoder", "decoder")]
+    if heads[0] != heads[1]:
+        raise refused(f"{heads[0]} heads in the encoder and {heads[1]} in the decoder")
+    return settings | _json(source / "generation_config.json", optional=True)
+
+
+def _decoding(settings: Mapping[str, Any]) -> DecodingConfig:
+    """Convert the settings of a search from those that `read_settings` returned."""
+    named = {x: settings[x] for x in _SEARCH_KEYS if settings.get(x) is not None}
+    options: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1, **named}
+    if longest := settings.get("max_length"):  # counts the start token and EOS
+        options |= {"max_length_factor": 0, "max_length_offset": max(longest - 2, 1)}
+    return DecodingConfig(
+        # Renormalized, the other tokens share the probability of PAD, as in a search of nmt.
+        keep_special_mass=not settings.get("renormalize_logits"),
+        # Without early stopping, full beams are searched on for better hypotheses.
+        patience=1.0 if settings.get("early_stopping") is True else 2.0,
+        **options,
+    )
+
+
+def weight_files(place: object, names: Sequence[str]) -> list[str]:
+    """Return the files with weights among ``names``: one file or several parts.
+
+    Args:
+        place: Folder or repository, for the error message.
+        names: Names of all files there.
+
+    Raises:
+        CheckpointError: Weights are missing, or are those of other libraries.
+    """
+    for pattern in _WEIGHTS:
+        if found := [name for name in names if re.fullmatch(pattern, name)]:
+            return found
+    others = ", ".join(sorted(name for name in names if _OTHER_WEIGHTS.fullmatch(name)))
+    problem = f"{place} has neither model.safetensors nor pytorch_model.bin"
+    fix = "Download one of these files of the model into the same folder."
+    raise CheckpointError(f"{problem}{others and f', only {others}'}.", fix=fix)
 
 
 def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:

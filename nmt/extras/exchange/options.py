@@ -9,7 +9,9 @@ from typing import Annotated
 from nmt.commands.options import Checkpoint, Json, Model, OutputFolder
 from nmt.config.flag import Flag, Options
 
-_HubName = Annotated[str, Flag(argument=True, metavar="hub:ORG/NAME")]
+EXAMPLE = "Helsinki-NLP/opus-mt-en-de"  # A model on the Hugging Face Hub, for messages.
+_HubName = Annotated[str, Flag(argument=True, metavar="ORG/NAME")]
+_Languages = Annotated[str | None, Flag(short="l", metavar="PAIR", shown="from the files")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class ExportOptions(Options):
     """
 
     model: Model
-    to: Annotated[str, Flag(metavar="FORMAT")]
+    to: Annotated[str, Flag(metavar="FORMAT")] = "safetensors"
     output: OutputFolder
     quantization: Annotated[str | None, Flag(metavar="TYPE", shown="float32")] = None
     checkpoint: Checkpoint = "best"
@@ -38,16 +40,11 @@ class ImportOptions(Options):
     Args:
         source: Folder or .zip of a MarianMT (Hugging Face) or OPUS-MT model, or a Marian .npz file.
         languages: Language pair of the model, such as en-de.
-        positions: Layout of the sinusoidal positions: sinusoidal-halves (Marian) or
-            sinusoidal-concatenated (Hugging Face). The wrong layout ruins translations.
     """
 
     source: Annotated[Path, Flag(argument=True)]
     output: OutputFolder
-    languages: Annotated[str | None, Flag(short="l", metavar="PAIR", shown="from the files")] = None
-    positions: Annotated[str | None, Flag(metavar="NAME", shown="from the format of the files")] = (
-        None
-    )
+    languages: _Languages = None
     json: Json = False
 
 
@@ -78,9 +75,11 @@ class PullOptions(Options):
     """Which model to download, and where to write it.
 
     Args:
-        name: Repository on the Hugging Face Hub. hub:ORG/NAME@COMMIT selects a version.
+        name: Repository on the Hugging Face Hub. ORG/NAME@COMMIT selects a version.
+        languages: Language pair of a Marian model, such as en-de.
     """
 
     name: _HubName
     output: OutputFolder
+    languages: _Languages = None
     json: Json = False

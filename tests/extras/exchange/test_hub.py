@@ -26,9 +26,10 @@ from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.hub import PullResult, PushResult, check_names, parse_name, pull, push
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
+from tests.extras.exchange.marian_files import KINDS, write
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-NAME = "hub:org/model"
+NAME = "org/model"
 
 
 class Hub(ThreadingHTTPServer):
@@ -36,6 +37,7 @@ class Hub(ThreadingHTTPServer):
 
     files: dict[str, bytes]
     token: str | None = None
+    sent: list[str]  # files that were downloaded
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -84,12 +86,14 @@ class Handler(BaseHTTPRequestHandler):
         if re.fullmatch(r"/api/models/org/model(/revision/[\w-]+)?", path):
             info = {"id": "org/model", "sha": COMMIT, "private": False, "tags": []}
             names = [{"rfilename": name} for name in files]
-            self.answer({**info, "siblings": names, "downloads": 0, "likes": 0})
+            card = {"cardData": {"license": "cc-by-4.0"}}
+            self.answer({**info, **card, "siblings": names, "downloads": 0, "likes": 0})
         elif path.startswith("/api/models/org/model/tree/"):
             sizes = {name: len(content) for name, content in files.items()}
             common = {"type": "file", "oid": "0"}
             self.answer([{**common, "path": name, "size": sizes[name]} for name in sizes])
         elif match := re.fullmatch(rf"/org/model/resolve/{COMMIT}/(.+)", path):
+            self.server.sent += [match[1]] * (self.command == "GET")
             tag = f'"{hashlib.sha1(files[match[1]]).hexdigest()}"'
             self.answer(files[match[1]], ETag=tag, X_Repo_Commit=COMMIT)
         else:
@@ -101,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     server = Hub(("127.0.0.1", 0), Handler)
-    server.files = {".gitattributes": b"*.safetensors filter=lfs\n"}
+    server.files, server.sent = {".gitattributes": b"*.safetensors filter=lfs\n"}, []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
@@ -166,7 +170,7 @@ def test_a_pushed_model_is_pulled_unchanged_with_its_commit(
     assert result["dataset"]["name"] == "wmt14"
     args = {"signature": "nrefs:1|case:mixed"}
     assert result["metrics"][0] == {"type": "bleu", "value": 31.25, "name": "bleu", "args": args}
-    assert pulled(back).name == f"{NAME}@{COMMIT}"
+    assert pulled(back, f"hub:{NAME}").name == f"{NAME}@{COMMIT}"
     assert not (back / ".cache").exists()
     weights = (folder / "model.safetensors" for folder in (back, model))
     assert len({path.read_bytes() for path in weights}) == 1
@@ -193,7 +197,7 @@ def test_files_that_may_be_code_are_refused(hub: Hub, model: Path, back: Path, n
 
 @pytest.mark.parametrize("name", ["../up.json", "/tmp/root.json", "a/../../b.yaml"])
 def test_names_outside_the_folder_are_refused(name: str) -> None:
-    with pytest.raises(CheckpointError, match="is not a model folder"):
+    with pytest.raises(CheckpointError, match="a model folder of nmt never has"):
         check_names("org/model", {"manifest.json", name})
 
 
@@ -206,16 +210,63 @@ def test_damage_during_the_transfer_is_an_error(hub: Hub, model: Path, back: Pat
         pulled(back)
     assert not back.exists()
     del hub.files["manifest.json"]
-    with pytest.raises(CheckpointError, match="not a model folder of nmt"):
+    with pytest.raises(CheckpointError, match=r"neither a model folder of nmt nor a Marian model"):
         pulled(back)
+
+
+def load_files(hub: Hub, folder: Path) -> None:
+    hub.files |= {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_pulled_marianmt_model_translates_and_nothing_else_is_downloaded(
+    hub: Hub, shared_data: Path, tmp_path: Path, back: Path
+) -> None:
+    theirs = write(tmp_path / "theirs", shared_data / "marian_models", KINDS["tied, swish"])
+    load_files(hub, theirs)
+    needed = {path.name for path in theirs.iterdir()}
+    for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "pytorch_model.bin"):
+        hub.files[name] = b"x"
+    hub.files |= {"README.md": b"# x", "run.py": b"x", "special_tokens_map.json": b"{}"}
+    result = CliRunner().invoke(app, ["pull", NAME, "-o", str(back)])
+    assert (result.exit_code, result.stdout) == (0, f"{NAME}@{COMMIT}\n")
+    assert set(hub.sent) == needed
+    (back.parent / "in.en").write_text("A dog runs.\n", encoding="utf-8")
+    result = CliRunner().invoke(app, ["translate", str(back), str(back.parent / "in.en")])
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 1
+    card = (back / "README.md").read_text(encoding="utf-8")
+    assert f"org/model, commit {COMMIT}, license: cc-by-4.0." in card
+    del hub.files["model.safetensors"], hub.files["pytorch_model.bin"]
+    with pytest.raises(CheckpointError, match=r"org/model has neither .*, only flax_model.msgpack"):
+        pulled(tmp_path / "again")
+
+
+def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
+    hub: Hub, back: Path
+) -> None:
+    hub.files |= {"config.json": b'{"model_type": "m2m_100"}', "pytorch_model.bin": b"x"}
+    with pytest.raises(CheckpointError, match="cannot import M2M-100 and NLLB"):
+        pulled(back)
+    assert hub.sent == ["config.json"]
+
+
+def test_a_release_of_marian_is_pulled_with_its_languages(
+    hub: Hub, shared_data: Path, back: Path
+) -> None:
+    load_files(hub, shared_data / "marian_models" / "opus")
+    with pytest.raises(ConfigError, match="do not state the language pair"):
+        pulled(back)
+    pull(PullOptions(name=NAME, output=back, languages="en-de"))
+    assert load_model(back).config.languages == {"source_language": "en", "target_language": "de"}
+    assert {"beam4.nbest", "greedy.nbest"}.isdisjoint(hub.sent)
 
 
 @pytest.mark.usefixtures("hub")
 def test_wrong_names_and_missing_files_are_errors(model: Path, tmp_path: Path, back: Path) -> None:
     with pytest.raises(CheckpointError, match="org/other was not pulled"):
-        pulled(back, "hub:org/other")
+        pulled(back, "org/other")
     with pytest.raises(ConfigError, match="is not a valid Hub name"):
-        parse_name("org/model")
+        parse_name("https://huggingface.co/org/model")
     with pytest.raises(ConfigError, match="Cannot push to the revision"):
         pushed(model, name=f"{NAME}@main", dry_run=True)
     (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
@@ -233,7 +284,7 @@ def test_an_unreachable_hub_is_reported_before_slow_imports(tmp_path: Path) -> N
 import os, sys
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:1"
 from nmt.cli.app import app
-try: app(["pull", "hub:org/model", "-o", "new"])
+try: app(["pull", "org/model", "-o", "new"])
 finally: print([name for name in ("torch", "huggingface_hub", "datasets") if name in sys.modules])
 """
     own = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}

@@ -13,6 +13,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ import sentencepiece
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from nmt.checkpoint.model_folder import ModelBundle, load_model
-from nmt.errors import CheckpointError, ConfigError
+from nmt.config.model import DecodingConfig
+from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.import_model import ImportSummary, import_model
 from nmt.extras.exchange.marian import read_npz, read_vocabulary
 from nmt.extras.exchange.options import ImportOptions
+from nmt.inference.request import Result
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.packed import Packed
@@ -192,6 +195,9 @@ def test_a_vocabulary_has_one_token_per_line(tmp_path: Path) -> None:
     path = tmp_path / "vocab.yml"
     path.write_text('"</s>": 0\n<unk>: 1\n\'it\'\'s\': 2\n"a\\"b\\\\": 3\n▁:: 4\n', "utf-8")
     assert read_vocabulary(path) == ["</s>", "<unk>", "it's", 'a"b\\', "▁:"]
+    lines = tmp_path / "opus.src.vocab"  # as in releases with two vocabularies
+    lines.write_text("<unk>\n</s>\n▁a\t-3.5\n", encoding="utf-8")
+    assert read_vocabulary(lines) == ["<unk>", "</s>", "▁a"]
     for text in ("a: 0\nb: 0\n", "a: 1\n", "a\n", "a: x\n"):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(CheckpointError, match="is damaged"):
@@ -209,7 +215,7 @@ def converted(
     """A model, and a map from the original ids to ours."""
     source = write(folder / "theirs", marian_models, KINDS[name], ">>deu<<")
     summary = import_model(ImportOptions(source=source, output=folder / "ours"))
-    assert (summary.system, summary.languages) == ("hugging-face", ("en", "de"))
+    assert summary.languages == ("en", "de")
     bundle = load_model(folder / "ours")
     target = bundle.tokenizers.target
     own = {target.piece(index): index for index in range(target.vocab_size)}
@@ -267,6 +273,7 @@ def test_difficult_lines_get_the_same_subwords_as_in_hugging_face(
     ("name", "change", "message"),
     [
         ("config.json", {"model_type": "t5"}, "model_type: t5"),
+        ("config.json", {"model_type": "m2m_100"}, "cannot import M2M-100 and NLLB models"),
         ("config.json", {"decoder_attention_heads": 2}, "4 heads in the encoder and 2"),
         ("config.json", {"activation_function": "tanh"}, "activation_function: tanh"),
         ("config.json", {"normalize_before": True}, "normalize_before: True"),
@@ -290,6 +297,136 @@ def test_truncated_weights_are_damaged(theirs: Path) -> None:
     for size in (0, 7, 1000):
         path.write_bytes(content[:size])
         refused(theirs, "is damaged")
+
+
+def test_weights_in_several_files_or_with_one_name_for_shared_matrices_are_read(
+    theirs: Path, tmp_path: Path
+) -> None:
+    import_model(ImportOptions(source=theirs, output=tmp_path / "whole"))
+    tensors = load_file(theirs / "model.safetensors")
+    (theirs / "model.safetensors").unlink()
+    tensors["lm_head.weight"] = tensors.pop("model.shared.weight")
+    names = sorted(tensors)
+    for number, own in enumerate((names[::2], names[1::2]), 1):
+        part = {name: tensors[name] for name in own}
+        save_file(part, theirs / f"model-0000{number}-of-00002.safetensors")
+    (theirs / "pytorch_model.bin").write_bytes(b"not read")
+    import_model(ImportOptions(source=theirs, output=tmp_path / "parts"))
+    contents = [tmp_path / name / "model.safetensors" for name in ("whole", "parts")]
+    assert contents[0].read_bytes() == contents[1].read_bytes()
+    (theirs / "model-00001-of-00002.safetensors").unlink()
+    refused(theirs, "is damaged: '.*' is missing")
+
+
+@pytest.mark.parametrize(
+    ("search", "expected"),
+    [
+        ({}, {"beam_size": 4, "keep_special_mass": True, "patience": 2.0}),
+        (
+            {
+                "num_beams": 6, "length_penalty": 0.6, "max_length": 512, "early_stopping": True,
+                "renormalize_logits": True, "no_repeat_ngram_size": 3, "bad_words_ids": [[1]],
+            },
+            {
+                "beam_size": 6, "length_penalty": 0.6, "max_length_factor": 0,
+                "max_length_offset": 510, "no_repeat_ngram_size": 3,
+            },
+        ),
+        ({"num_beams": None, "length_penalty": None}, {"beam_size": 1, "keep_special_mass": True}),
+    ],
+)  # fmt: skip
+def test_the_search_of_generation_config_becomes_the_decoding_section(
+    theirs: Path, tmp_path: Path, search: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (theirs / "generation_config.json").write_text(json.dumps(search), encoding="utf-8")
+    import_model(ImportOptions(source=theirs, output=tmp_path / "ours"))
+    decoding = load_model(tmp_path / "ours").config.decoding
+    assert decoding == DecodingConfig(**{"patience": 2.0 if len(search) < 3 else 1.0, **expected})
+    translator = Translator.load(tmp_path / "ours", engine="torch", sampling=True)
+    assert translator.options.decoding.patience == 1.0  # an option of beam search
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        (("en", "ROMANCE"), ("en", "mul")),
+        (("deu+eng+fra", "gmw"), ("mul", "gmw")),
+        (("mul", "mul"), None),
+        ((None, None), None),
+    ],
+)
+def test_codes_of_groups_of_languages_are_valid(
+    theirs: Path, tmp_path: Path, codes: tuple[Any, Any], expected: Any
+) -> None:
+    values = {"source_lang": codes[0], "target_lang": codes[1]}
+    (theirs / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
+    options = ImportOptions(source=theirs, output=tmp_path / "ours")
+    if expected is not None:
+        assert import_model(options).languages == expected
+        return
+    with pytest.raises(ConfigError, match="do not state the language pair"):
+        import_model(options)
+    for languages in ("ROMANCE-en", "english-german", "en-en"):
+        with pytest.raises(ConfigError, match="is not a language pair"):
+            import_model(replace(options, languages=languages))
+
+
+def test_a_model_of_several_languages_needs_a_known_tag(
+    marian_models: Path, tmp_path: Path
+) -> None:
+    tags = [f">>{name}<<" for name in ("deu", "fra", "ita", "spa")]
+    source = write(tmp_path / "theirs", marian_models, KINDS["tied, swish"], *tags)
+    translators = []
+    for target in ("mul", "de"):
+        output = tmp_path / target
+        import_model(ImportOptions(source=source, output=output, languages=f"en-{target}"))
+        loaded = Translator.load(output, engine="torch", guard=False, max_length_offset=5)
+        translators.append(loaded)
+    group, single = translators
+    texts = [">>fra<< A dog runs.", "A dog runs.", ">>xyz<< A dog runs."]
+    tagged, plain, unknown = group.try_translate(texts)
+    (named,) = group.with_options(tag="fra").translate(["A dog runs."])
+    assert isinstance(tagged, Result)
+    assert (tagged.text, tagged.log_prob) == (named.text, named.log_prob)
+    for error, text in ((unknown, "no tag '>>xyz<<'"), (plain, "the line has no tag")):
+        assert isinstance(error, DataError)
+        assert text in error.problem
+        assert "deu, fra, ita, spa" in error.fix
+    with pytest.raises(ConfigError, match="Did you mean >>fra<<"):
+        group.with_options(tag=">>fre<<")
+    # Tags may also name variants of one language, as in models for Chinese.
+    assert isinstance(single.try_translate(texts)[1], Result)
+    # Every segment of a long line gets the tag.
+    long, short = " ".join(["A dog runs."] * 40), group.with_options(max_length=20)
+    for lines in (
+        short.segment([f">>fra<< {long}"]),
+        short.with_options(tag="fra").segment([long]),
+        short.with_options(tag="ita").segment([f">>fra<< {long}"]),
+    ):
+        assert len(lines.segments) > 3
+        firsts = {segment.read_ids[0] for segment in lines.segments}
+        assert firsts == {group.tokenizers.source.tag_id("fra")}
+        assert max(len(segment.read_ids) for segment in lines.segments) <= 20
+
+
+def test_each_other_folder_has_its_own_message(theirs: Path, tmp_path: Path) -> None:
+    import_model(ImportOptions(source=theirs, output=tmp_path / "done"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    cached = tmp_path / "models--org--name" / "snapshots" / "0123"
+    shutil.copytree(theirs, cached)
+    for source, text in (
+        (tmp_path / "absent", r"does not exist.*\n.*nmt pull Helsinki-NLP/opus-mt-en-de"),
+        (tmp_path / "empty", "is not a model: it has neither"),
+        (tmp_path / "adapter", "is an adapter"),
+        (tmp_path / "done", "is a model of nmt already"),
+        (theirs / "config.json", f"is not the folder of a model.*\n.*Pass {theirs}"),
+        (cached.parents[1], f"is not the folder of a model.*\n.*Pass {cached}"),
+    ):
+        refused(source, text)
+    (theirs / "model.safetensors").rename(theirs / "tf_model.h5")
+    refused(theirs, r"neither model.safetensors nor pytorch_model.bin, only tf_model.h5")
 
 
 def test_old_weights_are_read_without_running_their_code(theirs: Path, tmp_path: Path) -> None:
