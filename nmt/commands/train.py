@@ -34,6 +34,7 @@ from nmt.commands.config import advice, load_config
 from nmt.commands.options import TrainOptions
 from nmt.commands.prepare import prepare_data
 from nmt.commands.result import Result, log_next_commands
+from nmt.commands.train_setup import TRACKERS
 from nmt.config.flag import changed
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch, Position
@@ -114,9 +115,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
     ):
         # Before the first update there is nothing to save, so a signal ends the process at once.
         with stop.at_once():
-            trackers = [
-                train_setup.TRACKERS[name](config) for name in training.trackers if is_first
-            ]
+            trackers = [TRACKERS[name](config) for name in training.trackers if is_first]
             data = _open_data(config, processes)
             checkpoint = checkpoints.load_newest(run_dir, processes, strict=strict_resume)
             setup = train_setup.build(config, data, processes, stop, checkpoint)

@@ -90,15 +90,14 @@ def build(
         ) from error
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
     longest, bos = config.filters.max_length, config.model.source_bos
+    is_error = lower_is_better(validation.metric_name)
     # Half of the cores. The other half queues work on the device and writes checkpoints.
     num_workers = min(_MOST_WORKERS, max(1, own_cores() // 2)) if updater.pace.uses_threads else 0
     loader = Loader(
         data.train,
         batch,
         weights=tempered_weights([c.weight for c in corpora.train], sizes, corpora.temperature),
-        stages=build_stages(
-            corpora, sizes, lower_is_better=lower_is_better(validation.metric_name)
-        ),
+        stages=build_stages(corpora, sizes, lower_is_better=is_error),
         seed=training.seed,
         rank=processes.rank,
         num_ranks=processes.size,
@@ -290,13 +289,11 @@ def make_reporters(
     run_dir, start, last = config.run_dir, progress.step, max(progress.history, default=0)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
-        return ReporterList(
-            [
-                JsonLines(run_dir / "metrics.jsonl", start, last),
-                JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
-                log.open(run_dir / "log.txt"),
-                Console(start, progress.total_steps, lambda: progress.step),
-                HtmlReport(run_dir, config.name),  # reads the files of the first two
-                *trackers,
-            ]
-        )
+        return ReporterList([
+            JsonLines(run_dir / "metrics.jsonl", start, last),
+            JsonLines(run_dir / "starts.jsonl", start, last, kinds=("start",)),
+            log.open(run_dir / "log.txt"),
+            Console(start, progress.total_steps, lambda: progress.step),
+            HtmlReport(run_dir, config.name),  # reads the files of the first two
+            *trackers,
+        ])  # fmt: skip

@@ -1,13 +1,13 @@
 """The trackers: TensorBoard, Weights & Biases, MLflow and Trackio.
 
-Each function opens a run: see `Opener`. The environment variables of each library choose its
+Each function opens a run: see `Tracker`. The environment variables of each library choose its
 server, its folder and its offline mode, for example ``WANDB_MODE`` and ``MLFLOW_TRACKING_URI``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from typing import Any
@@ -54,7 +54,7 @@ def _mlflow(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
     library.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT))
     run = library.start_run(run_id=run_id, run_name=config.run_dir.name)
     if run_id is None:
-        library.log_params(dict(_flat(config.model_dump(mode="json"))))
+        library.log_params(_flat(config.model_dump(mode="json")))
 
     def end(is_finished: bool) -> None:
         library.end_run("FINISHED" if is_finished else "FAILED")
@@ -69,13 +69,11 @@ def _trackio(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
     return TrackedRun(name, run.log, lambda _: library.finish())
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of nested sections."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _flat(value: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return values of nested sections by dotted key."""
+    if not isinstance(value, Mapping):
+        return {".".join(path): value}
+    return {key: x for name in value for key, x in _flat(value[name], (*path, name)).items()}
 
 
 tensorboard = partial(Tracker, "tensorboard", "torch.utils.tensorboard", _tensorboard)

@@ -33,12 +33,8 @@ class TrackedRun:
     # Records numbers, such as ``train/loss``, with the keyword ``step``.
     log: Callable[..., object]
     end: Callable[[bool], object]  # Ends the run; False if a signal or an error stopped training.
-    # Records lines of text under a name and a step; None if only numbers are recorded.
-    write: Callable[[str, Sequence[str], int], object] | None = None
-
-
-# (module of the library, configuration, identifier of the run to continue or None) -> run.
-Opener = Callable[[Any, RunConfig, str | None], TrackedRun]
+    # Records lines of text under a name and a step.
+    write: Callable[[str, Sequence[str], int], object] = lambda *_: None
 
 
 class Tracker:
@@ -51,19 +47,21 @@ class Tracker:
     Args:
         name: Name in `training.trackers`, and of the extra that installs the library.
         library: Module of the tracker.
-        opener: Opens a run.
+        opener: Opens a run. Called with the module, the configuration, and the identifier of the
+            run to continue, or None.
         config: The configuration.
 
     Raises:
         ConfigError: The library cannot be imported.
     """
 
-    def __init__(self, name: str, library: str, opener: Opener, config: RunConfig) -> None:
+    def __init__(
+        self, name: str, library: str, opener: Callable[..., TrackedRun], config: RunConfig
+    ) -> None:
         try:
             self._library = import_module(library)
-            if (
-                getattr(self._library, "__file__", None) is None
-            ):  # a folder of this name, such as wandb's own
+            # A folder with this name, such as the one that wandb writes, is not the library.
+            if getattr(self._library, "__file__", None) is None:
                 raise ImportError(f"{library} is not a package")
         except ImportError as error:
             raise ConfigError.needs("training.trackers", name, extra=name) from error
@@ -89,8 +87,7 @@ class Tracker:
                 self._keep(event.kind, event.step)
                 self._run.log(_scalars(event), step=event.step)
                 for number, sample in enumerate(event.values.get("samples", ()), 1):
-                    if self._run.write:
-                        self._run.write(f"sample {number}", sample, event.step)
+                    self._run.write(f"sample {number}", sample, event.step)
 
     def close(self) -> None:
         """End the run."""

@@ -62,11 +62,10 @@ class Fake:
 
     log_metrics = log
 
-    def finish(self, exit_code: int | None = None) -> None:
+    def finish(self, exit_code: int | str | None = None) -> None:
         self.ends.append(exit_code)
 
-    def end_run(self, status: str) -> None:
-        self.ends.append(status)
+    end_run = close = finish
 
     def set_experiment(self, name: str) -> None:
         assert name == "nmt"
@@ -82,9 +81,6 @@ class Fake:
 
     def flush(self) -> None:
         assert self.scalars
-
-    def close(self) -> None:
-        self.finish()
 
 
 def faked(name: str, monkeypatch: pytest.MonkeyPatch) -> Fake:
