@@ -43,6 +43,7 @@ from nmt.version import __version__
 
 logger = logging.getLogger(__name__)
 
+IMPORTED = "Imported; see the original model for its license."
 HUB_NAME = "ORG/NAME"  # In a model card, until `nmt push` writes the name of the repository.
 _SCORES = ("loss", "perplexity", "bleu", "chrf")
 
@@ -140,11 +141,12 @@ def export(options: ExportOptions) -> ExportSummary:
             (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
         size = (folder / target.weights_name).stat().st_size
         prepared = trained_on(source, bundle.config)
-        names = corpus_names(config.data.train)
+        # An imported model has the step 0, and placeholders for its corpora.
+        names = corpus_names(config.data.train) if bundle.step else ()
         write_card(
             folder,
             config,
-            f"Trained for {bundle.step:,} updates.",
+            f"Trained for {bundle.step:,} updates." if bundle.step else IMPORTED,
             parameters=sum(x.numel() for x in bundle.model.parameters()),
             vocab_sizes=bundle.tokenizers.vocab_sizes,
             weights=f"{to}, {dtype}, {size / 2**20:,.1f} MiB",

@@ -26,7 +26,7 @@ from nmt.commands.result import log_next_commands
 from nmt.config.loader import dump_config
 from nmt.config.run import LANGUAGE_CODE, RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError, shell_command
-from nmt.extras.exchange.export import WrittenFolder, write_card
+from nmt.extras.exchange.export import IMPORTED, WrittenFolder, write_card
 from nmt.extras.exchange.marian import (
     COPY_AGAIN,
     DECODER,
@@ -59,9 +59,7 @@ class ImportSummary(WrittenFolder):
     languages: tuple[str, str]  # Codes of source and target.
 
 
-def import_model(
-    options: ImportOptions, *, origin: str = "Imported; see the original model for its license."
-) -> ImportSummary:
+def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSummary:
     """Write the model of another system as a model folder.
 
     Args:

@@ -29,9 +29,10 @@ from safetensors.torch import load_file, save_file
 from nmt.checkpoint.model_folder import ModelBundle, load_model
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
+from nmt.extras.exchange.export import export
 from nmt.extras.exchange.import_model import ImportSummary, import_model
 from nmt.extras.exchange.marian import read_npz, read_vocabulary
-from nmt.extras.exchange.options import ImportOptions
+from nmt.extras.exchange.options import ExportOptions, ImportOptions
 from nmt.inference.request import Result
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
@@ -312,6 +313,10 @@ def test_weights_in_several_files_or_with_one_name_for_shared_matrices_are_read(
         save_file(part, theirs / f"model-0000{number}-of-00002.safetensors")
     (theirs / "pytorch_model.bin").write_bytes(b"not read")
     import_model(ImportOptions(source=theirs, output=tmp_path / "parts"))
+    export(ExportOptions(model=tmp_path / "parts", output=tmp_path / "exported"))
+    card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
+    assert "Imported; see the original model" in card
+    assert "not-known" not in card  # the placeholder of its corpora
     contents = [tmp_path / name / "model.safetensors" for name in ("whole", "parts")]
     assert contents[0].read_bytes() == contents[1].read_bytes()
     (theirs / "model-00001-of-00002.safetensors").unlink()
