@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -48,7 +48,12 @@ class ExternalMetric(Metric):
         Raises:
             DataError: The command fails, or does not write one number for each sentence.
         """
-        text = "".join(f"{line}\n" for line in self._objects(hypotheses))
+        sources: Sequence[str | None] = self._source or [None] * len(hypotheses)
+        references = zip(*self._references, strict=True)
+        text = "".join(
+            json.dumps({"source": source, "hypothesis": line, "references": own}) + "\n"
+            for source, line, own in zip(sources, hypotheses, references, strict=True)
+        )
         process = subprocess.run(
             self._command, shell=True, input=text.encode(), capture_output=True, check=False
         )
@@ -60,12 +65,6 @@ class ExternalMetric(Metric):
             raise self._error(f"wrote {len(lines):,} lines for {len(hypotheses):,} sentences")
         values = [self._number(line, number) for number, line in enumerate(lines, start=1)]
         return np.column_stack([values, np.ones(len(values))])
-
-    def _objects(self, hypotheses: Sequence[str]) -> Iterator[str]:
-        sources: Sequence[str | None] = self._source or [None] * len(hypotheses)
-        references = zip(*self._references, strict=True)
-        for source, line, own in zip(sources, hypotheses, references, strict=True):
-            yield json.dumps({"source": source, "hypothesis": line, "references": own})
 
     def _number(self, line: str, number: int) -> float:
         try:
