@@ -184,12 +184,13 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
-    """Names in papers and other toolkits -> our keys and flags."""
-    names = yaml.safe_load(Path(__file__).with_name("aliases.yaml").read_text("utf-8"))
+    """Names in papers and other toolkits, and former names of our keys -> our keys and flags."""
     found: dict[str, list[str]] = {}
-    for ours, others in names.items():
-        for name in others.split():
-            found.setdefault(name, []).append(ours)
+    for file in ("aliases.yaml", "renamed.yaml"):
+        names = yaml.safe_load(Path(__file__).with_name(file).read_text("utf-8"))
+        for ours, others in names.items():
+            for name in others.split():
+                found.setdefault(name, []).append(ours)
     return found
 
 

@@ -17,7 +17,11 @@ from nmt.config.keys import (
 )
 from nmt.errors import ConfigError
 
-ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text("utf-8")).items()
+ALIASES = [
+    entry
+    for file in ("aliases.yaml", "renamed.yaml")
+    for entry in yaml.safe_load(Path(keys.__file__).with_name(file).read_text("utf-8")).items()
+]
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [
@@ -42,6 +46,17 @@ ALIASES = yaml.safe_load(Path(keys.__file__).with_name("aliases.yaml").read_text
     ("batch.accumulate", "batch.gradient_accumulation"),
     ("model.initialization", "model.embedding_init"),
     ("filters.deduplicate", "filters.duplicate"),
+    # Former names.
+    ("training.schedule.decay_share", "training.schedule.decay_ratio"),
+    ("training.schedule.final_share", "training.schedule.min_lr_ratio"),
+    ("training.report_every", "training.log_every"),
+    ("training.start_from", "training.init_from"),
+    ("training.r_drop", "training.r_drop_weight"),
+    ("training.tensorboard", "training.trackers (a list, as in [wandb, mlflow])"),
+    ("preset", "recipe"),
+    ("data.train.0.augment", "data.train.0.noise"),
+    ("batch.noise", "batch.length_noise"),
+    ("tokenizer.unused_entries", "tokenizer.pad_vocab_by"),
     ("data.train.0.src", "data.train.0.source"),
     ("training.save_dir", "run_dir"),
 ])  # fmt: skip
