@@ -14,20 +14,8 @@ import pytest
 from hypothesis import settings
 
 # Where a folder of nmt/extras was deleted, the tests of the core still run.
-MISSING = [
-    name
-    for name in (
-        "analysis",
-        "cleaning",
-        "comet",
-        "exchange",
-        "inspection",
-        "planning",
-        "serving",
-        "tracking",
-    )
-    if find_spec(f"nmt.extras.{name}") is None
-]
+FOLDERS = [path.name for path in Path(__file__).with_name("extras").glob("[a-z]*/")]
+MISSING = [name for name in FOLDERS if find_spec(f"nmt.extras.{name}") is None]
 OF_ALL = ["cli/test_inspect.py", "cli/test_spelling.py", "contract", "scripts"]
 collect_ignore = [*(f"extras/{name}" for name in MISSING), *(OF_ALL if MISSING else [])]
 
