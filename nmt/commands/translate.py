@@ -209,8 +209,9 @@ class _Writer:
         """Yield the output lines for input line ``number``."""
         options, mark = self._options, {}
         if options.min_confidence is not None:
-            known = result.confidence  # None for a blank line
-            mark["low_confidence"] = known is not None and known < options.min_confidence
+            # Without an estimate, the translation is unlike the validation set.
+            known = 0.0 if result.confidence is None else result.confidence
+            mark["low_confidence"] = result.num_tokens > 0 and known < options.min_confidence
         if options.format == "json":
             yield _json_line({**others, **result.as_dict(), **mark})
         elif options.alignments:

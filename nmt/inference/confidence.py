@@ -32,6 +32,7 @@ from nmt.metrics.metric import MetricOptions, Scorer
 _RIDGE = 10.0  # for features with variance 1, summed over all lines
 _SMOOTH_CHARACTERS = 10
 _MOST_TRANSLATED = 1000
+_DIGITS = 6  # of the numbers in ``confidence.json``
 _FEWEST_LINES = 100  # fewer lines do not cover rare kinds of sentences
 
 # Takes lines and a callback that receives the number of finished lines; returns translations.
@@ -41,7 +42,7 @@ _Number = Annotated[float, Field(strict=True, ge=-1e6, le=1e6)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One term of the prediction: ``weight`` times a feature clipped to ``low`` and ``high``."""
+    """One term of the prediction: ``weight`` times a feature, valid from ``low`` to ``high``."""
 
     weight: _Number
     low: _Number  # Smallest value in the fitted lines.
@@ -62,12 +63,18 @@ class ConfidenceModel:
     num_lines: int  # Number of lines used to fit the model.
 
     def estimate(self, result: Result) -> float | None:
-        """Return the expected chrF of a translation; None for a blank line."""
+        """Return the expected chrF of a translation.
+
+        None for a blank line, and if a feature is outside the range of the fitted lines: nothing
+        validates the estimate there.
+        """
         if not result.num_tokens:
             return None
         terms = (self.log_prob, self.probability, self.length, self.ratio)
-        pairs = zip(terms, features(result), strict=True)
-        total = self.intercept + sum(t.weight * min(max(x, t.low), t.high) for t, x in pairs)
+        pairs = [*zip(terms, features(result), strict=True)]
+        if any(not t.low <= round(x, _DIGITS) <= t.high for t, x in pairs):
+            return None
+        total = self.intercept + sum(t.weight * x for t, x in pairs)
         return round(min(max(total, 0.0), 100.0), 2)
 
     def text(self) -> str:
@@ -99,12 +106,12 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
     squares = scaled.T @ scaled + _RIDGE * np.eye(table.shape[1])
     weights = np.linalg.solve(squares, scaled.T @ (wanted - wanted.mean())) / widths
     names = ("log_prob", "probability", "length", "ratio")
-    rows = np.stack([weights, table.min(0), table.max(0)], axis=1).tolist()
+    rows = np.stack([weights, table.min(0), table.max(0)], axis=1).round(_DIGITS).tolist()
     terms = {
-        name: Term(weight=round(weight, 6), low=round(low, 6), high=round(high, 6))
+        name: Term(weight=weight, low=low, high=high)
         for name, (weight, low, high) in zip(names, rows, strict=True)
     }
-    intercept = round(float(wanted.mean() - means @ weights), 6)
+    intercept = round(float(wanted.mean() - means @ weights), _DIGITS)
     return ConfidenceModel(intercept=intercept, num_lines=len(results), **terms)
 
 

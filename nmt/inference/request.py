@@ -111,7 +111,8 @@ class Result:
     # requested.
     tokens: tuple[TokenScore, ...] | None = None
     num_tokens: int = 0  # Number of tokens in ``log_prob``, EOS included.
-    # Expected sentence chrF, 0 to 100; None for a blank line, and without `confidence.json`.
+    # Expected sentence chrF, 0 to 100. None for a blank line, for a translation unlike those of the
+    # validation set, and without `confidence.json`.
     confidence: float | None = None
     # Share of this line in the time of second searches.
     retry_seconds: float = field(default=0.0, compare=False)
@@ -126,9 +127,8 @@ class Result:
             "alternatives": [alternative.as_dict() for alternative in self.alternatives],
             "alarms": list(self.alarms),
             "retried": list(self.retried),
+            "confidence": self.confidence,
         }
-        if self.confidence is not None:
-            values["confidence"] = self.confidence
         if self.alignment is not None:
             values["alignment"] = as_pharaoh(self.alignment)
         if self.attention is not None:

@@ -250,11 +250,11 @@ def test_json_has_source_translation_score_and_alternatives(run_dir: Path) -> No
     found = translated(run_dir, "--format", "json", "--n-best", 2, text=f"{LINES[0]}\n\n")
     first, blank = (json.loads(line) for line in found)
     shared = ("translation", "score", "log_prob")
-    assert set(first) == {"source", *shared, "alternatives", "alarms", "retried"}
+    assert set(first) == {"source", *shared, "alternatives", "alarms", "retried", "confidence"}
     assert first["source"] == LINES[0]
     assert [set(alternative) for alternative in first["alternatives"]] == [set(shared)] * 2
     assert first["alternatives"][0] == {name: first[name] for name in shared}
-    empty: dict[str, list[object]] = {"alternatives": [], "alarms": [], "retried": []}
+    empty: dict[str, object] = {"alternatives": [], "alarms": [], "retried": [], "confidence": None}
     assert blank == {"source": "", "translation": "", "score": 0.0, "log_prob": 0.0, **empty}
     (single,) = translated(run_dir, "--format", "json", text=f"{LINES[0]}\n")
     assert json.loads(single)["alternatives"] == first["alternatives"][:1]

@@ -21,7 +21,13 @@ from nmt.commands.translate import translate
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference import confidence
-from nmt.inference.confidence import ConfidenceModel, Term, fit_confidence, read_confidence
+from nmt.inference.confidence import (
+    ConfidenceModel,
+    Term,
+    features,
+    fit_confidence,
+    read_confidence,
+)
 from nmt.inference.request import Result
 from nmt.inference.translator import Translator
 from tests.training.toy import make_config, write_corpus
@@ -45,9 +51,10 @@ def test_a_score_linear_in_the_features_is_predicted() -> None:
     results, noise = drawn(1000), np.random.default_rng(1).normal(0, 5, 1000)
     scores = [90 + 40 * each.score + x for each, x in zip(results, noise, strict=True)]
     fitted = fit_confidence(results[:500], scores[:500])
-    found = np.array([fitted.estimate(each) for each in results[500:]])
-    errors = found - np.array([90 + 40 * each.score for each in results[500:]])
+    pairs = [(fitted.estimate(each), 90 + 40 * each.score) for each in results[500:]]
+    errors = np.array([found - wanted for found, wanted in pairs if found is not None])
     assert fitted.num_lines == 500
+    assert len(errors) > 470
     assert np.sqrt((errors**2).mean()) < 2
     alike = fit_confidence([result()] * 100, [40.0] * 100)  # which is no fault
     assert alike.estimate(result()) == pytest.approx(40)
@@ -73,15 +80,17 @@ def test_the_estimate_is_the_sum_of_its_terms() -> None:
 
 
 @pytest.mark.parametrize("name", ["log_prob", "probability", "length", "ratio"])
-def test_features_are_clipped(name: str) -> None:
-    """By hand: of a feature below 1 the least counts, of one above 2 the greatest."""
-    nothing = Term(weight=0.0, low=0.0, high=0.0)
-    terms = dict.fromkeys(("log_prob", "probability", "length", "ratio"), nothing)
-    terms[name] = Term(weight=10.0, low=1.0, high=2.0)
-    model = ConfidenceModel(intercept=50.0, num_lines=100, **terms)
-    # exp(1) tokens lie between 2 and 3; a mean above 0 is none of a model, but has all features.
-    assert model.estimate(result(-50.0, 1, source=500, text=0)) == 60.0
-    assert model.estimate(result(5.0, 100, source=0, text=500)) == 70.0
+def test_a_translation_outside_the_fitted_range_has_no_estimate(name: str) -> None:
+    """The ends of the range belong to it; one step beyond either end, nothing is promised."""
+    given, names = result(), ("log_prob", "probability", "length", "ratio")
+    (value,) = [x for x, each in zip(features(given), names, strict=True) if each == name]
+    for low, high, is_known in (
+        (value, value + 1, True), (value - 1, value, True),
+        (value + 1e-3, value + 1, False), (value - 1, value - 1e-3, False),
+    ):  # fmt: skip
+        term = Term(weight=1.0, low=round(low, 6), high=round(high, 6))
+        changed: Any = {name: term}
+        assert (replace(LINEAR, **changed).estimate(given) is not None) == is_known
 
 
 def test_a_file_is_read_as_written_and_a_damaged_file_is_reported(tmp_path: Path) -> None:
@@ -117,13 +126,14 @@ def test_the_end_of_training_fits_confidence(run: RunConfig) -> None:
     assert fitted is not None
     assert fitted.num_lines == 120
     for result in Translator.load(run.run_dir, threads=1).translate(["ab cd", "", "abc"]):
-        assert (result.confidence is None) == (result.source == "")
+        assert result.source or result.confidence is None
         assert result.confidence == fitted.estimate(result)
 
 
 def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: Path) -> None:
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("ab cd\n\nabc\nfghij ij\n")
+    known_lines = [*dict.fromkeys((run.run_dir.parent / "valid.de").read_text().splitlines())][:9]
+    source.write_text("\n".join([*known_lines, "", "j" * 60, ""]))
 
     def written(**options: Any) -> list[str]:
         files: dict[str, Any] = {"model": run.run_dir, "input": source, "output": output}
@@ -131,11 +141,13 @@ def test_lines_below_the_least_confidence_are_marked(run: RunConfig, tmp_path: P
         return output.read_text().splitlines()
 
     lines = [json.loads(line) for line in written(format="json")]
-    known = sorted(line["confidence"] for line in lines if line["source"])
+    known = sorted(line["confidence"] for line in lines if line["confidence"] is not None)
+    assert None in [line["confidence"] for line in lines if line["source"]]  # letters of no word
     assert "low_confidence" not in lines[0]
     limit = (known[0] + known[1]) / 2
     marked = [json.loads(x)["low_confidence"] for x in written(format="json", min_confidence=limit)]
-    assert marked == [line.get("confidence", 100) < limit for line in lines]
+    rows = [(line["source"], line["confidence"]) for line in lines]
+    assert marked == [bool(source) and (x is None or x < limit) for source, x in rows]
     for text, line, mark in zip(written(min_confidence=limit), lines, marked, strict=True):
         assert text == line["translation"] + " ||| low confidence" * mark
 

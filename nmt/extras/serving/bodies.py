@@ -186,7 +186,8 @@ def join_results(
 
     For one sentence, the answer has the same fields as a JSON line of `nmt translate`. For several
     sentences, ``score`` is the mean, ``log_prob`` the sum, and ``confidence`` the mean weighted by
-    source characters. Offsets count characters; words are separated by spaces.
+    source characters (null if a sentence has none). Offsets count characters; words are separated
+    by spaces.
     """
     gaps = split.gaps_for(joiner)
     translation, place = "", 0
@@ -219,7 +220,7 @@ def join_results(
         answer = results[0].as_dict()
     else:
         known = [(x.confidence, len(x.source)) for x in results if x.confidence is not None]
-        weight = sum(size for _, size in known)
+        weight = sum(size for _, size in known) if len(known) == len(results) else 0
         tokens = [each.tokens for each in results if each.tokens is not None]
         score = sum(each.score for each in results) / max(1, len(results))
         log_prob = math.fsum(each.log_prob for each in results)

@@ -9,6 +9,7 @@ import random
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,9 @@ def test_confidence_of_several_sentences_is_weighted_by_length() -> None:
     results = [Result("a" * 9, "A", -1.0, confidence=80.0), Result("b", "B", -1.0, confidence=20.0)]
     answer = join_results("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
     assert answer["confidence"] == 74.0
+    results[1] = replace(results[1], confidence=None)
+    answer = join_results("a" * 9 + " b", split, results, joiner=" ", with_attention=False)
+    assert answer["confidence"] is None  # a mean of the rest would vouch for the second sentence
 
 
 def test_scores_are_those_of_the_search(server: Server) -> None:
