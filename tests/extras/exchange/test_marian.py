@@ -13,7 +13,6 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -351,29 +350,21 @@ def test_the_search_of_generation_config_becomes_the_decoding_section(
     assert translator.options.decoding.patience == 1.0  # an option of beam search
 
 
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    [
-        (("en", "ROMANCE"), ("en", "mul")),
-        (("deu+eng+fra", "gmw"), ("mul", "gmw")),
-        (("mul", "mul"), None),
-        ((None, None), None),
-    ],
-)
-def test_codes_of_groups_of_languages_are_valid(
-    theirs: Path, tmp_path: Path, codes: tuple[Any, Any], expected: Any
-) -> None:
-    values = {"source_lang": codes[0], "target_lang": codes[1]}
-    (theirs / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8")
-    options = ImportOptions(source=theirs, output=tmp_path / "ours")
-    if expected is not None:
-        assert import_model(options).languages == expected
-        return
-    with pytest.raises(ConfigError, match="do not state the language pair"):
-        import_model(options)
+def test_codes_of_groups_of_languages_are_valid(theirs: Path, tmp_path: Path) -> None:
+    def imported(*codes: str | None, languages: str | None = None) -> tuple[str, str]:
+        names = dict(zip(("source_lang", "target_lang"), codes, strict=True))
+        (theirs / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
+        output = tmp_path / f"{codes[0]}-{codes[1]}"
+        return imported_as(theirs, output, languages=languages).languages
+
+    assert imported("en", "ROMANCE") == ("en", "mul")
+    assert imported("deu+eng+fra", "gmw") == ("mul", "gmw")
+    for code in ("mul", None):
+        with pytest.raises(ConfigError, match="do not state the language pair"):
+            imported(code, code)
     for languages in ("ROMANCE-en", "english-german", "en-en"):
         with pytest.raises(ConfigError, match="is not a language pair"):
-            import_model(replace(options, languages=languages))
+            imported(None, None, languages=languages)
 
 
 def test_a_model_of_several_languages_needs_a_known_tag(
@@ -381,13 +372,13 @@ def test_a_model_of_several_languages_needs_a_known_tag(
 ) -> None:
     tags = [f">>{name}<<" for name in ("deu", "fra", "ita", "spa")]
     source = write(tmp_path / "theirs", marian_models, KINDS["tied, swish"], *tags)
-    translators = []
-    for target in ("mul", "de"):
-        output = tmp_path / target
-        import_model(ImportOptions(source=source, output=output, languages=f"en-{target}"))
-        loaded = Translator.load(output, engine="torch", guard=False, max_length_offset=5)
-        translators.append(loaded)
-    group, single = translators
+
+    def translator(target: str) -> Translator:
+        imported_as(source, tmp_path / target, languages=f"en-{target}")
+        options: Any = {"engine": "torch", "guard": False, "max_length_offset": 5}
+        return Translator.load(tmp_path / target, **options)
+
+    group, single = translator("mul"), translator("de")
     texts = [">>fra<< A dog runs.", "A dog runs.", ">>xyz<< A dog runs."]
     tagged, plain, unknown = group.try_translate(texts)
     (named,) = group.with_options(tag="fra").translate(["A dog runs."])
