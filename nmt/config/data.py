@@ -19,13 +19,14 @@ TAG_PATTERN = r"^<[^<>\s]+>$"
 
 
 class NoiseConfig(Section):
-    """Noise that makes the model robust. Each epoch draws new training pairs for each kind.
+    """Noise that makes the model robust. In each epoch, each kind changes different pairs.
 
-    The vocabulary is learned from text with noise, so changing a share prepares the data again.
+    The vocabulary is learned from text with noise, so after a change of a share, `nmt train`
+    prepares the data again.
 
     Args:
         upper_case: Share of pairs in capitals, on both sides.
-        title_case: Share of pairs with a Capital At Every Word, on both sides.
+        title_case: Share of pairs in title case (Like This), on both sides.
         no_final_punctuation: Share of pairs without final punctuation, on both sides.
         typos: Share of pairs with typos: a fifth of the source words get letters swapped, dropped
             or doubled.
@@ -131,10 +132,11 @@ class StageConfig(Section):
     """One stage of a curriculum, with its own mixture of corpora.
 
     Args:
-        mix: Share of the sentence pairs by name of a corpus; other corpora are not read, and
-            ``weight`` is ignored.
-        until: End of the stage: ``{CORPUS: epochs}``, ``{steps: updates}`` or ``{score: X}``. The
-            last stage may omit ``until``; it runs to the end of training.
+        mix: Share of the sentence pairs from each corpus, by name. Corpora without a share are not
+            read, and ``weight`` is ignored.
+        until: End of the stage: after N epochs of a corpus (``{NAME: N}``), after N updates
+            (``{steps: N}``), or at validation score X (``{score: X}``). The last stage may omit
+            ``until``; it runs to the end of training.
     """
 
     mix: dict[str, _Amount] = Field(
@@ -143,7 +145,7 @@ class StageConfig(Section):
     )
     until: dict[str, _Amount] | None = Field(
         default=None,
-        json_schema_extra={"allowed": "one of a corpus of the mix, steps and score, with a number"},
+        json_schema_extra={"allowed": "steps, score or a corpus of the mix, with a number"},
     )
 
 
@@ -222,7 +224,7 @@ class Rule(Section):
 
     Args:
         action: ``drop`` the pair, ``report`` it and keep it, or turn the filter ``off``.
-        limit: Limit beyond which the filter finds a pair. Every filter has its own default.
+        limit: Limit beyond which the filter acts on a pair. Each filter has a different default.
     """
 
     action: Action = "report"
@@ -230,7 +232,7 @@ class Rule(Section):
 
     @property
     def bound(self) -> float:
-        """The limit; minus infinity if there is no limit."""
+        """``limit``, or minus infinity if it is None."""
         return -inf if self.limit is None else self.limit
 
 
@@ -250,7 +252,7 @@ class _Limit:
         return core_schema.no_info_wrap_validator_function(self._checked, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
-        """Describe both forms."""
+        """Describe both forms of a rule: an action alone, and an action with a limit."""
         limit = "X" if self.default is None else f"{self.default:g}"
         rule = f"{{action: report, limit: {limit}}}"
         bounds = f" with a limit {self._bounds}" if self.default is not None else ""
@@ -308,20 +310,23 @@ class FilterConfig(Section):
         control: The text contains invisible characters, such as control characters.
         markup: The text contains tags or entities of HTML, XML, wikis or subtitles.
         numbers: A number is missing or different on one side.
-        url: The text is mostly web or mail addresses. Limit: their share of a side's characters.
-        punctuation: The text is mostly punctuation or symbols. Limit: their share of a side's
-            characters.
+        url: The text is mostly web or mail addresses. Limit: share of a side's characters that are
+            in addresses.
+        punctuation: The text is mostly punctuation or symbols. Limit: share of a side's characters
+            that are punctuation or symbols.
         repetition: The text repeats the same words. Limit: share of a side's words that repeat the
             words directly before them.
-        boilerplate: Many different sources have the same target. Limit: number of these sources.
+        boilerplate: Many different sources have the same target. Limit: number of different
+            sources.
         lexical: The words do not translate each other, according to a lexicon of the corpus. Limit:
-            lowest score, in standard deviations from the mean. Needs 200 lines or more.
+            lowest allowed score, in standard deviations from the mean. Needs 200 lines or more.
         misaligned: The pair is in a range of shifted or unrelated lines. Slow, like ``lexical``.
-        scores: The pair has a low score in the ``scores`` file of the corpus. Limit: lowest score;
-            no default.
-        dual_cross_entropy: The pair is unlikely for two models, or the models disagree. Limit:
-            lowest score of the two models, from 0 to 1. Needs ``score_with`` of ``nmt prepare``.
-        extra: Your own filters by their registered names, each with its parameters.
+        scores: The pair has a low score in the ``scores`` file of the corpus. Limit: lowest allowed
+            score; no default.
+        dual_cross_entropy: Two models find the pair unlikely, or disagree about it (Junczys-Dowmunt
+            2018). Limit: lowest allowed score, from 0 to 1. Needs ``score_with`` of ``nmt
+            prepare``.
+        extra: Custom filters: registered name and parameters of each filter.
         on_bad_utf8: Stop at invalid UTF-8, or drop the pair and count it.
     """
 
@@ -372,7 +377,7 @@ class TokenizerConfig(Section):
     """The SentencePiece tokenizers.
 
     Args:
-        kind: Units: subwords (``bpe`` or ``unigram``), words between spaces, or characters.
+        kind: Units of text: subwords (``bpe`` or ``unigram``), words between spaces, or characters.
         vocab_size: Vocabulary size, including four special tokens. With ``joint: false``, you can
             set one size per side.
         pad_vocab_by: Number of padding subwords in the vocabulary; no text contains them.
@@ -381,8 +386,8 @@ class TokenizerConfig(Section):
             ``vocab_size``.
         character_coverage: Share of the characters of the text that the vocabulary covers.
         normalization: Unicode normalization of SentencePiece; ``_cf`` also lower-cases.
-        user_defined_symbols: Symbols of the source vocabulary that are never split, for use as
-            tags, such as ``<2de>``.
+        user_defined_symbols: Symbols of the source vocabulary that are never split, such as the tag
+            ``<2de>``.
         sample_sentences: Maximum number of sentences to learn the vocabulary from, drawn at random.
     """
 
@@ -430,7 +435,7 @@ class TokenizerConfig(Section):
             yield f"vocab_size is {smallest}; byte_fallback needs 256 subwords: {fix}"
         for size, unused in zip(self.vocab_sizes, self.unused, strict=True):
             if unused and size - unused < least:
-                yield f"pad_vocab_by of vocab_size {size}: at most {size - least}"
+                yield f"pad_vocab_by must be at most {size - least} for vocab_size {size}"
 
 
 class BatchConfig(Section):
@@ -442,8 +447,8 @@ class BatchConfig(Section):
         max_sentences: Maximum sentence pairs per batch.
         tokens_per_update: Source and target tokens per update, over all processes; only with
             ``max_tokens: auto``.
-        length_noise: Randomness of the batch order by length, as a share of the length; higher
-            means more padding.
+        length_noise: Noise added to lengths when pairs are sorted into batches, as a share of the
+            length; higher means more padding.
         gradient_accumulation: Number of batches per update; their gradients are summed.
         bpe_dropout: Probability of skipping a BPE merge, drawn in each epoch. 0.1 is usual and
             makes batches a fifth longer.

@@ -153,7 +153,7 @@ def find_key(path: Sequence[str | int]) -> Key | None:
 
 
 def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
-    """Return the length of the common prefix of a key path and a path."""
+    """Return how many leading parts of ``path`` match the key path ``pattern``."""
     same = (known in (ANY, str(part)) for known, part in zip(pattern, path, strict=False))
     return len(list(takewhile(bool, same)))
 
@@ -161,8 +161,8 @@ def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:
 def nearest_key(path: Sequence[str | int]) -> str | None:
     """Return the key most similar to an unknown key, dotted, or None.
 
-    A name of another toolkit returns our name, which may be two keys or include a remark. Keys of
-    the same section are preferred.
+    For another toolkit's name, returns nmt's name, which may be two keys or include a remark. Keys
+    of the same section are preferred.
 
     >>> nearest_key(("training", "lr"))
     'training.schedule.peak_lr'
@@ -184,7 +184,7 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
 
 @cache
 def aliases() -> Mapping[str, Sequence[str]]:
-    """Names in papers and other toolkits, and former names of our keys -> our keys and flags."""
+    """Names in papers and other toolkits, and former names of keys -> current keys and flags."""
     found: dict[str, list[str]] = {}
     for file in ("aliases.yaml", "renamed.yaml"):
         names = yaml.safe_load(Path(__file__).with_name(file).read_text("utf-8"))
@@ -232,7 +232,7 @@ def unknown_key(path: Sequence[str | int], value: Any = None) -> str:
 
 
 def _choice_in(section: str, value: Any) -> str:
-    """Return the key of a section that allows a value or a similar value: ``.kind=adamw``."""
+    """Return ``.KEY=VALUE`` for the key of a section that allows ``value`` or a similar value."""
     for key in all_keys():
         is_inside = ".".join(key.path[:-1]) == section and isinstance(value, str)
         names = key.allowed.split(", ") if is_inside else []

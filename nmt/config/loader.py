@@ -1,6 +1,7 @@
 """Reads a YAML file and overrides into a `RunConfig`, and writes it back.
 
-Values remember their line numbers. Ambiguous YAML and files that expand too far are refused.
+Keeps the line number of each value for messages. Refuses ambiguous YAML, and aliases that expand
+too far.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def load_config(
     count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int] | None = None,
     check_files: Callable[[Mapping[str, CorpusConfig]], None] = lambda _: None,
 ) -> RunConfig:
-    """Read a configuration. Overrides win over the file, the file over presets and defaults.
+    """Read a configuration: overrides, else values of the file, else presets, else defaults.
 
     Args:
         path: A YAML file.
@@ -113,7 +114,7 @@ def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
 
 
 def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
-    """Return ``options`` with ``changes``. Options of beam search end with a change to sampling.
+    """Return ``options`` with ``changes``. A change to sampling resets the options of beam search.
 
     Raises:
         ConfigError: An option is unknown or out of bounds. Lists all problems.
@@ -231,7 +232,7 @@ def read_document(path: Path) -> Document:
         fix = f"Pass a configuration file{such_as}, or write one: nmt init SOURCE TARGET"
         raise ConfigError(problem, fix=fix) from error
     if len(data) > MAX_BYTES:
-        fix = "Pass a configuration, not a text file."
+        fix = "Pass a YAML configuration, not a corpus."
         raise ConfigError(f"{path} is larger than {MAX_BYTES:,} bytes.", fix=fix)
     try:
         text = data.decode("utf-8-sig")
@@ -335,7 +336,7 @@ class Document:
         return tuple(found)
 
     def place(self, path: KeyPath) -> tuple[bool, int, str]:
-        """Return the place of a value: whether it is a flag, its line, and a description."""
+        """Return where a value was set: whether by a flag, its line, and a text for messages."""
         starts = [path[:end] for end in range(len(path), -1, -1)]
         near = next(start for start in starts if start in self.lines)
         if flag := next((self._flags[start] for start in starts if start in self._flags), ""):

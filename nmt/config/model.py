@@ -44,8 +44,9 @@ class ModelConfig(Section):
     """An encoder-decoder Transformer. The defaults are the published base model.
 
     Args:
-        preset: Architecture to start from: the two of Vaswani et al. (2017), ``tiny`` for small
-            data and CPUs, or ``modern``. Keys of this section override it.
+        preset: Architecture to start from: ``transformer-base`` or ``transformer-big`` (Vaswani et
+            al. 2017), ``tiny`` for small data and CPUs, or ``modern``. Keys of this section
+            override it.
         encoder_layers: Number of encoder layers.
         decoder_layers: Number of decoder layers.
         model_dim: Model dimension (width of the residual stream).
@@ -65,17 +66,18 @@ class ModelConfig(Section):
             (``-concatenated``) or Marian (``-halves``).
         max_positions: Maximum number of learned positions; other encodings have no limit.
         first_position: Number of the first position, for sinusoids and learned positions.
-        max_relative_distance: Maximum distance of ``positions: relative``; longer distances share
-            its embedding.
+        max_relative_distance: Maximum distance of ``positions: relative``; longer distances use the
+            embedding of the maximum.
         activation: Activation function of the feed-forward layers; ``silu`` is also called swish.
         qk_norm: Normalize queries and keys per head (Henry et al. 2020).
-        bias: Biases of the linear layers and LayerNorms: all, no layers, or the listed layers.
+        bias: Biases of linear layers and LayerNorms: ``true`` (all layers), ``false`` (no layers),
+            or a list of kinds of layers.
         embeddings: Embedding matrices to share. ``inputs-shared`` and ``tied`` (all three) need a
             joint vocabulary.
         scale_embeddings: Multiply embeddings by sqrt(model_dim).
         output_bias: Add a bias to the output projection.
-        decoder_start: First input of the decoder: the embedding of BOS, or zeros. Its position is
-            added.
+        decoder_start: First input of the decoder: the embedding of BOS, or zeros. The position
+            encoding is added to either.
         embedding_init: Initial embeddings: normal with variance 1 / width, or Xavier-uniform.
         dropout: Dropout of each sublayer's output, and of the sum of embedding and position.
         attention_dropout: Dropout of attention weights.
@@ -226,7 +228,7 @@ class DecodingConfig(Section):
         max_length_factor: Maximum output length: ``max_length_factor`` x source tokens +
             ``max_length_offset``.
         max_length_offset: Tokens added to the maximum output length.
-        min_length_factor: Minimum output length, as a factor of the source tokens.
+        min_length_factor: Minimum output length: ``min_length_factor`` x source tokens.
         batch_tokens: Maximum source tokens per batch, with padding. ``auto``: 2048 on a CPU, as
             many as fit on a GPU.
     """

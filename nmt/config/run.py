@@ -47,8 +47,8 @@ _VOCAB_SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 32_000)
 def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Add ``values`` for keys that ``given`` does not contain, section by section.
 
-    The learning rate suits its optimizer: with another optimizer, AdamW's rate is added.
-    ``warmup_steps`` replaces ``warmup_ratio``.
+    If ``given`` has a different optimizer than ``values``, the added learning rate is the usual
+    rate of AdamW. ``warmup_ratio`` is not added if ``given`` has ``warmup_steps``.
 
     >>> filled_in({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}, "b": 4})
     {'a': {'x': 1, 'y': 3}, 'b': 4}
@@ -237,8 +237,8 @@ def with_scale(values: Mapping[str, Any], num_characters: int) -> dict[str, Any]
 def usual_vocab_size(num_pairs: int) -> int:
     """Return the usual vocabulary size for a number of sentence pairs (a rule of thumb).
 
-    It grows with the power 0.4 of the corpus, from 2,000 at 5,000 pairs to the published 32,000 at
-    4.5 million.
+    It is proportional to ``num_pairs ** 0.4``, from 2,000 for 5,000 pairs to the published 32,000
+    for 4.5 million.
 
     >>> [usual_vocab_size(n) for n in (5_000, 30_000, 160_000, 4_500_000)]
     [2000, 4000, 8000, 32000]

@@ -37,7 +37,7 @@ class Section(BaseModel):
     )
 
     def _disagreements(self) -> Iterator[str]:
-        """Yield contradictions between values, each of which is valid."""
+        """Yield a message for each contradiction between values that are valid separately."""
         return iter(())
 
     @model_validator(mode="after")
@@ -52,7 +52,8 @@ class Registered:
     """Marks a text that must be a name in a `nmt.registry.Registry`: ``Annotated[str, ...]``.
 
     The built-in names are repeated here, so that validation does not import registries and torch.
-    Names that a program has registered are valid, too. A colon separates a name from an argument.
+    Names that the user's program has registered are valid, too. A colon separates a name from an
+    argument.
     """
 
     kind: str

@@ -103,7 +103,8 @@ class OptimizerConfig(Section):
             biases.
         clip_norm: Maximum norm of the gradient. 0: no clipping.
         momentum: Momentum of ``muon``.
-        newton_schulz_steps: Newton-Schulz iterations of ``muon``. 3 are faster and less exact.
+        newton_schulz_steps: Number of Newton-Schulz iterations of ``muon``. 3 is faster and less
+            exact.
     """
 
     kind: Annotated[str, Registered("optimizer", _OPTIMIZERS)] = "adamw"
@@ -178,8 +179,8 @@ class TrainingConfig(Section):
             ``source_vectors``.
         activation_checkpointing: Recompute activations in the backward pass: less memory, a third
             more work.
-        trackers: Where to record the run in addition: ``tensorboard``, ``wandb``, ``mlflow``,
-            ``trackio``. Each needs the extra of its name.
+        trackers: Additional services that record the run: ``tensorboard``, ``wandb``, ``mlflow``,
+            ``trackio``. Each needs the extra of the same name.
         log_every: Updates between two log lines (log and metrics.jsonl).
         save_every: Updates between two checkpoints.
         validate_every: Updates between two validations. Each validation also saves a checkpoint.
@@ -235,8 +236,8 @@ class TrainingConfig(Section):
             if self.patience is None:
                 yield "set max_steps, max_minutes, max_epochs or patience"
             elif ends or self.schedule.warmup_ratio:
-                what = f"shape {shape} falls over" if ends else "warmup_ratio is a share of"
-                yield f"schedule.{what} a budget: set max_steps, max_minutes or max_epochs"
+                what = f"shape {shape} depends on" if ends else "warmup_ratio is a share of"
+                yield f"schedule.{what} the budget: set max_steps, max_minutes or max_epochs"
         if self.optimizer.kind == "schedule-free":
             name = "optimizer.kind schedule-free"
             if shape != "constant":

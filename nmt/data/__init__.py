@@ -1,4 +1,4 @@
-"""Reads corpora, filters sentence pairs, stores token ids, and makes the batches of training.
+"""Reads corpora, filters sentence pairs, stores token ids, and forms training batches.
 
 Only `loader` needs torch.
 Used by `nmt.commands` (prepare) and `nmt.training`.

@@ -1,7 +1,7 @@
-"""Quick checks of a corpus. They give warnings and never drop a pair.
+"""Quick checks of a corpus, which only yield warnings and never drop a pair.
 
-They detect wrong or swapped languages, identical sides, lengths that do not correlate, and held-out
-sentences that occur unchanged in the training data.
+The checks detect wrong or swapped languages, identical sides, lengths that do not correlate, and
+held-out sentences that occur unchanged in the training data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Key = tuple[str, str]
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
-    """Return a pattern for the marks of a language: frequent words or letters; None if unknown."""
+    """Return a regex for frequent words of a language, else for its letters; None if unknown."""
     if words := common_words(language):
         return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
     script = script_of(language)
@@ -40,12 +40,12 @@ def _mark(language: str) -> re.Pattern[str] | None:
 
 
 def _is_clear(share: float, other: float) -> bool:
-    """Whether one share of marks is clearly larger than the other share."""
+    """Whether ``share`` is more than three times ``other``, plus 2 percentage points."""
     return share > 3 * other + 0.02
 
 
 def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -> str | None:
-    """Return the code of the language that a text is in, if it is clearly not the expected one.
+    """Return the code of the detected language if it clearly differs from ``language``, else None.
 
     Args:
         lines: The text; only the first 5,000 lines are used.
@@ -63,10 +63,10 @@ def other_language(lines: Iterable[str], language: str, others: Iterable[str]) -
 def _marked(
     lines: Iterable[str], languages: Iterable[str]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Find the marks (`_mark`) of each language in a text.
+    """Find the frequent words or letters (`_mark`) of each language in a text.
 
     Returns:
-        By language: the share of characters in marks, and the number of different marks.
+        For each language, the share of characters that match, and the number of different matches.
     """
     text = "\n".join(lines)
     found = {code: mark.findall(text) for code in languages if (mark := _mark(code)) is not None}
@@ -75,7 +75,7 @@ def _marked(
 
 
 def likely_language(lines: Iterable[str]) -> str | None:
-    """Return the code of the language in `WORDS` that a text is in; None if it is not clear."""
+    """Return the code of the detected language; None if unclear, or with fewer than 20 lines."""
     first = [*islice(lines, _LANGUAGE_PAIRS)]
     if len(first) < _FEWEST_OF_LANGUAGE:
         return None
@@ -87,11 +87,11 @@ def likely_language(lines: Iterable[str]) -> str | None:
 def swapped_sets(
     sets: Mapping[str, CorpusConfig], source_language: str, target_language: str
 ) -> Iterator[str]:
-    """Yield a warning for each corpus whose first 500 pairs look swapped.
+    """Yield a warning for each corpus with source and target swapped in its first 500 pairs.
 
     Args:
-        sets: Corpora by their keys in the configuration. Corpora on a hub, on standard input,
-            missing or damaged are skipped.
+        sets: Corpora by their keys in the configuration. Skips corpora that are on a hub, on
+            standard input, missing or damaged.
         source_language: Code of the expected source language.
         target_language: Code of the expected target language.
     """
@@ -106,7 +106,7 @@ def swapped_sets(
 
 
 class CorpusCheck:
-    """Collects statistics of one corpus, block by block, and gives warnings.
+    """Collects statistics of one corpus, block by block, to warn about its quality.
 
     Args:
         source_language: Code of the expected source language.
@@ -123,7 +123,7 @@ class CorpusCheck:
         self.update(pairs)
 
     def update(self, pairs: Texts) -> None:
-        """Add a block of pairs."""
+        """Add the next block of pairs to the statistics."""
         self._first += pairs[: _LANGUAGE_PAIRS - len(self._first)]
         self._num_pairs += len(pairs)
         lengths = [[len(pair[side]) for pair in pairs] for side in range(2)]
@@ -135,7 +135,7 @@ class CorpusCheck:
         """Yield the warnings as sentences."""
         if self._identical > _IDENTICAL_SHARE * self._num_pairs:
             share = self._identical / self._num_pairs
-            yield f"{share:.0%} of the pairs have identical sides. Is it the same file twice?"
+            yield f"{share:.0%} of the pairs have identical sides. Is one file passed twice?"
         yield from self.swapped()
         correlation = self._length_correlation()
         if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
@@ -143,7 +143,7 @@ class CorpusCheck:
             yield f"{odd}. Are the lines translations of each other?"
 
     def _length_correlation(self) -> float:
-        """Return the correlation of the log lengths of both sides; translations correlate."""
+        """Return the correlation of the log lengths of both sides: high for translations."""
         mean = self._sums / max(self._sums[0, 0], 1)
         covariance = mean[1:, 1:] - np.outer(mean[0, 1:], mean[0, 1:])
         spread = np.sqrt(np.diag(covariance).clip(0).prod())
@@ -168,8 +168,8 @@ def held_out_sets(
     """Return the held-out sets to search for in the training data.
 
     Returns:
-        The sets of the configuration and of sacrebleu's cache, by name; and the names of sets that
-        are not downloaded.
+        The available sets by name, from the configuration and sacrebleu's cache; and the names of
+        the configured sets that are not downloaded.
     """
     cached = cached_test_sets("-".join(languages))
     sets = {VALID: data.valid, **data.test}
@@ -187,7 +187,7 @@ def held_out_sets(
 
 
 def report_name(name: str) -> str:
-    """Return the name of a held-out set in reports. Never the name of a training corpus."""
+    """Return the name of a held-out set in reports: ``data.test.NAME`` for a test set."""
     return name if name == VALID else f"data.test.{name}"
 
 
@@ -206,15 +206,14 @@ class Overlap:
         self._seen = set[_Key]()
 
     def see(self, pairs: Sequence[tuple[str, str, int]]) -> None:
-        """Add training pairs."""
+        """Record which held-out sentences occur in a block of training pairs."""
         self._seen |= self._wanted.intersection(chain.from_iterable(starmap(_keys, pairs)))
 
     def counts(self, near: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Return the counts of `PrepareReport.overlap`, by set.
 
         Args:
-            near: Number of sentences of each set that the training data contains with small
-                changes.
+            near: For each set, the number of sentences with a near copy in the training data.
         """
         counts = {}
         for name, pairs in self._sets.items():
@@ -231,6 +230,6 @@ class Overlap:
 
 
 def _keys(source: str, target: str, _line: int) -> tuple[_Key, _Key, _Key]:
-    """Return the keys of a pair: of its source, its target, and both. No side may be blank."""
+    """Return keys that identify the source, the target and the pair. No side may be blank."""
     source, target = " ".join(source.split()), " ".join(target.split())
     return (source, ""), ("", target), (source, target)

@@ -125,7 +125,7 @@ class Block:
 
     @property
     def content(self) -> str:
-        """The raw data as text, for a hash."""
+        """The raw lines as text, to hash for the cache of results."""
         return repr((self.first, self.columns))
 
     @cached_property
@@ -141,7 +141,7 @@ class Block:
 def read_blocks(
     config: CorpusConfig, options: ReadOptions, size: int = BLOCK_PAIRS
 ) -> Iterator[Block]:
-    """Yield the pairs of a corpus in blocks of ``size``. The first and last blocks may be smaller.
+    """Yield the pairs of a corpus in blocks of up to ``size``; the first block is smaller.
 
     Raises:
         DataError: See `read_corpus`. Problems in single lines are raised by `Block.pairs`.
@@ -164,12 +164,12 @@ def read_blocks(
         done += counts[0]
     if not done:
         place = " and ".join(names) or f"{config.huggingface} (split {config.split})"
-        fix = "Use files with one sentence or pair per line, or a split that has rows."
+        fix = "Pass files with one sentence (or pair) per line, or set a split that has rows."
         raise DataError(f"{place}: no sentence pairs.", fix=fix)
 
 
 def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]) -> int:
-    """Count the characters, in both languages, that one epoch reads before filtering.
+    """Count the characters of both sides that one epoch reads, before filtering.
 
     For TSV, CSV and JSON files, the count includes separators and keys.
 

@@ -70,7 +70,7 @@ def number(value: int) -> Pair:
 def noun_phrase(
     determiner: Determiner, adjectives: Sequence[Pair], noun: Sequence[str], *, is_object: bool
 ) -> Pair:
-    """Return a determiner of `_DETERMINERS`, adjectives and a noun in agreement."""
+    """Return a noun phrase whose determiner and adjectives agree with the noun."""
     english, plural, german, german_plural, gender, *accusative = noun
     article, forms = determiner
     if len(forms) == 1:
@@ -85,14 +85,14 @@ def noun_phrase(
 
 
 class SentenceGenerator:
-    """Draws sentences. Each rule is a method that returns both texts and the final punctuation."""
+    """Draws random sentence pairs. A rule returns English, German and final punctuation."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._choice = self._random.choice
 
     def sentence(self) -> Pair:
-        """Draw a sentence."""
+        """Draw a sentence and its translation."""
         rules = (*[self._statement] * 5, *[self._because] * 2, self._question)
         english, german, mark = self._choice(rules)()
         texts = (" ".join(text.split()).replace(" ,", ",") for text in (english, german))
@@ -116,11 +116,11 @@ class SentenceGenerator:
         return self._choice(_PRONOUNS) if kind == "pronoun" else (self._choice(_NAMES), _THIRD)
 
     def _clause(self) -> tuple[str, Pair, tuple[str, str, str], tuple[str, str]]:
-        """Draw a clause.
+        """Draw the parts of a clause, from which the rules build sentences.
 
         Returns:
-            Tense; English as a statement and as a question; German subject, finite verb and object;
-            what ends the German main clause, and the verbs that end a subordinate one.
+            Tense; the English statement and question; German subject, finite verb and object; the
+            words at the end of a German main clause and of a German subordinate clause.
         """
         tense, (who, person) = self._choice(["past", *_FORMS]), self._subject()
         base, third, past, prefix, stem, participle, kinds = self._choice(_VERBS)
@@ -138,7 +138,7 @@ class SentenceGenerator:
         return tense, english, (who.german, finite, what.german), (end, last)
 
     def _when(self, tense: str) -> tuple[Pair, Pair]:
-        """Draw a day and a time of day."""
+        """Draw a day that suits the tense, and a time of day."""
         day, hour = self._choice(_DAYS), number(self._random.randrange(2, 13))
         others = _pairs("yesterday:gestern" if tense == "past" else "today:heute/tomorrow:morgen")
         days = (Pair(f"on {day.english}", f"am {day.german}"), self._choice(others))

@@ -1,11 +1,12 @@
 """Filters of sentence pairs, and the interface of corpus diagnosis.
 
-A filter finds pairs for a reason, such as ``markup``. The configuration gives each reason an
-action: drop the pair, report it, or off. To add a filter, write a subclass of `Filter` and register
-a function that makes it in `FILTERS`; then configure it under ``filters.extra``.
+A filter finds pairs for a reason, such as ``markup``. For each reason, the configuration sets the
+action ``drop``, ``report`` or ``off``. To add a filter, write a subclass of `Filter` and register a
+function that makes it in `FILTERS`; then configure it under ``filters.extra``.
 
-A `Diagnosis` checks whole corpora. `nmt.commands.prepare` calls its methods in the order in which
-they are defined here. This class finds nothing and is used if nmt/extras/cleaning is missing.
+A `Diagnosis` compares pairs across whole corpora. `nmt.commands.prepare` calls its methods in the
+order in which they are defined here. The base class finds nothing; it is used if the folder
+nmt/extras/cleaning is missing.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Blank(Filter):
     """Finds pairs with a blank side."""
 
     def text_problem(self, source: str, target: str) -> Finding | None:
-        """Return a finding with the blank side, or None."""
+        """Return a finding with ``source``, ``target`` or ``both`` as the blank side, or None."""
         has_source, has_target = bool(source.strip()), bool(target.strip())
         if has_source and has_target:
             return None
@@ -111,7 +112,7 @@ class Blank(Filter):
 
 
 class Length(Filter):
-    """Finds pairs with too many or too few subwords on a side. Limits are inclusive."""
+    """Finds pairs with too many or too few subwords on a side. The limits are allowed lengths."""
 
     def __init__(self, max_length: int, min_length: int = 1) -> None:
         self._max_length, self._min_length = max_length, min_length
@@ -125,7 +126,7 @@ class Length(Filter):
 
 
 class Ratio(Filter):
-    """Finds pairs whose sides differ too much in length. 3 is added to both, for short pairs."""
+    """Finds pairs whose lengths differ too much. Adds 3 to both lengths, to spare short pairs."""
 
     def __init__(self, max_ratio: float) -> None:
         self._max_ratio = max_ratio
@@ -144,12 +145,12 @@ class Ratio(Filter):
 
 
 class FilterChain:
-    """Several filters, and the actions for their reasons.
+    """Calls several filters, and looks up the action for each finding.
 
     Args:
         filters: Filters that are called for every pair.
         actions: Action of each reason. A reason without an action drops the pair.
-        skipped: Filters that cannot run or are off, with the reason as a sentence.
+        skipped: By name of a filter that cannot run or is off: why, as a sentence.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class FilterChain:
         return self.actions.get(reason, "drop") == "drop"
 
     def dropping(self, findings: Iterable[Finding]) -> str | None:
-        """Return the first reason that drops the pair; None if the pair is kept."""
+        """Return the reason of the first finding that drops the pair; None to keep the pair."""
         return next((each.reason for each in findings if self.drops(each.reason)), None)
 
 
@@ -231,7 +232,7 @@ def training_filters(config: FilterConfig, source: str = "", target: str = "") -
 
 
 def held_out_filters(config: FilterConfig) -> FilterChain:
-    """Return the filters of validation pairs. They drop only blank and too long pairs."""
+    """Return the filters of validation pairs. Only blank and too long pairs are dropped."""
     return FilterChain([Blank(), Length(config.max_length)])
 
 
@@ -254,7 +255,7 @@ class Material:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisReport:
-    """The results of a `Diagnosis`; parts of the `PrepareReport`."""
+    """The results of a `Diagnosis`, which become part of the `PrepareReport`."""
 
     shifts: Sequence[Mapping[str, Any]] = ()
     unrelated: Sequence[Mapping[str, Any]] = ()
@@ -294,7 +295,7 @@ class Diagnosis:
 
         Args:
             lines: Token ids of all lines, including dropped pairs.
-            spans: First row of each corpus or set, and the row after its last row.
+            spans: First row of each corpus or held-out set, and the row after its last row.
             sizes: Sizes of the source and of the target vocabulary.
         """
 
@@ -314,7 +315,7 @@ class Diagnosis:
         return {}
 
     def report(self) -> DiagnosisReport:
-        """Return the results. All files in the folder are complete afterwards."""
+        """Return the results, after completing all files in `Material.folder`."""
         return DiagnosisReport()
 
 

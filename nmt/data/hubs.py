@@ -37,8 +37,8 @@ def check_hub(data: DataConfig) -> None:
     """Check, before any corpus is read, that the training and validation data can be downloaded.
 
     Raises:
-        DataError: The hub cannot be reached, and the cache of `datasets` does not contain them. The
-            fix has the keys that read local files instead.
+        DataError: The hub cannot be reached, and a corpus is not in the cache of `datasets`. The
+            fix shows which keys to set to read local files instead.
     """
     needed = [corpus for corpus in (*data.train, data.valid) if is_on_hub(corpus)]
     if not needed or _connect():
@@ -51,7 +51,7 @@ def check_hub(data: DataConfig) -> None:
             keys = [key for key, other in data.corpora.items() if is_on_hub(other)]
             flags = [f"`set` {join_words([f'{x}={{source: FILE, target: FILE}}'])}" for x in keys]
             fix = "\n    ".join(["Connect to the internet, or read local files instead:", *flags])
-            problem = f"{name} is neither a local path nor downloaded before"
+            problem = f"{name} is neither a local path nor in the cache"
             raise DataError(f"{problem}, and {host} cannot be reached.", fix=fix) from error
 
 
@@ -63,7 +63,7 @@ def huggingface_pairs(
     A row has a ``translation`` column with both language codes, or a column for each language code.
 
     Raises:
-        DataError: The dataset cannot be read, or it lacks the columns.
+        DataError: The data set cannot be read, or a row has no text for a language.
     """
     for number, row in enumerate(_rows(name, config), start=1):
         try:
@@ -94,7 +94,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
     if path.is_file():
         if path.suffix not in _LOADERS:
             problem = f"{path}: `huggingface` reads {', '.join(_LOADERS)}, not {path.suffix}."
-            raise DataError(problem, fix="Convert the file, or use source, tsv or jsonl.")
+            raise DataError(problem, fix="Convert the file, or set tsv or jsonl instead.")
         # A single local file is one split, for any value of `split`.
         options |= {"path": _LOADERS[path.suffix], "data_files": {config.split: str(path)}}
         if path.suffix == ".csv":
@@ -114,7 +114,7 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
         raise DataError(
             f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
             f"{type(error).__name__}: {error}",
-            fix="Check the name, subset and split, or use local files, with source and target.",
+            fix="Check the name, subset and split, or replace huggingface by source and target.",
         ) from error
 
 
@@ -184,12 +184,12 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         raise DataError(f"Cannot download test set {name} ({pair}): {error}", fix=fix) from error
     if not references:
         problem = f"The test set {name} ({pair}) has no reference."
-        raise DataError(problem, fix="Choose another test set.")
+        raise DataError(problem, fix="Choose a test set with references.")
     return Path(source), [Path(reference) for reference in references]
 
 
 def _connect() -> bool:
-    """Whether the hub can be reached. If not, `datasets` reads its cache from now on."""
+    """Return whether the hub can be reached; if not, switch `datasets` to its offline cache."""
     is_reached = reaches(hub_address())
     if not is_reached:  # `datasets` would try to connect for 30 seconds
         os.environ["HF_HUB_OFFLINE"] = "1"

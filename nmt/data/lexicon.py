@@ -1,9 +1,9 @@
 """A bilingual lexicon, learned from sentence pairs with IBM model 1.
 
 The model (Brown et al. 1993, section 4.2) is trained in both directions by agreement (Liang et al.
-2006, section 3.1): the probability of a link is the product of both directions. Both directions
-share one table of expected counts. A hash of both words selects the cell, so memory does not grow
-with the corpus, and collisions do little harm.
+2006, section 3.1): the probability of a link (an aligned source and target token) is the product of
+both directions. Both directions share one table of expected counts. A hash of both words selects
+the cell, so memory does not grow with the corpus, and collisions do little harm.
 
 Shapes: V and W source and target vocabulary sizes, P pairs, n co-occurrences of a
 source token and a target token in a pair, s and t source and target tokens of all pairs.
@@ -39,7 +39,7 @@ _EMPTY_WORD = 0.1  # Probability that a token is not a translation of any token 
 
 
 class Pairs(NamedTuple):
-    """Pairs of source and target rows."""
+    """Sentence pairs, as row numbers of a source line and a target line."""
 
     sources: Rows  # In rising order. (P,).
     targets: Rows  # (P,).
@@ -68,12 +68,12 @@ class Cooccurrences:
         self.keys = rows[source_places] + target[target_places]
 
     def sums(self, side: int, values: npt.NDArray[np.floating]) -> Values:
-        """Sum values of co-occurrences by the token of one side. (s,) or (t,)."""
+        """Sum values (n,) over all co-occurrences of each token of one side. (s,) or (t,)."""
         return np.bincount(self.places[side], values, len(self.ids[side])).astype(np.float64)
 
 
 def cells_of(keys: Rows) -> Rows:
-    """Return the cell of each word pair. A key is source * W + target; keys have any shape."""
+    """Return the table cells of word pairs. Keys: source id * W + target id, any shape."""
     if keys.size and int(keys.max()) < _CELLS:
         return keys
     shift = np.uint64(64 - (_CELLS.bit_length() - 1))
@@ -82,7 +82,7 @@ def cells_of(keys: Rows) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Expected counts of links between words."""
+    """Expected counts of links between source and target words."""
 
     cells: npt.NDArray[np.float32]  # Counts of word pairs. (cells,).
     totals: tuple[Values, Values]  # Counts of source and of target words. (V,) and (W,).
@@ -107,7 +107,7 @@ class _Links(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """Translation probabilities of words. A pickle contains the paths of its tables."""
+    """Translation probabilities of words. Pickled as the paths of the tables."""
 
     lines: Lines
     sizes: tuple[int, int]  # V and W.
@@ -126,7 +126,7 @@ class Lexicon:
         return _Links(joint.keys, links, (source, target))
 
     def posterior(self, joint: Cooccurrences, table: _Table | None) -> npt.NDArray[np.float32]:
-        """Return the probability of a link at each meeting (product of both directions). (n,)."""
+        """Return the probability of a link at each co-occurrence (both directions). (n,)."""
         result = np.ones(len(joint.keys), np.float32)
         counts = result if table is None else table.cells[cells_of(joint.keys)]
         for side, ids in enumerate(joint.ids):
@@ -154,7 +154,7 @@ def batches(lines: Lines, pairs: Pairs) -> Iterator[Pairs]:
 
 
 def sample_step(lines: Lines, num: int) -> int:
-    """Return the step of an evenly spaced sample of ``num`` lines that is enough to learn from."""
+    """Return the step k: every k-th of ``num`` lines gives enough data to learn a lexicon."""
     parts = (slice(start, start + _PAIRS_AT_ONCE) for start in range(0, num, _PAIRS_AT_ONCE))
     joint = sum(
         int(lines.source_lengths[part].astype(np.int64) @ lines.target_lengths[part])
@@ -174,7 +174,8 @@ def learn_lexicon(
 ) -> Lexicon:
     """Learn a lexicon by expectation maximization.
 
-    Counts are added in the order of the batches, so the result does not depend on the workers.
+    Counts are added in the order of the batches, so the result does not depend on the number of
+    workers.
 
     Args:
         lines: Token ids.
@@ -219,10 +220,11 @@ def likely_translations(
             evenly spaced sample is used.
         vocab_sizes: V and W.
         most: Maximum number of translations per source token.
-        lexicon: A lexicon of the same text, which saves most of the time. None learns one.
+        lexicon: A lexicon of the same text; None learns a lexicon here, which takes most of the
+            time.
 
     Returns:
-        Token ids, filled up with -1. (V, most).
+        Token ids, padded with -1. (V, most).
     """
     num = len(lines.source_lengths)
     rows = np.arange(0, num, sample_step(lines, num))
@@ -252,7 +254,7 @@ def write_shortlist(
     """Write a shortlist: the target tokens that a decoder considers for each source token.
 
     The safetensors file has ``common``, the most frequent target tokens, and ``candidates``, the
-    most probable translations of each source token, filled up with -1. (V, most).
+    most probable translations of each source token, padded with -1. (V, most).
     """
     common = np.argsort(-store.token_counts("target", vocab_sizes[1]), kind="stable")[:_MOST_COMMON]
     candidates = likely_translations(store, vocab_sizes, _MOST_CANDIDATES, lexicon)

@@ -1,4 +1,4 @@
-"""The endless stream of training batches, from any position on.
+"""The endless stream of training batches, which can start at any position.
 
 The plan of an epoch (which pairs share a batch, and the order of batches) depends only on lengths,
 settings, seed, epoch and rank. No state is kept between epochs, so a resumed run makes the same
@@ -35,7 +35,8 @@ _LINES_NAMED = 8
 class Batch:
     """Packed sentence pairs, without padding.
 
-    ``source`` and ``target`` may end with filler tokens, which ``rows`` and ``gold`` do not have.
+    ``source`` and ``target`` may end with filler tokens (`nmt.packed.round_up`), which ``rows`` and
+    ``gold`` do not count.
     """
 
     # Source ids. Each sentence ends with EOS, and starts with BOS if ``model.source_bos`` is set.
@@ -57,11 +58,11 @@ class Batch:
 
     @property
     def num_padded_tokens(self) -> int:
-        """Number of tokens of both sides if they were padded to rectangles."""
+        """Number of tokens of both sides after padding each sentence to the longest."""
         return self.source.num_cells + self.target.num_cells
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Split the batch into two halves."""
+        """Split the batch into two batches with half of the sentences each."""
         stop, middle = len(self.rows), len(self.rows) // 2
         split = int(self.target.cu_seqlens[middle])
         return self._part(0, middle, self.gold[:split]), self._part(middle, stop, self.gold[split:])
@@ -71,7 +72,7 @@ class Batch:
         return Batch(*sides, gold, self.rows[start:stop])
 
     def to(self, device: torch.device) -> Batch:
-        """Return a copy on ``device``; this batch is not changed."""
+        """Return this batch on ``device``; on a CPU, the same object."""
         if device.type == "cpu":
             return self
         source, target = self.source.to(device), self.target.to(device)
@@ -133,7 +134,7 @@ class Position:
     stage_updates: int = 0  # Completed updates of this stage.
 
     def next_stage(self) -> Position:
-        """Return the start of the next stage, which starts a new epoch."""
+        """Return the position at the start of the next stage, in a new epoch."""
         return Position(self.epoch + (self.batch > 0), 0, self.stage + 1)
 
 
@@ -269,7 +270,7 @@ class Loader:
         return [self.batch(rows, epoch) for rows in batches], after
 
     def batch(self, rows: Rows, epoch: int = 0) -> Batch:
-        """Return the batch of some rows of the store, for an epoch."""
+        """Return ``rows`` of the store as a batch, with the noise of ``epoch``."""
         bos, longest = self.source_bos, self.longest
         return collate(self.store, rows, self.resegment, epoch, source_bos=bos, longest=longest)
 

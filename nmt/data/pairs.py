@@ -1,7 +1,7 @@
 """Readers of sentence pairs: text files, TSV, CSV, JSON lines, hubs, and the demo corpus.
 
-Both sides stay aligned: a line that is blank, too long or not UTF-8 affects its own pair, and never
-shifts the other side. `columns_of` chooses the reader of a corpus.
+Both sides stay aligned: a line that is blank, too long or not UTF-8 affects only the pair of this
+line, and never shifts the other side. `columns_of` chooses the reader of a corpus.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _records(
     lines: Sequence[bytes | None],
     first: int,
 ) -> Iterator[SentencePair | BadPair]:
-    """Yield the pairs of a file with both sides on each line."""
+    """Yield the pairs of a file that has source and target on the same line."""
     most = options.max_characters * _LINE_PER_SIDE
     for number, line in enumerate(_decoded(lines, path, first, options, most), first):
         if isinstance(line, BadPair):
@@ -127,7 +127,7 @@ def _records(
                 texts = texts_of(line)
             except (LookupError, ValueError, TypeError, RecursionError) as error:
                 problem = f"expected {wanted} ({type(error).__name__}: {error})"
-                fix = "Repair the line, or correct the languages and the columns of the corpus."
+                fix = "Correct the line, or source_language, target_language or columns."
                 if isinstance(error, IndexError) and "," in line and "\t" not in line:
                     problem, fix = "commas but no tab", "Use tabs, or `csv: FILE` instead of tsv."
                 raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix) from error

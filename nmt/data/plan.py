@@ -130,9 +130,9 @@ def plan_batches(
 ) -> list[Rows]:
     """Group pairs of similar length into batches with a token budget, and shuffle the batches.
 
-    Pairs are sorted by the longer side, then by the target, and cut where the budget is full, so
-    there is little padding (7% for Multi30k with 4,096 tokens). Noise in the sort key makes epochs
-    differ.
+    Pairs are sorted by the longer side, then by source and target, and cut where the budget is
+    full, so there is little padding (7% for Multi30k with 4,096 tokens). Noise in the sort key
+    makes epochs differ.
 
     Args:
         source_lengths: Tokens of each source, including EOS. (n,)
@@ -155,7 +155,7 @@ def plan_batches(
     sizes = source_lengths + target_lengths
     longest = int(sizes.argmax())
     if max_tokens is not None and sizes[longest] > max_tokens:
-        problem = f"Pair {longest} has {sizes[longest]:,} tokens; the limit is {max_tokens:,}."
+        problem = f"A sentence pair has {sizes[longest]:,} tokens; the limit is {max_tokens:,}."
         raise DataError(problem, fix="Raise batch.max_tokens, or lower filters.max_length.")
     ends = np.cumsum(sizes[order], dtype=np.int64)
     borders, done = [0], 0
@@ -172,11 +172,10 @@ def length_order(
 ) -> Rows:
     """Sort rows by the longer side with noise, then by source, by target, and at random.
 
-    The result equals
-    ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise * spread))))``,
-    with ``n`` float32 (spread) and then ``n`` float64 drawn from ``random``. All keys are packed
-    into 64 bits. If few bits are left for the float64, pairs with equal lengths may be in another
-    order.
+    The result equals ``np.lexsort((float64, target, source, rint(max(source, target) * (1 + noise *
+    spread))))``, with n float32 (``spread``, from -0.5 to 0.5) and then n float64 drawn from
+    ``random``. All keys are packed into 64 bits. If few bits are left for the float64, the order of
+    pairs with equal lengths may differ.
 
     Args:
         source: Tokens of each source. (n,)

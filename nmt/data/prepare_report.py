@@ -1,4 +1,4 @@
-"""The report of `nmt prepare`: pairs read, kept and dropped, with the reasons; and statistics."""
+"""The report of `nmt prepare`: counts of pairs by reason, example pairs, and statistics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def open_table(path: Path, *columns: str) -> Iterator[gzip.GzipFile]:
 
 
 def _draw(each: Found) -> tuple[int, str, int]:
-    """Sort key for examples: pseudo-random over the corpora, but always the same."""
+    """Return a sort key that chooses the same pseudo-random examples every time."""
     return zlib.crc32(f"{each.corpus}:{each.line}".encode()), each.corpus, each.line
 
 
@@ -68,7 +68,7 @@ class Findings(ExitStack):
         folder: Folder for the lists.
         training: Filters of the training pairs.
         corpora: Names of the training corpora.
-        held_out: Name of the validation set. All of its findings drop the pair.
+        held_out: Name of the validation set, in which every finding drops the pair.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class PrepareReport:
         return str(render("prepare.txt.j2", report=self, page=PAGE, rate=rate, **values)).rstrip()
 
     def example(self, corpus: str, reason: str) -> str:
-        """Return a line of a corpus that was found for a reason; an empty text without examples."""
+        """Return an example line of a corpus for a reason; an empty text without examples."""
         examples = self.reasons.get(reason, {}).get("examples", ())
         own = (x for x in examples if x["corpus"] == corpus and x["source"] + x["target"])
         if (each := min(own, key=itemgetter("line"), default=None)) is None:
@@ -306,7 +306,7 @@ def current_report(
     Args:
         folder: The prepared folder.
         recipe: The configuration to compare the folder with.
-        scored_with: Models that must have scored the pairs; if empty, scores do not matter.
+        scored_with: Models that must have scored the pairs; if empty, scores are not compared.
         piped: A copy of standard input; None assumes that standard input is unchanged.
     """
     try:
@@ -325,6 +325,6 @@ def current_report(
 
 
 def _meanings() -> dict[str, str]:
-    """Return the first sentence about each reason, without its full stop."""
+    """Return a short explanation of each reason, from the docstring of `FilterConfig`."""
     found = meanings_of(FilterConfig.__doc__).items()
     return {key: text.replace("``", "").partition(". ")[0].rstrip(".") for key, text in found}

@@ -88,7 +88,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encodes every line of a block. An unreadable line has no tokens."""
+    """Encodes every line of a block. A line that `BadPair` replaces has no tokens."""
 
     tokenizers: Tokenizers
     threads: int
@@ -156,7 +156,7 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Reads all corpora, and keeps the results of the first pass for the second pass."""
+    """Reads all corpora, and stores the results of the first pass for the second pass."""
 
     recipe: Recipe
     folder: Path  # an existing, empty folder to write into
@@ -184,10 +184,10 @@ class Reading:
     def map(
         self, verb: str, name: str, function: Callable[[Block], Result], depends_on: Any
     ) -> Iterator[tuple[Block, Result]]:
-        """Call a function with every block of a corpus; yield each block and its result.
+        """Call ``function`` with every block of corpus ``name``; yield each block and its result.
 
-        Results are stored in ``shards`` under a hash of their inputs. After a kill, the same
-        command reads the stored results.
+        Results are stored in ``shards`` under a hash of ``depends_on`` and all other inputs. After
+        a kill, the same command reads the stored results. ``verb`` is for the progress bar.
         """
         corpus = self.corpora[name]
         if self.shards is not None:

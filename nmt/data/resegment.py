@@ -1,8 +1,8 @@
 """Augmentation of the stored text in each epoch: BPE-dropout and noise. Never imports torch.
 
-Noise changes case, punctuation, letters (typos) and spacing. Models that were trained on clean text
-only lose much quality on noisy input (Belinkov and Bisk 2018, Synthetic and Natural Noise Both
-Break Neural Machine Translation).
+Noise changes case, punctuation, letters (typos) and spacing. A model trained only on clean text
+loses much quality on noisy input (Belinkov and Bisk 2018, Synthetic and Natural Noise Both Break
+Neural Machine Translation).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class NoiseAdder:
     longest: int  # Maximum subwords of a side.
 
     def drawn(self, epoch: int, rows: Rows) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return, by kind of noise, a mask of the rows that get it in an epoch. (len(rows),)."""
+        """Return, for each kind of noise, which ``rows`` receive it in an epoch. (len(rows),)."""
         corpus = np.searchsorted(self.ends, rows, side="right")
         rates = {kind: np.array([each.get(kind, 0.0) for each in self.rates]) for kind in _NOISES}
         return {
@@ -112,7 +112,7 @@ class NoiseAdder:
         }
 
     def __call__(self, epoch: int, rows: Rows, stored: Sides) -> Sides:
-        """Return the ids of ``rows`` for the epoch. See `Resegmenter`."""
+        """Return the ids of ``rows`` for the epoch. For the arguments see `Resegmenter`."""
         drawn = self.drawn(epoch, rows)
         if not (chosen := np.flatnonzero(np.any([*drawn.values()], axis=0)).tolist()):
             return stored
@@ -143,8 +143,8 @@ def noisy_texts(
 ) -> tuple[str, str]:
     """Add noise to a pair, with the given probability of each kind.
 
-    The vocabulary is learned from such text. Otherwise words in capitals would be split into single
-    letters.
+    The vocabulary is learned from text with noise. Otherwise words in capitals would be split into
+    single letters.
 
     >>> noisy_texts(("Ein Hund.", "A dog."), {"upper_case": 1.0}, Random(1))
     ('EIN HUND.', 'A DOG.')

@@ -59,11 +59,11 @@ class Lengths(Protocol):
         """Return the number of pairs."""
 
     def __getitem__(self, rows: slice | Rows, /) -> npt.NDArray[np.integer]:
-        """Return the lengths of some pairs, in tokens."""
+        """Return the lengths of ``rows``, in tokens."""
 
 
 class Lines(Protocol):
-    """Token ids of the lines of both sides: a `ParallelStore`, or a view of one."""
+    """Token ids of the lines of both sides: a `ParallelStore`, or a view of a store."""
 
     @property
     def source_lengths(self) -> Lengths:
@@ -164,7 +164,7 @@ class StoreWriter(ExitStack):
     """Writes a new token store, in constant memory.
 
     Args:
-        folder: The folder, which is created. A store that is already there is replaced.
+        folder: The folder; created if missing. A store in this folder is replaced.
         vocab_size: Size of the larger vocabulary. It determines the integer type of the ids.
     """
 

@@ -97,7 +97,7 @@ def process_pool(
 
 
 def _begin(install: Callable[[Any], object] | None, value: Any) -> None:
-    """Prepare a worker process."""
+    """Initialize a worker process: ignore Ctrl-C, end with the parent, call ``install``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process handles an interrupt
     # A worker has both ends of its queue open, so it would wait forever for a killed parent.
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -135,7 +135,7 @@ class Workers(NamedTuple):
 
     @property
     def near(self) -> Workers:
-        """Workers with access to local files: these workers, or else this process."""
+        """These workers if they can read local files, else this process."""
         return self if self.see_files else HERE
 
     def submit(self, make: Callable[..., R], *arguments: Any) -> Future[R]:
@@ -185,7 +185,7 @@ def _dask(scheduler: str, workers: int | None) -> Iterator[Workers]:
     try:
         client = distributed.Client(**options)
     except (OSError, ValueError, TypeError) as error:
-        fix = "Start `dask scheduler` there, and pass its address, such as tcp://host:8786."
+        fix = "Run `dask scheduler` on that host, and pass its address, such as tcp://host:8786."
         raise ConfigError(f"No Dask scheduler answers at {scheduler}: {error}", fix=fix) from error
     with client:
         size = sum(client.nthreads().values())
@@ -275,7 +275,7 @@ class Stored:
 
 @contextmanager
 def work_folder(beside: Path) -> Iterator[Path]:
-    """Create a folder for shards next to another folder. Remove it at the end if all went well.
+    """Create a folder for shards next to ``beside``; remove it at the end unless an error occurs.
 
     Raises:
         OSError: The folder cannot be created.

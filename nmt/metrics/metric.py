@@ -28,7 +28,7 @@ References = Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOptions:
-    """What a metric needs in addition to references: preparation of texts, source, device."""
+    """Inputs of a metric other than references: text preparation, source lines, device."""
 
     tokenize: str | None = None  # Tokenizer of BLEU; chosen by ``target_language`` if None.
     lowercase: bool = False  # Ignore case in BLEU and chrF (TER always does).
@@ -66,7 +66,7 @@ class Metric(ABC):
     def score(self, sums: Floats) -> Floats:
         """Return the scores of R corpora from the sums of their statistics. (R, D) -> (R,).
 
-        Default: the mean, for statistics that are the score of a sentence and a count of 1.
+        Default: the mean of sentence scores, if the statistics of a sentence are its score and 1.
         """
         return sums[:, 0] / sums[:, 1]
 
@@ -129,7 +129,7 @@ class Score:
     comparison: Comparison | None = None  # Difference from the baseline, if there is one.
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. None is left out."""
+        """Return plain values for JSON. Fields that are None are left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -184,7 +184,7 @@ class Scorer:
 
 def _check_lengths(name: str, lines: Sequence[str], other: str, others: Sequence[str]) -> None:
     if len(lines) != len(others):
-        fix = "Line i of both must belong to sentence i: pass files with equally many lines."
+        fix = "Pass files with the same number of lines; line i of each is sentence i."
         raise DataError.not_parallel(name, other, (len(lines), len(others)), fix=fix)
 
 
@@ -201,7 +201,7 @@ def split_argument(metric: str) -> tuple[str, str]:
 
 
 def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
-    """Return metrics with their arguments, by name: ``bleu,comet:M`` -> bleu, comet: ``comet:M``.
+    """Return metrics by name: ``bleu,comet:M`` becomes ``{bleu: bleu, comet: comet:M}``.
 
     Args:
         texts: Metrics, separated by commas.
@@ -214,16 +214,16 @@ def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
     metrics = {metric.partition(":")[0]: metric for metric in asked}
     if unknown := [name for name in metrics if name not in METRICS]:
         known = ", ".join(name for name in METRICS if name != "external")
-        fix = f"Use {known}. For another metric, pass `external` COMMAND: a program of yours that "
+        fix = f"Use {known}. For a different metric, pass `external` COMMAND: a program that "
         fix += "reads a JSON object per line (source, hypothesis, references) and writes a number."
         raise ConfigError(f"Unknown metrics: {', '.join(unknown)}.", fix=fix)
     if len(metrics) < len(asked):
-        raise ConfigError(f"{', '.join(asked)}: a metric occurs twice.", fix="Evaluate twice.")
+        raise ConfigError(f"{', '.join(asked)}: a metric is repeated.", fix="Evaluate twice.")
     return metrics
 
 
 def label_of(metric: str) -> str:
-    """Return the name of a metric for tables; the same name if it is not in `METRICS`."""
+    """Return the display name of a metric, such as BLEU; unknown names are unchanged."""
     return found.label if (found := METRICS.find(metric)) else metric
 
 

@@ -5,7 +5,7 @@ the number of its sentence in the high bits, and many sentences are matched at o
 Scores equal sacrebleu's up to rounding. `pairwise_chrf` and `pairwise_bleu` score each of many
 translations of a sentence against each other translation, for minimum Bayes risk decoding.
 
-Shapes: n sentences or texts, M n-gram orders; any leading shape for scores.
+Shapes: n sentences or texts, M n-gram orders; scores may have any leading shape.
 
 Source: Papineni et al. (2002); Popović (2015); smoothing by Chen and Cherry (2014), method 3.
 """
@@ -73,7 +73,7 @@ def match_counts(hypotheses: Lines, references: Sequence[Lines], max_order: int)
 
 
 def _match_part(sides: Sequence[Lines], found: Floats) -> None:
-    """Count the matches of a few sentences, and store them in ``found`` (n, M)."""
+    """Count the matches of a part of the sentences, and write them to ``found`` (n, M)."""
     num_lines, max_order = found.shape
     lengths = np.concatenate([side.lengths for side in sides])
     borders = np.cumsum([len(side.symbols) for side in sides])
@@ -212,7 +212,7 @@ def _matches(lines: Sequence[Ints], max_order: int) -> tuple[Floats, Floats]:
 def _common(rows: Ints, grams: Ints, num_lines: int) -> Floats:
     """Return the number of common n-grams of each pair of lines: the sum of minimum counts. (n, n).
 
-    The minimum of two counts is computed as the number of levels 1, 2, 3, ... that both reach.
+    The minimum of two counts is computed as the number of integers 1, 2, 3, ... up to both counts.
     """
     found = np.zeros((num_lines, num_lines))
     order = np.argsort(grams, kind="stable")

@@ -60,7 +60,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The scores of some systems on one test set."""
+    """The scores of one or more systems on one test set."""
 
     test: str  # Name of the test set.
     # Streams of reference lines. Line i of each stream is a reference of sentence i.
@@ -134,7 +134,7 @@ class EvaluationReport:
         missed = [text for section in sections for text in section.missed]
         if not missed:
             return None
-        fix = "Improve the system, or loosen `fail_under` or `fail_if_worse`."
+        fix = "Improve the system, lower `fail_under`, or remove `fail_if_worse`."
         return GateError("A quality gate was not met.\n  " + "\n  ".join(missed), fix=fix)
 
     def as_dict(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class EvaluationReport:
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
-    """Return each evaluation and its prefix in tables: the test set's name, or an empty text."""
+    """Return each evaluation with a prefix for tables: the test set's name if there are several."""
     return [(each, f"{each.test}: " if len(evaluations) > 1 else "") for each in evaluations]
 
 

@@ -128,7 +128,7 @@ class Chrf(Metric):
         return ngrams.chrf(*(sums[:, place::_CHRF_COUNTS] for place in range(_CHRF_COUNTS)))
 
     def _lines(self, texts: Sequence[str]) -> list[tuple[Lines, int]]:
-        """Convert texts to characters, and to words if used, each with its maximum n-gram order."""
+        """Convert texts to characters, and to words if needed, with the maximum n-gram order."""
         if self._lowercase:
             texts = [text.lower() for text in texts]
         found = [(ngrams.characters(texts), _CHARACTER_ORDERS)]

@@ -2,11 +2,11 @@
 
 A corpus score is a function of sums over sentences, so resampling does not need texts. A bootstrap
 sample (n sentences drawn with replacement) is a row of counts. One matrix product of counts and
-statistics computes all samples. In approximate randomization, a row of zeros and ones says which
-outputs of two systems are exchanged.
+statistics computes all samples. In approximate randomization, a row of zeros and ones marks the
+sentences whose outputs two systems exchange.
 
 Source: paired bootstrap as in Koehn (2004), approximate randomization as in Riezler and Maxwell
-(2005). Draws and their order, and so all numbers, equal sacrebleu's.
+(2005). The random draws and their order are sacrebleu's, so all numbers are equal.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Resampling:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The score of one system under one metric, with the data behind it."""
+    """The score of one system under one metric, with the statistics that it comes from."""
 
     score: Score
     table: Floats  # Statistics of each sentence. (n, D).
@@ -113,7 +113,7 @@ def _every_two(
     scorers: Sequence[Scorer],
     resampling: Resampling,
 ) -> Section | None:
-    """Return the differences of all pairs of systems: a row for each pair; None without tests."""
+    """Return a table of the differences of all pairs of systems; None without p-values."""
     values, rows = [], {"": ["difference", *(scorer.metric.label for scorer in scorers)]}
     for (one, first), (other, second) in combinations(systems, 2):
         for old, new, scorer in zip(first, second, scorers, strict=True):
@@ -186,7 +186,7 @@ def _compare(
 def odd_texts(
     systems: Sequence[System], reference: Sequence[str], tokenize: str | None, language: str | None
 ) -> Iterator[str]:
-    """Yield warnings about tokenized systems, and about an unsuitable tokenizer of BLEU.
+    """Yield warnings about systems that look tokenized, and an unsuitable tokenizer of BLEU.
 
     Args:
         systems: Systems to check.
@@ -303,8 +303,8 @@ def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confiden
 def paired_p_value(system: Floats, baseline: Floats, *, delta: float) -> float:
     """Return the p-value of the paired bootstrap test.
 
-    The statistic is that of sacrebleu and of the Moses script: the centred absolute difference on
-    each resampled test set.
+    The test statistic is the centred absolute difference on each resampled test set, as in
+    sacrebleu and Moses.
 
     Args:
         system: Resampled scores of the system. (R,).

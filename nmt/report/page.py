@@ -164,7 +164,7 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Return ticks of a logarithmic axis that enclose a range.
 
-    They are powers of ten; for a range of less than two decades, also 2 and 5 times these.
+    The ticks are powers of ten; for a range below two decades, also 2 and 5 times a power.
 
     >>> log_ticks(0.3, 20)
     [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
@@ -192,7 +192,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def thin(points: Sequence[Point], limit: int = 400) -> Sequence[Point]:
-    """Reduce a curve to at most ``limit`` finite points without changing its look.
+    """Reduce a curve to at most ``limit`` finite points that draw almost the same line.
 
     Keeps the first and the last point, and the lowest, the highest and one NaN of each interval.
     """
@@ -246,7 +246,8 @@ def path_data(places: Iterable[Point]) -> str:
 def render_chart(chart: Chart) -> Markup:
     """Return an HTML figure: heading, legend with the latest values, and the chart as SVG.
 
-    The chart is drawn once for each kind of vertical axis. The reader chooses with a check box.
+    The chart is drawn once for each kind of vertical axis (linear, logarithmic); a check box on the
+    page switches between them.
     """
     values = [value for curve in chart.curves for _, value in finite(curve.points)]
     width, height = chart.size
@@ -327,7 +328,7 @@ def _step_labels(chart: Chart) -> dict[float, str]:
 
 
 def _mark(x: float, y: float, label: str) -> dict[str, str]:
-    """Return coordinates in the drawing and the label there."""
+    """Return the position and text of a label, as values of the template."""
     return {"x": f"{x:.5g}", "y": f"{y:.5g}", "label": label}
 
 

@@ -108,8 +108,8 @@ class Progress:
             learning_rate: Learning rate of the last update.
             gradient_norm: Gradient norm of the last update, before clipping.
             seconds: Time that this process spent in these updates, without validation and saving.
-            before: Source and target tokens processed before training was resumed. They count in
-                the loss, but not in the speed.
+            before: Source and target tokens processed before training was resumed. Counted in the
+                loss, but not in the speed.
         """
         real = self.source_tokens + self.target_tokens
         speed = (self.target_tokens - before[1]) / seconds
@@ -200,7 +200,7 @@ class TrainingSummary:
     training_seconds: float  # Time this process spent in updates, without validation and saving.
 
     def as_text(self) -> str:
-        """Return the summary as one line; a loss without the sign of its score.
+        """Return the summary as one line. A loss is shown as a positive number.
 
         >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
         'a: 9 steps; best: step-9 (loss 2.50)'
@@ -225,7 +225,7 @@ def load_newest(run_dir: Path, processes: Processes, *, strict: bool) -> files.C
         strict: Raise an error if the newest checkpoint is damaged, instead of loading an older one.
 
     Raises:
-        CheckpointError: All checkpoints are damaged, or ``strict`` is set and the newest is.
+        CheckpointError: All checkpoints are damaged; or the newest is, and ``strict`` is set.
     """
     newest = files.newest_checkpoint(run_dir, strict=strict) if processes.rank == 0 else None
     newest = processes.share(newest)
@@ -313,10 +313,10 @@ class CheckpointWriter:
         self.saved_step = self._updater.processes.share(self.saved_step)
 
     def look(self, *, wait: bool = False) -> None:
-        """Report the checkpoint if it has been written meanwhile.
+        """Report the last checkpoint once it has been written.
 
         Args:
-            wait: Wait until it is written.
+            wait: Wait until the checkpoint is written.
 
         Raises:
             CheckpointError: As for `save`.
@@ -332,7 +332,7 @@ class CheckpointWriter:
             self._report(saved)
 
     def save_the_end(self, progress: Progress) -> None:
-        """Save the last step, unless it is saved already.
+        """Save the last step, unless its checkpoint already exists.
 
         Raises:
             CheckpointError: The disk is full.
@@ -355,7 +355,7 @@ class CheckpointWriter:
         model: Mapping[str, Tensor],
         optimizer: Mapping[str, Tensor],
     ) -> Event | None:
-        """Save; return None if the disk was full and `training.on_full_disk` allows that."""
+        """Save a checkpoint; return its event, or None if training continues on a full disk."""
         begin = time.perf_counter()
         groups: dict[str, Any] = {"model": model, "optimizer": optimizer, "state": state}
         try:
@@ -449,7 +449,7 @@ def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
 
 
 def _made(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return the record of an average that was written at ``step`` already; empty if none."""
+    """Return the record of the average that an earlier start wrote at ``step``; else empty."""
     folder = run_dir / files.AVERAGE
     try:
         manifest = Manifest.read(folder)

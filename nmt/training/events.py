@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in training."""
+    """An update, validation, save, note, or the start or end of training, to be reported."""
 
     step: int  # Updates made so far.
     text: str  # One line for the log.
@@ -119,7 +119,7 @@ class JsonLines(PatientFile):
         self.open(path)
 
     def report(self, event: Event) -> None:
-        """Append the event, if it has one of the kinds."""
+        """Append the event, if its kind is among ``kinds``."""
         if event.kind in self._kinds:
             line = {"kind": event.kind, "step": event.step, **event.values}
             for key, value in line.items():
@@ -130,7 +130,7 @@ class JsonLines(PatientFile):
 
 
 class RunLog(logging.Handler):
-    """Writes all events, and the warnings of all packages, with the time to ``log.txt``.
+    """Writes all events, and the warnings of all `nmt` packages, to ``log.txt`` with the time.
 
     A context manager. Warnings logged before `open` are kept and written later.
     """
@@ -192,7 +192,7 @@ class Console:
         follow(self._bar, step)
 
     def report(self, event: Event) -> None:
-        """Advance the bar, or log the event."""
+        """Advance the bar for an update; otherwise log the event."""
         values = event.values
         if event.kind == "validation" and values.get("bleu") is not None:
             self._bleu = f", BLEU {values['bleu']:.2f}"

@@ -12,7 +12,7 @@ has some thousand rows, and `torch.compile` fuses the operations on its 16-bit l
 
 R-Drop makes two passes with different dropout masks, and penalises the difference of their
 distributions (Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2). The
-loss here is half of the paper's, so that strength 0 and equal passes give the cross-entropy:
+loss here is half of the paper's. With strength 0, or with equal passes, it is the cross-entropy:
 
     (CE_1 + CE_2) / 2 + strength / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1))
 
@@ -53,7 +53,7 @@ _LOGITS_PER_16_BIT_PART = 1 << 22
 
 
 class LossSum(NamedTuple):
-    """A sum of losses, not divided yet, so that batches and processes can be added up."""
+    """Summed loss and token count, so that batches and processes can be added up."""
 
     loss_sum: Tensor  # Sum over the tokens, in nats. Scalar, float32.
     num_tokens: int  # Target tokens in the sum, without padding.
@@ -149,7 +149,7 @@ def cross_entropy(
 
 
 def _for_products(hidden: Tensor) -> Tensor:
-    """Cast to the autocast dtype, because the final norm returns float32 under autocast."""
+    """Cast ``hidden`` to the autocast dtype: under autocast, the final norm returns float32."""
     kind = hidden.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return hidden.to(torch.get_autocast_dtype(kind))

@@ -5,8 +5,8 @@ processes, clipping and the update then take a few calls, whatever the number of
 is in bfloat16, a float32 master copy is updated.
 
 In two cases the trained weights are not the weights to validate and save: schedule-free AdamW, and
-an exponential moving average (EMA), which can be combined with any optimizer. `ModelOptimizer`
-hides the difference: `weights` returns the weights to use, `state` everything else.
+an exponential moving average (EMA), which works with any optimizer. `ModelOptimizer` hides the
+difference: `weights` returns the weights to use, `state` everything else.
 
 To add an optimizer, register a subclass of `Optimizer` in `OPTIMIZERS`, or a class of `torch.optim`
 with `nmt.training.optimizers.from_torch`. The key ``training.optimizer.kind`` chooses an optimizer
@@ -187,7 +187,7 @@ class FlatParameters:
 def _cut(
     flat: Tensor, named: Iterable[tuple[str, Tensor]], start: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, view) for each parameter of ``named`` that lies completely within ``flat``."""
+    """Yield (name, view) for each parameter of ``named`` that is completely inside ``flat``."""
     for name, parameter in named:
         stop = start + parameter.numel()
         if start >= 0 and stop <= len(flat):
@@ -214,7 +214,7 @@ class Optimizer:
         self.step_count = self._keep("step", self._weights.new_zeros(()))
 
     def _keep(self, name: str, values: Tensor) -> Tensor:
-        """Add a scalar, or a buffer of the size of the trained part, to the state; return it."""
+        """Add ``values``, a scalar or a buffer of the size of the trained part, to `state`."""
         self._kept[name] = values
         return values
 
@@ -255,8 +255,7 @@ class Optimizer:
 class AdamW(Optimizer):
     """Fused AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices only.
 
-    It calls torch's function, because importing torch's class loads the compiler, which takes
-    seconds.
+    Calls torch's function, because importing torch's class loads the compiler, which takes seconds.
     """
 
     def __init__(
@@ -302,7 +301,7 @@ def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tens
     """Copy ``tensors[name]`` into ``place`` for each (name, place) of ``places``.
 
     Raises:
-        CheckpointError: A tensor is missing or has another shape.
+        CheckpointError: A tensor is missing or has a different shape.
     """
     for name, place in places:
         found = tensors.get(name)
@@ -382,7 +381,7 @@ class ModelOptimizer:
         return {**dict(self.parameters.views(flat)), **dict(self.parameters.frozen())}
 
     def state(self) -> dict[str, Tensor]:
-        """Return views of everything besides `weights` that a resumed run needs, by name."""
+        """Return views of all tensors other than `weights` that a resumed run needs, by name."""
         state = self._optimizer.state()
         if self._eval_weights() is not None:
             views = self.parameters.views(self.parameters.weights)
@@ -404,7 +403,7 @@ class ModelOptimizer:
             stored = f"Stored: {', '.join(found) or 'nothing'}."
             wanted = f"Needed for every trained parameter: {', '.join(needed)}."
             fix = "Copy optimizer, ema_decay and freeze from the config.yaml of the run."
-            problem = f"The checkpoint has an unsuitable optimizer state. {stored} {wanted}"
+            problem = f"The optimizer state of the checkpoint does not fit. {stored} {wanted}"
             raise CheckpointError(problem, fix=fix)
         copy_tensors(state, own.items())
         self.parameters.sync_from_master()
@@ -414,7 +413,7 @@ class ModelOptimizer:
         """Set the weights, and reset the optimizer state and the EMA.
 
         Raises:
-            CheckpointError: A tensor is missing or has another shape.
+            CheckpointError: A tensor is missing or has a different shape.
         """
         copy_tensors(weights, self.parameters.views(self.parameters.weights))
         copy_tensors(weights, self.parameters.frozen())

@@ -1,7 +1,7 @@
 """Schedule-free AdamW, Muon, and an adapter for the optimizers of `torch.optim`.
 
-They update the flat float32 buffers of `FlatParameters`. They never read a tensor's value on the
-host, because that would wait for the device.
+These optimizers update the flat float32 buffers of `FlatParameters`. They never read a tensor's
+value on the host, because reading would wait for the device.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Muon(Optimizer):
 class TorchOptimizer(Optimizer):
     """Adapter for an optimizer of `torch.optim`.
 
-    It copies weights and state before each step, to restore them if the update is skipped. If the
-    class keeps counters on the CPU, each step waits for the GPU.
+    Copies weights and state before each step, and restores them if the update is skipped. If
+    ``kind`` keeps counters on the CPU, each step waits for the GPU.
 
     Args:
         parameters: Flat buffers of the model.

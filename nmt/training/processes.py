@@ -1,6 +1,6 @@
 """Start and end of the processes of `nmt train` on one machine.
 
-torchrun, called from Python, starts them. SIGTERM and SIGINT stop training after the current
+nmt calls torchrun, which starts the processes. SIGTERM and SIGINT stop training after the current
 update.
 """
 
@@ -57,7 +57,7 @@ class StopSignal:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Make a signal interrupt the code inside, which must be safe to repeat later.
+        """Interrupt the code in the context at a signal. The code must be safe to repeat later.
 
         Raises:
             StoppedBySignal: A signal arrived, now or before.
@@ -147,7 +147,7 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
     Raises:
         DeviceError: The machine has fewer GPUs than ``num_processes``.
         ProcessKilledError: A signal killed a process.
-        SystemExit: A process failed and has printed its error. Has the exit code of that process.
+        SystemExit: A process failed and has printed an error. The exit code is that of the process.
         StoppedBySignal: A signal stopped all processes, and the last update is saved.
     """
     num_gpus = torch.cuda.device_count()
@@ -168,7 +168,7 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
 def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
     """Return the error of the process that failed first.
 
-    Skips processes that only lost a peer, and processes that torchrun terminated.
+    Skips processes that only lost the connection to a failed process, or that torchrun terminated.
     """
     secondary = (PEER_LOST, -signal.SIGTERM)
     rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode in secondary)

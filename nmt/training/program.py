@@ -1,4 +1,4 @@
-"""The user's program that scores a validation: `training.validation.command`."""
+"""Runs the user's program that scores a validation: `training.validation.command`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The page of a training run, report.html: state, scores, charts, samples and configuration.
 
-It shows the files that `nmt.training.events.JsonLines` and `record_evaluation` write. This module
-does not import torch.
+The page shows the files that `nmt.training.events.JsonLines` and `record_evaluation` write. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _WIDE = 520, 280
 class HtmlReport:
     """Writes ``report.html`` of a run after every validation and at the end.
 
-    It reads the files that `JsonLines` writes, so it must follow them in the list of reporters.
+    Reads the files that `JsonLines` writes, so it must come after `JsonLines` in the list of
+    reporters.
 
     Args:
         run_dir: The run folder.
@@ -145,7 +146,7 @@ def render_comparison(
 
 
 def run_facts(events: Iterable[Line]) -> dict[str, Any]:
-    """Return the lines of a run by kind, and its best validation by metric: its own, perplexity.
+    """Return the lines by kind, and the best validations: by the run's metric, by perplexity.
 
     Args:
         events: As for `render_report`.
@@ -202,20 +203,20 @@ def _charts(
 
 
 def _number(line: Line, key: str) -> float:
-    """Return a value; NaN if the value is missing, null or beyond `LIMIT`."""
+    """Return ``line[key]``; NaN if it is missing, null or beyond `LIMIT`."""
     value = line.get(key)
     return value if value is not None and abs(value) < LIMIT else math.nan
 
 
 def _best(lines: Sequence[Line], metric: str) -> Line | None:
-    """Return the line with the best ``metric``, or ``perplexity``; None if no line has it."""
+    """Return the line with the best ``metric`` (or perplexity); None if all lines lack it."""
     scored = [line for line in lines if not math.isnan(_number(line, metric))]
     choose = min if metric == "perplexity" or lower_is_better(metric) else max
     return choose(scored, key=lambda line: _number(line, metric)) if scored else None
 
 
 def _fixed(line: Line, key: str, decimals: int | None = None) -> str:
-    """Format a value of a line, by default as its metric is shown; a dash if it has none."""
+    """Format ``line[key]``, by default with the decimals of the metric; a dash if missing."""
     value = _number(line, key)
     if math.isnan(value):
         return "\N{EN DASH}"

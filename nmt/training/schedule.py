@@ -66,15 +66,15 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
     """Return the constructor of a schedule that rises to the peak, then decays until the end.
 
     Args:
-        fallen: Maps the fraction of the decay that is over to the fraction of the peak that is
-            lost, both in [0, 1].
+        fallen: Maps the completed fraction of the decay to the fraction by which the peak has
+            fallen, both in [0, 1].
         holds_peak: Decay only in the last ``decay_ratio`` of the updates, and stay at the peak
             before. Otherwise, decay right after the warm-up.
     """
 
     def construct(config: ScheduleConfig, _model_dim: int, total_steps: int | None) -> Schedule:
         if total_steps is None:
-            raise ValueError(f"the schedule {config.shape} needs a number of updates")
+            raise ValueError(f"the schedule {config.shape} needs total_steps")
         # At most half of the updates are warm-up, so that a short training run still decays.
         begin = warmup = min(config.warmup_steps, max(total_steps // 2, 1))
         if holds_peak:

@@ -46,7 +46,7 @@ _FIRST_SIZE = 2048
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
-    """Everything that one process trains with. `nmt.commands.train_setup.build` creates it."""
+    """Model, data and tools that one process trains with, from `nmt.commands.train_setup.build`."""
 
     training: TrainingConfig
     data: PreparedData
@@ -69,7 +69,8 @@ class TimePlan:
     def updates_in(self, minutes: float, training: TrainingConfig) -> int:
         """Return how many updates fit into ``minutes``, with their validations and saves.
 
-        At least half of the time goes to updates, because the other estimates may be too high.
+        At least half of the time is planned for updates, because the other estimates may be too
+        high.
 
         >>> training = TrainingConfig(max_minutes=10, validate_every=100)
         >>> TimePlan(1.0, 20.0, 0.0, 40.0).updates_in(10, training)
@@ -108,7 +109,7 @@ class TimePlan:
 def left_as_it_was(updater: Updater) -> Iterator[None]:
     """Restore weights, optimizer and random generators when the context ends.
 
-    Copies the weights and the state of the optimizer, so memory must hold them twice.
+    Copies the weights and the state of the optimizer, which needs memory for a second copy.
     """
     optimizer, processes = updater.optimizer, updater.processes
     weights = {name: tensor.clone() for name, tensor in optimizer.weights().items()}
@@ -298,8 +299,8 @@ def measure_batches(
 ) -> tuple[int, int, int, int]:
     """Return (tokens, peak bytes, free bytes, splits) of updates with the largest batches.
 
-    The peak does not count memory that training uses all the time, such as the weights. ``splits``:
-    number of times that these batches were halved to fit into memory.
+    The peak does not count memory that training uses all the time, such as the weights. ``splits``
+    is how often these batches were halved to fit into memory.
     """
     if max_tokens:
         size = {"max_tokens": max_tokens, "tokens_per_update": None}

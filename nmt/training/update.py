@@ -55,7 +55,7 @@ class UpdateStats:
 
     @property
     def splits(self) -> int:
-        """How often batches were halved because memory ran out, in all processes."""
+        """How often batches were halved after running out of memory, in all processes."""
         return int(self._values[1])
 
     @property
@@ -85,7 +85,7 @@ class GradientReduction:
 
     Args:
         model: The model.
-        parameters: Its parameters; their float32 gradients are summed in place.
+        parameters: Parameters of the model; their float32 gradients are summed in place.
         processes: The processes that share each update.
         in_slices: Whether to send slices during backward. Otherwise `finish` sends all at once.
         size: Minimum number of elements in a slice.
@@ -139,7 +139,7 @@ class GradientReduction:
         self._sent.append(self._processes.begin_sum(self._slices[len(self._sent)]))
 
     def keep(self) -> None:
-        """Keep copies of the slices summed so far, because backward is about to run again."""
+        """Copy the slices summed so far: backward runs again and overwrites them."""
         for pending in self._sent:
             pending.wait()
         self._kept += [part.clone() for part in self._slices[len(self._kept) : len(self._sent)]]
@@ -162,7 +162,7 @@ class Updater:
         model: The model, on its device.
         optimizer: The optimizer of the model's parameters.
         precision: Data types of forward and backward.
-        objective: What training minimises.
+        objective: The training loss.
         clip_norm: Maximum norm of the gradient; 0 disables clipping.
         processes: The processes that share each update. Each process has different batches.
     """
@@ -258,7 +258,7 @@ class Updater:
     def warm_up(self, batch: Batch) -> None:
         """Run the model once for training and once for validation, without changing it.
 
-        This compiles the layers, for example, which happens at first use.
+        Compiled layers, for example, are compiled at their first use.
 
         Raises:
             DeviceError: Memory is too small even for an eighth of ``batch``.

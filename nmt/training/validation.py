@@ -63,7 +63,7 @@ class Scores:
         return math.exp(min(self.loss, 700))
 
     def value(self, metric: str) -> float:
-        """Return the score by ``metric``; higher is better. Without text, the negative loss."""
+        """Return the score by ``metric``, or the negative loss without text. Higher is better."""
         if metric == "loss" or not self.text:
             return -self.loss
         return as_quality(metric, self.text[metric])
@@ -163,7 +163,7 @@ class HeldOutText:
         except DataError as error:
             if is_trial:
                 raise
-            logger.warning("this validation has no score `command`. %s", error.problem)
+            logger.warning("no score of the metric command. %s", error.problem)
             return math.nan
 
 
@@ -211,7 +211,7 @@ class Validator:
     def sample(self, *, num_batches: int = 0, num_lines: int = 0) -> Validator:
         """Return a smaller validator for timing, with about this many batches and lines.
 
-        It limits outputs to about the length of their sources, because a new model does not
+        Limits outputs to about the length of their sources, because an untrained model does not
         produce EOS.
         """
         text = self.text

@@ -60,7 +60,7 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (ModelConfig, {"decoder_model_dim": 256, "embeddings": "inputs-shared"}, "inputs-shared"),
     (ModelConfig, {"positions": "rotary", "model_dim": 24}, "even width per head: use the width 3"),
     (TrainingConfig, {}, "set max_steps"),
-    (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "over a budget"),
+    (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "depends on the budget"),
     (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
     (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "remove ema_decay"),
     (TrainingConfig, {"max_steps": 1, "average_last": 5}, "needs keep_last 5 or more"),
@@ -78,7 +78,7 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (FilterConfig, {"script": {"limit": 3}}, "limit is 3; it must be from 0 to 1"),
     (FilterConfig, {"lexical": {"limit": 0.1}}, "it must be at most 0"),
     (TokenizerConfig, {"pad_vocab_by": SIZES}, "pad_vocab_by .* needs joint false"),
-    (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "vocab_size 400: at most 100"),
+    (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "at most 100 for vocab_size 400"),
 ])  # fmt: skip
 def test_a_rule_between_keys_is_explained(
     section: type[BaseModel], values: dict[str, Any], message: str

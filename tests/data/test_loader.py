@@ -58,7 +58,7 @@ def test_every_pair_is_in_one_batch_within_budget_with_pairs_of_similar_length(
 
 def test_a_pair_above_max_tokens_is_an_error_with_a_fix() -> None:
     source, target = arrays([(3, 3), (9, 4)])
-    with pytest.raises(DataError, match=r"Pair 1 has 13 tokens.*8.*\n.*max_tokens"):
+    with pytest.raises(DataError, match=r"A sentence pair has 13 tokens.*8.*\n.*max_tokens"):
         plan_batches(source, target, max_tokens=8, noise=0, random=epoch_random(0, 0))
 
 
