@@ -214,11 +214,11 @@ def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
     metrics = {metric.partition(":")[0]: metric for metric in asked}
     if unknown := [name for name in metrics if name not in METRICS]:
         known = ", ".join(name for name in METRICS if name != "external")
-        fix = f"Use {known}. For a different metric, pass `external` COMMAND: a program that "
-        fix += "reads a JSON object per line (source, hypothesis, references) and writes a number."
+        fix = f"Use {known}. For a different metric, pass `external` COMMAND. It reads one "
+        fix += "JSON object per line (source, hypothesis, references), and writes one number each."
         raise ConfigError(f"Unknown metrics: {', '.join(unknown)}.", fix=fix)
     if len(metrics) < len(asked):
-        raise ConfigError(f"{', '.join(asked)}: a metric is repeated.", fix="Evaluate twice.")
+        raise ConfigError(f"{', '.join(asked)}: a metric occurs twice.", fix="Use two commands.")
     return metrics
 
 

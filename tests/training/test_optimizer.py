@@ -136,7 +136,7 @@ def test_the_state_of_another_kind_is_refused(
     )
     drive(models[0], source, WARM_UP)
     with pytest.raises(
-        CheckpointError, match=r"unsuitable optimizer state.* Stored: .* Needed"
+        CheckpointError, match=r"optimizer state of the checkpoint does not fit.* Stored: .* Needed"
     ) as caught:
         target.load(source.weights(), source.state())
     assert "ema_decay" in caught.value.fix
