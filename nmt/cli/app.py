@@ -41,7 +41,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 class _Stderr(io.FileIO):
-    """Standard error that drops failed writes instead of raising."""
+    """Standard error that ignores failed writes."""
 
     @override
     def write(self, data: Any, /) -> int:
@@ -54,7 +54,7 @@ class _Stderr(io.FileIO):
 class _Commands(TyperGroup):
     """The root command or a group of commands; maps failures to exit codes.
 
-    Commands are built when the user types them.
+    A command is built when the user types its name.
     """
 
     @override
@@ -139,7 +139,7 @@ class _Commands(TyperGroup):
 
 
 def _path(ctx: Any) -> str:
-    """Return the words between ``nmt`` and a command of this group, with a space."""
+    """Return the prefix of all commands in this group, such as ``config ``; empty for the root."""
     return "" if ctx.parent is None else f"{ctx.info_name} "
 
 
@@ -208,7 +208,7 @@ class _Command(TyperCommand):
 
 
 def _model_default(name: str) -> str:
-    """Describe the default of a flag that is a key of the model's configuration."""
+    """Describe the default of a flag that overrides the model's decoding section."""
     decoding = load_attribute("nmt.config.model:DecodingConfig").model_fields
     if name not in decoding:
         return OF_THE_MODEL
@@ -248,7 +248,7 @@ def root(
 
 
 def _open_stderr() -> TextIO:
-    """Return a standard error whose writes never fail, so that a command completes without it."""
+    """Return a standard error whose writes never fail, even if the parent has closed it."""
     if sys.stderr is None:  # closed by the parent process
         # Libraries write to this descriptor, so no other file may use it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
@@ -257,7 +257,7 @@ def _open_stderr() -> TextIO:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line with UTF-8 streams, and exit without a garbage collection."""
     # Skip the garbage collection at exit, which takes half a second of CPU for torch's objects, and
     # several seconds on a busy machine.
     atexit.register(gc.freeze)

@@ -25,7 +25,7 @@ from nmt.registry import load_attribute
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command of the table."""
+    """A command in commands.toml."""
 
     options: str  # ``module:class`` of its options.
     function: str  # ``module:function`` that takes the options and returns None or a `Result`.
@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the options that a user can set."""
+    """A field of an options class that users can set on the command line."""
 
     name: str
     kind: Any  # Its type, without None.
@@ -69,7 +69,7 @@ class _Verbosity:
 
 
 def fields_of(options: type) -> list[Field]:
-    """Return the fields that are flags, base classes first."""
+    """Return the fields that users can set; fields of base classes come first."""
     hints = get_type_hints(options, include_extras=True)
     defaults = {field.name: field.default for field in fields(options)}
     found = {}
@@ -111,12 +111,12 @@ def run_command(entry: Entry, options: type, values: dict[str, Any]) -> None:
 
 
 def make_command(name: str, entry: Entry, kind: type) -> Any:
-    """Return the command of an entry.
+    """Build a Typer command.
 
     Args:
         name: Command without ``nmt``, for example ``config show``.
-        entry: Its entry in the table.
-        kind: Class of the command.
+        entry: The command in commands.toml.
+        kind: Typer class of the command.
 
     Raises:
         ConfigError: The command belongs to an extra that is not installed.
@@ -188,7 +188,7 @@ def _parameter(field: Field, spellings: Mapping[str, str]) -> Parameter:
 
 
 def _metavar(kind: Any) -> str | None:
-    """Return the word for a value in the help: N, FILE, [chrf|bleu], or N,N for a list."""
+    """Return the word for a value (of a tuple, for an item) in the help: N, FILE, [chrf|bleu]."""
     if get_origin(kind) is Literal:
         return f"[{'|'.join(get_args(kind))}]"
     return _METAVARS.get(get_args(kind)[0] if get_origin(kind) is tuple else kind)

@@ -38,11 +38,11 @@ SIDES = ("SOURCE", "TARGET")
 
 
 def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> None:
-    """Refuse a command line for which Typer's error message would not help.
+    """Raise an error with the correct command, where Typer's message would not help.
 
     Args:
         path: The full command, for example ``nmt translate``.
-        parameters: Its parameters.
+        parameters: Typer's parameters of the command.
         args: The words after the command.
 
     Raises:
@@ -69,7 +69,7 @@ def check_line(path: str, parameters: Sequence[Any], args: Sequence[str]) -> Non
 
 
 def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -> None:
-    """Refuse text files as a configuration, sentences, and checkpoints of other tools."""
+    """Raise an error for text files as CONFIG, sentences, and checkpoints of other tools."""
     texts = [line.arguments.get(side) for side in SIDES] if spelling.trains else []
     if spelling.trains and len(line.plain) > 1 and all(map(os.path.isfile, line.plain)):
         texts += [] if line.plain[0].endswith((".yaml", ".yml")) else line.plain[:2]
@@ -83,7 +83,7 @@ def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -
     if model := next(filter(_CHECKPOINT.fullmatch, models), None):
         origin = "a run folder of `nmt train` or a model folder of `nmt import`"
         fix = f"Type: {spelling.path} RUN FILE, where RUN is {origin}."
-        raise ConfigError(f"{model} is a checkpoint of another tool.", fix=fix)
+        raise ConfigError(f"{model} is a checkpoint of a different tool.", fix=fix)
     words = line.plain[1:] if spelling.name == "translate" and not has_unknown else []
     if len(words) > 1 and not any(os.path.lexists(x) or _FILE.fullmatch(x) for x in words):
         line.plain = line.plain[:1]
@@ -94,14 +94,14 @@ def _refuse_other_inputs(spelling: Spelling, line: Line, *, has_unknown: bool) -
 
 @dataclass
 class Line:
-    """A command line with the flags of nmt."""
+    """A parsed command line, in which nmt's flags replace those of other tools."""
 
     plain: list[str] = field(default_factory=list)  # Words without a flag.
     flags: list[str] = field(default_factory=list)  # Flags and their values.
     found: dict[str, str] = field(default_factory=dict)  # Flag of another tool -> ours.
     # Values of foreign flags that are arguments here.
     arguments: dict[str, str] = field(default_factory=dict)
-    codes: list[str] = field(default_factory=list)  # Languages that stand where we expect files.
+    codes: list[str] = field(default_factory=list)  # Language codes in place of files.
 
 
 class Spelling:
@@ -109,7 +109,7 @@ class Spelling:
 
     Args:
         path: The full command, for example ``nmt translate``.
-        parameters: Its parameters.
+        parameters: Typer's parameters of the command.
     """
 
     def __init__(self, path: str, parameters: Sequence[Any]) -> None:
@@ -124,7 +124,7 @@ class Spelling:
         self.trains = self.name in ("train", "prepare")
 
     def read(self, args: Sequence[str]) -> Line:
-        """Parse a command line; replace flags of other tools with ours."""
+        """Parse a command line; replace flags of other tools with flags of nmt."""
         line, rest = Line(), deque(args)
         is_named = any(
             word[:1] != "-"
@@ -157,7 +157,7 @@ class Spelling:
         return line
 
     def _replace(self, line: Line, rest: deque[str], foreign: tuple[str, str, str]) -> None:
-        """Add the replacement of a foreign flag to ``line``, or to the front of ``rest``."""
+        """Add the replacement of a flag (name, replacement, value) to ``line`` or ``rest``."""
         name, ours, value = foreign
         target, _, remark = ours.partition(_REMARK)
         flag, _, fixed = target.partition(" ")
@@ -183,7 +183,7 @@ class Spelling:
             line.flags += [flag, fixed]
 
     def command(self, line: Line) -> str:
-        """Return the command to type."""
+        """Return the corrected command, with placeholders for missing arguments."""
         plain = list(line.plain)
         for name in sorted(line.arguments, key=self.arguments.index):
             place = self.arguments.index(name)
@@ -224,7 +224,7 @@ class Spelling:
             yield from (f"{key} in the configuration" for key in keys)
 
     def _is_value(self, ours: str, following: str) -> bool:
-        """Return whether the word after a foreign flag is its value."""
+        """Return whether the word after a flag of another tool is the value of the flag."""
         flag, _, fixed = ours.partition(_REMARK)[0].partition(" ")
         is_whole = "=" in fixed or _is_switch(fixed) if flag == "--set" else bool(fixed)
         is_whole = is_whole and "{" not in ours  # a JSON field has a value

@@ -1,6 +1,7 @@
 """Every command: its options, its function, and the text of its help, from commands.toml.
 
-Only that file names extras. Examples and descriptions are there because they contain flags.
+Only commands.toml names modules of extras. Texts with flags are there, because texts in other
+modules contain field names in place of flags.
 """
 
 from __future__ import annotations

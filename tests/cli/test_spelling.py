@@ -29,7 +29,7 @@ KEYS = "training.schedule.peak_lr"
 PATH = "Check the path; relative paths start at the working directory."
 RELATIVE = "Relative paths start at the working directory"
 
-TRY = "set training.schedule.warmup_ratio to 0.06, a share of the training"
+TRY = "set training.schedule.warmup_ratio to 0.06, a fraction of all updates"
 # What is typed -> the first line of the answer, without `error: ` or `warning: `.
 MISTAKES = {
     # Flags of other tools.
@@ -186,9 +186,9 @@ def test_texts_in_place_of_a_configuration_are_answered_with_init(typed: str) ->
 
 @pytest.mark.parametrize(("typed", "answer"), [
     ("translate data-bin --path checkpoint_best.pt",
-     "is a checkpoint of another tool.\n  fix: Type: nmt translate RUN FILE"),
+     "is a checkpoint of a different tool.\n  fix: Type: nmt translate RUN FILE"),
     ("translate averaged.pt in.de",
-     "is a checkpoint of another tool.\n  fix: Type: nmt translate RUN FILE"),
+     "is a checkpoint of a different tool.\n  fix: Type: nmt translate RUN FILE"),
     ("train c.yaml --restore-file checkpoint_last.pt",
      "(here: the same command resumes; training.init_from"),
     ("train c.yaml --resume", "\n  fix: Type: nmt train c.yaml\n"),

@@ -150,7 +150,7 @@ def test_report_only_writes_nothing_and_tells_what_was_compared(tmp_path: Path) 
     report = prepare(config, report_only=True)
     lines = report.as_text().splitlines()
     assert "overlap: the training data contains no source sentence of far (2 pairs)" in lines
-    assert "overlap: not checked, because they are not downloaded: wmt" in lines
+    assert "overlap: not checked, because not downloaded: wmt" in lines
     assert report.as_dict()["unchecked"] == ["wmt"]
     assert report.counts["numbers"]["kept"] == 120
     assert not (tmp_path / "new").exists()

@@ -53,8 +53,8 @@ def confidence_quality(
 
         - ``num_sentences``: number of lines with confidence.
         - ``pearson`` and ``spearman``: correlations with chrF, of values and of ranks.
-        - ``deciles``: mean expected and mean actual chrF of each tenth of the lines, by confidence.
-        - ``calibration_error``: mean absolute difference of the two, in chrF.
+        - ``deciles``: mean expected and mean actual chrF of ten groups of lines, by confidence.
+        - ``calibration_error``: mean absolute difference of expected and actual chrF.
     """
     rows = [row for row, result in enumerate(system.results) if result.confidence is not None]
     if len(rows) < _FEWEST:

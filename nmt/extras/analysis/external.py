@@ -1,6 +1,6 @@
-"""A metric computed by an external program, which reads JSON lines and writes one score for each.
+"""A metric computed by an external program, which writes one score for each line of JSON.
 
-Metrics with their own environment thus get intervals, significance tests and gates. The corpus
+So metrics that need a separate environment get intervals, significance tests and gates. The corpus
 score is the mean of sentence scores; higher is better.
 """
 
@@ -43,7 +43,7 @@ class ExternalMetric(Metric):
             raise ConfigError("external needs a command.", fix="Pass `external` COMMAND.")
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
-        """Return the score and a count of 1 for each sentence. (n, 2).
+        """Return the score of each sentence, and a count of 1, for the mean. (n, 2).
 
         Raises:
             DataError: The command fails, or does not write one number for each sentence.

@@ -1,6 +1,6 @@
 """Quality gates: minimum scores, and no significant loss against a baseline.
 
-If a gate is missed, ``nmt evaluate`` ends with exit code 6 after the scores are printed.
+If a gate is missed, ``nmt evaluate`` prints the scores, then ends with exit code 6.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nmt.metrics.result import Evaluation, Section, without_none
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """The result of one system at one gate."""
+    """Whether one system meets one gate, with the numbers that decide it."""
 
     # A minimum score, or no significant loss against the baseline.
     kind: Literal["fail-under", "fail-if-worse"] = "fail-under"
@@ -68,7 +68,7 @@ def gate_section(scored: EvaluatedSet) -> Section:
 
 
 def gates_of(evaluation: Evaluation) -> list[GateResult]:
-    """Return the results of `gate_section` from an evaluation."""
+    """Read the results back from the section that `gate_section` has added to an evaluation."""
     sections = (section for section in evaluation.sections if section.key == "gates")
     return [GateResult(**values) for section in sections for values in section.values]
 
@@ -113,7 +113,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
 def check_gates(
     system: str, scores: Iterable[Score], gates: Mapping[str, float]
 ) -> list[GateResult]:
-    """Compare the scores of a system with the minimum scores from `parse_gates`."""
+    """Compare scores with the minimum scores from `parse_gates`; ignore missing metrics."""
     values = {score.metric: score.value for score in scores}
     return [
         GateResult(
@@ -126,11 +126,11 @@ def check_gates(
 
 
 def check_regressions(system: str, scores: Iterable[Score], alpha: float) -> list[GateResult]:
-    """Check which scores are significantly worse than those of the baseline.
+    """Check whether each score is significantly worse than that of the baseline.
 
     Args:
         system: Name of the system.
-        scores: Scores with a comparison and a p-value.
+        scores: Scores with a p-value of the comparison with the baseline.
         alpha: Significance level: differences with a smaller p-value are significant.
 
     Raises:

@@ -28,7 +28,8 @@ def as_page(report: EvaluationReport, models: Sequence[EvaluatedModel] = ()) -> 
 
     Args:
         report: The report.
-        models: Models of the first systems, for learning curves. The first model also aligns words.
+        models: Models of the first systems of the report, for learning curves. The first model also
+            aligns words.
     """
     evaluations = report.evaluations
     has_base = any(each.baseline for each in evaluations)
@@ -79,7 +80,7 @@ def _calibration(values: Mapping[str, Any]) -> Markup:
 
 
 def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[str, Any]]:
-    """Yield the worst and best sentences of the first system, and the most different of two."""
+    """Yield the worst and best sentences of a system, and the most different of two systems."""
     shown = [*each.systems[:2], *([each.baseline] if each.baseline else [])][:2]
     scorer, lines = Scorer("chrf", each.references, MetricOptions()), shown[0].lines
     scores = [scorer.sentence_scores(scorer.statistics(system.lines)) for system in shown]
@@ -130,7 +131,7 @@ def gloss(source: str, output: str, links: Links) -> list[tuple[str, str]]:
 
 
 def word_differences(text: str, reference: str) -> list[tuple[str, bool]]:
-    """Split a text into parts, each with whether it differs from the reference.
+    """Split a text into parts. True marks a part that is not in the reference.
 
     >>> word_differences("a big dog runs", "a small dog runs")
     [('a', False), ('big', True), ('dog runs', False)]

@@ -86,7 +86,7 @@ def as_junit(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -
 def read_baseline_report(
     path: Path, test: str, references: Sequence[Sequence[str]], scorers: Sequence[Scorer]
 ) -> System:
-    """Read the system of a JSON report, to score it again as a baseline.
+    """Read the translations in a JSON report, to score them again as a baseline.
 
     Args:
         path: JSON output or report of ``nmt evaluate``.
@@ -96,8 +96,8 @@ def read_baseline_report(
             sacrebleu.
 
     Raises:
-        ConfigError: The file is not a report of one system on this test set with translations, or
-            was scored with other settings.
+        ConfigError: The file is not a JSON report, is of several systems or a different test set,
+            contains no translations, or was scored with other settings.
     """
     try:
         document = field(read_json(path), kind=dict)
@@ -107,7 +107,7 @@ def read_baseline_report(
         if not fitting:
             names = ", ".join(str(each.get("test")) for each in found)
             raise ConfigError(
-                f"{path} is a report of another test set: the references of {names} and {test} "
+                f"{path} is a report of a different test set: the references of {names} and {test} "
                 "differ.",
                 fix="Evaluate the baseline on the same sentences and references.",
             )
@@ -115,7 +115,7 @@ def read_baseline_report(
         if others:
             raise ConfigError(
                 f"{path} contains {len(others) + 1} systems, but a baseline must be one system.",
-                fix="Create a report of one system.",
+                fix="Create the report again with one system.",
             )
         _check_signatures(path, system, scorers)
         lines = system.get("hypotheses")

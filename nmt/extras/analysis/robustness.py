@@ -1,4 +1,4 @@
-"""Robustness tests: noise in the source, and contrastive pairs of right and wrong translations.
+"""Robustness tests: noise in the source; contrastive pairs of a right and a wrong translation.
 
 Two kinds of noise change the lines. ``joined`` translates every two lines as one, and compares the
 result with the two clean translations joined. ``split`` cuts every line of two or more words in the
@@ -39,7 +39,7 @@ _Lines = Sequence[str]
 
 
 def robustness_section(scored: EvaluatedSet) -> Section:
-    """Translate the test set with noise by every model, and return the loss of every metric."""
+    """Translate the noisy test set with every model; measure the loss under every metric."""
     test, values = scored.test, list[dict[str, Any]]()
     rows: dict[tuple[str, str], list[str]] = {}
     for model, system in zip(scored.models, scored.systems, strict=False):
@@ -74,23 +74,23 @@ class NoisySource:
     groups: Sequence[int] = ()  # For ``split``: number of noisy lines for each source line.
 
     def outputs(self, translated: _Lines, joiner: str) -> _Lines:
-        """Join translations of noisy lines: one translation for each scored line."""
+        """Join the translations of the halves (``split``), so that each scored line has one."""
         if not self.groups:
             return translated
         rest = iter(translated)
         return [joiner.join(next(rest) for _ in range(count)) for count in self.groups]
 
     def scored(self, lines: _Lines, joiner: str) -> _Lines:
-        """Convert clean translations or references to the scored lines: joined for ``joined``."""
+        """Return clean translations or references; for ``joined``, every two lines as one."""
         return _joined(lines, joiner) if self.noise == JOINED else lines
 
 
 def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySource]:
-    """Yield the source with each kind of noise.
+    """Yield the whole source once for each kind of noise.
 
     Args:
         source: Source lines, one sentence each.
-        joiner: Separator between two sentences of the source language.
+        joiner: Text between two sentences of the source language, such as a space.
         seed: Random seed. The noise of a line does not depend on other lines.
     """
     for name, noise in NOISES.items():
@@ -106,17 +106,18 @@ def noisy_sources(source: _Lines, joiner: str, seed: int) -> Iterator[NoisySourc
 def noise_losses(
     system: System, noisy: NoisySource, translated: _Lines, joiner: str, scored: EvaluatedSet
 ) -> Iterator[dict[str, Any]]:
-    """Yield the loss of a system by noise under each metric.
+    """Yield for each metric how much a system loses by the noise.
 
-    Clean and noisy scores are of the same sentences (pairs of sentences for ``joined``). A positive
-    loss means worse, for every metric. The 95% interval is by paired bootstrap resampling.
+    Clean and noisy scores are for the same sentences (pairs of sentences for ``joined``). A loss is
+    positive if the system gets worse, for every metric. The 95% interval is by paired bootstrap
+    resampling.
 
     Args:
         system: Translations of the clean source.
         noisy: The source with noise.
         translated: Translations of the noisy lines.
-        joiner: Separator between two sentences of the target language.
-        scored: The test set.
+        joiner: Text between two sentences of the target language, such as a space.
+        scored: The clean test set with its references and metrics.
     """
     references = [noisy.scored(stream, joiner) for stream in scored.test.references]
     source = noisy.scored(scored.test.source or (), joiner)
@@ -144,10 +145,10 @@ def _halves(line: str) -> _Lines:
 
 
 class Contrastive:
-    """Contrastive pairs of a file. Scores use the length normalisation of the search.
+    """Scores the contrastive pairs of a file, with the length normalisation of the search.
 
     Args:
-        path: File to read with `read_pairs`.
+        path: File in the format of `read_pairs`.
     """
 
     def __init__(self, path: Path) -> None:

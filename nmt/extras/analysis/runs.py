@@ -33,7 +33,7 @@ class ReportOptions(Options):
 
 
 def report(options: ReportOptions) -> TextResult:
-    """Write the page of a run again, or a page that compares runs.
+    """Write the page of a run, or a page that compares several runs.
 
     Raises:
         CheckpointError: A folder is not a run folder.

@@ -5,7 +5,7 @@ The slices of a group partition the test set, so their counts add up to its size
 Word counts in the training data are computed from the token ids of the prepared folder, which are
 read once, in chunks. A word is a sequence of subwords between spaces and punctuation, identified by
 a 64-bit hash of the ids. If the tokenizer encodes a word in two ways, as in "1" and "1.", only
-occurrences in the same way are counted.
+occurrences with the same ids are counted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Group:
 
 
 def slice_section(scored: EvaluatedSet) -> Section:
-    """Score the slices of every system: by labels of the user, and by all built-in groups."""
+    """Score slices by the labels of the user and, with `slices`, by all built-in groups."""
     common = [
         Group(name, labels, list(dict.fromkeys(labels))) for name, labels in scored.labels.items()
     ]
@@ -109,7 +109,7 @@ def _training_lines(
 def groups_of_source(
     source: Sequence[str], counts: Sequence[LineCounts] | None = None
 ) -> Iterator[Group]:
-    """Yield the groups that depend on the source and its counts in the training data, if known."""
+    """Yield the groups by source text and, if known, by word counts in the training data."""
     lengths = [len(_WORD.findall(line)) for line in source]
     yield _binned("source words", lengths, _LENGTHS, "40 and more")
     cases = ["both cases", "no capitals", "all capitals", "no letters with case"]
@@ -125,7 +125,7 @@ def groups_of_source(
 def groups_of_system(
     system: System, source: Sequence[str] | None, references: Sequence[Sequence[str]]
 ) -> Iterator[Group]:
-    """Yield the groups that depend on the translations of a system."""
+    """Yield the groups that depend on the translations of one system."""
     names = ["nothing to keep", "kept", "lost"]
     if source is not None:
         numbers = [
@@ -158,8 +158,8 @@ def score_slices(
 
     Args:
         systems: Scored systems.
-        scorers: One for each metric.
-        resampling: Options of the intervals.
+        scorers: A scorer for each metric.
+        resampling: Options of the confidence intervals.
         groups: Groups of each system, by name of the system.
     """
     # Number of sentences and scores by slice, then by system.
@@ -223,12 +223,12 @@ def _tokens(line: str) -> set[str]:
 
 
 def _is_name(token: str) -> bool:
-    """Whether a copied token is interesting: it has a capital, or is not made of letters only."""
+    """Whether a token is like a name: it has a capital letter or a sign, but is not a number."""
     return not token.isnumeric() and (not token.islower() or not token.isalpha())
 
 
 def _kept(wanted: set[str], written: set[str]) -> int:
-    """Return 0 if there is nothing to keep, 1 if all is kept, 2 if some is lost."""
+    """Return 0 if ``wanted`` is empty, 1 if ``written`` contains all of it, else 2."""
     return 0 if not wanted else 1 if wanted <= written else 2
 
 
@@ -248,10 +248,10 @@ def count_in_training(
     Args:
         stores: Training data.
         tokenizer: Source tokenizer of the training data.
-        lines: One sentence each.
+        lines: Lines of the source text.
 
     Returns:
-        Counts of each line.
+        The counts of each line, in order.
     """
     split = _Splitter(tokenizer)
     encoded = tokenizer.encode_batch(lines)
@@ -281,7 +281,7 @@ def count_in_training(
 
 
 class _Splitter:
-    """Splits token ids into words, and hashes them."""
+    """Splits token ids into words, and hashes each word."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         texts = [piece for piece, _, _ in tokenizer.pieces()]

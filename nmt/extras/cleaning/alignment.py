@@ -6,10 +6,12 @@ The steps are:
 2. A bilingual lexicon is learned from the lines at these offsets.
 3. The lexicon scores every line. Ranges of lines with low scores are searched for the offset that
    fits best (`find_ranges`).
-4. The lexicon is learned again, at the new offsets and without doubtful lines, until the offsets
-   stop changing.
+4. The lexicon is learned again, at the new offsets and without lines that are probably wrong, until
+   the offsets stop changing.
 
-Shapes: n lines of a corpus, or of a part of it.
+The translation of source line i is target line i + offset.
+
+Shapes: n lines of a corpus or of a part of a corpus.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Alignment scores and misaligned ranges of some corpora, by the names of the corpora."""
+    """Alignment scores and misaligned ranges of each corpus, by the name of the corpus."""
 
     # Log-likelihood ratio of each line, in nats per token: its tokens as translations of each other
     # against their overall frequencies. NaN if a side is blank or unreadable.
@@ -64,7 +66,7 @@ class Alignment:
 
 
 class _Diagnosis(NamedTuple):
-    """Results of one lexicon for a part of a corpus."""
+    """Misaligned ranges and z-scores of a part of a corpus, computed with one lexicon."""
 
     ranges: list[Range]
     z_scores: Values  # As in `Alignment`. (n,).
@@ -84,12 +86,12 @@ def align_corpora(
     """Score all pairs and find misaligned ranges.
 
     Args:
-        lines: The lines of all corpora, each truncated to some tokens.
+        lines: The lines of all corpora, usually truncated by `CutLines`.
         vocab_sizes: Sizes of the source and of the target vocabulary.
         spans: First row of each corpus, and the row after its last row.
-        folder: Folder for the scores and other large arrays. The caller removes it.
-        held_out: Corpora that are scored, but that the lexicon must not learn from.
-        workers: Processes for batches of lines. They must have access to ``folder``.
+        folder: Folder for the scores and other large arrays. The caller removes the folder.
+        held_out: Names of corpora that are scored, but not used to learn the lexicon.
+        workers: Processes that score batches of lines.
     """
     num = len(lines.source_lengths)
     offsets, to_learn = np.zeros(num, np.int16), np.zeros(num, np.bool_)
@@ -137,7 +139,7 @@ def align_corpora(
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Cut a corpus into parts that fit into memory. The last part includes a small remainder."""
+    """Yield the first row of each part that fits into memory, and the row after its last row."""
     starts = list(range(low, max(high - _PART // 2, low + 1), _PART))
     return pairwise([*starts, high])
 
@@ -145,7 +147,7 @@ def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
 def _sample(
     lines: Lines, offsets: Offsets, to_learn: Mask, spans: Mapping[str, tuple[int, int]]
 ) -> Pairs:
-    """Return the pairs to learn the lexicon from; an evenly spaced sample of a large corpus."""
+    """Return the pairs to learn the lexicon from: of a large corpus, an evenly spaced sample."""
     step = max(sample_step(lines, len(offsets)), -(-len(offsets) // _MOST_SAMPLED))
     found = [np.empty((2, 0), np.int64)]
     for low, high in spans.values():
@@ -171,8 +173,8 @@ def _diagnose(scorer: PairScorer, rows: Rows, learned: Offsets, in_place: Values
     Args:
         scorer: Scores pairs of lines with the lexicon.
         rows: The rows of the part. (n,).
-        learned: Offset at which the lexicon has learned from each line. (n,).
-        in_place: Score of each line with the target line in the same row. (n,).
+        learned: Offset of the target line from which the lexicon has learned. (n,).
+        in_place: Score of each source line with the target line of the same row. (n,).
     """
     lines, num = scorer.lexicon.lines, len(rows)
     nothing = _Diagnosis([], np.full(num, np.nan), np.zeros(num, np.bool_))
@@ -229,9 +231,9 @@ def _next_sample(diagnosis: _Diagnosis, learned: Offsets) -> tuple[Offsets, Mask
 
 
 class CutLines:
-    """A view of a token store that truncates sentences to `MOST_TOKENS` tokens.
+    """The lines of a token store, each truncated to `MOST_TOKENS` tokens.
 
-    It needs two bytes of memory per line, and is pickled as the store.
+    Only the lengths are held in memory, in two bytes per pair.
     """
 
     def __init__(self, store: ParallelStore) -> None:
@@ -243,11 +245,11 @@ class CutLines:
         return CutLines, (self._store,)
 
     def source_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the concatenated source ids of ``rows``, and row starts (len(rows) + 1,)."""
+        """Return the source ids of ``rows``, concatenated, and where each row starts and ends."""
         return _cut(*self._store.source_ids(rows))
 
     def target_ids(self, rows: Rows) -> tuple[Ids, Rows]:
-        """Return the concatenated target ids of ``rows``, and row starts (len(rows) + 1,)."""
+        """Return the target ids of ``rows``, concatenated, and where each row starts and ends."""
         return _cut(*self._store.target_ids(rows))
 
 

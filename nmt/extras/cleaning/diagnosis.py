@@ -1,6 +1,6 @@
 """The checks of `nmt prepare` that compare whole corpora.
 
-They find repeated pairs, held-out sentences in the training data, pairs whose words do not
+The checks find repeated pairs, held-out sentences in the training data, pairs whose words do not
 translate each other, misaligned ranges, and pairs with a low score from a file or from two models.
 """
 
@@ -33,7 +33,7 @@ _MOST_RANGES = 10
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Computes what a block of pairs needs for the comparison with all other blocks.
+    """Hashes a block of pairs and finds held-out sentences in the block, in any process.
 
     Args:
         sketches: Whether to compute sketches for near duplicates.
@@ -44,7 +44,7 @@ class Look:
     index: LeakageIndex
 
     def __call__(self, pairs: Sequence[SentencePair]) -> Arrays:
-        """Return the hashes of the pairs, and the held-out sentences found in their sources."""
+        """Return ``hashes`` (see `pair_hashes`) and ``leaks`` (see `Leaks.update`)."""
         leaks = [
             (leak.row, leak.held_out, leak.kind == "exact")
             for leak in self.index.find([pair.source for pair in pairs])
@@ -54,7 +54,7 @@ class Look:
 
 
 class CorpusDiagnosis(filters.Diagnosis):
-    """Runs all checks of this package over the training pairs."""
+    """Runs all checks that compare whole corpora."""
 
     def __init__(self, material: filters.Material) -> None:
         super().__init__(material)
@@ -83,7 +83,7 @@ class CorpusDiagnosis(filters.Diagnosis):
     def see(
         self, corpus: str, pairs: Sequence[SentencePair], looked: Arrays, found: Sequence[Found]
     ) -> None:
-        """Process the next block."""
+        """Record the hashes, leaks, languages and model scores of the next block of a corpus."""
         count = self._repeat_finder.count
         self._spans[corpus] = self._spans.get(corpus, (count, count))[0], count + len(pairs)
         self._repeat_finder.add(looked[_HASHES])
@@ -100,7 +100,7 @@ class CorpusDiagnosis(filters.Diagnosis):
             self._dual_scores.extend(self._dual([pair[:2] for pair in pairs]))
 
     def end(self, num_lines: Mapping[str, int]) -> None:
-        """Start comparing all pairs, in the background if possible, and read files of scores."""
+        """Start the search for repeated pairs, in the background if possible; read score files."""
         self._num_lines = num_lines
         find, rules = self._repeat_finder.findings, self.material.filters
         self._repeats = self.material.workers.submit(find, self._actions, rules)
@@ -113,7 +113,7 @@ class CorpusDiagnosis(filters.Diagnosis):
     def learn(
         self, lines: ParallelStore, spans: Mapping[str, tuple[int, int]], sizes: tuple[int, int]
     ) -> None:
-        """Score all lines by their words, and find misaligned ranges."""
+        """Learn a lexicon from the lines, compute lexical scores, and find misaligned ranges."""
         material = self.material
         held_out = spans.keys() - material.corpora.keys()
         alignment = align_corpora(
@@ -129,7 +129,7 @@ class CorpusDiagnosis(filters.Diagnosis):
     def of_block(
         self, corpus: str, start: int, is_kept: npt.NDArray[np.bool_]
     ) -> Mapping[int, Sequence[filters.Finding]]:
-        """Return the findings of a block, by the position of the line in the block."""
+        """Return the findings of the next block, by the index of the line in the block."""
         assert self._repeats is not None
         places, stop = np.flatnonzero(is_kept), start + len(is_kept)
         first, self._num_asked = self._num_asked, self._num_asked + len(places)
@@ -156,7 +156,7 @@ class CorpusDiagnosis(filters.Diagnosis):
         return findings
 
     def report(self) -> filters.DiagnosisReport:
-        """Return the report of all checks, and complete the files of scores."""
+        """Return the results of all checks, and finish writing the score files."""
         if self._dual is not None:
             spans = {name: slice(*span) for name, span in self._spans.items()}
             scores = np.array(self._dual_scores, np.float32)
@@ -187,21 +187,21 @@ class CorpusDiagnosis(filters.Diagnosis):
         )
 
     def _skipped(self) -> dict[str, str]:
-        """Return the checks that had nothing to compare, with the reason."""
+        """Return the checks that could not run, or not in all corpora, each with the reason."""
         skipped = dict[str, str]()
         if not self._scores["scores"]:
-            skipped["scores"] = "No corpus has a file of scores."
+            skipped["scores"] = "No corpus has a score file: set data.train.*.scores."
         elif self.material.filters.scores.limit is None:
             skipped["scores"] = "filters.scores.limit is not set."
         if self._dual is None:
-            skipped["dual_cross_entropy"] = "It needs two models: see `score_with` of nmt prepare."
+            skipped["dual_cross_entropy"] = "To score pairs with two models, use `score_with`."
         for reason, least in (("lexical", FEWEST_SCORED), ("misaligned", SMALLEST)):
             if small := [name for name, lines in self._num_lines.items() if lines < least]:
                 skipped[reason] = f"{', '.join(small)}: fewer than {least} lines."
         return {name: why for name, why in skipped.items() if name in self._actions}
 
     def _report_languages(self) -> dict[str, Any]:
-        """Return the number of pairs by detected language, and by side with the first lines."""
+        """Return the number of pairs by detected language: in all, and by side with first lines."""
         values: Counter[str] = Counter()
         sides: dict[str, dict[str, Any]] = {}
         for (side, value), count in self._num_in.most_common():
@@ -214,13 +214,13 @@ class CorpusDiagnosis(filters.Diagnosis):
             for name, scores in self._scores["scores"].items():
                 low, usual = np.nanquantile(scores[:], (0.01, 0.5))
                 yield (
-                    f"{name}: its scores are not used yet: set filters.scores.limit; "
+                    f"{name}: to use the score file, set filters.scores.limit; "
                     f"1% of the scores are below {low:.4g}, and half are below {usual:.4g}"
                 )
 
 
 def _notes(ranges: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line of text for each of the largest misaligned ranges."""
+    """Yield a line of text for each of the ten largest misaligned ranges, and one for the rest."""
     largest = sorted(ranges, key=lambda found: found["start"] - found["end"])
     for found in largest[:_MOST_RANGES]:
         lines = f"{found['corpus']}: lines {found['start']:,} to {found['end']:,}"

@@ -1,4 +1,4 @@
-"""Evidence, from words and lengths, that a source line and a target line are translations.
+"""Computes from words and lengths how likely a source line and a target line are translations.
 
 A lexicon learned from the same corpus scores how well the words agree. The counts that a pair
 itself has added to the lexicon are subtracted first (leave-one-out); otherwise two rare words that
@@ -41,7 +41,7 @@ _PRIOR = 0.5  # Pseudo-count of co-occurrences with unseen words.
 
 @dataclass(frozen=True, slots=True)
 class PairScorer:
-    """Scores pairs of lines with a lexicon."""
+    """Scores how well the words of two lines translate each other."""
 
     lexicon: Lexicon
     learned: Pairs  # Pairs that the lexicon was learned from.
@@ -71,7 +71,7 @@ class PairScorer:
             targets: Rows of target lines. (T,).
 
         Returns:
-            Scores in nats. (S, T). Values for blank lines have no meaning.
+            Scores in nats. (S, T). Ignore the values of blank lines.
         """
         lexicon, lines = self.lexicon, self.lexicon.lines
         sides = [_bags(*lines.source_ids(sources)), _bags(*lines.target_ids(targets))]
@@ -102,8 +102,8 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
 
     Args:
         lexicon: The lexicon.
-        batch: Pairs, and a mask of the pairs that the lexicon learned from. Their own counts are
-            subtracted.
+        batch: Pairs, and a mask of the pairs that the lexicon learned from. The counts that these
+            pairs have added are subtracted.
     """
     assert lexicon.table is not None
     pairs, was_learned = batch
@@ -128,7 +128,7 @@ def _scores(lexicon: Lexicon, batch: tuple[Pairs, Mask]) -> Values:
 
 
 def _repeats(pairs: Rows, ids: Ids) -> npt.NDArray[np.float32]:
-    """Return, for each token, how often its word occurs in its line."""
+    """Return for each token how often the same token occurs in the same line."""
     keys = pairs * (int(ids.max(initial=0)) + 1) + ids
     _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
     return counts[places].astype(np.float32)
@@ -159,7 +159,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of_pairs(cls, totals: Values, lines: Lines, pairs: Pairs) -> Measured:
-        """Compute the measurements of rows of lines. (P,)."""
+        """Compute the measurements of ``pairs`` of ``lines`` from the scores in nats. (P,)."""
         lengths = lines.source_lengths[pairs.sources], lines.target_lengths[pairs.targets]
         return cls.of(totals, *lengths)
 
@@ -170,7 +170,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Turns scores and lengths of a pair into evidence, in nats, that it is a translation."""
+    """Converts the score and the lengths of a pair to a log-likelihood ratio, in nats."""
 
     middle: float  # Score at which translations and random pairs are equally likely.
     # Nats of evidence per unit of score; 0 if the lexicon cannot tell both kinds apart.
@@ -184,7 +184,7 @@ class Evidence:
         """Estimate the parameters from pairs of a corpus and from random pairs of its lines.
 
         Scores and log length ratios are assumed to be normally distributed. Some of the pairs may
-        be misaligned. The lexicon must not have learned from either kind of pairs.
+        be misaligned. Pass only pairs from which the lexicon has not learned.
         """
         low, spread = float(at_random.scores.mean()), max(float(at_random.scores.std()), 1e-3)
         above = pairs.scores[pairs.scores > low + _LEAST_POWER * spread]
@@ -202,7 +202,7 @@ class Evidence:
         return not self.slope and self.spreads[0] > _NO_POWER * self.spreads[1]
 
     def __call__(self, measured: Measured) -> Values:
-        """Return evidence in nats: positive for a translation, negative against; 0 if blank."""
+        """Return nats: positive for translations, negative for unrelated, 0 for blank lines."""
         scores = (self.slope * (measured.scores - self.middle)).clip(-MOST_AGAINST, _MOST_FOR)
         own, other = self.spreads
         squares = (measured.ratios - self.ratio) ** 2 / 2
@@ -220,7 +220,7 @@ def share_above(scores: Values, at_random: Values) -> float:
 def usual_scores(scores: Values, share_right: float) -> tuple[float, float]:
     """Return the typical score of translations, and its standard deviation.
 
-    They are the median and the scaled median deviation of the best-scoring pairs, so misaligned
+    Both are computed from the best-scoring pairs (median, scaled median deviation), so misaligned
     pairs have little influence.
 
     Args:

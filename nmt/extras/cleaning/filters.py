@@ -1,6 +1,6 @@
 """Filters that look at one sentence pair: language, script, markup, numbers, copies and more.
 
-Each public function makes the filter of the reason that has its name.
+The function with the name of a filter, for example `markup`, returns the filter.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _LOST = re.compile(r"\ufffd|[^\W\d_]\?[^\W\d_A-Z]{2}|\?{5}")
 
 @dataclass(frozen=True)
 class TextFilter(Filter):
-    """A filter that is a function of both texts."""
+    """A filter that needs only the two texts of a pair."""
 
     find: Callable[[str, str], Finding | None]
     note: str = ""  # a limitation of the filter, for the report
@@ -80,9 +80,12 @@ def _on_a_side(of_source: Find, of_target: Find, source: str, target: str) -> Fi
 
 
 def _share(finding: tuple[str, float], shares: Sequence[Share], *texts: str) -> Finding | None:
-    """Find pairs whose share of something, on either side, exceeds the limit.
+    """Return a finding if a share, such as that of symbols, exceeds the limit on either side.
 
-    ``finding`` is the reason and its limit.
+    Args:
+        finding: Name of the filter, and the limit.
+        shares: Functions that compute the share in the source and in the target.
+        texts: Source and target.
     """
     worst = max(share(text) for share, text in zip(shares, texts, strict=True))
     return Finding(finding[0], worst, finding[1]) if worst > finding[1] else None
@@ -96,7 +99,7 @@ def _maker_of_share(reason: str, share: Share) -> Maker:
 
 
 def control(*_: object) -> Filter:
-    """Find invisible control characters.
+    """Return the filter that finds invisible control characters.
 
     >>> control().text_problem("soft\u00adly", "").value
     'U+00AD'
@@ -114,7 +117,7 @@ def _control(text: str) -> Finding | None:
 
 
 def markup(*_: object) -> Filter:
-    """Find tags and entities of markup languages, such as HTML.
+    """Return the filter that finds tags and entities of markup languages, such as HTML.
 
     >>> markup().text_problem("", "a &amp; b").value
     '&amp;'
@@ -130,7 +133,7 @@ def _markup(text: str) -> Finding | None:
 
 
 def mojibake(*_: object) -> Filter:
-    """Find text that was decoded with the wrong encoding.
+    """Return the filter that finds text decoded with the wrong encoding.
 
     Raises:
         ConfigError: ftfy is not installed.
@@ -158,7 +161,7 @@ def _need(library: str, reason: str) -> None:
 
 
 def copy_of_source(config: FilterConfig, *_: str) -> Filter:
-    """Find targets that equal the source, or that take nearly all of their words from it.
+    """Return the filter for targets that repeat the source, or nearly all words of the source.
 
     >>> find = copy_of_source(FilterConfig()).text_problem
     >>> find("Bonjour, Marie", "bonjour Marie").value
@@ -202,9 +205,9 @@ punctuation = _maker_of_share("punctuation", _symbol_share)
 
 
 def repeated_share(text: str) -> float:
-    """Return the share of words that belong to the longest immediate repetition.
+    """Return the share of words in the longest loop: a phrase that is repeated without a break.
 
-    In a script without spaces, characters take the place of words.
+    In a script without spaces, characters count as words.
 
     >>> repeated_share("so we go on and on and on and on")
     0.5
@@ -223,7 +226,7 @@ repetition = _maker_of_share("repetition", repeated_share)
 
 
 def numbers(*_: object) -> Filter:
-    """Find pairs in which a number was changed or lost.
+    """Return the filter that finds pairs in which a number was changed or lost.
 
     Usual differences between translations are accepted: numbers and millions in words, decades such
     as "the 90s", and 15:00 as 3 p.m.
@@ -268,7 +271,7 @@ def _digits(text: str) -> str:
 
 
 def _are_related(one: str, other: str) -> bool:
-    """Whether two different numbers may mean the same."""
+    """Whether two numbers can have the same meaning: 2.5 and 25 (million), 3 and 15 (o'clock)."""
     shorter, longer = sorted((one, other), key=len)
     if one.rstrip("0") == other.rstrip("0"):  # 2.5 million
         return True
@@ -279,14 +282,14 @@ def _are_related(one: str, other: str) -> bool:
 
 
 def script(config: FilterConfig, source: str, target: str) -> Filter:
-    """Find pairs with many letters of a script that the language does not use."""
+    """Return the filter for pairs with many letters of a script that the language does not use."""
     scripts = map(languages.script_of, (source, target))
     shares = [partial(languages.foreign_share, script=each) for each in scripts]
     return TextFilter(partial(_share, ("script", config.script.bound), shares))
 
 
 def swapped(_: FilterConfig, source: str, target: str) -> Filter:
-    """Find pairs whose source is in the target language and whose target is in the source one."""
+    """Return the filter for pairs in which source and target language are swapped."""
     left, right = languages.script_of(source), languages.script_of(target)
     if left and right and left != right:
         letters = languages.letters_of(left), languages.letters_of(right)
@@ -321,7 +324,7 @@ def _swapped_words(codes: tuple[str, str], source: str, target: str) -> Finding 
 
 
 def language(config: FilterConfig, source: str, target: str) -> Filter:
-    """Find pairs with a side that is in another language than configured.
+    """Return the filter for pairs with a side that is not in the configured language.
 
     Raises:
         ConfigError: py3langid is not installed.
@@ -336,7 +339,7 @@ def language(config: FilterConfig, source: str, target: str) -> Filter:
 
 
 def _language(text: str, code: str, min_odds: float) -> Finding | None:
-    """Find a text that is ``min_odds`` times as likely to be in another language.
+    """Return a finding if a different language is at least ``min_odds`` times as likely.
 
     Not checked: short texts, texts with many frequent words of the language, and languages that
     py3langid does not support.

@@ -5,7 +5,8 @@ with the training text. Candidates come from two indexes, and are then compared 
 
 - A short held-out sentence is indexed by all versions of it without one or two words. Two sentences
   that differ in at most two words share such a version.
-- A longer sentence is indexed by three runs of four words. Two changed words leave one run or more.
+- A longer sentence is indexed by three runs of four words. Two changed words
+  leave at least one run unchanged.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Leak(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A line, or one of several sentences of a line."""
+    """The words of a line, or of one sentence of a line with several sentences."""
 
     line: int
     words: list[str]
@@ -65,7 +66,10 @@ def max_edits(num_words: int) -> int:
 
 
 def are_near(left: Sequence[str], right: Sequence[str]) -> bool:
-    """Whether the edit distance in words (Levenshtein 1966) is at most `max_edits`."""
+    """Whether the edit distance in words (Levenshtein 1966) is at most `max_edits`.
+
+    The limit is that of the shorter text.
+    """
     return _is_within(left, right, max_edits(min(len(left), len(right))))
 
 
@@ -111,7 +115,7 @@ class _Table:
         return (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
 
     def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
-        """Return the indices of the hashes that are in the table, and their values."""
+        """Return an index into ``hashes`` and a value for each match. A hash can have several."""
         asked = np.flatnonzero(self._filter[self._bits(hashes)])
         low = np.searchsorted(self._hashes, hashes[asked], "left")
         count = np.searchsorted(self._hashes, hashes[asked], "right") - low
@@ -139,7 +143,7 @@ class LeakageIndex:
         self._seeds = _Table(hashes[chosen], np.stack([owners, places], 1)[chosen])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the text only. The receiving process caches the index that it builds from it."""
+        """Pickle only the sentences. The receiving process builds and caches the index."""
         return _index_of, (self._given,)
 
     def _is_seed(self, unit: int, place: int) -> bool:
@@ -162,7 +166,7 @@ class LeakageIndex:
         return [Leak(*place, kind) for place, kind in sorted(found.items())]
 
     def _candidates(self, words: Sequence[Sequence[str]]) -> Iterable[tuple[int, int]]:
-        """Return the pairs of a training unit and a held-out unit that must be compared."""
+        """Return the indices of training and held-out units that must be compared word by word."""
         hashes, owners = _rests(words)
         asked, theirs = self._rests.find(hashes)
         pairs = {*zip(owners[asked].tolist(), theirs.tolist(), strict=True)}
@@ -184,7 +188,7 @@ class Leaks:
     """Collects the held-out sentences that occur in the training text.
 
     Args:
-        sets: Pairs of each held-out set, by its name.
+        sets: Sentence pairs by name of the held-out set.
     """
 
     def __init__(self, sets: Mapping[str, Sequence[SentencePair]]) -> None:
@@ -201,7 +205,8 @@ class Leaks:
         Args:
             corpus: Name of the corpus.
             pairs: The training pairs.
-            leaks: Row, held-out sentence, and whether it is exact, of each leak. (leaks, 3).
+            leaks: For each leak: index in ``pairs``, index of the held-out sentence, and 1 for an
+                exact copy. (leaks, 3).
         """
         for row, held_out, is_exact in leaks.tolist():
             is_first = bool(is_exact) > self._kinds.get(held_out, -1)
@@ -216,7 +221,7 @@ class Leaks:
                 })  # fmt: skip
 
     def num_near(self) -> dict[str, int]:
-        """Return, by set, how many sentences have a near copy in training but no exact copy."""
+        """Return, by set, the number of sentences with a near copy but without an exact copy."""
         near = (self._places[row][0] for row, is_exact in self._kinds.items() if not is_exact)
         return dict(Counter(near))
 
@@ -227,7 +232,7 @@ def _index_of(lines: tuple[str, ...]) -> LeakageIndex:
 
 
 def _holds(mine: _Unit, held_out: _Unit) -> bool:
-    """Whether a training text is a near copy of a held-out one, or starts or ends with it."""
+    """Whether a training text is a near copy of a held-out text, or starts or ends with one."""
     words, sought = mine.words, held_out.words
     count = len(sought)
     is_long = count >= _MIN_UNMARKED
@@ -250,7 +255,7 @@ def _powers(count: int) -> Hashes:
 
 
 def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
-    """Hash every version of a short text without up to `max_edits` words; long texts as a whole.
+    """Hash each text; also hash short texts with up to `max_edits` words left out.
 
     Returns:
         The hashes, and the index of the text of each hash.
@@ -267,7 +272,7 @@ def _rests(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints]:
 
 @lru_cache(maxsize=512)
 def _weights(length: int) -> Hashes:
-    """Return the factors of the words, with one column for each set of words left out."""
+    """Return the hash factor of each word (row) for each choice of omitted words (column)."""
     most = max_edits(length) if length <= _MAX_DELETED_FROM else 0
     deleted = [gone for count in range(most + 1) for gone in combinations(range(length), count)]
     weights = np.zeros((length, len(deleted)), dtype=np.uint64)
@@ -278,7 +283,7 @@ def _weights(length: int) -> Hashes:
 
 
 def _runs(words: Sequence[Sequence[str]]) -> tuple[Hashes, Ints, Ints]:
-    """Hash all runs of four words of long texts; also return the text and position of each."""
+    """Return the hash, the text and the position of each run of four words in long texts."""
     flat, starts, lengths = _flat(words)
     owners = np.repeat(np.arange(len(words)), lengths)
     places = np.arange(len(flat)) - starts[owners]
@@ -292,7 +297,8 @@ def find_leakage(lines: Sequence[str], training: Iterable[Sequence[str]]) -> Ite
 
     Args:
         lines: The held-out sentences.
-        training: Blocks of training lines of the same side. Rows are counted across all blocks.
+        training: Blocks of training lines in the same language. `Leak.row` counts lines across all
+            blocks.
     """
     index, start = LeakageIndex(lines), 0
     for block in training:

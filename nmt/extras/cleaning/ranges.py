@@ -1,4 +1,4 @@
-"""Finds misaligned ranges: lines whose target line is not their translation.
+"""Finds misaligned ranges: source lines whose target line is not a translation.
 
 A missing or additional line on one side shifts all lines after it. With a lexicon, the evidence for
 each line at each offset is computed, and the best path through the offsets (Viterbi 1967) gives the
@@ -80,10 +80,10 @@ def find_ranges(
         scorer: Scores pairs of lines with a lexicon.
         evidence: Turns scores and lengths into evidence.
         rows: All rows of the corpus. (n,).
-        learned: Offset at which the lexicon has learned from each line. (n,).
-        here: Evidence for each line with the target line in the same row. (n,).
-        there: Evidence for each line with the target line at offset ``learned``, with
-            leave-one-out. (n,).
+        learned: Offset of the target line from which the lexicon has learned. (n,).
+        here: Evidence that each source line translates the target line of the same row. (n,).
+        there: The same for the target line at offset ``learned``. The counts of the pair are
+            subtracted from the lexicon. (n,).
     """
     odd = np.flatnonzero(is_odd(here))
     if not len(odd):
@@ -96,7 +96,7 @@ def find_ranges(
 
 
 def is_odd(nats: Values) -> npt.NDArray[np.bool_]:
-    """Return a mask of the lines whose neighbourhood has unusually low evidence. (n,)."""
+    """Return a mask of the lines around which evidence is low, compared with most lines. (n,)."""
     sums = np.concatenate(([0.0], np.cumsum(nats)))
     places = np.arange(len(nats))
     first, last = (places - _NEAR // 2).clip(0), (places + _NEAR // 2).clip(max=len(nats))
@@ -123,10 +123,10 @@ def _evidence_table(
 
 
 def best_path(evidence: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Return the column of the best path at each line, or O where no offset fits. (L,).
+    """Return the most likely column (offset) of each line, or O if no offset fits. (L,).
 
-    Changing the column costs `_CHANGE`. Starting or ending outside the middle column costs half of
-    it. A line without a fitting offset has evidence 0.
+    A change of the column costs `_CHANGE`. A start or end outside the middle column (offset 0)
+    costs half as much. A line without a fitting offset has evidence 0.
 
     Args:
         evidence: Evidence for each offset of each line, in nats. (L, O).
@@ -159,7 +159,7 @@ def path_ranges(path: npt.NDArray[np.int64], start: int) -> Iterator[Range]:
 
     Args:
         path: Chosen column (target offset) of each source line. (L,).
-        start: Number of lines of the corpus before the path.
+        start: Number of lines of the corpus before the first line of the path.
     """
     stretches: list[tuple[int, int, int]] = []
 
@@ -206,9 +206,9 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
         target_lengths: Tokens of each target line. (n,).
 
     Returns:
-        The offsets, 0 unless another offset agrees much better. (n,). And the agreement of the
-        lengths at this offset: the correlation after Fisher's transformation, which is 0 +- 0.15 by
-        chance. (n,).
+        The offset of each line, 0 unless a different offset agrees much better (n,), and the
+        agreement of the lengths at this offset: the correlation after Fisher's transformation,
+        with a standard deviation of 0.15 for unrelated lines (n,).
     """
     num = len(source_lengths)
     if num < _WINDOW:
@@ -255,7 +255,7 @@ def _window_means(values: Values) -> Values:
 
 
 def alike_offset(lines: Lines, low: int, high: int) -> int:
-    """Guess one offset, up to 50 lines, for a corpus from shared rare words; 0 if none stands out.
+    """Guess an offset of at most 50 lines for the whole corpus; 0 if no offset is clearly best.
 
     Source lines that share rare words should have target lines that share rare words. The two
     similarity matrices are compared at each offset (as in Gretton et al. 2005), for 1,000 lines
@@ -284,7 +284,7 @@ def alike_offset(lines: Lines, low: int, high: int) -> int:
 
 
 def _likeness(ids: npt.NDArray[np.integer], offsets: Rows) -> npt.NDArray[np.float32]:
-    """Return the cosine similarities of all lines by their rare words; the diagonal is 0."""
+    """Return the cosine similarity of the rare words of every two lines; the diagonal is 0."""
     _, places, counts = np.unique(ids, return_inverse=True, return_counts=True)
     num = len(offsets) - 1
     rows = np.repeat(np.arange(num), np.diff(offsets))

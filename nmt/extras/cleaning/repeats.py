@@ -65,7 +65,7 @@ def pair_hashes(pairs: Sequence[tuple[str, str]], *, sketches: bool) -> Hashes:
 
     Args:
         pairs: Source and target of each pair.
-        sketches: Whether to compute MinHash sketches for near duplicates. If not, they are 0.
+        sketches: Whether to compute MinHash sketches for near duplicates. If not, sketches are 0.
     """
     rows = np.zeros((len(pairs), ROW_WORDS), dtype=np.uint64)
     texts = [(normalized(source), normalized(target)) for source, target in pairs]
@@ -110,7 +110,7 @@ class RepeatFinder:
 
     Args:
         folder: Folder for files of 96 bytes per pair, and 4 bytes per pair and reason. The caller
-            removes them.
+            removes the folder.
         held_at_once: Approximate maximum of hashes sorted at once. More pairs need more passes over
             the files.
     """
@@ -132,9 +132,9 @@ class RepeatFinder:
         self.count += len(rows)
 
     def findings(self, actions: Mapping[str, Action], filters: FilterConfig) -> Repeats:
-        """Return the repeated pairs, for each reason that has an action.
+        """Return the repeated pairs for each filter in ``actions``.
 
-        Any process with access to the folder can call this.
+        Any process with access to the folder can call this method.
         """
         found = {name: Column(self._folder / f"{name}.bin", np.float32, self.count)
                  for name in _REASONS if name in actions}  # fmt: skip
@@ -158,7 +158,7 @@ class RepeatFinder:
                 yield np.frombuffer(block, dtype=np.uint64)
 
     def _parts(self, *columns: int) -> Iterator[tuple[Rows, Hashes]]:
-        """Yield rows and their hashes in some columns, in parts that fit into memory.
+        """Yield rows and their hashes in the given columns, in parts that fit into memory.
 
         Rows with an equal hash in the first column are in the same part. Rows with a 0 there have
         no sketch and are left out.
@@ -176,7 +176,7 @@ class RepeatFinder:
             yield np.concatenate(places), np.concatenate(hashes, axis=1)
 
     def _later(self, column: int) -> Iterator[tuple[Rows, Rows]]:
-        """Yield the rows that repeat an earlier hash, in rising order, and the earliest row."""
+        """Yield the rows whose hash occurs in an earlier row, and the first row with that hash."""
         for places, (hashes,) in self._parts(column):
             _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
             leaders = places[first][inverse]
@@ -184,7 +184,7 @@ class RepeatFinder:
             yield places[is_later], leaders[is_later]
 
     def _near(self, rows: Rows, leaders: Rows, least: float) -> tuple[Rows, npt.NDArray[Any]]:
-        """Return the rows that are similar to their earlier row, and the Jaccard similarity."""
+        """Return the ``rows`` similar to their ``leaders``, and the Jaccard similarities."""
         mine, other = self._sketches(rows), self._sketches(leaders)
         same = np.zeros(len(rows))
         for start in range(0, len(rows), _COMPARED_AT_ONCE):
@@ -207,7 +207,7 @@ class RepeatFinder:
         return found[places]
 
     def _boilerplate(self, least: float) -> Iterator[tuple[Rows, Rows]]:
-        """Yield the rows whose target has many different sources, and the number of sources."""
+        """Yield rows whose target has ``least`` or more different sources, and their number."""
         for places, (targets, sources) in self._parts(_TARGET, _SOURCE):
             groups, kinds = (np.unique(x, return_inverse=True)[1] for x in (targets, sources))
             distinct = np.unique(groups * len(groups) + kinds)
@@ -225,7 +225,7 @@ class Repeats:
     def between(self, start: int, end: int) -> dict[int, list[Finding]]:
         """Return the findings of the rows from ``start`` to ``end`` (exclusive), by row.
 
-        A pair gets only the first kind of duplicate that applies.
+        Of the kinds of duplicates, only the first that applies to a pair is returned.
         """
         findings: dict[int, list[Finding]] = {}
         is_known = np.zeros(max(end - start, 0), np.bool_)

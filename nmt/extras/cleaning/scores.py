@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 20
 class Column:
     """An array in a file, read and written by slices. Values that were never written are 0.
 
-    It can be pickled; the receiving process needs access to the file.
+    A column can be pickled; the receiving process needs access to the file.
 
     Args:
         path: The file; an existing file is overwritten.
@@ -80,10 +80,10 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
     Args:
         path: A text file, plain or compressed. ``nan`` means that a line has no score.
         num_lines: Number of lines of the corpus that are used.
-        is_part: Whether the corpus is cut to its first lines, so that the file may be longer.
+        is_part: Whether the corpus has more lines than are used; then the file may have more, too.
 
     Raises:
-        DataError: A line is not a number, or the number of lines differs from the corpus.
+        DataError: A line is not a number, or file and corpus differ in their number of lines.
     """
     values = array("f")
     with open_binary(path) as stream:
@@ -157,7 +157,7 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
 def dual_score(forward: float, backward: float) -> float:
     """Return the score of a pair, from 0 to 1.
 
-    It is high if both cross-entropies are low and nearly equal.
+    The score is high if both cross-entropies are low and nearly equal.
 
     Args:
         forward: Cross-entropy of the target given the source, in nats per token.

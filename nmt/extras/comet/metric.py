@@ -1,8 +1,8 @@
-"""COMET (Rei et al. 2020): neural models that score a translation, given source and reference.
+"""COMET (Rei et al. 2020): neural models that score translations, given source and reference.
 
 The package unbabel-comet defines the models and loads checkpoints. Batches contain the same
-sentences as in its ``predict``, in float32, so scores on a CPU are bit-identical. Weights are read
-from a file or from the cache of the Hugging Face Hub, and never downloaded.
+sentences as in the package's ``predict``, in float32, so scores on a CPU are bit-identical. Weights
+are read from a file or from the cache of the Hugging Face Hub; nmt does not download weights.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CometModel:
     """A COMET model.
 
     Args:
-        name: Checkpoint file, folder with ``hparams.yaml`` and ``checkpoints``, or name on the Hub.
-        device: Device to compute on; see `choose_device`.
+        name: Checkpoint file, folder with ``hparams.yaml`` and ``checkpoints``, or Hub name.
+        device: Name of the device, as for `choose_device`.
 
     Raises:
         ConfigError: The package or the model is not installed.
@@ -55,9 +55,9 @@ class CometModel:
             with torch.random.fork_rng(devices=[]):
                 self._model = package.load_from_checkpoint(str(path), local_files_only=True)
         except Exception as error:  # the package raises errors of many types
-            fix = f"If files of its encoder are missing, download them: {_python(repr(str(path)))}"
+            fix = f"If encoder files are missing, download them: {_python(repr(str(path)))}"
             if isinstance(error, UnpicklingError):
-                fix = "Its objects can run code. If you trust it, set "
+                fix = "The file contains objects that can run code. If you trust the file, set "
                 fix += "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1."
             why = str(error).strip().partition("\n")[0]
             raise CheckpointError(f"COMET cannot load {path}: {why}", fix=fix) from error
@@ -66,7 +66,7 @@ class CometModel:
 
     @torch.inference_mode()
     def scores(self, samples: Sequence[Mapping[str, str]]) -> Floats:
-        """Return the score of each sample: a dictionary with ``src``, ``mt`` and ``ref``. (n,)."""
+        """Score samples: dictionaries with the texts ``src``, ``mt`` and ``ref``. (n,)."""
         order = np.argsort([len(sample["src"]) for sample in samples])  # as in the package
         scores = np.zeros(len(samples))
         with progress_bar("COMET", unit="sentences", total=len(samples), leave=False) as bar:
@@ -99,7 +99,7 @@ class CometModel:
 
 
 class Comet(Metric):
-    """COMET. The corpus score is the mean of sentence scores, each a mean over the references.
+    """COMET. A sentence score is the mean over references; the corpus score, over sentences.
 
     Statistics (2): score of the sentence, and a count of 1.
     """
@@ -158,7 +158,7 @@ def _checkpoint(name: str) -> Path:
     with suppress(ValueError):  # not a name on the Hub
         file = try_to_load_from_cache(name, "checkpoints/model.ckpt")
     if not isinstance(file, str):
-        problem = f"The COMET model {name} is neither a file here nor in the cache of the Hub."
+        problem = f"The COMET model {name} is neither a file nor in the Hugging Face cache."
         fix = f"Check the path, or download the model ({DEFAULT_MODEL} has 2.3 GB): "
         fix += _python(f"comet.download_model({name!r})")
         raise ConfigError(problem, fix=fix)

@@ -77,7 +77,7 @@ _KEPT_IN_RUN, _KEPT_OF_USER = 4, 16
 
 
 def import_ctranslate2(name: str = "ctranslate2") -> Any:
-    """Import CTranslate2, or one of its modules.
+    """Import the package ctranslate2, or a module of the package.
 
     The package itself does not load torch; the module ``ctranslate2.specs`` does.
 
@@ -111,14 +111,14 @@ def _differing(section: str, values: ModelConfig | DecodingConfig, names: Set[st
 
 
 def positions_needed(longest: int, config: RunConfig, decoding: DecodingConfig) -> int:
-    """Return the number of positions for a line of ``longest`` subwords and its longest output."""
+    """Return the positions needed for a line of ``longest`` subwords and its longest output."""
     return max(longest + 1 + config.model.source_bos, limits_of(longest, decoding).longest)
 
 
 def num_positions(config: RunConfig) -> int | None:
-    """Return the positions of a converted model, EOS included; None if it has no limit.
+    """Return the number of positions of a converted model, with EOS; None without a limit.
 
-    Sinusoids are stored in the converted model, for the longest line and its longest output.
+    A converted model stores sinusoids for all positions of the longest line and output.
     """
     if config.model.positions in ("rotary", "relative"):
         return None
@@ -270,9 +270,9 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     """Return the folder of the converted model. The first call converts it.
 
     The folder is in ``RUN/.cache``, or in the user's cache folder if the run folder is read-only.
-    Its name contains a hash of everything that affects the conversion, so that changed weights are
-    converted again. You can delete the folder at any time. A lock makes parallel processes convert
-    the model only once. If the folder exists, torch is not loaded.
+    The name contains a hash of everything that affects the conversion, so that changed weights
+    are converted again. You can delete the folder at any time. A lock ensures that parallel
+    processes convert the model only once. If the folder exists, torch is not loaded.
 
     Args:
         folder: The run or model folder.
@@ -311,7 +311,7 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
             problems.append(f"{place} cannot be written ({error.strerror or error})")
     problem = f"the model cannot be converted: {'; '.join(problems)}"
     logger.info("%s", problem)  # explains the slower engine, torch
-    fix = "Make one of these folders writable, or use `engine` torch."
+    fix = "Make either folder writable, or use `engine` torch."
     raise EngineLacksError(f"The CTranslate2 engine cannot be used: {problem}.", fix=fix)
 
 

@@ -5,11 +5,11 @@ CTranslate2 does the search. This module makes its results equal to those of the
 - It requests all beams, with EOS, because CTranslate2 divides a score by the length of the returned
   output.
 - CTranslate2 has one length limit per batch; nmt has a limit per sentence. A sentence with a
-  hypothesis that reaches its own limit is searched again, together with sentences of equal limits.
+  hypothesis that reaches the limit of the sentence is searched again, in a batch with this limit.
 - CTranslate2 cuts a hypothesis off at the limit. Here the cost of EOS is added to its score.
 
-With a shortlist, the sentences of a batch share their target tokens, so a translation can depend on
-the batch.
+With a shortlist, all sentences of a batch can use the target tokens of each other, so a translation
+can depend on the batch.
 
 Two small differences remain. CTranslate2 gives the probability of PAD, BOS and UNK to the other
 tokens; in a trained model this probability is almost 0. If more than K hypotheses finish at the
@@ -84,21 +84,21 @@ def lacking(needs: Needs) -> list[str]:
 
 
 class CTranslate2Engine(Engine):
-    """Searches with a converted model.
+    """Translates and scores with a model that was converted for CTranslate2.
 
-    In a search, PAD, UNK and BOS have probability 0. In scores of given texts, and for the EOS of
-    an output at its limit, they keep their probability: less than 1e-4 per token in a trained
-    model.
+    In a search, PAD, UNK and BOS have probability 0. In scores of existing translations, and for
+    the EOS of an output at its length limit, PAD, UNK and BOS keep their probability: less than
+    1e-4 per token in a trained model.
 
     Args:
-        folder: The converted model, with `RECORD`.
+        folder: The converted model, including the file `RECORD`.
         device: Device to compute on.
         threads: CPU threads; all cores when None.
 
     Raises:
         ConfigError: CTranslate2 is not installed.
         CheckpointError: The model cannot be read.
-        DeviceError: The device is missing.
+        DeviceError: There is no such device.
     """
 
     name = "ctranslate2"
@@ -188,9 +188,8 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits; return all finished hypotheses, best first.
 
-        With ``to_the_limit``, some outputs are known to reach their limit. The hypotheses that are
-        cut off there would displace hypotheses that finished earlier, so more
-        hypotheses are requested.
+        Set ``to_the_limit`` if hypotheses are known to reach the length limit. Hypotheses that are
+        cut off would displace finished hypotheses, so more hypotheses are requested.
         """
         enough = max_finished(options, options.beam_size)
         wanted = min(options.beam_size, enough)
@@ -253,11 +252,11 @@ class CTranslate2Engine(Engine):
 
 
 def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
-    """Load an exported model; or convert a model, keep the result, and load it.
+    """Load an exported model; or convert a model, cache the result, and load the result.
 
     Raises:
         EngineLacksError: CTranslate2 does not support the requirements or the model.
-        ConfigError: CTranslate2 is not installed, or the export has another dtype.
+        ConfigError: CTranslate2 is not installed, or the export has a different dtype.
         CheckpointError: A file is missing or damaged.
     """
     if options.ensemble is not None and options.ensemble.others:
@@ -281,14 +280,14 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
         place = converted_model(folder, files, dtype, with_shortlist=needs.decoding.shortlist)
     engine = CTranslate2Engine(place, device=options.device, threads=options.threads)
     if dtype not in (None, engine.dtype):
-        fix = f"Remove `dtype`, or export again with quantization {dtype}."
+        fix = f"Remove `dtype`, or export again with `quantization` {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
     languages = config.source_language, config.target_language
     return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, languages)
 
 
 def _too_long(config: RunConfig, needs: Needs) -> list[str]:
-    """Return the requirement for longer lines than the converted model has sinusoids for."""
+    """Return the requirement for more positions than the converted model has, if needed."""
     rows = num_positions(config)
     if rows is None or config.model.positions == "learned":
         return []

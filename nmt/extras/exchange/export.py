@@ -1,8 +1,8 @@
 """``nmt export``: write a model as a self-contained folder, for nmt or for CTranslate2.
 
-To add a format, write a subclass of `ExportTarget` in a file of its own and register it in
-`EXPORT_TARGETS`. The README of the folder is its model card: the front matter is for hubs, the text
-for people.
+To add a format, write a subclass of `ExportTarget` in a new file, and register the subclass in
+`EXPORT_TARGETS`. The README of the folder is the model card: a hub reads the front matter, people
+read the text.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ExportTarget:
             folder: An existing folder.
             bundle: The model.
             dtype: One of `dtypes`.
-            shortlist: For each source token its likely target tokens, if the model has a shortlist.
+            shortlist: The likely target tokens of each source token, if the model has a shortlist.
         """
         del dtype, shortlist  # this format has one dtype, and the caller copies the shortlist
         shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
@@ -115,7 +115,7 @@ class ExportSummary(WrittenFolder):
 
 
 def export(options: ExportOptions) -> ExportSummary:
-    """Write a self-contained model folder. If anything fails, no folder is written.
+    """Write a self-contained model folder. After an error, no folder is left.
 
     Raises:
         ConfigError: ``output`` exists, or the format does not support the model or quantization.
@@ -125,7 +125,7 @@ def export(options: ExportOptions) -> ExportSummary:
     check_new_folder(output, source)
     if model_folder.is_ctranslate2(source):
         problem = f"{source} is already an export, and cannot be exported again."
-        raise ConfigError(problem, fix="Pass the original run folder.")
+        raise ConfigError(problem, fix="Pass the run or model folder that was exported.")
     target = EXPORT_TARGETS[to]()
     dtype = options.quantization or target.dtypes[0]
     if dtype not in target.dtypes:
@@ -165,7 +165,7 @@ def export(options: ExportOptions) -> ExportSummary:
     kept = config.decoding.model_dump()
     before = files.config.decoding.model_dump().items()
     if lost := [f"{name} {value}" for name, value in before if value != kept[name]]:
-        logger.info("left out, because %s does not support it: %s", to, ", ".join(lost))
+        logger.info("left out decoding options that %s does not support: %s", to, ", ".join(lost))
     log_next_commands(output)
     size = (output / target.weights_name).stat().st_size
     return ExportSummary(output, to, dtype, bundle.step, size)
@@ -177,7 +177,7 @@ def write_card(folder: Path, config: RunConfig, origin: str, **facts: Any) -> No
     Args:
         folder: The model folder.
         config: Configuration of the model.
-        origin: Sentences about the origin of the model.
+        origin: Sentences about the origin of the model, for example the number of updates.
         facts: Variables of the template. Without ``corpora``, the sections about training data and
             scores are left out.
     """

@@ -3,7 +3,7 @@
 The package huggingface_hub does the work. For model folders, this module adds two checks: a folder
 must be complete before the upload and after the download, and files that can contain code are
 refused. Of a Marian model, only the files that the import reads are downloaded, into the cache of
-huggingface_hub. ``HF_ENDPOINT`` sets another hub; ``HF_TOKEN`` is the access token.
+huggingface_hub. ``HF_ENDPOINT`` is the address of a different hub; ``HF_TOKEN``, the access token.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ def push(options: PushOptions) -> PushResult:
     """Upload a model folder; put languages, license and scores into its model card.
 
     Raises:
-        CheckpointError: The folder is incomplete, or the hub refuses it or cannot be reached.
-        ConfigError: ``folder`` is a run, or ``name`` is not a valid Hub name.
-        DataError: A file of scores is not a JSON report of `nmt evaluate`.
+        CheckpointError: The folder is incomplete, the upload is rejected, or the hub cannot be
+            reached.
+        ConfigError: ``folder`` is a run folder, or ``name`` is not a valid Hub name.
+        DataError: A file in ``scores`` is not a JSON report of `nmt evaluate`.
     """
     folder, (repository, revision) = options.folder, parse_name(options.name)
     if revision is not None:
-        raise ConfigError(f"Cannot push to the revision @{revision}.", fix=f"Write {repository}.")
+        raise ConfigError(f"Cannot push to the revision @{revision}.", fix=f"Pass {repository}.")
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
         export = shell_command("export", folder, output="FOLDER")
         raise ConfigError(f"{folder} is a run folder.", fix=f"Export the model first: {export}")
@@ -110,7 +111,7 @@ def push(options: PushOptions) -> PushResult:
 
 
 def _results(path: Path) -> Iterator[dict[str, Any]]:
-    """Convert a JSON report of `nmt evaluate` to the format of a model index."""
+    """Convert a JSON report of `nmt evaluate` to entries for the Hub's model-index."""
     try:
         report = read_json(path)
         for part in report.get("evaluations", [report]):
@@ -167,9 +168,9 @@ def _pull_marian(
     options: PullOptions,
     origin: str,
 ) -> None:
-    """Download the files of a Marian model that an import reads, and import it.
+    """Download the files of a Marian or MarianMT model that are needed, and import the model.
 
-    An unsupported model of Hugging Face is refused before its weights are downloaded.
+    An unsupported Hugging Face model is refused before the weights are downloaded.
     """
     from nmt.extras.exchange import import_model, marian  # noqa: PLC0415 - they load torch
 
@@ -178,7 +179,7 @@ def _pull_marian(
         marian.read_settings(Path(download(allow_patterns=[marian.HF_CONFIG])))
         needed += marian.weight_files(repository, sorted(names))
     elif not any(name.endswith(".npz") for name in names):
-        problem = f"{repository} is neither a model folder of nmt nor a Marian model"
+        problem = f"{repository} is neither an nmt model folder nor a Marian model"
         fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
         raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
     source = Path(download(allow_patterns=needed))
@@ -196,19 +197,19 @@ def parse_name(text: str) -> tuple[str, str | None]:
 
 
 def check_names(repository: str, names: set[str]) -> None:
-    """Refuse a model folder with other files than those that nmt writes.
+    """Raise an error if a model folder contains files that nmt never writes.
 
-    So no file is downloaded that can contain code or that lies outside the folder.
+    So nmt does not download files that can contain code or would be written outside the folder.
     """
     if others := sorted(name for name in names if not _ALLOWED.fullmatch(name)):
-        problem = f"{repository} contains files that a model folder of nmt never has"
-        fix = "Use another version (ORG/NAME@COMMIT), or check who can write to the repository."
+        problem = f"{repository} contains files that nmt never writes into a model folder"
+        fix = "Pull an earlier version (ORG/NAME@COMMIT), or check who can write to the repository."
         raise CheckpointError(f"{problem}: {', '.join(others[:5])}.", fix=fix)
 
 
 @contextmanager
 def _hub(repository: str, what: str) -> Iterator[Any]:
-    """Yield the package huggingface_hub, and convert its errors to `CheckpointError`."""
+    """Yield the package huggingface_hub, and convert errors inside to `CheckpointError`."""
     if not reaches(hub_address()):
         problem = f"{repository} was not {what}: {hub_address()} cannot be reached."
         raise CheckpointError(problem, fix="Check the network, and HF_ENDPOINT if it is set.")

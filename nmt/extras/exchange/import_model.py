@@ -1,6 +1,6 @@
 """``nmt import``: convert a Marian or MarianMT model to a model folder.
 
-Other systems order their vocabularies differently; ours begin with PAD, UNK, BOS and EOS. The
+Vocabularies of nmt begin with PAD, UNK, BOS and EOS; those of other systems do not. The
 import reorders the rows of the embedding matrices and the SentencePiece models in the same way.
 """
 
@@ -60,7 +60,7 @@ class ImportSummary(WrittenFolder):
 
 
 def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSummary:
-    """Write the model of another system as a model folder.
+    """Convert a Marian or MarianMT model, and write the result as a model folder.
 
     Args:
         options: Source, output and languages.
@@ -142,18 +142,18 @@ def _read(place: Path, source: Path) -> Imported:
         pull = shell_command("pull", EXAMPLE, output="models/en-de")
         problem, fix = "does not exist", f"Check the path, or download a model: {pull}"
     elif (place / _ADAPTER).is_file():
-        problem = "is an adapter of another model, not a whole model"
-        fix = "Merge the adapter into its model with the package peft, and import the result."
+        problem = "is an adapter, not a whole model"
+        fix = "Merge the adapter into the base model with the package peft, and import the result."
     elif (place / CONFIG).is_file():
-        problem, fix = "is a model of nmt already", f"Use it: {shell_command('translate', source)}"
+        problem, fix = "is already an nmt model", f"Type: {shell_command('translate', source)}"
     elif near := [x.parent for x in around if x.is_file()]:
-        problem, fix = "is not the folder of a model", f"Pass {near[0]}."
+        problem, fix = "is not a model folder", f"Pass {near[0]}."
     raise CheckpointError(f"{source} {problem}.", fix=fix)
 
 
 @contextmanager
 def _unpacked(source: Path) -> Iterator[Path]:
-    """Yield the folder of a model. A .zip is unpacked into a temporary folder."""
+    """Yield ``source``; for a .zip, yield a temporary folder with the unpacked files."""
     if source.suffix != ".zip":
         yield source
         return
@@ -180,7 +180,7 @@ def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
 
 
 class _Order(NamedTuple):
-    """The vocabulary of one side in our order."""
+    """The vocabulary of one side in the order of nmt."""
 
     tokens: Sequence[str]  # Without the four special tokens.
     rows: Sequence[int]  # For each of our ids, the row in the original; `_NO_ROW` if missing.
@@ -188,10 +188,11 @@ class _Order(NamedTuple):
 
 
 def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None) -> _Order:
-    """Order the vocabulary: special tokens, tokens of the model, then subwords without a token.
+    """Order the vocabulary: special tokens, tokens of the model, then unused subwords.
 
-    Subwords without a token are part of the SentencePiece model, so they must stay: without them,
-    text would be split differently. They get the vector of the unknown token, as in the original.
+    Unused subwords are in the SentencePiece model, but not among the tokens of the model. Without
+    unused subwords, text would be split differently. They get the vector of the unknown token, as
+    in the original.
     """
     rows = {token: row for row, token in enumerate(side.tokens)}
     if missing := [token for token in (_UNK, _EOS) if token not in rows]:
@@ -212,7 +213,7 @@ def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None)
 def _reordered(
     theirs: Mapping[str, FloatArray], source: _Order, target: _Order
 ) -> dict[str, FloatArray]:
-    """Return the weights in float32, with embedding matrices in our order."""
+    """Return the weights in float32, with embedding matrices and output bias in the new order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
     for name, rows, otherwise in (
         ("source_vectors", source.rows, 0),
@@ -232,7 +233,7 @@ def _reordered(
 def _sentencepiece(pieces: Any, tokens: Sequence[str]) -> bytes:
     """Return a SentencePiece model with the special tokens first, then ``tokens``, in this order.
 
-    Tokens of the given model keep their score and type. New tokens are user-defined if they are
+    Tokens of ``pieces`` keep their score and type. New tokens are user-defined if they are
     tags, and unused otherwise, so that text is still split as before.
     """
     present = {piece.piece: piece for piece in pieces.pieces}

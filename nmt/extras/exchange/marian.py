@@ -3,8 +3,8 @@
 A Marian model (Junczys-Dowmunt et al. 2018) is an ``.npz`` file with the weights, ``decoder.yml``
 and vocabularies. An OPUS-MT release is such a folder, with two SentencePiece models and one YAML
 vocabulary for both sides. A MarianMT folder has ``config.json``, weights, two SentencePiece models
-and ``vocab.json``. Old folders contain ``pytorch_model.bin``, a pickle; it is read without running
-code from it. No other part of nmt reads pickles.
+and ``vocab.json``. Old folders contain ``pytorch_model.bin``, a pickle; nmt reads only the
+weights and runs no code from the file. No other part of nmt reads pickles.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ MARIAN, HUGGING_FACE = 0, 1  # columns of `_PARTS`
 
 
 class Vocabulary:
-    """The vocabulary of one side in another system.
+    """The vocabulary of one side in Marian or MarianMT.
 
     Args:
         path: SentencePiece model. A subword that is not among ``tokens`` is unknown to the model.
@@ -118,7 +118,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A model of another system, before it is written as a model folder."""
+    """A Marian or MarianMT model in memory, with settings converted to those of nmt."""
 
     model: ModelConfig  # With `output_bias` true.
     # By our names. Rows of matrices and output bias are in the order of the original vocabularies.
@@ -132,9 +132,9 @@ class Imported:
 
 
 def refused(what: str) -> CheckpointError:
-    """Return the error for a model with an unsupported feature."""
+    """Return the error for a model with an unsupported feature, such as "an ensemble"."""
     problem = f"The model uses {what}, which nmt does not support."
-    return CheckpointError(problem, fix="Import another model, or train a model: `nmt init`.")
+    return CheckpointError(problem, fix="Import a different model, or train one: `nmt init`.")
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
-    """Raise a ValueError if an archive would unpack to far more bytes than its own size."""
+    """Raise a ValueError if the unpacked files would be far larger than the archive."""
     if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES * path.stat().st_size:
         raise ValueError("its unpacked contents would be far larger than the file")
 
@@ -171,13 +171,13 @@ def _weights(
     vectors: Sequence[FloatArray],
     output_bias: FloatArray,
 ) -> dict[str, FloatArray]:
-    """Return the weights by our names, except the norms after the last layers.
+    """Return the weights by their names in nmt, except the norms after the last layers.
 
     Args:
         config: Configuration of the model.
         system: `MARIAN` or `HUGGING_FACE`.
-        read: Maps side, layer number from 0, original layer, and weight or bias to an array with
-            shape (outputs, inputs) or (outputs,).
+        read: Reads an array, given the side, the layer number from 0, the original name of the
+            sublayer, and "weight" (outputs, inputs) or "bias" (outputs,).
         vectors: Embedding matrices of source and target, and the output projection.
         output_bias: Bias of the output projection.
     """
@@ -343,7 +343,7 @@ def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
 
     Args:
         path: An .spm file, or a file with the ids of subwords: see `read_vocabulary`.
-        of_text: In the second case, the SentencePiece model of the subwords.
+        of_text: The SentencePiece model, if ``path`` is a file with ids.
     """
     if path.suffix == ".spm":
         return Vocabulary(path)
@@ -359,7 +359,7 @@ def read_vocabulary(path: Path) -> list[str]:
         path: A YAML file of ``token: id`` lines, or a ``.vocab`` file with one token in each line.
 
     Raises:
-        CheckpointError: A line has another form, or the ids are not 0, 1, 2 and so on.
+        CheckpointError: A line is malformed, or the ids are not 0, 1, 2 and so on.
     """
     # The base loaders read all values as text; other loaders would convert the tokens `yes`, `null`
     # and `1`. The loader in C is ten times as fast, but not always installed.
@@ -460,7 +460,7 @@ def read_settings(source: Path) -> dict[str, Any]:
 
 
 def _decoding(settings: Mapping[str, Any]) -> DecodingConfig:
-    """Convert the settings of a search from those that `read_settings` returned."""
+    """Convert the search options that `read_settings` has read to a decoding section."""
     named = {x: settings[x] for x in _SEARCH_KEYS if settings.get(x) is not None}
     options: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1, **named}
     if longest := settings.get("max_length"):  # counts the start token and EOS
@@ -475,21 +475,21 @@ def _decoding(settings: Mapping[str, Any]) -> DecodingConfig:
 
 
 def weight_files(place: object, names: Sequence[str]) -> list[str]:
-    """Return the files with weights among ``names``: one file or several parts.
+    """Return the names of the weight files: one file, or several parts of a split file.
 
     Args:
         place: Folder or repository, for the error message.
         names: Names of all files there.
 
     Raises:
-        CheckpointError: Weights are missing, or are those of other libraries.
+        CheckpointError: There are no weights, or only weights in formats of other libraries.
     """
     for pattern in _WEIGHTS:
         if found := [name for name in names if re.fullmatch(pattern, name)]:
             return found
     others = ", ".join(sorted(name for name in names if _OTHER_WEIGHTS.fullmatch(name)))
     problem = f"{place} has neither model.safetensors nor pytorch_model.bin"
-    fix = "Download one of these files of the model into the same folder."
+    fix = "Download model.safetensors or pytorch_model.bin into the folder."
     raise CheckpointError(f"{problem}{others and f', only {others}'}.", fix=fix)
 
 

@@ -16,7 +16,7 @@ _Languages = Annotated[str | None, Flag(short="l", metavar="PAIR", shown="from t
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options):
-    """Which model to write, and for which program.
+    """The model to export, and the format of the result.
 
     Args:
         to: Format of the folder: safetensors, for nmt on any device, or ctranslate2, for faster
@@ -35,7 +35,7 @@ class ExportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions(Options):
-    """Which model of another system to read.
+    """The Marian or MarianMT model to import.
 
     Args:
         source: Folder or .zip of a MarianMT (Hugging Face) or OPUS-MT model, or a Marian .npz file.
@@ -50,12 +50,12 @@ class ImportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions(Options):
-    """Which model folder to upload, and the contents of its model card.
+    """The model folder to upload, and the contents of the model card.
 
     Args:
         folder: Model folder to upload: exported, averaged or imported.
         name: Repository on the Hugging Face Hub. A missing repository is created.
-        license: License identifier of the Hub, such as cc-by-4.0, for the model card.
+        license: License identifier from the Hub's list, such as cc-by-4.0, for the model card.
         scores: Output of `nmt evaluate` as JSON, for the scores on the model's page. Repeatable.
         private: Make the repository private, if it is new.
         dry_run: Print the model card and the list of files, and upload nothing.
@@ -72,7 +72,7 @@ class PushOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PullOptions(Options):
-    """Which model to download, and where to write it.
+    """The model to download, and the output folder.
 
     Args:
         name: Repository on the Hugging Face Hub. ORG/NAME@COMMIT selects a version.

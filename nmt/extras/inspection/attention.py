@@ -59,7 +59,7 @@ def attention(inspected: Inspected) -> Iterator[fig.Figure]:
 
 
 def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> Iterator[fig.Figure]:
-    """Yield one kind of attention: a grid of all heads, then each layer as arcs and heatmap."""
+    """Yield one kind of attention: a grid of all heads, then arcs and a heatmap for each layer."""
     num_layers, heads, note = len(weights), inspected.heads, ""
     num_cells = weights[0, 0].numel()
     layers, most = inspected.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
@@ -101,10 +101,10 @@ def _rows(weights: Tensor, kind: Kind) -> fig.Matrix:
 def alignment(inspected: Inspected) -> Iterator[fig.Figure]:
     """Alignment.
 
-    Each target token is linked to the source token that gets most of the attention when the target
+    Each target token is linked to the source token that gets the most attention when the target
     token is predicted. The attention is the mean over all heads in the upper half of the decoder.
-    The links of words are the same as in `nmt translate`. The model was not trained to align, so
-    some links miss the right word.
+    The links between words are the same as in `nmt translate`. The model was not trained to align,
+    so some links are wrong.
     """
     start = int(inspected.config.model.source_bos) + len(inspected.tag_ids)
     weights = inspected.model.align(inspected.source, inspected.target)[0]
@@ -128,7 +128,7 @@ def alignment(inspected: Inspected) -> Iterator[fig.Figure]:
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the words of some tokens, as counted by `nmt.inference.request.words_of`."""
+    """Join the tokens of each word. Word borders are those of `nmt.inference.request.words_of`."""
     numbered = zip(words_of(labels(tokenizer, ids)), ids, strict=True)
     groups = groupby(numbered, key=lambda each: each[0])
     return [tokenizer.decode([index for _, index in group]) for _, group in groups]
@@ -155,12 +155,12 @@ def heads(inspected: Inspected) -> Iterator[fig.Figure]:
                 known = [None, None, *shares[2:]] if kind == "cross" else shares
                 rows.append([f"{layer}, head {head}", *known, _role(known), loss])
         note = f"Loss in nats per target token. Sentence pairs of the set {name}: {len(pairs):,}."
-        yield fig.Table(title, ["head", *_NAMES, "main role", "loss without it"], rows, note=note)
+        yield fig.Table(title, ["head", *_NAMES, "main role", "loss without head"], rows, note=note)
 
 
 @torch.inference_mode()
 def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
-    """Return the shares of attention for each kind of head, as in `_NAMES`. (layers, H, 4)."""
+    """Return, by kind of attention, the four shares in the order of `_NAMES`. (layers, H, 4)."""
     sums = {kind: torch.zeros(()) for kind in KINDS}
     counts: Counter[Kind] = Counter()
     for source, target in pairs:
@@ -182,10 +182,10 @@ def look_shares(model: Transformer, pairs: Pairs) -> dict[Kind, Tensor]:
 
 
 def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]]]:
-    """Return the loss of the references without each head, by kind, layer and head.
+    """Return how much log probability the references lose without each head.
 
-    The loss is in nats per target token, with EOS. It is negative if the model is better without
-    the head.
+    By kind of attention, then layer, then head; in nats per target token, with EOS. A loss is
+    negative if the model is better without the head.
     """
     engine, (sources, targets) = TorchEngine(model), zip(*pairs, strict=True)
 
@@ -207,7 +207,7 @@ def head_losses(model: Transformer, pairs: Pairs) -> dict[Kind, list[list[float]
 
 
 def _role(shares: Sequence[float | None]) -> str:
-    """Return the main role of a head, or an empty string. The diagonal is considered last."""
+    """Return the name of the share that dominates, or an empty string. The diagonal is last."""
     *single, diagonal = [share or 0.0 for share in shares]
     if max(single) >= _MOSTLY:
         return _NAMES[single.index(max(single))]
@@ -215,7 +215,9 @@ def _role(shares: Sequence[float | None]) -> str:
 
 
 def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
-    """Return the name and the first pairs of a test set, or of the validation set.
+    """Return the name and the first pairs of the chosen test set.
+
+    Without a choice: of the first test set or, if there is none, of the validation set.
 
     Raises:
         ConfigError: No test set has this name.

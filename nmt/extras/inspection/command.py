@@ -90,7 +90,7 @@ def make_part(name: str, inspected: Inspected) -> Part:
     """Return one view of a model.
 
     Raises:
-        ConfigError: The view needs data that are missing, or the sentence is too long.
+        ConfigError: A sentence or a vocabulary is missing, or the sentence is too long.
         CheckpointError: The weights are missing or damaged.
     """
     if error := inspected.missing(VIEWS[name].needs, name):
@@ -101,27 +101,27 @@ def make_part(name: str, inspected: Inspected) -> Part:
 
 
 def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
-    """Return a view with its figures. Its docstring is the title and the explanation."""
+    """Return a view with its figures. ``doc`` contains its title and its explanation."""
     title, _, explanation = cleandoc(doc or name).partition("\n\n")
     return Part(name, title.rstrip("."), " ".join(explanation.split()), list(figures))
 
 
 def _check_view(options: InspectOptions) -> None:
-    """Refuse a missing model and an unknown view."""
+    """Raise an error for a missing model, an unknown view, or a view before the model."""
     if options.model is None and not options.worked_examples:
         raise ConfigError("MODEL is missing.", fix="Pass a run folder or a configuration.")
     if options.model is not None and options.worked_examples:
-        fix = "Remove one of the two."
-        raise ConfigError("`worked_examples` needs no model, but MODEL is given.", fix=fix)
+        fix = "Remove MODEL or `worked_examples`."
+        raise ConfigError("`worked_examples` and MODEL cannot be combined.", fix=fix)
     if options.view not in (None, *VIEWS) and str(options.model) in VIEWS:
         right = shell_command("inspect", options.view, options.model)
-        raise ConfigError(f"The view {options.model} must follow the model.", fix=f"Type: {right}")
+        raise ConfigError(f"Write the view {options.model} after MODEL.", fix=f"Type: {right}")
     if options.view is not None:
         chosen(VIEWS, options.view, "view")
 
 
 def _refuse_idle(options: InspectOptions, used: Collection[str], place: str) -> None:
-    """Refuse options without effect."""
+    """Raise an error if an option outside ``used`` was changed."""
     idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*used})
     if idle:
         names = ", ".join(f"`{name}`" for name in sorted(idle))
@@ -129,7 +129,7 @@ def _refuse_idle(options: InspectOptions, used: Collection[str], place: str) -> 
 
 
 def _style(options: InspectOptions) -> Style:
-    """Return the format: the chosen format, else by the file's ending, else text.
+    """Return the chosen format; by default, the format of the file's ending, or text.
 
     Raises:
         ConfigError: The ending of the file does not match the format.
@@ -152,7 +152,7 @@ def _page_views(inspected: Inspected) -> Iterator[str]:
 
 
 def _offers(inspected: Inspected, shown: list[str]) -> dict[str, str]:
-    """Return the commands for the views that are not on the page, each with its summary."""
+    """Return commands for views that are not on the page, each with a summary of the view."""
     offers, source = {}, {"source": inspected.choice.source or "Hello!"}
     for name, view in VIEWS.items():
         can_be_read = view.needs == "vocabulary" and inspected.has_tokenizers
@@ -163,7 +163,7 @@ def _offers(inspected: Inspected, shown: list[str]) -> dict[str, str]:
 
 
 def _facts(inspected: Inspected, used: Collection[str]) -> dict[str, str]:
-    """Return the facts at the top of the page."""
+    """Return names and values for the top of the page. ``used`` are options with an effect."""
     config, model, choice = inspected.config, inspected.config.model, inspected.choice
     size = sum(x.numel() for x in inspected.structure.parameters())
     facts = {
@@ -183,5 +183,5 @@ def _facts(inspected: Inspected, used: Collection[str]) -> dict[str, str]:
             translation = inspected.tokenizers.target.decode(inspected.target_ids)
             facts["Translation by the model"] = translation
         elif not inspected.is_folder:
-            facts["Target"] = "the source sentence stands in; no translation without training"
+            facts["Target"] = "a copy of the source, because an untrained model cannot translate"
     return facts

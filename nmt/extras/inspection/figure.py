@@ -36,7 +36,7 @@ _FAINT = 0.1  # Arcs below this share of the strongest arc are left out.
 
 @dataclass(frozen=True)
 class Figure:
-    """Base of all figures: a title above, and a note below."""
+    """Base of all figures, with a title above and a note below."""
 
     title: str
     note: str = field(default="", kw_only=True)
@@ -73,7 +73,7 @@ class Heatmap(Figure):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Values of the palest and the strongest colour; symmetric if there are negative values."""
+        """The values of the palest and the strongest colour; opposite numbers for two hues."""
         values = [x for row in self.values for x in row if x is not None and isfinite(x)] or [0.0]
         low = min(values) if self.low is None else self.low
         high = max(values) if self.high is None else self.high
@@ -121,7 +121,7 @@ class Tree(Figure):
 
     @property
     def paths(self) -> list[tuple[int, ...]]:
-        """The indices from the root to each node. Sorting them gives a depth-first order."""
+        """The indices from the root to each node. Sorted paths are in depth-first order."""
         paths: list[tuple[int, ...]] = []
         for index, node in enumerate(self.nodes):
             paths.append((*(() if node.parent is None else paths[node.parent]), index))
@@ -204,7 +204,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def isolated(text: str) -> str:
-    """Return a token for use inside a label: a right-to-left token keeps its place in the label.
+    """Wrap a token for use inside a label, so that right-to-left text keeps its place.
 
     Source: Unicode Standard Annex 9, isolates (U+2068, U+2069).
     """
@@ -269,7 +269,7 @@ def _stack(stack: Stack) -> list[str]:
 
 
 def number_format(numbers: Iterable[float | None]) -> str:
-    """Return one format for numbers that are shown together.
+    """Return the format specification for numbers that are shown together.
 
     >>> number_format([0.25, None, 12.5]), number_format([12.5, 2500]), number_format([0.0, 1.0])
     ('z,.4f', 'z,.1f', 'z,.0f')
@@ -311,7 +311,7 @@ def cell_texts(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
 
 
 def numeric_columns(rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """Return for each column whether it contains only numbers, and is aligned to the right."""
+    """Return for each column whether it contains only numbers, which are right-aligned."""
     return [not any(isinstance(cell, str) for cell in column) for column in zip_longest(*rows)]
 
 

@@ -62,7 +62,7 @@ def vocabulary(inspected: Inspected) -> Iterator[fig.Figure]:
     The tokenizer splits text into subwords; \N{LOWER ONE EIGHTH BLOCK} marks a space before a
     subword. The id of a subword is the number of its row in the embedding matrix: a one-hot vector
     multiplied by the matrix selects this row. Subwords that occur in similar contexts get similar
-    vectors, so the nearest neighbours of a subword are often related to it.
+    vectors, so the nearest neighbours of a subword often have related meanings.
     """
     yield from _side(inspected, "source")
     if inspected.choice.target is not None or inspected.has_weights:
@@ -101,17 +101,17 @@ def _side(inspected: Inspected, side: Literal["source", "target"]) -> Iterator[f
 
 
 def one_hot(ids: Sequence[int], vocab_size: int) -> Tensor:
-    """Return the one-hot vectors of some ids: (len(ids), V), float32."""
+    """Return a one-hot vector for each id: (len(ids), V), float32."""
     return F.one_hot(torch.tensor(ids), vocab_size).float()
 
 
 def lookup_lines(matrix: Tensor, index: int, subword: str, scale: int | None) -> list[str]:
-    """Return lines that show how a one-hot vector selects a row of the embedding matrix.
+    """Write out how a one-hot vector selects a row of the embedding matrix.
 
     Args:
         matrix: The embedding matrix. (V, D).
         index: Id of the subword.
-        subword: The subword.
+        subword: Text of the subword.
         scale: The width D, if vectors are multiplied by its square root; else None.
     """
     size, dim = matrix.shape
@@ -126,7 +126,7 @@ def lookup_lines(matrix: Tensor, index: int, subword: str, scale: int | None) ->
 
 
 def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]]:
-    """Return the nearest neighbours of a row of the embedding matrix, and their cosines.
+    """Return the ``count`` rows most similar to a row, each with the cosine similarity.
 
     PAD, UNK and BOS are left out, because most models never train their rows.
     """
@@ -139,9 +139,9 @@ def neighbours(matrix: Tensor, index: int, count: int) -> list[tuple[int, float]
 def shift(inspected: Inspected) -> Iterator[fig.Figure]:
     """Batch, shift and masks.
 
-    The decoder reads the target shifted by one token: from the tokens so far, it predicts the next
-    token. In a mask, 1 marks a token that may be read. In the decoder, each token reads only itself
-    and the tokens before it. PAD fills up the shorter rows; the model packs the sentences and
+    The decoder reads the target shifted by one token: from the tokens so far, the decoder predicts
+    the next token. In a mask, 1 marks a token that may be read. In the decoder, each token reads
+    only itself and earlier tokens. PAD fills up the shorter rows; the model packs the sentences and
     computes nothing for PAD. The first pair is your sentence. The other pairs are from the
     validation set. Without prepared data, the second pair is the first token of your sentence.
     """
@@ -167,7 +167,7 @@ def shift(inspected: Inspected) -> Iterator[fig.Figure]:
 
 
 def pairs_of(inspected: Inspected) -> list[Pair]:
-    """Return the chosen pair and the first pairs of the validation set: at least two pairs.
+    """Return the pair to inspect, then pairs of the validation set: two or more pairs in all.
 
     Raises:
         ConfigError: Neither a pair nor prepared data is available.
@@ -191,7 +191,7 @@ def pairs_of(inspected: Inspected) -> list[Pair]:
 
 
 def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -> Batch:
-    """Return the batch of the pairs, made by the same `collate` as in training.
+    """Collate the pairs into one batch with the code of training.
 
     Args:
         pairs: Ids without BOS and EOS.
@@ -207,7 +207,7 @@ def collate_pairs(pairs: Sequence[Pair], vocab_size: int, *, source_bos: bool) -
 
 
 def decoder_mask(target: Packed) -> Tensor:
-    """Return the decoder mask: True for a position and all before it. (B, T, T), bool."""
+    """Return the decoder mask: True where a position (row) may read (column). (B, T, T), bool."""
     causal = torch.ones(target.max_length, target.max_length, dtype=torch.bool).tril()
     return causal & target.mask().unsqueeze(2)  # tokens before a real token are real, too
 
@@ -224,9 +224,9 @@ def _table(title: str, tokenizer: Tokenizer, rows: dict[str, list[int]]) -> fig.
 
 
 def rates(dim: int, layout: str) -> Tensor:
-    """Return the angular rate of each pair of sine and cosine: (D / 2,), float64.
+    """Return the angular frequency of each pair of sine and cosine: (D / 2,), float64.
 
-    The paper has 10000^(-2i / D); ``sinusoidal-halves`` has 10000^(-i / (D / 2 - 1)).
+    Vaswani et al. (2017) use 10000^(-2i / D); ``sinusoidal-halves`` has 10000^(-i / (D / 2 - 1)).
     """
     half = dim // 2
     steps = max(half - 1, 1) if layout == "sinusoidal-halves" else half
@@ -234,7 +234,7 @@ def rates(dim: int, layout: str) -> Tensor:
 
 
 def pair_columns(dim: int, layout: str) -> tuple[Tensor, Tensor]:
-    """Return the columns of the sines, and the columns of the corresponding cosines."""
+    """Return the features that are sines, and the features with the corresponding cosines."""
     half = torch.arange(dim // 2)
     return (2 * half, 2 * half + 1) if layout == "sinusoidal" else (half, half + dim // 2)
 
@@ -289,7 +289,7 @@ def encoding_heatmap(table: Tensor, title: str, first: int = 0, note: str = "") 
 
 
 def sinusoid_figures(layout: str, dim: int) -> Iterator[fig.Figure]:
-    """Yield the calculation of one position's vector, and the matrix M to a later position."""
+    """Yield the calculation of one position vector, and the matrix M from `shift_matrix`."""
     title = f"Vector of position {_POSITION}, width {dim:,}, sines and cosines {LAYOUTS[layout]}"
     yield fig.Text(title, written_out(dim, layout, _POSITION))
     table = sinusoids(NUM_POSITIONS, dim, layout).double()
@@ -323,7 +323,7 @@ def positions(inspected: Inspected) -> Iterator[fig.Figure]:
 
 
 def _absolute(inspected: Inspected) -> Iterator[fig.Figure]:
-    """Yield the vectors that are added to embeddings, for both sides if they differ."""
+    """Yield the vectors that are added to embeddings; for each side if the sides differ."""
     config = inspected.config.model
     if (make := POSITIONS[config.positions].absolute) is None:
         return

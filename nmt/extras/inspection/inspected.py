@@ -1,4 +1,4 @@
-"""The model or configuration to inspect, with the sentence and the checkpoint that were chosen.
+"""The model or configuration to inspect, with the chosen sentence and checkpoint.
 
 Every attribute is loaded when it is first used, so views that need no weights do not load any.
 """
@@ -50,7 +50,7 @@ class Inspected:
 
     Attributes raise:
         ConfigError: A configuration cannot provide the attribute, or an option is wrong.
-        CheckpointError: A file is missing in the folder, or damaged.
+        CheckpointError: A file in the folder is missing or damaged.
     """
 
     def __init__(self, place: Path, choice: InspectOptions | None = None) -> None:
@@ -78,12 +78,12 @@ class Inspected:
 
     @property
     def has_tokenizers(self) -> bool:
-        """Whether `tokenizers` can be loaded. A configuration needs prepared data for that."""
+        """Whether there are saved tokenizers: in the folder, or in the prepared data."""
         return self.is_folder or self._tokenizer_folder.is_dir()
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """The tokenizers of the folder or of the prepared data; before, words are the tokens."""
+        """The tokenizers of the folder or of the prepared data; without data, words are tokens."""
         if not self.has_tokenizers:
             words = f"{self.choice.source} {self.choice.target or ''}".split()
             source, target = (_Words(words, size) for size in self.config.tokenizer.vocab_sizes)
@@ -93,7 +93,7 @@ class Inspected:
 
     @cached_property
     def prepared(self) -> PreparedData | None:
-        """The training data; None if it was deleted, or prepared again with another vocabulary."""
+        """The prepared data; None if missing, or if its vocabulary is not that of the model."""
         if not (self.config.prepared_dir / MANIFEST).is_file():
             return None
         data = PreparedData.open(self.config.prepared_dir)
@@ -121,12 +121,12 @@ class Inspected:
 
     @property
     def checkpoint(self) -> str:
-        """The last checkpoint in the list; ``untrained`` for a configuration."""
+        """The checkpoint to show: the last in the option's list; ``untrained`` without a run."""
         last = self.choice.checkpoint[-1] if self.choice.checkpoint else "best"
         return last if self.is_folder else "untrained"
 
     def load(self, checkpoint: str) -> Transformer:
-        """Load a checkpoint by its name; ``untrained`` builds the model with the run's seed."""
+        """Load a checkpoint by name; ``untrained`` has the random weights before training."""
         if checkpoint == "untrained":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.config.training.seed)
@@ -149,7 +149,7 @@ class Inspected:
     def target_ids(self) -> list[int]:
         """The target without BOS and EOS: the given target, or the translation by the model.
 
-        A configuration cannot translate: the source sentence stands in for the target.
+        A configuration cannot translate, so the default is the source sentence.
         """
         if self.choice.target is not None or not self.is_folder:
             text = self.choice.source or "" if self.choice.target is None else self.choice.target
@@ -159,7 +159,7 @@ class Inspected:
         return list(found.hypotheses[0].ids)
 
     def translate(self, search: Search) -> Output:
-        """Search as `nmt translate` does, including the second search for suspect output."""
+        """Translate with ``search`` and, if the output is suspicious, search again."""
         start, size = int(self.config.model.source_bos), self.choice.beam_size
         options = change_options(self.config.decoding, {"beam_size": size} if size else {})
         ids = self.source_ids[start:-1]
@@ -174,7 +174,7 @@ class Inspected:
 
     @property
     def source_labels(self) -> list[str]:
-        """A label for each of ``source_ids``: its subword, with visible word borders."""
+        """A label for each of ``source_ids``: the subword, with visible word borders."""
         return labels(self.tokenizers.source, self.source_ids)
 
     @property
@@ -184,7 +184,7 @@ class Inspected:
 
     @property
     def target_labels(self) -> list[str]:
-        """A label for each decoder position: the token read and the token predicted, ``I > am``."""
+        """A label for each decoder position: the token read and the token predicted."""
         return moved(self.read_labels, labels(self.tokenizers.target, [*self.target_ids, EOS_ID]))
 
     @cached_property
@@ -198,7 +198,7 @@ class Inspected:
         return Packed.from_rows([[BOS_ID, *self.target_ids]])
 
     def layers(self, num_layers: int) -> list[int]:
-        """Return the chosen layers of a stack, from 1. Empty if the stack is lower."""
+        """Return the chosen layers of a stack, from 1. Empty if the stack has fewer layers."""
         layer = self.choice.layer
         return [n for n in range(1, num_layers + 1) if layer in (None, n)]
 
@@ -211,7 +211,7 @@ class Inspected:
         """Check that the model has the chosen layer, heads and tag.
 
         Raises:
-            ConfigError: The model does not have them.
+            ConfigError: The layer, a head or the tag does not exist.
         """
         model = self.config.model
         num_layers = max(model.encoder_layers, model.decoder_layers)
@@ -224,7 +224,7 @@ class Inspected:
         _ = self.tag_ids
 
     def missing(self, need: Need, name: str) -> NmtError | None:
-        """Return the error if a requirement of a view is missing, without loading anything."""
+        """Return an error if the view ``name`` cannot be shown; loads no weights or tokenizers."""
         has_pass = self.has_weights or not self.is_folder  # a configuration: random weights
         if not (has_pass if need == "pass" else self.has_weights or need in _WITHOUT_WEIGHTS):
             kind = "exported for CTranslate2" if self.is_folder else "a configuration"
@@ -251,7 +251,7 @@ class Inspected:
 
 
 def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return a label for each id: its subword, or PAD, BOS or EOS."""
+    """Return a label for each id: the subword, or PAD, BOS or EOS."""
     return [_SPECIAL.get(index) or tokenizer.piece(index) for index in ids]
 
 
@@ -262,7 +262,7 @@ def moved(read: Sequence[str], predicted: Sequence[str]) -> list[str]:
 
 
 class _Words(Tokenizer):
-    """Stands in for a tokenizer before the data is prepared: the words of the sentences."""
+    """Takes the place of a tokenizer before the data is prepared: splits at spaces."""
 
     def __init__(self, words: Sequence[str], size: int) -> None:
         self._words, self._size = list(dict.fromkeys(words))[: size - NUM_SPECIAL], size

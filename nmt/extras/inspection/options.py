@@ -2,7 +2,7 @@
 
 To add a view, write a function ``(Inspected) -> Iterator[Figure]`` and register it in `VIEWS`. The
 docstring of the function is the title and the explanation on the page, so write it for readers of
-the page. The requirements of a view are checked before anything is loaded.
+the page. The requirements of a view (`View.needs`) are checked before models or data are loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEST_SET = ("tag", *_MODEL, "test", "limit")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: how to find and describe it."""
+    """Where a view is implemented, its requirements, and its summary."""
 
     module: str  # Module of this package with the function that has the name of the view.
     needs: Need
@@ -45,7 +45,7 @@ VIEWS: dict[str, View] = {
     "diagram": View("structure", "configuration", "sublayers, norms and residual connections", ()),
     "shapes": View("structure", "pass", "shape, mean and spread of every tensor", _LAYER),
     "vocabulary": View("inputs", "vocabulary", "subwords, ids, vectors, nearest neighbours"),
-    "positions": View("inputs", "configuration", "position encoding and its similarities", _MODEL),
+    "positions": View("inputs", "configuration", "position encoding, similar positions", _MODEL),
     "shift": View("inputs", "vocabulary", "a small batch: decoder input, output and masks"),
     "attention": View("attention", "pass", "attention of each layer and head", _HEAD),
     "score": View("sublayers", "pass", "attention calculated step by step", _HEAD),

@@ -58,7 +58,7 @@ def render_page(
 
 
 def prose(text: str) -> Markup:
-    """Return our own words with code spans and superscripts.
+    """Convert `code` and exponents in a text of nmt to HTML; escape the rest.
 
     >>> prose("`a < b`: W^O and 10^(2/4)")
     Markup('<code>a &lt; b</code>: W<sup>O</sup> and 10<sup>2/4</sup>')
@@ -72,8 +72,8 @@ def figure_html(figure: fig.Figure, level: int | None) -> Markup:
 
     Args:
         figure: The figure.
-        level: Level of the heading; 0 for a title that is not a heading. None: without a title,
-            because the heading of the section says the same.
+        level: Level of the heading; 0 for a title that is not a heading; None for no title, if the
+            heading of the section is enough.
     """
     return render(
         "figure.html.j2", kind=type(figure).__name__.lower(), figure=figure, level=level, draw=draw,
@@ -93,7 +93,7 @@ def document(figures: Sequence[fig.Figure]) -> Markup:
 
 
 def _below(figures: Sequence[tuple[str, fig.Figure]]) -> Any:
-    """Return drawings one below the other, with their titles, for a file of their own."""
+    """Return drawings one below the other, with their titles, for an SVG file."""
     drawings = []
     for before, figure in figures:
         title = ": ".join(filter(None, (before, figure.title)))
@@ -107,7 +107,7 @@ def draw(figure: fig.Figure, *, is_upright: bool = False) -> Any:
 
     Args:
         figure: The figure.
-        is_upright: Draw the stacks of a diagram one above the other, as a phone needs it.
+        is_upright: Draw the stacks of a diagram one above the other, for narrow screens.
 
     Returns:
         The inside of an SVG element, with the attributes ``width``, ``height`` and ``data``.
@@ -124,7 +124,7 @@ def draw(figure: fig.Figure, *, is_upright: bool = False) -> Any:
 
 
 def text_width(text: str) -> float:
-    """Return the approximate width of a label in pixels. Uses a wide font, so no label is cut off.
+    """Estimate the width of a label in pixels, for a wide font, so that no label is cut off.
 
     >>> text_width("ab"), text_width("<日>"), text_width("It")
     (16.6, 39.0, 11.0)
@@ -149,7 +149,7 @@ def _flat(values: fig.Matrix) -> list[float]:
 
 
 def shades(values: fig.Matrix, bounds: Point) -> Iterator[tuple[str, float, str]]:
-    """Yield the class, opacity and path of each shade. Equal neighbours in a row are one shape."""
+    """Yield the CSS class, opacity and SVG path of the cells of each shade."""
     (low, high), paths = bounds, dict[float | None, str]()
     start = max(low, 0.0)
     for y, row in enumerate(values):
@@ -168,7 +168,7 @@ def shades(values: fig.Matrix, bounds: Point) -> Iterator[tuple[str, float, str]
 
 
 def _places(tree: fig.Tree) -> list[tuple[float, float, float]]:
-    """Return the left end, the top and the width of each node."""
+    """Return the left end, the top and the width of each node, in pixels."""
     (depths, rows), starts = layout(tree), [0.0]
     widths = [max(text_width(node.label), text_width(node.detail)) + 14 for node in tree.nodes]
     for depth in range(max(depths, default=-1) + 1):

@@ -1,8 +1,8 @@
 """How a model decodes: the steps of the search (`trace`), and probabilities (`distributions`).
 
 A trace runs the usual search with an `ObservingStepper`, for one sentence, with greedy or beam
-search. `recompute_words` also shows decoding without the causal mask, as some explanations have it:
-all words are recomputed at every step.
+search. `recompute_words` decodes without the causal mask, as in some explanations of the
+Transformer: all words are recomputed at every step.
 
 Shapes: K beams, T target positions, V vocabulary.
 """
@@ -64,7 +64,7 @@ class ObservingStepper(ModelStepper):
     """A `ModelStepper` that records the steps of the search for one sentence.
 
     Args:
-        model: On the CPU.
+        model: Model on the CPU.
         source: The source sentence.
         options: Options of the search.
     """
@@ -111,7 +111,7 @@ def trace_search(
     """Translate one sentence; return the steps of the search, and the hypotheses, best first.
 
     Args:
-        model: On the CPU, in evaluation mode.
+        model: Model on the CPU, in evaluation mode.
         source_ids: Source ids without BOS and EOS.
         options: Options of greedy or beam search.
     """
@@ -162,7 +162,7 @@ def trace(inspected: Inspected) -> Iterator[fig.Figure]:
         finished.sort(key=lambda pair: -pair[0].score)
         note = "The first row is the translation."
         if number != taken:
-            note = f"The translation is not from here: it is from the {_ORDER[taken]} search."
+            note = f"The final translation is from the {_ORDER[taken]} search, not from this one."
         yield fig.Tree(f"{name}Beam tree", _nodes(moments, best, tokenizer))
         head = "hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"
         rows = _scores(finished, options, tokenizer)
@@ -172,7 +172,7 @@ def trace(inspected: Inspected) -> Iterator[fig.Figure]:
 
 
 def check_options(options: DecodingConfig) -> None:
-    """Refuse decoding options that choose a search other than greedy or beam search."""
+    """Raise an error for searches other than greedy and beam search."""
     is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
     if is_other or options.search not in ("auto", "greedy", "beam"):
         raise ConfigError(
@@ -195,7 +195,7 @@ def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:
     head = ["hypothesis", "log probability", *(f"next {n}" for n in range(1, len(rows[0]) - 1))]
     finished = [(isolated(tokenizer.decode(x.ids)), x.score) for x, _ in moment.finished]
     ended = [f'"{text}" with score {score:.4f}' for text, score in finished]
-    note = f"Finished here: {', '.join(ended)}." if ended else ""
+    note = f"Finished in this step: {', '.join(ended)}." if ended else ""
     read = dict.fromkeys((BOS_ID, *ids)[-1] for ids in moment.ids)
     title = f"step {number}: read {', '.join(map(isolated, labels(tokenizer, list(read))))}"
     return fig.Step(title, [fig.Table("", head, rows, note=note)])
@@ -234,7 +234,7 @@ def _nodes(moments: Sequence[Moment], best: Ids, tokenizer: Tokenizer) -> list[f
 
 
 def _unmasked(inspected: Inspected, most: int) -> list[fig.Figure]:
-    """Return the words of every step, recomputed with and without the causal mask."""
+    """Return two tables with the words of every step: with and without the causal mask."""
 
     def table(title: str, note: str = "") -> fig.Table:
         steps = recompute_words(inspected.model, inspected.source, most)
@@ -248,13 +248,13 @@ def _unmasked(inspected: Inspected, most: int) -> list[fig.Figure]:
 
 @torch.inference_mode()
 def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[list[int]]:
-    """Translate by recomputing all words at every step, from the words of the previous step.
+    """Translate: at every step, predict all words again from the words of the previous step.
 
     With the causal mask, words never change, and the result equals that of greedy search. Without
     the mask (see `without_causal_mask`), earlier words read later words.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: One source sentence.
         most: Maximum length of the output, with EOS.
 
@@ -273,12 +273,12 @@ def recompute_words(model: Transformer, source: Packed, most: int) -> Iterator[l
 def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
     """Target and predicted distributions.
 
-    In training, the target distribution has probability 1 for the right token; label smoothing
-    spreads a small part of it over the vocabulary. The loss is the cross-entropy between the target
-    and the prediction of the model. It is the sum of the entropy of the target, which is constant,
-    and the Kullback-Leibler (KL) divergence, which training reduces. Probabilities of a model are
-    computed as in `nmt score`: PAD, UNK and BOS are excluded, and the other tokens sum to 1. The
-    cross-entropy is that of training, which includes all tokens.
+    In training, the target distribution has probability 1 for the reference token; label smoothing
+    spreads a small part of the probability over the vocabulary. The loss is the cross-entropy
+    between the target and the prediction of the model: the sum of the entropy of the target, which
+    is constant, and the Kullback-Leibler (KL) divergence, which training reduces. Probabilities
+    of a model are computed as in `nmt score`: PAD, UNK and BOS are excluded, and the probabilities
+    of the other tokens sum to 1. The cross-entropy includes all tokens, as in training.
     """
     gold, names = [*inspected.target_ids, EOS_ID], inspected.choice.checkpoint or _DEFAULT
     models = {name: inspected.load(name) for name in names}
@@ -306,7 +306,7 @@ def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
     right, other, entropy = smoothed_target(vocab_size, smoothing)
     share = f"{smoothing:g} / {vocab_size:,}"
     lines = [
-        f"probability of the right token: 1 - {smoothing:g} + {share} = {right:.6f}",
+        f"probability of the reference token: 1 - {smoothing:g} + {share} = {right:.6f}",
         f"probability of each other token: {share} = {other:.6f}",
         f"cross-entropy = entropy of the target ({entropy:.4f} nats) + KL divergence",
     ]
@@ -316,7 +316,7 @@ def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
 def _likely(
     inspected: Inspected, place: int, gold: int, logits: Mapping[str, Tensor]
 ) -> fig.Heatmap:
-    """Return the probabilities of the right token and of each model's most probable tokens."""
+    """Return the probabilities of the reference token and of the most probable tokens."""
     vocab_size = inspected.tokenizers.target.vocab_size
     shares = {
         name: usable_log_probs(values[place : place + 1], torch.tensor([gold]))[0].exp()
@@ -338,13 +338,13 @@ def _likely(
 
 
 def usable_log_probs(logits: Tensor, gold: Tensor) -> Tensor:
-    """Return log probabilities as in `nmt score`: PAD, UNK and BOS only if gold. (T, V)."""
+    """Return log probabilities without PAD, UNK and BOS, unless in ``gold``. (T, V)."""
     usable = logits.index_fill(1, torch.arange(NUM_NEVER_CHOSEN), -torch.inf)
     return usable.scatter(1, gold.unsqueeze(1), logits.gather(1, gold.unsqueeze(1))).log_softmax(-1)
 
 
 def smoothed_target(vocab_size: int, smoothing: float) -> tuple[float, float, float]:
-    """Return the probability of the right token and of each other token, and the entropy.
+    """Return the probability of the reference token and of each other token, and the entropy.
 
     >>> smoothed_target(4, 0.0)
     (1.0, 0.0, 0.0)
@@ -364,7 +364,7 @@ def losses(logits: Tensor, gold: Sequence[int], smoothing: float) -> Tensor:
         smoothing: Probability that is spread evenly over the vocabulary.
 
     Returns:
-        The log probability of the right token as in `nmt score`, the cross-entropy, and the KL
+        The log probability of the reference token as in `nmt score`, the cross-entropy, and the KL
         divergence. (T, 3).
     """
     right = torch.tensor(gold)

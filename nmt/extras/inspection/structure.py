@@ -1,4 +1,4 @@
-"""The structure of a model: its parameters, its architecture, and the tensors of one pass.
+"""The structure of a model: its parameters, its architecture, and the tensors of a forward pass.
 
 Parameters and architecture need only names and shapes, so they also work for a model on torch's
 ``meta`` device, which has no memory for weights.
@@ -93,7 +93,7 @@ def parameter_table(model: Transformer, title: str, more: str = "") -> fig.Table
 
 
 def count_parts(model: Transformer) -> list[PartCount]:
-    """Return all parts, each before its own parts; the last entry is the total.
+    """Return all parts, each followed by its subparts; the last entry is the total.
 
     The total is the sum of the counts at depth 0, and equals ``sum(p.numel())`` of the model.
     """
@@ -113,7 +113,7 @@ def count_parts(model: Transformer) -> list[PartCount]:
 
 
 def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
-    """Return the entries for a stack, for one of its layers, and for the sublayers and norms."""
+    """Return entries for a stack, for one layer, and for the layer's sublayers and norms."""
     num_layers, modules = len(layers), Counter[tuple[str, Formula]]()
     for child_name, child in layers[0].named_children():
         label = "norm" if isinstance(child, Residual) else child_name.replace("_", "-")
@@ -129,7 +129,7 @@ def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
 
 
 def _formula(module: nn.Module) -> Formula:
-    """Return the number of parameters of a module as a sum of products; empty if it has none."""
+    """Return the number of parameters of a module as a sum of products, or empty."""
     if isinstance(module, FeedForward):
         width, dim = module.outer.in_features, module.outer.out_features
         gates = module.inner.out_features // width
@@ -266,10 +266,10 @@ def shapes(inspected: Inspected) -> Iterator[fig.Figure]:
 def trace_tensors(
     model: Transformer, source: Packed, target: Packed, layer: int | None = None
 ) -> list[list[fig.Cell]]:
-    """Run a model once, and return a row for the output of each module and for the logits.
+    """Run a model once, and describe the output of each module and the logits.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: Source ids.
         target: BOS and target ids.
         layer: Include only this layer of each stack, from 1; all layers if None.

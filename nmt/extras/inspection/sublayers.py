@@ -1,7 +1,7 @@
-"""The sublayers in one pass: recorded, calculated step by step (`score`), and summarised (`flow`).
+"""Records the sublayers in a forward pass; views: step-by-step calculation (`score`) and `flow`.
 
 Hooks record the input and the output of each sublayer. Queries, keys and weights are internal to a
-sublayer; they are recomputed from its input with its own projections, in the form of the paper:
+sublayer; here they are recomputed from the input and projections of the sublayer, as in the paper:
 softmax(Q K^T / sqrt(E)) V. The model is not changed.
 
 Shapes: T tokens with queries, S tokens with keys, H heads, E head width, D model width.
@@ -82,7 +82,7 @@ class Sublayer:
         return kinds.get(self.name)
 
     def heads(self) -> Heads:
-        """Recompute the intermediate results of its heads."""
+        """Recompute the intermediate results of all heads; for attention sublayers only."""
         module = self.module
         assert isinstance(module, SelfAttention | CrossAttention)
         width, bias, vectors = module.head_dim, None, None
@@ -141,7 +141,7 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
     Gradients are available unless the caller has disabled them.
 
     Args:
-        model: In any mode.
+        model: Model in training or evaluation mode.
         source: Input of the encoder: one sentence.
         target: Input of the decoder: BOS and the target.
     """
@@ -250,7 +250,7 @@ def _query(labels: Sequence[str], place: int, heads: Heads, head: int) -> list[f
 
 
 def _sublayer(sublayer: Sublayer, heads: Heads, place: int) -> fig.Table:
-    """Return the stages of one token: heads, W^O, addition and norm."""
+    """Return the vectors of one token after each stage: heads, W^O, addition and norm."""
     total = sublayer.before + sublayer.added
     stages = {f"head {number}": mixed for number, mixed in enumerate(heads.mixed, 1)} | {
         "all heads, concatenated": heads.concatenated,
@@ -308,8 +308,9 @@ def flow(inspected: Inspected) -> Iterator[fig.Figure]:
 
     Each sublayer reads the residual stream and adds its output to it. The tables show the norms of
     these vectors, averaged over the tokens, and two gradients of the cross-entropy per token: with
-    respect to the stream above a sublayer, and with respect to its weights. The heatmaps show the
-    entropy of each head and the distance to the tokens that it reads. The entropy is 0 if a head
+    respect to the stream above a sublayer, and with respect to the weights of the sublayer. The
+    heatmaps show the entropy of each head, and the mean distance between a token and the tokens
+    that it reads. The entropy is 0 if a head
     reads a single token, and the logarithm of the length if it reads all tokens equally.
     """
     recording = record(inspected.model, inspected.source, inspected.target)
@@ -364,7 +365,7 @@ def layer_names(num_layers: int) -> list[str]:
 
 
 def off_diagonal(rows: int, columns: int) -> Tensor:
-    """Return the distance of each column from the diagonal: (T, S), in columns.
+    """Return the distance of each cell from the diagonal, in columns: (T, S).
 
     If the sentences have different lengths, the diagonal connects their first and last tokens.
     """

@@ -55,7 +55,7 @@ _SELF_TEST = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report."""
+    """One line of the report: a fact, or a problem with its fix."""
 
     name: str
     found: str
@@ -69,13 +69,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """All findings."""
+    """The report of ``nmt doctor``."""
 
     findings: tuple[Finding, ...]
 
     @property
     def failure(self) -> NmtError | None:
-        """The error that ends the command; None without problems."""
+        """The error with which the command ends; None without problems."""
         count = sum(bool(finding.fix) for finding in self.findings)
         problem = f"{count} problem{'s' * (count > 1)} found."
         return NmtError(problem, fix="See the fix below each line with !!.") if count else None
@@ -85,7 +85,7 @@ class DoctorReport:
         return "\n".join(map(str, self.findings))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Return the findings as plain data for JSON."""
         return {"findings": [asdict(finding) for finding in self.findings]}
 
 

@@ -44,8 +44,8 @@ _TOTALS = ("pairs", "batches", "updates", "source_tokens", "target_tokens")
 class DryRunReport:
     """The cost of a training run in bytes, FLOPs and seconds.
 
-    If only training.patience ends training, its length is unknown; values that depend on it are
-    None.
+    If only training.patience ends training, the number of updates is unknown, and values that
+    depend on the number are None.
     """
 
     name: str
@@ -85,9 +85,9 @@ class DryRunReport:
 
 
 def dry_run(options: TrainOptions) -> DryRunReport:
-    """Compute and measure the cost of a training run from its first update.
+    """Estimate the cost of a training run from its beginning, even if the run exists.
 
-    Prepares local corpora if necessary, because the estimate needs the lengths of the sentences.
+    Prepares local corpora if necessary, because the estimate needs sentence lengths.
     Downloads nothing: for absent corpora, the lengths are made up (`nmt.extras.planning.made_up`).
     Then trains a temporary model for a few updates. Neither locks nor writes the run folder. For
     several devices, one process is measured on its part of the data.
@@ -125,9 +125,9 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
 def _measure(
     setup: TrainingSetup, loader: Loader, config: RunConfig, compilation: Compilation, why: str
 ) -> DryRunReport:
-    """Time some updates, and derive the values of the report. Destroys the weights of the model.
+    """Time a few updates, and compute the report. Destroys the weights of the model.
 
-    If ``loader`` has larger batches than the loader of ``setup``, time and memory are extrapolated.
+    Time and memory are extrapolated if ``loader`` has larger batches than the loader in ``setup``.
     """
     plan, training = loader.plan(0), setup.training
     logger.info(
@@ -205,9 +205,9 @@ def _measure(
 def resident_bytes(optimizer: ModelOptimizer, model: nn.Module) -> dict[str, int]:
     """Return the bytes of the buffers that stay in memory between updates.
 
-    ``weights`` have the dtype of the forward and backward pass. ``master_weights`` are their
-    float32 copy, if that dtype is smaller. ``optimizer`` contains the moments, and averaged weights
-    if configured.
+    ``weights`` have the dtype of the forward and backward pass. ``master_weights`` are a float32
+    copy of the weights, if that dtype is smaller. ``optimizer`` contains the moments and,
+    if configured, averaged weights.
     """
     parameters = list(model.parameters())
     weights = _storages(parameters)

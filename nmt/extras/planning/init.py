@@ -56,7 +56,7 @@ class Start:
 
     @property
     def origin(self) -> str:
-        """The origin of the validation and test sets."""
+        """Text about the origin of the validation and test sets."""
         given = [f"{' and '.join(self.given)} from your files"] * bool(self.given)
         drawn = [f"drawn with seed {self.seed}"] * (len(self.given) < len(_HELD_OUT))
         return ", ".join(given + drawn)
@@ -94,7 +94,7 @@ def init(options: InitOptions) -> Start:
     reading = ReadOptions(*codes, "skip")
 
     def pairs(files: tuple[Path, Path] = (source, target)) -> Iterator[Texts | None]:
-        """Yield the texts of both sides; None for an unusable pair."""
+        """Yield source and target of each pair; None for a blank or unreadable pair."""
         for pair in read_corpus(CorpusConfig(source=files[0], target=files[1]), reading):
             texts = ("", "") if isinstance(pair, BadPair) else (pair[0].strip(), pair[1].strip())
             yield texts if all(texts) else None
@@ -117,7 +117,7 @@ def init(options: InitOptions) -> Start:
     held = [{pair[side] for pair in chain(*parts.values())} for side in range(2)]
 
     def others() -> Iterator[Texts]:
-        """Yield the pairs that share no sentence with the held-out pairs; count the other pairs."""
+        """Yield pairs without a sentence of the held-out pairs; count the other pairs."""
         for pair in pairs():
             if pair is None:
                 counts["unusable"] += 1
@@ -169,7 +169,7 @@ def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]
 def _warn(
     options: InitOptions, codes: tuple[str, str], sample: Sequence[Texts], given: Mapping[str, Any]
 ) -> None:
-    """Log warnings about suspicious pairs. If the sides look swapped, log the right command."""
+    """Log warnings about suspicious pairs. If the sides look swapped, log the command to type."""
     check = CorpusCheck(*codes, sample)
     for warning in check.warnings():
         logger.warning(warning)
@@ -177,7 +177,7 @@ def _warn(
         sides, pair = (options.target, options.source), "-".join(codes)
         folder = options.output or Path(pair)
         again = shell_command("init", *sides, languages=pair, output=folder)
-        logger.warning("if so, delete %s and run: %s", folder, again)
+        logger.warning("if the files are swapped, delete %s and run: %s", folder, again)
     for part, pairs in given.items():
         for warning in CorpusCheck(*codes, pairs).warnings():
             logger.warning("`%s`: %s", part, warning)
@@ -186,7 +186,7 @@ def _warn(
 def _draw(
     pairs: Callable[[], Iterator[Texts | None]], seed: int, known: Sequence[Texts]
 ) -> list[Texts]:
-    """Draw an even number of pairs that share no sentence with each other or with ``known``."""
+    """Draw up to 2,000 pairs, an even number, that share no sentence, also with ``known``."""
     usable = [number for number, pair in enumerate(pairs()) if pair]
     size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
     if not size:
@@ -213,7 +213,7 @@ def _write(paths: Sequence[Path], pairs: Iterable[Texts]) -> None:
 
 
 def _vocab_size(files: Sequence[Path], usual: int) -> int:
-    """Return ``usual``, or less if the text is too small for that many subwords."""
+    """Return ``usual``, or a smaller size if the text is too small for that many subwords."""
     subwords = set[str]()
     for file in files:
         with file.open(encoding="utf-8") as lines:

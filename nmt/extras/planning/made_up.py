@@ -30,7 +30,7 @@ _FEW_TOKENS = 1024  # A batch that a CPU computes in seconds, even with a large 
 
 
 def explain(config: RunConfig) -> str:
-    """Return why lengths are made up, and how; an empty text if the corpora can be read."""
+    """Explain why and how lengths are made up; return "" if the corpora can be read."""
     if current_report(config.prepared_dir, recipe_of(config)):
         return ""
     corpora = (*config.data.train, config.data.valid)
@@ -59,7 +59,7 @@ def without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, Batch
         small: Whether to make batches of at most about 2,000 tokens, for a CPU.
 
     Returns:
-        The configuration, and its batches before they were made small.
+        The changed configuration, and the original batch section.
     """
     one = DataConfig(train=(CorpusConfig(demo="train"),), valid=CorpusConfig(demo="valid"))
     batch = whole = config.batch.model_copy(update={"bpe_dropout": 0.0})

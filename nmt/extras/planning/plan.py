@@ -46,7 +46,7 @@ _FEW_PAIRS = 1000  # Give no advice about data to a smaller corpus: it is a toy.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The size of a training run before its first update. Unknown values are None."""
+    """The size of a training run, estimated before training. Unknown values are None."""
 
     total_steps: int | None
     updates_per_epoch: float | None
@@ -71,7 +71,7 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
 
     Args:
         config: The configuration.
-        plan: Size of the training; estimated if None.
+        plan: Size of the training run. If None, it is estimated.
     """
     plan = plan or Plan.estimate(config)
     total, in_epoch = plan.total_steps, plan.updates_per_epoch
@@ -104,7 +104,7 @@ def _about_warmup(config: RunConfig, total: int) -> Iterator[str]:
     schedule = config.training.schedule
     rate = build_schedule(schedule, model_dim=config.model.model_dim, total_steps=total)
     warmup = schedule.warmup_updates(total)
-    advice = "set training.schedule.warmup_ratio to 0.06, a share of the training"
+    advice = "set training.schedule.warmup_ratio to 0.06, a fraction of all updates"
     if total > 1 and rate(total) > rate(total - 1):
         yield (
             f"training ends during warm-up, after {total:,} of {warmup:,} warm-up updates: "
@@ -143,7 +143,7 @@ def _updates_per_epoch(config: RunConfig, report: PrepareReport) -> float | None
 
 
 class MatmulParameters(NamedTuple):
-    """Number of matrix elements, by the tokens that are multiplied with them."""
+    """Numbers of matrix elements, by which tokens pass through the matrices."""
 
     encoder: int  # Encoder: source tokens.
     memory: int  # Key and value projections of cross-attention, in all layers: source tokens.
@@ -152,7 +152,7 @@ class MatmulParameters(NamedTuple):
 
 
 class LengthSums(NamedTuple):
-    """Sums over sentence pairs, from which FLOPs are computed. S and T are lengths with EOS."""
+    """Sums over sentence pairs, to compute FLOPs. S and T: source and target length with EOS."""
 
     source_tokens: int  # Sum of S.
     target_tokens: int  # Sum of T.
@@ -162,7 +162,7 @@ class LengthSums(NamedTuple):
 
     @classmethod
     def of_pairs(cls, source_lengths: IntArray, target_lengths: IntArray) -> LengthSums:
-        """Compute the sums from the lengths of the pairs, with EOS. Both have shape (n,)."""
+        """Compute the sums from the lengths of n pairs, with EOS. Both arrays have shape (n,)."""
         source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
         squares = source @ source, target @ target, target @ source
         return cls(*map(int, (source.sum(), target.sum(), *squares)))
@@ -176,7 +176,7 @@ class TrainingFlops(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum of both."""
+        """The FLOPs of both passes."""
         return self.matmul + self.attention
 
 
@@ -194,12 +194,12 @@ def matmul_parameters(config: ModelConfig, target_vocab_size: int) -> MatmulPara
 def training_flops(
     config: ModelConfig, target_vocab_size: int, sums: LengthSums, *, passes: int = 1
 ) -> TrainingFlops:
-    """Count the FLOPs of the forward and backward pass over some sentence pairs.
+    """Count the FLOPs of the forward and backward pass over the sentence pairs of ``sums``.
 
     Args:
         config: The model section.
         target_vocab_size: Size of the target vocabulary.
-        sums: Sums over the pairs.
+        sums: Sums of the pairs, from `LengthSums.of_pairs`.
         passes: Passes per pair: 2 with R-Drop.
     """
     matrices = matmul_parameters(config, target_vocab_size)

@@ -1,7 +1,7 @@
 """The trackers: TensorBoard, Weights & Biases, MLflow and Trackio.
 
-Each function opens a run: see `Tracker`. The environment variables of each library choose its
-server, its folder and its offline mode, for example ``WANDB_MODE`` and ``MLFLOW_TRACKING_URI``.
+Each function opens a run: see `Tracker`. To choose server, folder and offline mode, set the
+environment variables of the library, for example ``WANDB_MODE`` and ``MLFLOW_TRACKING_URI``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _trackio(library: Any, config: RunConfig, run_id: str | None) -> TrackedRun:
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return values of nested sections by dotted key."""
+    """Return the values of nested sections by dotted key."""
     if not isinstance(value, Mapping):
         return {".".join(path): value}
     return {key: x for name in value for key, x in _flat(value[name], (*path, name)).items()}

@@ -1,4 +1,4 @@
-"""The reporter of `training.trackers`: sends numbers to a tracker, which cannot stop training."""
+"""The reporter of `training.trackers`. An error in a tracker does not stop training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_SCALARS = ("epoch", "seconds", "source_tokens_per_second")
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run in a tracker."""
+    """What each tracker implements for one run: see `nmt.extras.tracking.services`."""
 
     run_id: str  # A resumed training continues the run with this identifier.
     # Records numbers, such as ``train/loss``, with the keyword ``step``.
@@ -40,13 +40,13 @@ class TrackedRun:
 class Tracker:
     """Sends losses, scores, learning rate and speed to a tracker; a `Reporter`.
 
-    ``tracker-NAME.json`` in the run folder holds the identifier of the run and the last recorded
+    ``tracker-NAME.json`` in the run folder contains the identifier of the run and the last recorded
     steps. So a resumed training continues the same run, and no step is recorded twice. An error of
-    the tracker is a warning, and the tracker is not used until the next start.
+    the tracker is logged as a warning, and the tracker is not used until the next start.
 
     Args:
-        name: Name in `training.trackers`, and of the extra that installs the library.
-        library: Module of the tracker.
+        name: Name in `training.trackers`, which is also the extra that installs the library.
+        library: Name of the module to import.
         opener: Opens a run. Called with the module, the configuration, and the identifier of the
             run to continue, or None.
         config: The configuration.
@@ -101,7 +101,7 @@ class Tracker:
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """Make errors warnings. The tracker must not print results or wait for an answer."""
+        """Log errors as warnings. Redirect output to standard error, and block questions."""
         before = sys.stdin
         with Path(os.devnull).open(encoding="utf-8") as nothing, redirect_stdout(sys.stderr):
             sys.stdin = nothing
@@ -110,7 +110,7 @@ class Tracker:
             except Exception as error:
                 self._run = None
                 text = f"{type(error).__name__}: {error}".partition("\n")[0]
-                logger.warning("%s is not used until the next start: %s", self._name, text)
+                logger.warning("%s is off until the next start of training: %s", self._name, text)
             finally:
                 sys.stdin = before
 

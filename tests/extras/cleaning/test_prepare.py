@@ -99,7 +99,7 @@ def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> No
     values = [1.0] * 120
     values[7], values[90], values[91] = 0.1, 0.2, math.nan
     (warning,) = made({}, values).warnings[-1:]
-    assert warning.startswith("numbers: its scores are not used yet: set filters.scores.limit")
+    assert warning.startswith("numbers: to use the score file, set filters.scores.limit")
     limited: dict[str, Any] = {"scores": {"limit": 0.2}}
     assert made(limited, values).findings["numbers"]["scores"] == 1
     dropping = {"scores": {"action": "drop", "limit": 0.2}}

@@ -142,7 +142,7 @@ def test_unsupported_decoding_options_are_left_out_and_logged(
     exported(tmp_path / "run", tmp_path / "out", "ctranslate2")
     found = Translator.load(tmp_path / "out", device="cpu")
     assert [text for text in caplog.messages if not text.startswith("next:")] == (
-        [f"left out, because ctranslate2 does not support it: {told}"] if told else []
+        [f"left out decoding options that ctranslate2 does not support: {told}"] if told else []
     )
     assert len(found.translate(sentences(2))) == 2
     for name in ("beam_size", "length_penalty", "max_length_offset", "seed"):

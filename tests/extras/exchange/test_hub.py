@@ -210,7 +210,7 @@ def test_damage_during_the_transfer_is_an_error(hub: Hub, model: Path, back: Pat
         pulled(back)
     assert not back.exists()
     del hub.files["manifest.json"]
-    with pytest.raises(CheckpointError, match=r"neither a model folder of nmt nor a Marian model"):
+    with pytest.raises(CheckpointError, match=r"neither an nmt model folder nor a Marian model"):
         pulled(back)
 
 

@@ -416,9 +416,9 @@ def test_each_other_folder_has_its_own_message(theirs: Path, tmp_path: Path) -> 
         (tmp_path / "absent", r"does not exist.*\n.*nmt pull Helsinki-NLP/opus-mt-en-de"),
         (tmp_path / "empty", "is not a model: it has neither"),
         (tmp_path / "adapter", "is an adapter"),
-        (tmp_path / "done", "is a model of nmt already"),
-        (theirs / "config.json", f"is not the folder of a model.*\n.*Pass {theirs}"),
-        (cached.parents[1], f"is not the folder of a model.*\n.*Pass {cached}"),
+        (tmp_path / "done", "is already an nmt model"),
+        (theirs / "config.json", f"is not a model folder.*\n.*Pass {theirs}"),
+        (cached.parents[1], f"is not a model folder.*\n.*Pass {cached}"),
     ):
         refused(source, text)
     (theirs / "model.safetensors").rename(theirs / "tf_model.h5")

@@ -173,7 +173,7 @@ def test_two_passes_double_the_flops_and_patience_alone_makes_the_length_unknown
     assert twice.seconds["training"] is twice.flops["training"] is None
     assert twice.seconds["validation_and_saving"] is None
     assert twice.seconds["epoch"] > 0
-    assert "per update, number unknown" in twice.as_text().splitlines()[1]
+    assert "per update, number of updates unknown" in twice.as_text().splitlines()[1]
 
 
 def test_too_large_batches_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

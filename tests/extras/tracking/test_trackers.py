@@ -171,7 +171,7 @@ def test_a_tracker_that_fails_neither_ends_nor_changes_training(
 
         monkeypatch.setattr(library, {"open": "init", "close": "finish"}[where], fail)
     fit(make_config("with", trackers=["wandb"]))
-    text = "wandb is not used until the next start: OSError: no route to host"
+    text = "wandb is off until the next start of training: OSError: no route to host"
     assert [each.message for each in caplog.records if "wandb" in each.message] == [text]
     assert text in Path("with/log.txt").read_text()
     assert weights("with") == weights("without")
