@@ -60,7 +60,7 @@ def worked_examples() -> Iterator[fig.Figure]:
     total = sum(parameter.numel() for parameter in model.parameters())
     note = (
         f" With an output bias there are {total + _VOCAB_SIZE:,} parameters. A well-known text "
-        f"says 4 {TIMES} 8 {TIMES} 512 {TIMES} 64 = 1,050,624 for attention. The product is "
+        f"writes 4 {TIMES} 8 {TIMES} 512 {TIMES} 64 = 1,050,624 for attention. The product is "
         f"{4 * 8 * 512 * 64:,}; the biases are the rest."
     )
     title = f"Parameters of the base model with {_VOCAB_SIZE:,} subwords and tied embeddings"

@@ -203,7 +203,7 @@ def test_an_export_is_for_one_engine_alone(run_dir: Path, tmp_path: Path) -> Non
         Translator.load(out, engine="torch")
     with pytest.raises(ConfigError, match="does not support ensembles"):
         Translator.load(out, ensemble=Ensemble((run_dir,)))
-    with pytest.raises(ConfigError, match=r"exported in int8.*\n.*quantization float32"):
+    with pytest.raises(ConfigError, match=r"exported in int8.*\n.*`quantization` float32"):
         Translator.load(out, dtype="float32")
     assert Translator.load(out, dtype="int8").engine.dtype == "int8"
 
