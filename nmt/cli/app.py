@@ -144,7 +144,7 @@ def _path(ctx: Any) -> str:
 
 
 class _Command(TyperCommand):
-    """A command that recognizes flags of other tools; its help lists options by group."""
+    """A command that recognizes flags of other tools and lists options in groups."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

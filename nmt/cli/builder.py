@@ -1,8 +1,8 @@
 """Builds a command from the names of an options class and a function.
 
 The options are imported when the user types the command, the function when the command runs.
-Therefore ``nmt --help`` and usage errors do not load torch, and a missing extra disables only its
-own commands.
+Therefore ``nmt --help`` and usage errors do not load torch, and a missing extra disables only
+the commands of the extra.
 """
 
 from __future__ import annotations

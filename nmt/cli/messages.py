@@ -1,7 +1,7 @@
 """Writes log records and errors to standard error, with the flags of the running command.
 
-Messages in other modules contain an option as its field in backticks, because it may also be an
-argument of a Python function. Here `beam_size` becomes --beam-size.
+Messages in other modules contain the field name of an option in backticks, because the option may
+also be an argument of a Python function. Here `beam_size` becomes --beam-size.
 """
 
 from __future__ import annotations

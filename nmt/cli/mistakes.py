@@ -105,7 +105,7 @@ class Line:
 
 
 class Spelling:
-    """The flags and arguments of one command, and their names in other tools.
+    """The flags and arguments of one command, with the names in other tools.
 
     Args:
         path: The full command, for example ``nmt translate``.

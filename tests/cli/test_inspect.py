@@ -73,7 +73,7 @@ def test_a_configuration_and_worked_examples_are_shown_without_a_model() -> None
         (["diagram", "--set", "decoding.beam_size=2"], 2, "--set has no effect in diagram"),
         (["--limit", "3"], 2, "--limit has no effect on this page"),
         (["--head", "1"], 2, "--head has no effect on this page"),  # there is no sentence
-        (["--worked-examples"], 2, "MODEL is given"),
+        (["--worked-examples"], 2, "MODEL cannot be combined"),
         (["parameters", "-o", "p.svg", "--format", "html"], 2, "the ending .svg does not match"),
         (["atention", "--source", SENTENCE], 2, "attention"),
         (["trace", "--source", "Hund " * 200], 2, "at most 32"),

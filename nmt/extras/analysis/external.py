@@ -23,8 +23,8 @@ class ExternalMetric(Metric):
     """A metric computed by a shell command.
 
     The command reads one JSON object for each sentence: ``{"source": ..., "hypothesis": ...,
-    "references": [...]}``; the source is null if unknown. It writes one line for each sentence: a
-    number, or an object with a number ``score``.
+    "references": [...]}``; the source is null if unknown. The command writes one line for each
+    sentence: a number, or an object with a number ``score``.
 
     Args:
         references: Streams of reference lines.
@@ -77,5 +77,5 @@ class ExternalMetric(Metric):
         return value
 
     def _error(self, problem: str) -> DataError:
-        fix = "The command must write one number for each line of JSON that it reads."
+        fix = "For each line of JSON, the command must write one line with a number."
         return DataError(f"The external metric `{self._command}` {problem}.", fix=fix)

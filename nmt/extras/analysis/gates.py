@@ -98,7 +98,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
         elif name not in METRICS:
             problems.append(f"{name!r} is not a metric (use {', '.join(METRICS)})")
         elif METRICS[name].lower_is_better:
-            problems.append(f"{name} counts errors, so it cannot have a minimum score")
+            problems.append(f"{name} is an error rate, which cannot have a minimum score")
         elif name in gates:
             problems.append(f"{name} occurs twice")
         elif not 0 <= value <= 100:

@@ -29,7 +29,7 @@ from nmt.report.page import render
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 _USUAL_ALPHA = 0.05
 _VERSION = re.compile(r"\|version:[^|]*")
-_AGAIN = "Create it again with `report` FILE.json on this test set."
+_AGAIN = "Create the report again with `report` FILE.json on this test set."
 
 
 def as_markdown(report: EvaluationReport, _models: Sequence[EvaluatedModel] = ()) -> str:

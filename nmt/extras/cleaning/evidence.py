@@ -50,8 +50,9 @@ class PairScorer:
     def score(self, pairs: Pairs) -> Values:
         """Return the log-likelihood ratio of each pair: translations against unrelated lines.
 
-        For each token, the ratio is its probability as a translation of the other line, divided by
-        its overall frequency. Counts that the pair itself has added to the lexicon are subtracted.
+        For each token, the ratio is the probability of the token as a translation of the other
+        line, divided by the overall frequency of the token. Counts that the pair itself has added
+        to the lexicon are subtracted.
 
         Returns:
             The sum over the tokens of both sides, in nats. (P,). 0 if a side is blank.

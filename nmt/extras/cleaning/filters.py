@@ -1,4 +1,4 @@
-"""Filters that look at one sentence pair: language, script, markup, numbers, copies and more.
+"""Filters that check single sentence pairs: language, script, markup, numbers, copies and more.
 
 The function with the name of a filter, for example `markup`, returns the filter.
 """

@@ -1,6 +1,6 @@
 """Finds misaligned ranges: source lines whose target line is not a translation.
 
-A missing or additional line on one side shifts all lines after it. With a lexicon, the evidence for
+A missing or additional line on one side shifts all later lines. With a lexicon, the evidence for
 each line at each offset is computed, and the best path through the offsets (Viterbi 1967) gives the
 exact first and last line of a range.
 

@@ -207,7 +207,7 @@ class RepeatFinder:
         return found[places]
 
     def _boilerplate(self, least: float) -> Iterator[tuple[Rows, Rows]]:
-        """Yield rows whose target has ``least`` or more different sources, and their number."""
+        """Yield rows whose target has ``least`` or more sources, and the number of sources."""
         for places, (targets, sources) in self._parts(_TARGET, _SOURCE):
             groups, kinds = (np.unique(x, return_inverse=True)[1] for x in (targets, sources))
             distinct = np.unique(groups * len(groups) + kinds)

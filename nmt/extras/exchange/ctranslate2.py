@@ -190,8 +190,8 @@ def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: Shor
     r"""Return a shortlist in CTranslate2's format: source token, tab, target tokens.
 
     The line without a source token lists the target tokens that every sentence may need.
-    CTranslate2 adds UNK, BOS and EOS itself. In a batch, all sentences share the target tokens of
-    all their shortlists.
+    CTranslate2 adds UNK, BOS and EOS itself. In a batch, every sentence can use the target tokens
+    in the shortlists of all sentences.
 
     >>> lists = ShortlistParts(np.array([4]), np.array([[-1, -1]] * 4 + [[5, 4]]))
     >>> vocabulary_map("pubeA", "pubeXY", lists)
@@ -277,7 +277,7 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     Args:
         folder: The run or model folder.
         files: The model.
-        dtype: Type of the weights, as CTranslate2 calls it.
+        dtype: CTranslate2's name of the type of the weights, such as int8.
         with_shortlist: Whether to convert the shortlist, too.
 
     Raises:

@@ -1,9 +1,9 @@
-"""The CTranslate2 engine. It does not load torch, so that the first translation starts quickly.
+"""The CTranslate2 engine. Does not load torch, so that the first translation starts quickly.
 
-CTranslate2 does the search. This module makes its results equal to those of the torch engine:
+CTranslate2 does the search. This module makes the results equal to those of the torch engine:
 
-- It requests all beams, with EOS, because CTranslate2 divides a score by the length of the returned
-  output.
+- The module requests all beams, with EOS, because CTranslate2 divides a score by the length of the
+  returned output.
 - CTranslate2 has one length limit per batch; nmt has a limit per sentence. A sentence with a
   hypothesis that reaches the limit of the sentence is searched again, in a batch with this limit.
 - CTranslate2 cuts a hypothesis off at the limit. Here the cost of EOS is added to its score.

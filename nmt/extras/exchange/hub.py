@@ -68,7 +68,7 @@ class PullResult(WrittenFolder):
 
 
 def push(options: PushOptions) -> PushResult:
-    """Upload a model folder; put languages, license and scores into its model card.
+    """Upload a model folder; put languages, license and scores into the model card.
 
     Raises:
         CheckpointError: The folder is incomplete, the upload is rejected, or the hub cannot be

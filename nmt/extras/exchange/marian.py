@@ -134,7 +134,7 @@ class Imported:
 def refused(what: str) -> CheckpointError:
     """Return the error for a model with an unsupported feature, such as "an ensemble"."""
     problem = f"The model uses {what}, which nmt does not support."
-    return CheckpointError(problem, fix="Import a different model, or train one: `nmt init`.")
+    return CheckpointError(problem, fix="Import a different model, or train a model: `nmt init`.")
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def reading(path: Path) -> Iterator[None]:
 def check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
     """Raise a ValueError if the unpacked files would be far larger than the archive."""
     if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES * path.stat().st_size:
-        raise ValueError("its unpacked contents would be far larger than the file")
+        raise ValueError("the unpacked contents would be far larger than the file")
 
 
 def _weights(
@@ -201,7 +201,7 @@ def _by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
     with reading(path):
         tokens = {int(index): token for token, index in ids.items()}
         if sorted(tokens) != list(range(len(ids))):
-            raise ValueError("its ids are not 0, 1, 2 and so on")
+            raise ValueError("the ids are not 0, 1, 2 and so on")
         return [tokens[index] for index in range(len(tokens))]
 
 
@@ -224,7 +224,7 @@ def read_marian(source: Path) -> Imported:
             raise refused(f"an ensemble of {len(named)} models")
         paths = [folder / Path(name).name for name in named] or list(folder.glob("*.npz"))
         if not source.is_file() and len(paths) != 1:
-            raise ValueError(f"it contains {len(paths)} .npz files instead of 1")
+            raise ValueError(f"the folder contains {len(paths)} .npz files instead of 1")
         path = source if source.is_file() else paths[0]
         source_side, target_side = _vocabularies(folder, settings)
         # Marian limits the output to three times the longest source of the batch, so the limit

@@ -45,9 +45,9 @@ _MAX_WEIGHTS = 100_000  # Weights per kind of attention: keeps a page below a fe
 def attention(inspected: Inspected) -> Iterator[fig.Figure]:
     """Attention.
 
-    Each token divides its attention among the tokens that it reads. The weights are the result of a
-    softmax: in a heatmap, the numbers of a row sum to 1. A row of the decoder is labelled with the
-    token that is read and the token that is predicted next. Decoder self-attention is masked: a
+    Each token distributes attention over the tokens that it may read. The weights are the result of
+    a softmax: in a heatmap, the numbers of a row sum to 1. A row of the decoder is labelled with
+    the token that is read and the token that is predicted next. Decoder self-attention is masked: a
     token cannot read later tokens. The last heatmap is the mean over all heads in the upper half of
     the decoder, from which `nmt translate` computes word alignments.
     """
@@ -65,7 +65,7 @@ def _figures(inspected: Inspected, kind: Kind, title: str, weights: Tensor) -> I
     layers, most = inspected.layers(num_layers), min(_MAX_HEADS, _MAX_WEIGHTS // num_cells)
     if len(layers) * len(heads) > most:
         layers, heads = layers[-1:], heads[:most]
-        note = f"Only layer {layers[0]}, {len(heads)} heads; `layer` and `head` select others."
+        note = f"Only layer {layers[0]}, {len(heads)} heads. To see more, set `layer` or `head`."
     if not layers:  # the chosen layer exists only in the stack with more layers
         return
     names, grid, steps = [layer_names(num_layers)[layer - 1] for layer in layers], [], []

@@ -101,7 +101,7 @@ def make_part(name: str, inspected: Inspected) -> Part:
 
 
 def _part(name: str, doc: str | None, figures: Iterable[Figure]) -> Part:
-    """Return a view with its figures. ``doc`` contains its title and its explanation."""
+    """Return a view with its figures. ``doc`` contains title and explanation."""
     title, _, explanation = cleandoc(doc or name).partition("\n\n")
     return Part(name, title.rstrip("."), " ".join(explanation.split()), list(figures))
 

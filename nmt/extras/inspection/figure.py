@@ -1,4 +1,4 @@
-"""Figures: the views return them, and `part_text`, `as_dict` and the module `page` render them.
+"""Figures: views return figures; `part_text`, `as_dict` and the module `page` render figures.
 
 A figure contains unrounded numbers and unescaped labels; the renderers round, escape and colour
 them. Layers, heads and positions in labels are numbered from 1. Figures do not use torch: pass
@@ -251,7 +251,7 @@ def figure_lines(figure: Figure) -> list[str]:
         case Diagram():
             return [line for stack in figure.stacks for line in _stack(stack)]
         case _:
-            return ["(drawing; use the format html or svg to see it)"]
+            return ["(drawing: shown in the formats html and svg)"]
 
 
 def _step(step: Step) -> list[str]:
@@ -325,7 +325,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
 
 
 def _tree(figure: Tree) -> list[str]:
-    """Return a line for each node, below its parent and indented."""
+    """Return a line for each node, indented below the parent node."""
     lines = []
     for path in sorted(figure.paths):
         node, indent = figure.nodes[path[-1]], "  " * (len(path) - 1)

@@ -43,16 +43,16 @@ LAYOUTS = {
 }
 _POSITION, _SHIFT = 2, 3
 _MEANINGS = {
-    "sinusoidal": "Sines and cosines with many wavelengths: PE(p) is the vector of p. They "
-    "have two useful properties. A single matrix M maps every position to the position 3 tokens "
+    "sinusoidal": "Sines and cosines with many wavelengths: PE(p) is the vector of p. PE "
+    "has two useful properties. A single matrix M maps every position to the position 3 tokens "
     "later. The similarity of two positions depends only on their distance.",
     "learned": "A table: training adjusts one vector for each position, up to model.max_positions. "
-    "Before training the vectors are random: nothing makes neighbours similar.",
+    "Before training, vectors are random, so neighbouring positions are not similar.",
     "rotary": "Attention rotates each pair of features of queries and keys by an angle that is "
-    "proportional to the position. So their product depends on the distance, not on the position.",
+    "proportional to the position. So the product of query and key depends on the distance.",
     "relative": "Attention adds trained vectors to keys and values, one for each distance between "
     "query and key. Distances above model.max_relative_distance share a vector.",
-    "none": "Without an encoding, only the causal mask of the decoder depends on the order.",
+    "none": "No encoding: only the decoder's causal mask carries information about the order.",
 }
 
 

@@ -1,6 +1,6 @@
 """The model or configuration to inspect, with the chosen sentence and checkpoint.
 
-Every attribute is loaded when it is first used, so views that need no weights do not load any.
+Every attribute is loaded on first use, so a view that needs no weights does not load weights.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Inspected:
 
     @cached_property
     def tag_ids(self) -> tuple[int, ...]:
-        """The id of the tag, if one is chosen."""
+        """The id of the chosen tag; empty without a tag."""
         tag = self.choice.tag
         return () if tag is None else (self.tokenizers.source.tag_id(tag),)
 
@@ -219,7 +219,7 @@ class Inspected:
         chosen += [("head", head, model.num_heads) for head in self.choice.head]
         for name, number, count in chosen:
             if not 1 <= number <= count:
-                fix = f"Set `{name}` to a number from 1 to {count}, or remove it."
+                fix = f"Set `{name}` to a number from 1 to {count}, or remove `{name}`."
                 raise ConfigError(f"{name.capitalize()} {number} does not exist.", fix=fix)
         _ = self.tag_ids
 
@@ -230,7 +230,7 @@ class Inspected:
             kind = "exported for CTranslate2" if self.is_folder else "a configuration"
             return (CheckpointError if self.is_folder else ConfigError)(
                 f"{name} needs a trained model with torch weights, but {self.place} is {kind}.",
-                fix="Pass a run folder, or choose another view.",
+                fix="Pass a run folder, or choose a different view.",
             )
         if need == "vocabulary" and not self.has_tokenizers:
             problem = f"{name} needs a vocabulary, but the data of {self.place} is not prepared."

@@ -1,8 +1,9 @@
 """The views and the options of ``nmt inspect``. Imports neither torch nor the views.
 
-To add a view, write a function ``(Inspected) -> Iterator[Figure]`` and register it in `VIEWS`. The
-docstring of the function is the title and the explanation on the page, so write it for readers of
-the page. The requirements of a view (`View.needs`) are checked before models or data are loaded.
+To add a view, write a function ``(Inspected) -> Iterator[Figure]`` and an entry in `VIEWS`. The
+docstring of the function is the title and the explanation on the page, so write the docstring for
+readers of the page. The requirements of a view (`View.needs`) are checked before models or data are
+loaded.
 """
 
 from __future__ import annotations
@@ -68,19 +69,19 @@ class InspectOptions(Options):
     Args:
         model: Run folder, model folder or YAML configuration.
         view: View to show, see the list below. Without a view, all main views are on one page.
-        output: File to write. Its ending sets the format: .html, .svg, .json or .txt.
+        output: File to write. The ending sets the format: .html, .svg, .json or .txt.
         format_: Output format. svg contains only drawings; text leaves drawings out.
         open_: Open the result in a web browser.
         worked_examples: Show the numbers of well-known explanations of the Transformer, computed by
             nmt. Needs no model.
-        source: Source sentence, at most 100 subwords. Most views need one.
+        source: Source sentence, at most 100 subwords. Required by most views.
         target: Translation to look at, instead of the translation by the model.
         layer: Layer to show, numbered from 1 at the bottom.
         head: Attention heads to show, numbered from 1, such as 1,3.
         beam_size: Beam size of the translation by the model. 1 is greedy search.
         checkpoint: Checkpoints of a run folder, separated by commas: best, last, step-N, average or
-            untrained. The view `distributions` compares them; other views show the last in the
-            list.
+            untrained. The view `distributions` compares several; other views show the last in
+            the list.
         unmasked: Also decode without the causal mask, and show the difference. For the view
             `trace`.
         test: Test set of the configuration, for the view `heads`.

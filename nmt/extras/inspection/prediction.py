@@ -38,7 +38,7 @@ _NUM_LIKELY = 5  # Next tokens shown for each beam.
 _MORE_WORDS = 5  # Extra words that decoding without the causal mask may produce.
 _UNMASKED = """\
 Some explanations recompute every word at each step without the causal mask. Then each position \
-reads the word that it should predict, which never happens in training. With the mask, earlier \
+reads the very word to predict, which never happens in training. With the mask, earlier \
 words never change, so their keys and values can be cached."""
 _ORDER = ("first", "second")
 _NUM_DRAWN = 6
@@ -77,7 +77,7 @@ class ObservingStepper(ModelStepper):
 
     @override
     def step(self, state: States, tokens: Tensor) -> tuple[Tensor, States]:
-        """Record the beams and their most probable next tokens."""
+        """Advance the model; record the beams and their most probable next tokens."""
         (log_probs,), state = super().step(state, tokens)
         ids, totals, chosen = list[Ids]([()]), torch.zeros(1), tokens[0].tolist()
         if self.moments:
@@ -134,9 +134,9 @@ def trace(inspected: Inspected) -> Iterator[fig.Figure]:
 
     Greedy search takes the most probable token at each step. Beam search keeps the few hypotheses
     with the highest log probability. A hypothesis is finished when EOS is among the best
-    continuations; it is a dead end when none of its continuations stays in the beam. The score of a
-    finished hypothesis is its log probability divided by the length penalty, plus the coverage
-    penalty. The hypothesis with the highest score is the translation.
+    continuations; it is a dead end when no continuation stays in the beam. The score of a finished
+    hypothesis is the log probability divided by the length penalty, plus the coverage penalty. The
+    hypothesis with the highest score is the translation.
     """
     searches: list[tuple[list[Moment], Ids, DecodingConfig]] = []
     tokenizer = inspected.tokenizers.target
@@ -162,7 +162,7 @@ def trace(inspected: Inspected) -> Iterator[fig.Figure]:
         finished.sort(key=lambda pair: -pair[0].score)
         note = "The first row is the translation."
         if number != taken:
-            note = f"The final translation is from the {_ORDER[taken]} search, not from this one."
+            note = f"The final translation is from the {_ORDER[taken]} search."
         yield fig.Tree(f"{name}Beam tree", _nodes(moments, best, tokenizer))
         head = "hypothesis", "length with EOS", "log probability", "divided by", "coverage", "score"
         rows = _scores(finished, options, tokenizer)

@@ -1,4 +1,4 @@
-"""The structure of a model: its parameters, its architecture, and the tensors of a forward pass.
+"""The structure of a model: parameters, architecture, and the tensors of a forward pass.
 
 Parameters and architecture need only names and shapes, so they also work for a model on torch's
 ``meta`` device, which has no memory for weights.
@@ -158,8 +158,8 @@ def diagram(inspected: Inspected) -> Iterator[fig.Figure]:
     """Architecture.
 
     The encoder turns the source into one vector per token, called the memory. The decoder reads the
-    target so far and, in every layer, the memory. An "add" box is a residual connection: it adds
-    the input of a sublayer to its output. Layers are numbered from the bottom.
+    target so far and, in every layer, the memory. An "add" box is a residual connection: the sum
+    of the input and the output of a sublayer. Layers are numbered from the bottom.
     """
     yield stack_diagram(inspected.config.model, inspected.vocab_sizes)
 

@@ -43,7 +43,7 @@ _USE_GPU = (
     "A GPU driver is installed, but torch cannot find a GPU. Check nvidia-smi and "
     "CUDA_VISIBLE_DEVICES, or install torch with CUDA (this torch may be built for CPUs)."
 )
-_REPORT = "Run the command again with `verbose`, and report its output as a bug."
+_REPORT = "Run the command again with `verbose`, and report the output as a bug."
 _NMT = logging.getLogger("nmt")
 # Differences from ``configs/hello.yaml``: any device, and a width that every kernel supports.
 _SELF_TEST = (
@@ -105,7 +105,7 @@ def _findings() -> Iterator[Finding]:
     hidden = not is_cuda and any(path.exists() for path in _GPU_DRIVERS)
     yield Finding("device", name, _USE_GPU if hidden else "")
     instructions = torch.backends.cpu.get_cpu_capability()
-    slow = "Use another machine: without AVX2, training takes several times as long."
+    slow = "Use a different machine: without AVX2, training takes several times as long."
     is_slow = platform.machine() == "x86_64" and instructions in ("DEFAULT", "NO AVX")
     yield Finding("instructions", instructions, slow if is_slow else "")
     threads, cores = torch.get_num_threads(), usable_cores()

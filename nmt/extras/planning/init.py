@@ -152,7 +152,7 @@ def init(options: InitOptions) -> Start:
 def _codes(source: Path, target: Path, languages: str | None) -> tuple[str, str]:
     """Return the codes of both languages."""
     if source == target:
-        fix = "Pass a text and its translations: `nmt init SOURCE TARGET`."
+        fix = "Pass a text and a file of translations: `nmt init SOURCE TARGET`."
         raise ConfigError(f"SOURCE and TARGET are the same file, {source}.", fix=fix)
     if languages is not None:
         codes = languages.split("-")

@@ -14,7 +14,7 @@ Pair = tuple[Path, Path] | None
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(Options):
-    """`nmt doctor` has no options of its own."""
+    """`nmt doctor` has only general options."""
 
 
 @dataclass(frozen=True, kw_only=True)

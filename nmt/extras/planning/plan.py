@@ -11,9 +11,10 @@ not counted. In an encoder-decoder model, tokens pass through different matrices
   cross-attention in each decoder layer;
 - a target token passes through the rest of the decoder and through the output projection.
 
-Attention multiplies tokens with tokens, without parameters. For each layer and sentence, it costs
-2 x 2 x queries x keys x width in the forward pass (scores, then values) and 6 x 2 x queries x keys
-x width in training. It is counted separately. As in that appendix, causal masks do not reduce it.
+Attention multiplies tokens with tokens, without parameters. For each layer and sentence, attention
+costs 2 x 2 x queries x keys x width in the forward pass (scores, then values) and 6 x 2 x queries x
+keys x width in training. Attention is counted separately. As in that appendix, causal masks do not
+reduce the count.
 
 The result is the FLOPs that the model needs: for real tokens without padding, without repeated
 computation (activation checkpointing, fused attention), and with all parameters trained (freezing a

@@ -280,7 +280,7 @@ def test_difficult_lines_get_the_same_subwords_as_in_hugging_face(
         ("config.json", {"d_model": 20}, "do not match the configuration"),
         ("config.json", {"d_model": -1}, "is damaged"),
         ("config.json", {"decoder_start_token_id": 10**9}, "decoder_start_token_id"),
-        ("vocab.json", {"new": 3}, "its ids are not 0, 1, 2"),
+        ("vocab.json", {"new": 3}, "the ids are not 0, 1, 2"),
     ],
 )
 def test_unsupported_values_of_hugging_face_are_named(
