@@ -103,8 +103,8 @@ def test_a_report_of_something_else_is_refused(files: dict[str, Path], tmp_path:
         assert result.exit_code == 2
         return result.stderr
 
-    assert "of another test set" in said(files["bad"], other, "--baseline", path)
-    assert "of another test set" in said(*flags(files, "bad", path), "--limit", 5)
+    assert "of a different test set" in said(files["bad"], other, "--baseline", path)
+    assert "of a different test set" in said(*flags(files, "bad", path), "--limit", 5)
     assert "was scored with bleu" in said(*flags(files, "bad", path), "--lowercase")
     for changes, message in (
         ({"hypotheses": []}, "does not contain the translations"),
