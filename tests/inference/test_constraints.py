@@ -158,7 +158,7 @@ def test_tags_are_single_tokens_and_subword_dropout_keeps_them(tagged: Tokenizer
     assert [tagged.source.tag_id(name) for name in names] == [4, 5, 6]
     with pytest.raises(ConfigError, match="no tag 'd'") as caught:
         tagged.source.tag_id("d")
-    assert caught.value.fix == "Use one of <2de>, <2en>, <bt>."
+    assert caught.value.fix == "Use a tag such as 2de, 2en, bt."
 
 
 def test_each_line_is_translated_by_its_own_tag(tagging: Translator) -> None:

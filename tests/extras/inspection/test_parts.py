@@ -377,4 +377,4 @@ def test_the_tag_is_part_of_the_source_and_an_unknown_tag_is_an_error(tmp_path: 
     assert asked.source_labels[0] == "<2de>"
     with pytest.raises(ConfigError, match="no tag 'fr'") as caught:
         inspected("fr").check()
-    assert (caught.value.exit_code, caught.value.fix) == (2, "Use one of <2de>, <2en>, <bt>.")
+    assert (caught.value.exit_code, caught.value.fix) == (2, "Use a tag such as 2de, 2en, bt.")
