@@ -1,4 +1,4 @@
-"""``python -m nmt`` is ``nmt``."""
+"""Runs the command line: ``python -m nmt`` is the same as ``nmt``."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ConfigError(NmtError):
 
     @classmethod
     def unknown(cls, kind: str, name: str, names: Iterable[str]) -> ConfigError:
-        """Return an error about an unknown name."""
+        """Return the error for an unknown name; the fix lists similar or all names."""
         known = list(names)
         near = did_you_mean(name.lower(), known).lstrip()
         fix = f"{near} Use one of {', '.join(known)}." if known else "No names are defined."
@@ -47,7 +47,7 @@ class ConfigError(NmtError):
 
     @classmethod
     def needs(cls, what: str, package: str, *, extra: str) -> ConfigError:
-        """Return an error about an optional package that is not installed."""
+        """Return the error for an optional package that is not installed."""
         problem = f"{what} needs {package}, which is not installed."
         return cls(problem, fix=install_command(extra))
 
@@ -72,7 +72,7 @@ class DataError(NmtError):
         *,
         fix: str = "Export both files together again; line i of each must be the same sentence.",
     ) -> DataError:
-        """Return an error about two files with different numbers of lines."""
+        """Return the error for two files with different numbers of lines."""
         return cls(f"{source} has {counts[0]:,} lines but {target} has {counts[1]:,}.", fix=fix)
 
 

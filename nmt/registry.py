@@ -1,7 +1,7 @@
 """Registries: names of alternatives -> objects that are imported on first use.
 
-The core refers to extras only as text in registries. If the folder of an extra is missing, only its
-own names raise an error.
+The core refers to extras only as text in registries. If the folder of an extra is missing, only the
+names of this extra raise an error.
 """
 
 from __future__ import annotations
@@ -94,6 +94,6 @@ def load_attribute(home: str) -> Any:
 
 
 def _missing_extra(home: str) -> str:
-    """Return the name of the missing extra that a home belongs to, or an empty text."""
+    """Return the extra that ``home`` belongs to, if this extra is missing; else an empty text."""
     extra = home.removeprefix(_EXTRAS).partition(".")[0] if home.startswith(_EXTRAS) else ""
     return extra if extra and find_spec(_EXTRAS + extra) is None else ""

@@ -132,7 +132,7 @@ def save_checkpoint(
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors to the CPU. A buffer that several tensors are views of is copied only once."""
+    """Copy tensors to the CPU. A buffer shared by several tensors is copied once."""
     buffers: dict[int, Tensor] = {}
     copies = {}
     for name, tensor in tensors.items():
@@ -200,7 +200,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def tensor_errors(path: Path) -> Iterator[None]:
-    """Turn errors of reading a safetensors file into `CheckpointError`."""
+    """Raise errors from reading a safetensors file as `CheckpointError`."""
     try:
         yield
     except (safetensors.SafetensorError, OSError) as error:
@@ -231,7 +231,7 @@ def newest_checkpoint(run_dir: Path, *, strict: bool = False) -> Path | None:
         strict: Raise an error if the newest checkpoint is damaged, instead of skipping it.
 
     Raises:
-        CheckpointError: All checkpoints are damaged, or ``strict`` is set and the newest is.
+        CheckpointError: All checkpoints are damaged; or the newest is, and ``strict`` is set.
     """
     problems: list[str] = []
     # If a kill interrupted the replacement of a checkpoint, its old version still counts.
@@ -357,7 +357,7 @@ def expired(
 
     Args:
         steps: Steps of the existing checkpoints.
-        scores: Validation scores of some of them; higher is better, NaN is lowest.
+        scores: Validation scores of the validated steps; higher is better, NaN is lowest.
         keep_last: Number of newest checkpoints to keep; see `newest_steps`.
         keep_best: Number of best checkpoints to keep in addition; ties go to the earlier step.
         due_every: A checkpoint is due at every multiple of one of these numbers.

@@ -82,7 +82,7 @@ class ModelBundle(ModelFiles):
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Turn system errors and tokenizer errors into `CheckpointError`."""
+    """Raise system errors and tokenizer errors as `CheckpointError`."""
     try:
         yield
     except TokenizerError as error:
@@ -106,13 +106,13 @@ def _is_model(folder: Path) -> bool:
 
 
 def _runs_in(*places: Path) -> str:
-    """Return the model folders in some folders, separated by commas."""
+    """Return the model folders directly inside ``places``, separated by commas."""
     configs = [path for place in places for path in place.glob(f"*/{CONFIG}")]
     return ", ".join(sorted({str(x.parent) for x in configs if _is_model(x.parent)})[:_MAX_PLACES])
 
 
 def _no_model(folder: Path) -> CheckpointError:
-    """Return the error for a path without config.yaml, with the path to pass instead."""
+    """Return the error for a path without config.yaml; its fix has the path to pass instead."""
     for parent in list(folder.parents)[:_MAX_DEPTH]:
         if _is_model(parent):  # as in ``runs/mine/best``
             part = re.fullmatch(rf"step-\d+|{stored.BEST}|last|{stored.AVERAGE}", folder.name)
@@ -139,7 +139,7 @@ def _no_model(folder: Path) -> CheckpointError:
 
 
 def _of_config(path: Path, problem: str) -> CheckpointError:
-    """Return the error for a configuration in place of a model, with its run folder."""
+    """Return the error for a configuration passed as a model; the fix has the run folder."""
     run = load_config(path).run_dir
     fix = f"Pass the run folder: {run}" if _is_model(run) else f"Train first: `nmt train {path}`."
     return CheckpointError(f"{problem}. Its run folder is {run}.", fix=fix)
@@ -353,7 +353,7 @@ def check_new_folder(folder: Path, source: Path) -> None:
     fix = "Set `output` to a folder that you can write to."
     with write_errors(folder, ConfigError, fix=fix):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            fix = "Set `output` to another folder, or delete this folder first."
+            fix = "Set `output` to a new folder, or delete this folder first."
             raise ConfigError(f"{folder} already exists; nmt does not overwrite it.", fix=fix)
         if folder.resolve().is_relative_to(stored.checkpoints_dir(source).resolve()):
             fix = "Set `output` to a folder outside of the checkpoints."
@@ -412,7 +412,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
 
     Raises:
         CheckpointError: A checkpoint is missing or damaged, contains a weight that is not finite,
-            or has other names or shapes than the first checkpoint.
+            or has names or shapes that differ from the first checkpoint.
     """
     sums: dict[str, Tensor] = {}
     for path in paths:

@@ -147,7 +147,7 @@ def check_resumable(
 
 
 def _shares(of_run: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of processes in an `identity`, and the batches of each per update."""
+    """Return the number of processes in an `identity`, and batches per update and process."""
     return of_run["num_processes"], of_run["batch"]["gradient_accumulation"]
 
 
@@ -155,7 +155,7 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
     """Return the number of batches per update for each process, for a new number of processes.
 
     Args:
-        recorded: State of a checkpoint, maybe with another number of processes.
+        recorded: State of a checkpoint, possibly with a different number of processes.
         num_processes: Number of processes now.
 
     Raises:
@@ -208,7 +208,7 @@ def refuse_changed_settings(
 def refuse_other_keys(
     recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
 ) -> None:
-    """Raise a `CheckpointError` if a version of nmt with other keys has trained a run.
+    """Raise a `CheckpointError` if the run was trained by a version of nmt with different keys.
 
     Args:
         recorded: `identity` in the checkpoint.
@@ -240,7 +240,7 @@ def data_check(
 ) -> Callable[[PreparedManifest], None]:
     """Return a function that checks whether prepared data match the checkpoints of a run.
 
-    So new data cannot replace the prepared data that the run needs to resume.
+    The check keeps new data from replacing the prepared data that the run needs to resume.
 
     Args:
         config: The configuration.
@@ -268,7 +268,7 @@ def recorded_identity(run_dir: Path) -> dict[str, Any] | None:
 
 
 def trained_on(run_dir: Path, config: RunConfig) -> PreparedManifest | None:
-    """Return the manifest of a run's training data; None if they were deleted or replaced."""
+    """Return the manifest of the data of a run; None if the data were deleted or replaced."""
     try:
         prepared = PreparedManifest.read(config.prepared_dir)
         recorded = recorded_identity(run_dir) or {}

@@ -1,4 +1,4 @@
-"""The command line: reads flags, calls one command, prints; turns errors into exit codes.
+"""The command line: parses flags, runs a command, prints results, sets the exit code.
 
 In: arguments and standard input. Out: data on standard output, messages on standard error.
 """

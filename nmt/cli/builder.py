@@ -61,7 +61,7 @@ class _Verbosity:
 
     Args:
         quiet: Print only results, warnings and errors.
-        verbose: Print details and tracebacks; -vv also prints log messages of libraries.
+        verbose: Print debug messages and tracebacks; -vv also prints log messages of libraries.
     """
 
     quiet: Annotated[bool, Flag(short="q")] = False

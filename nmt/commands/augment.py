@@ -60,7 +60,7 @@ def augment(options: AugmentOptions) -> AugmentReport:
     often better than beam search (Edunov et al. 2018).
 
     Raises:
-        ConfigError: An option or tag is wrong, or the folder was created with other settings.
+        ConfigError: An option or tag is wrong, or the folder was created with different settings.
         CheckpointError: The model is missing or damaged.
         DataError: The text cannot be read, or the folder cannot be written.
     """
@@ -120,7 +120,7 @@ def _check_ours(output: Path, settings: Mapping[str, Any]) -> None:
     elif output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
         problem = f"{output} is not empty and was not created by `nmt augment`."
     if problem:
-        raise ConfigError(problem, fix="Choose another folder. To resume, use the old settings.")
+        raise ConfigError(problem, fix="Choose a new folder, or use the same settings to resume.")
 
 
 def _parts(text: Path, size: int) -> Iterator[Block]:
@@ -138,7 +138,7 @@ def _lines(text: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Translate:
-    """Lines -> pairs as TSV, and the number of lines read and dropped by reason."""
+    """Translates a block of lines. Returns pairs as TSV, and counts of lines read and dropped."""
 
     translator: Translator
     forward: bool

@@ -21,11 +21,12 @@ _DEFAULT_LAST = 10  # Checkpoints to average by default.
 def average(options: AverageOptions) -> TextResult:
     """Write the average of several checkpoints as a model folder.
 
-    The run may still be training. The result is the folder, with the steps, oldest first.
+    The run may still be training. The result has the folder, and the averaged steps in rising
+    order.
 
     Raises:
         ConfigError: ``output`` exists and is not empty.
-        CheckpointError: A checkpoint is missing, damaged or from another model.
+        CheckpointError: A checkpoint is missing, damaged or from a different model.
     """
     run_dir, last, best, steps = options.run, options.last, options.best, options.step
     check_new_folder(options.output, run_dir)
@@ -65,5 +66,5 @@ def _scores(present: Mapping[int, Path]) -> dict[int, float]:
     scores = dict(read_state(folder).get("progress", {}).get("history", []))
     if not scores.keys() & present.keys():
         problem = f"{folder / STATE} contains no validation scores, so `best` cannot be used."
-        raise CheckpointError(problem, fix="Use `last` or `step` in place of `best`.")
+        raise CheckpointError(problem, fix="Use `last` or `step` instead of `best`.")
     return scores

@@ -45,7 +45,7 @@ ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry(
 
 
 def advice(config: RunConfig) -> list[str]:
-    """Return warnings about a configuration, with better values."""
+    """Return warnings about unsuitable values in a configuration, with better values."""
     advise = ADVICE.find("plan")  # None if the extra is missing
     return list(advise(config)) if advise else []
 

@@ -1,4 +1,4 @@
-"""``nmt evaluate``: translations and references -> scores, what analyses add, and an exit code.
+"""``nmt evaluate``: translations and references -> scores, results of analyses, and an exit code.
 
 `evaluate` is the main function; models, test sets and reports follow. `nmt.metrics` computes the
 scores: `metric.py` explains how to add a metric, `scoring.py` compares systems. All other results
@@ -72,8 +72,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     """Score models or files of translations on test sets.
 
     Raises:
-        ConfigError: Options that contradict each other, unknown names, a missing extra.
-        DataError: Files that are missing, damaged or not parallel.
+        ConfigError: Options contradict each other, a name is unknown, or an extra is missing.
+        DataError: A file is missing, damaged or not parallel.
         CheckpointError: A model cannot be loaded.
     """
     options = evaluation_set.sort_files(options)
@@ -154,7 +154,7 @@ class EvaluatedModel:
         self._translator: Translator | None = None
 
     def translate(self, name: str, lines: Sequence[str], tag: str | None = None) -> System:
-        """Translate lines; ``name`` describes them in the log."""
+        """Translate lines; ``name`` is the name of the text in the log."""
         if self._translator is None:
             language, device = self.config.target_language, self.loading["device"]
             utility = self._mbr and self._mbr.loaded(language, device)

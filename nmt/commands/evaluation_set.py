@@ -96,7 +96,7 @@ def check_options(options: EvaluateOptions) -> None:
         raise ConfigError("No model and no translations to score.", fix=fix)
     files = [*options.hypothesis, *options.reference, options.source, base]
     if files.count(Path("-")) > 1:
-        raise ConfigError("Standard input can be read only once.", fix="Pass files.")
+        raise ConfigError("Standard input can be read only once.", fix="Pass files, not -.")
     _check_models(options)
     if options.fail_if_worse and base is None:
         raise ConfigError("`fail_if_worse` needs `baseline`.", fix="Add `baseline` FILE.")
@@ -272,7 +272,7 @@ def read_text(path: Path) -> tuple[str, ...]:
 def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
     """Read translations of the whole set, or of its first ``limit`` sentences.
 
-    Each system has the name of its file, with the folder if names repeat.
+    A system is named after its file; with the folder if two files have the same name.
 
     Raises:
         DataError: The number of lines does not match the test set.

@@ -29,7 +29,7 @@ def file_or_standard(text: str) -> Path | None:
 
 
 def format_name(text: str) -> str:
-    """Read the name of a line format; ``jsonl`` means ``json``.
+    """Check the name of a line format; ``jsonl`` means ``json``.
 
     Raises:
         ValueError: The format does not exist.
@@ -95,9 +95,10 @@ class ModelOptions(Options):
     Args:
         device: Device; auto uses an NVIDIA GPU if there is one, cuda:1 is the second GPU, mps is
             Apple's GPU, which auto never chooses.
-        with_: Additional model for an ensemble, with the same languages and vocabulary. Repeatable.
+        with_: Additional model of an ensemble, with the same languages and vocabulary as MODEL.
+            Repeatable.
         weights: Ensemble weights of MODEL and of each `with`, separated by commas.
-        ensemble_mean: Ensembles average probabilities (arithmetic) or log probabilities
+        ensemble_mean: Mean of an ensemble: of probabilities (arithmetic) or of log probabilities
             (geometric).
     """
 
@@ -190,7 +191,7 @@ def given(options: Any, *names: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationOptions(Options):
-    """How to prepare any configuration; `nmt train` uses the defaults.
+    """How to prepare data; `nmt train` uses the defaults.
 
     Args:
         report_only: Print the report without writing prepared data.
@@ -270,7 +271,7 @@ class TrainOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions(Options):
-    """Which checkpoints of a run to average.
+    """The run and the checkpoints to average.
 
     Args:
         run: Run folder created by `nmt train`.
@@ -299,7 +300,7 @@ class AverageOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentOptions(Options):
-    """Which text to translate, and how.
+    """The text to translate, the model, and the search.
 
     Args:
         text: Monolingual text, one sentence per line; may be compressed.
@@ -490,7 +491,7 @@ class TestOptions(Options):
     """The translations or models to evaluate, and the references.
 
     Args:
-        models: Run or model folders. Alternatively files: translations, then their reference.
+        models: Run or model folders; or two files: translations, then the reference.
         hypothesis: Translations to score; - is standard input. Repeatable.
         source: Source text for the model to translate.
         reference: Reference translations. Repeatable, for several references per sentence.

@@ -1,6 +1,6 @@
 """``nmt prepare``: corpora -> a prepared folder: tokenizers, token stores, report and manifest.
 
-The story, from top to bottom:
+The steps, from top to bottom:
 
 `prepare` reads the options and the configuration. `prepare_data` keeps an up-to-date folder.
 Otherwise it creates a new folder under a temporary name and renames it at the end, so that a folder
@@ -14,7 +14,8 @@ is always complete. `_read_corpora` reads the text three times:
 
 For each corpus, the report counts the pairs that were read, kept and dropped; each dropped pair
 counts for the first matching reason. The report also counts pairs that are only reported, and
-held-out sentences in the training data. Lists contain every such pair (`nmt.data.prepare_report`).
+held-out sentences in the training data. Lists contain all of these pairs
+(`nmt.data.prepare_report`).
 
 Memory usage is the sample, one block of pairs and a few bytes per line, for any size of corpus.
 Results of blocks are stored next to the folder (`nmt.data.workers`), so that the same command can
@@ -95,13 +96,13 @@ def prepare_data(
         options: How to prepare.
         piped: Standard input, for a training corpus with ``tsv: -``. Without it, the corpus must
             already be prepared.
-        check: Called with the new manifest. If it raises, the previous folder stays.
+        check: Called with the new manifest. If it raises, the previous folder is kept.
 
     Raises:
         ConfigError: A language code is invalid, a filter does not exist, no scheduler answers, or
             standard input does not match the configuration.
-        DataError: A corpus is missing, damaged, not parallel, or leaves no pair; or the folder
-            cannot be written.
+        DataError: A corpus is missing, damaged or not parallel, all pairs are dropped, or the
+            folder cannot be written.
         TokenizerError: The vocabulary size does not fit the text.
     """
     options = options or PreparationOptions()
@@ -112,9 +113,9 @@ def prepare_data(
     # The report of an existing folder that was prepared with these settings and corpora.
     fresh = None if ignores_existing else current_report(folder, recipe, scored_with)
     if reads_stdin and piped is None and fresh is None:
-        fix = "Run `nmt prepare CONFIG < FILE` first, with a pipe or a file as its input."
-        problem = f"The training corpus is standard input, but {folder} has other settings"
-        raise ConfigError(f"{problem}, or does not exist.", fix=fix)
+        fix = "First run `nmt prepare CONFIG < FILE`, or pipe the corpus to this command."
+        problem = f"The training corpus is standard input, but {folder} does not match"
+        raise ConfigError(f"{problem} or is missing.", fix=fix)
     # Standard input can be compared only after it is stored: below.
     if fresh and not (reads_stdin and piped):
         atomic.remove_leftovers(folder.parent, folder.name)
@@ -168,8 +169,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
     """Read all corpora into the folder.
 
     Raises:
-        DataError: A corpus is missing, damaged or not parallel, changes meanwhile, or leaves no
-            pair.
+        DataError: A corpus is missing, damaged, not parallel or changing, or all pairs are dropped.
         TokenizerError: The vocabulary size does not fit the text.
     """
     begin, recipe, folder = time.perf_counter(), reading.recipe, reading.folder
@@ -239,7 +239,7 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
 def _look_at_set(
     reading: Reading, findings: Findings, name: str, corpus: CorpusConfig
 ) -> list[SentencePair]:
-    """Return the usable pairs of a held-out set: drop blank lines and too many characters.
+    """Return the pairs of a held-out set without blank or too long sides (in characters).
 
     `_write` later drops validation pairs with too many subwords.
     """
@@ -302,7 +302,7 @@ def _write(
     encoded: Encoded,
     diagnosis: Diagnosis,
 ) -> None:
-    """Third pass: decide which pairs of a part are kept, and store their token ids."""
+    """Third pass: drop pairs of a part by ``judges`` and diagnosis; store the kept token ids."""
     recipe, (filters, findings), (tokenizers, lines, spans) = reading.recipe, judges, encoded
     corpora = recipe.corpora if part == TRAIN else {VALID: recipe.data.valid}
     place = reading.folder / part
@@ -367,5 +367,5 @@ def _check_ours(folder: Path, *, is_anew: bool) -> None:
             why = "was prepared from other corpora or settings, or is damaged"
             logger.info("%s %s; preparing it again", folder, why)
     elif folder.exists() and any(folder.iterdir()):
-        fix = "Set prepared_dir to another folder, or remove this folder."
+        fix = "Set prepared_dir to a new folder, or remove this folder."
         raise DataError(f"{folder} exists, but was not created by `nmt prepare`.", fix=fix)

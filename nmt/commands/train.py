@@ -181,9 +181,10 @@ class Trainer:
         config: The configuration.
         setup: Updater, loader and validator.
         progress: Progress and limits of the run; updated in place.
-        record: Settings, hashes and machine, which checkpoints store and resuming compares.
+        record: Settings, hashes and machine: stored in checkpoints, and compared when training
+            resumes.
         reporter: Receives the events of training.
-        stop: Signals, which every update checks.
+        stop: Records SIGTERM and SIGINT; checked at every update.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class Trainer:
         """Restore weights, optimizer, random generators and counters from a checkpoint.
 
         Raises:
-            CheckpointError: The checkpoint belongs to another model or optimizer.
+            CheckpointError: The checkpoint belongs to a different model or optimizer.
         """
         self._updater.optimizer.load(checkpoint.model, checkpoint.optimizer)
         devices.restore_random_state(checkpoint.optimizer, self._updater.device, self._processes)
@@ -326,7 +327,7 @@ class Trainer:
                 self._report(Event(step, f"{text} ({self._where(stats)})", level=logging.WARNING))
 
     def _where(self, stats: UpdateStats) -> str:
-        """Return the corpus lines in the batches of an update, of all processes."""
+        """Return which lines of the corpora all processes used in an update, as text."""
         batches = [self._loader.batch(rows) for rows in stats.rows]
         return "; ".join(self._processes.gather(self._loader.describe(batches)))
 

@@ -67,8 +67,8 @@ def build(
         config: The configuration.
         data: The prepared data.
         processes: The training processes.
-        stop: Signals, which interrupt a validation.
-        checkpoint: Checkpoint to resume from. If the batch size was measured, it stores the size.
+        stop: Records signals, which interrupt a validation.
+        checkpoint: Checkpoint to resume from. It contains the batch size if that was measured.
     """
     training, corpora, validation = config.training, config.data, config.training.validation
     batch = config.batch
@@ -183,7 +183,7 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
 
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
-    """Return the data about the run that checkpoints store and resuming compares."""
+    """Return the data that checkpoints store, and that must match when training resumes."""
     manifest, updater = setup.data.manifest, setup.updater
     hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
     arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}
@@ -273,7 +273,7 @@ def check_start(config: RunConfig) -> None:
         if key not in _REGULARISATION and was[key] != now[key]
     ]
     if differing:
-        problem = f"The model in {where} (training.init_from) has other settings:"
+        problem = f"The model in {where} (training.init_from) has different settings:"
         fix = f"Copy the model section of {where}/config.yaml into this configuration."
         raise ConfigError("\n  ".join([problem, *differing]), fix=fix)
 

@@ -42,7 +42,7 @@ _LOW_CONFIDENCE = " ||| low confidence"
 _BYTES_OF_A_LANGUAGE = 300  # fewer are not enough to recognize a language
 _NO_TEXT = {
     "jsonl?": "`input_format` json reads JSON objects",
-    "csv|tsv": "each line is translated whole, columns and all",
+    "csv|tsv": "every line is translated with all columns",
 }  # file extension -> hint
 
 
@@ -240,11 +240,11 @@ def _json_line(values: Mapping[str, Any]) -> str:
 
 
 def _refuse_sentence(model: Path, file: Path | None) -> None:
-    """Refuse a sentence in place of a file."""
+    """Raise an error if the user passed a sentence instead of a file."""
     text = str(file)
     looks_like_file = _FILE.fullmatch(text) or os.path.lexists(text) or is_standard(file)
     if file is None or looks_like_file or text_lines.near_file(file):
         return
     command = f"{shell_command('echo', text).removeprefix('nmt ')} | "
     command += shell_command("translate", model)
-    raise DataError(f"{text} does not exist.", fix=f"{text_lines.CHECK_PATH} A sentence? {command}")
+    raise DataError(f"{text} does not exist.", fix=f"{text_lines.CHECK_PATH} Or type: {command}")

@@ -40,8 +40,8 @@ class PeerLostError(NmtError):
 def _or_peer_lost() -> Iterator[None]:
     """Raise PeerLostError if a collective call fails, usually because another process has ended.
 
-    The message includes the first line of torch's message, because the network or a lack of memory
-    may be the cause, too.
+    The message includes the first line of torch's message, because the cause may also be the
+    network or a lack of memory.
     """
     try:
         yield

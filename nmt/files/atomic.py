@@ -133,7 +133,7 @@ def replaced_folder(place: Path) -> Path:
 
 
 def restore_replaced(place: Path) -> None:
-    """Undo a replacement by `atomic_folder` that was interrupted. Hold the folder's lock first."""
+    """Undo an interrupted replacement by `atomic_folder`. The caller must hold the lock."""
     aside = replaced_folder(place)
     if aside.exists() and not place.exists():
         aside.rename(place)
@@ -310,7 +310,7 @@ def file_lock(path: Path, *, wait: bool = False, remove: bool = False) -> Iterat
         with suppress(OSError):  # Windows does not let others read a locked file
             other = path.read_text(encoding="utf-8", errors="replace").strip() or other
         if not wait:
-            fix = "Wait until it ends, stop it, or choose another folder."
+            fix = "Wait until that process ends, stop it, or choose another folder."
             raise CheckpointError(f"{path.parent} is in use by {other}.", fix=fix) from error
         logger.info("waiting for %s to release the lock %s", other, path)
         lock.acquire()

@@ -76,7 +76,7 @@ def field(document: Any, name: str = "", *, kind: type[_Kind]) -> _Kind:
     """Return a field of parsed JSON after a check of its type; without a name, the whole document.
 
     Raises:
-        ValueError: The field is missing or has another type. The message names the field.
+        ValueError: The field is missing or has a different type. The message names the field.
 
     >>> field({"size": 3}, "size", kind=int)
     3
@@ -183,7 +183,7 @@ class Manifest:
 
         Raises:
             CheckpointError: The manifest is missing or damaged.
-            UnknownFormatError: The manifest has another format version.
+            UnknownFormatError: The manifest has a different format version.
         """
         path = folder / NAME
         try:

@@ -172,8 +172,8 @@ def read_pieces(
 def split_pieces(pieces: Iterable[bytes], max_bytes: int | None = None) -> Iterator[list[bytes]]:
     """Split blocks of bytes on LF; yield the list of lines that end in each block.
 
-    The last list holds a line without LF at the end, if any. LF, CR LF, and a byte order mark at
-    the start of the first line are removed.
+    The last list contains the rest after the last LF, if it is not empty. LF, CR LF, and a byte
+    order mark at the start of the first line are removed.
 
     Args:
         pieces: The blocks, in order.

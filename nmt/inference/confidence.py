@@ -1,12 +1,12 @@
 """Estimates the quality of each translation from its probability and its length.
 
 Ridge regression predicts the sentence chrF of a translation. It is fitted at the end of training,
-on the model's translations of the validation set. The features come with every search of every
-engine, so the estimate adds no work to translation.
+on the model's translations of the validation set. Every search of every engine returns the
+features, so the estimate adds almost no work.
 
 Four more features were tried and left out: probabilities of single tokens, agreement of the n-best
-list, rare subwords, and the alarms of the guard. They add little on text like the training data and
-some of them harm on other text.
+list, rare subwords, and the alarms of the guard. These features add little on text like the
+training data, and some reduce the quality of the estimate on different text.
 
 Source: quality estimation from model probabilities as in Fomicheva et al. (2020), "Unsupervised
 Quality Estimation for Neural Machine Translation", section 3.1, here fitted to a score.

@@ -84,7 +84,7 @@ class _Sizes(NamedTuple):
 
 
 class _Step:
-    """One recorded step with its tensors: like the given tensors, but of size ``sizes``."""
+    """A recorded step with input tensors like those passed, but of the sizes ``sizes``."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class _Step:
         self._lent: Callable[[], Tensor | None] = lambda: None
 
     def lend(self, state: DecoderState) -> DecoderState | None:
-        """Return ``state`` with its caches moved into this graph; None if another state uses it."""
+        """Return ``state`` with the caches moved into this graph; None if the graph is in use."""
         lent = self._lent()
         is_same = self._source() is state.cross_kv
         if lent is not None and (lent is not state.self_kv or not is_same):
@@ -200,7 +200,7 @@ class GraphedDecodeToken:
     def _step(
         self, sizes: _Sizes, table: Tensor | None, cross_kv: Tensor, self_kv: Tensor
     ) -> _Step | None:
-        """Find or record a step; None if the size is rare so far, or recording fails.
+        """Find or record a step; None if the size was seldom needed so far, or recording fails.
 
         The least recently used steps are dropped.
         """

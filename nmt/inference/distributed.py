@@ -1,8 +1,8 @@
 """Translation in several processes, and tokenization while a GPU searches. Does not import torch.
 
 Under torchrun each process translates a part of every chunk of lines. Only the first process (rank
-0) reads and writes. It also decides everything that affects the order of collective calls, such as
-whether more input is available.
+0) reads and writes. The first process also decides everything that affects the order of collective
+calls, such as whether more input is available.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Alone:
 
 @contextmanager
 def join_team() -> Iterator[Team]:
-    """Join the processes of torchrun, if torchrun started this process.
+    """Yield the processes that torchrun started, as a team; `Alone` if this is the only process.
 
     If several processes fail, only the first one reports its error.
 

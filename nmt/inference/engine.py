@@ -182,8 +182,8 @@ class Engine(ABC):
             constraints: Constraints on the output of each sentence.
 
         Returns:
-            The n-best hypotheses of each sentence, best first; samples and alternatives by number.
-            An empty list for a sentence that has no possible output.
+            The n-best hypotheses of each sentence, best first; samples and alternatives in the
+            order of generation. An empty list for a sentence that has no possible output.
         """
 
     def attention(
@@ -319,9 +319,9 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
             raise ValueError("wrong shapes or types")
         largest = max(part.max(initial=-1) for part in parts)
         if len(candidates) != vocab_sizes[0] or largest >= vocab_sizes[1]:
-            raise ValueError("it was made for another vocabulary")
+            raise ValueError("it was made for a different vocabulary")
         if common.min(initial=0) < 0 or candidates.min() < -1:
-            raise ValueError("some numbers are not token ids")
+            raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         fix = "Delete it and run `nmt train CONFIG` again: a finished run only writes this file."
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error

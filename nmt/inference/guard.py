@@ -3,10 +3,10 @@
 A model that loses track of the source repeats itself, stops early or does not stop. The guard
 computes a few numbers from each line and its translation, in about 0.1 ms. A number outside its
 limits is an alarm. A line with an alarm is searched a second time with options that prevent this
-fault. The second translation replaces the first if it has fewer alarms. The limits are the same for
-all language pairs, and wide enough for them.
+fault. The second translation replaces the first if it has fewer alarms. The same limits are wide
+enough for all language pairs.
 
-Source: n-grams repeated beyond the source's as in Raunak et al. (2021), "oscillatory
+Source: n-grams repeated more often than in the source as in Raunak et al. (2021), "oscillatory
 hallucinations"; compression ratio and second search as in Radford et al. (2022), section 4.5.
 """
 
@@ -138,7 +138,7 @@ def _retry(
     limits: GuardLimits,
     search_again: SearchAgain,
 ) -> None:
-    """Search outputs with alarms again, and replace those that then have fewer alarms. In place."""
+    """Search segments with alarms again; in place, replace outputs that get fewer alarms."""
     # Segments that need the same changed options are searched as one batch.
     groups: dict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
     for row, output in enumerate(outputs):
@@ -162,10 +162,10 @@ def _retry(
 def fallback_search(
     found: Iterable[Alarm], decoding: DecodingConfig, limits: GuardLimits
 ) -> dict[str, Any]:
-    """Return the changes of ``decoding`` that prevent the faults behind some alarms.
+    """Return the changes of ``decoding`` that prevent the faults behind the alarms ``found``.
 
-    A change never loosens an option of the user. Only options with the same meaning in all engines
-    are changed.
+    A change never loosens an option that the user has set. Only options with the same meaning in
+    all engines are changed.
 
     Args:
         found: Alarms of the first output.
@@ -282,7 +282,7 @@ def stands_past_end(source: str, text: str, phrases: Iterable[str]) -> bool:
 
 @dataclass(slots=True)
 class GuardCounts:
-    """Statistics of the guard over some lines."""
+    """Statistics of the guard over the lines of a translation."""
 
     num_lines: int = 0
     num_alarmed: int = 0  # Lines whose first translation had an alarm.
@@ -293,7 +293,7 @@ class GuardCounts:
     left: list[int] = field(default_factory=list)  # The first five lines that still have an alarm.
 
     def add(self, results: Mapping[int, Result]) -> Self:
-        """Count the alarms of results. Keys are line numbers. Returns the same object."""
+        """Add the alarms of results, by line number, to the counts; return this object."""
         for number, result in results.items():
             now, before = result.alarms, result.retried
             self.num_lines += 1

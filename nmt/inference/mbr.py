@@ -73,7 +73,7 @@ class Mbr:
     compare: UtilityOf = lambda _: pairwise_chrf  # Implementation of ``utility``; see `loaded`.
 
     def loaded(self, language: str | None, device: str = "auto") -> Mbr:
-        """Return the same settings with the implementation of the utility.
+        """Return a copy of the settings with the utility metric loaded.
 
         Args:
             language: Language code of the translations.

@@ -172,7 +172,7 @@ def parse_request(line: str, number: int) -> Request:
         number: Line number for error messages, from 1.
 
     Raises:
-        RequestError: The line is not such an object.
+        RequestError: The line is not a JSON object of this form.
     """
     others: dict[str, Any] = {"line": number}
 

@@ -1,7 +1,7 @@
 """Scores given translations: the model's probability of a target line for a source line.
 
 The decoder reads a whole target at once (teacher forcing). The scores equal those of the search.
-Scores are used for reranking, corpus filtering and error analysis, for example for dual conditional
+Scores are used for reranking, error analysis and corpus filtering, for example by dual conditional
 cross-entropy (Junczys-Dowmunt 2018).
 """
 

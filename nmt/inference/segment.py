@@ -84,14 +84,14 @@ def segment(
     prefix and the required phrases. All segments get the forbidden phrases.
 
     Args:
-        requests: One for each line.
+        requests: One request for each line.
         tokenizers: Source and target tokenizer.
         decoding: Options of the search, to detect constraints that contradict them.
         max_length: Maximum subwords of a segment, tag included; None does not split lines.
         tag: Tag of lines without one.
         first_line: Number of the first line, for warnings.
-        target_language: Language code. If it is that of several languages, such as ``mul``, a line
-            without a tag is an error. A model with tags for variants of ``zh`` works without tags.
+        target_language: Language code. If the code means several languages, such as ``mul``, a line
+            without a tag is an error. Tags for variants of ``zh`` are optional.
     """
     languages, is_group = tokenizers.source.languages, len(re.split("[-_]", target_language)[0]) > 2
     texts = [_shortened(x.text, number) for number, x in enumerate(requests, first_line)]

@@ -231,7 +231,7 @@ class ModelStepper:
         return self._mixture.combine(log_probs), tuple(after)
 
     def select(self, state: States, sentences: Tensor, beams: Tensor) -> States:
-        """Keep some sentences and beams in the state of every model."""
+        """Select ``sentences`` and ``beams`` in the state of every model."""
         return tuple(own.select(sentences, beams) for own in state)
 
     def coverage(self, state: States) -> Tensor:

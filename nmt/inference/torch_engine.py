@@ -45,7 +45,7 @@ class TorchEngine(Engine):
     """Searches with one model or an ensemble.
 
     Args:
-        models: Models on their device. They may be trained between two calls.
+        models: Models on their device. The models may be trained between two calls.
         mixture: How to combine the predictions of several models.
         is_final: Whether the weights no longer change. Decoding then uses CUDA graphs on a GPU.
         shortlist: Used if ``decoding.shortlist`` is on; None scores all tokens.
@@ -95,7 +95,7 @@ class TorchEngine(Engine):
     @property
     @override
     def num_workers(self) -> int:
-        """One for each CPU thread, because a decoding step is too short to split; 1 on a GPU."""
+        """One per CPU thread, because a decoding step is too short to split; 1 on a GPU."""
         return torch.get_num_threads() if self._device.type == "cpu" else 1
 
     @override

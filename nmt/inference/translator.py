@@ -1,6 +1,6 @@
 """Translates lines in four steps: segment, search, check, join.
 
-Read `Translator.finish` first. Each step is a function over a list: `segment` is in
+Read `Translator.finish` first. Each step is a function that processes a list: `segment` is in
 `nmt.inference.segment`, `check` is in `nmt.inference.guard`, `search` and `join` are below.
 """
 
@@ -178,7 +178,8 @@ class Translator:
             EngineLacksError: The engine does not support constraints. Pass ``constraints=True`` to
                 `load`.
             CheckpointError: The model's weights are damaged.
-            TypeError: ``lines`` is a string, or contains other types.
+            TypeError: ``lines`` is a string, or contains values of other types than text and
+                `Request`.
         """
         results = []
         for number, result in enumerate(self.try_translate(lines, first_line), first_line):

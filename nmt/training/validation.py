@@ -163,7 +163,7 @@ class HeldOutText:
         except DataError as error:
             if is_trial:
                 raise
-            logger.warning("no score of the metric command. %s", error.problem)
+            logger.warning("the metric command has no score. %s", error.problem)
             return math.nan
 
 

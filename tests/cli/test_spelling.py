@@ -208,8 +208,8 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("translate M in.de --temperature -1 --top-p 2 --device cpu",
      "Correct the options. `nmt config keys decoding` describes every key."),
     ("config decode", "Run `nmt config --help` for a list of commands."),
-    ("translate M 'ein Hund'", f"{PATH} A sentence? echo 'ein Hund' | nmt translate M"),
-    ("translate M Hund!", f"{PATH} A sentence? echo 'Hund!' | nmt translate M"),
+    ("translate M 'ein Hund'", f"{PATH} Or type: echo 'ein Hund' | nmt translate M"),
+    ("translate M Hund!", f"{PATH} Or type: echo 'Hund!' | nmt translate M"),
     ("translate M gone/Hund", PATH),
     ("translate M inn.de", PATH),
     ("evaluate in.en in.en --fail-if-worse", "Add --baseline FILE."),
@@ -272,7 +272,7 @@ def test_a_table_or_json_that_would_be_translated_as_text_is_noticed() -> None:
     Path("in.csv").write_text("ein Hund,a dog\n", "utf-8")
     Path("in.jsonl.gz").write_bytes(gzip.compress(b'{"source": "ein Hund"}\n'))
     flags = "--device cpu --threads 1 --format jsonl"
-    csv = "in.csv is read as plain text; each line is translated whole, columns and all"
+    csv = "in.csv is read as plain text; every line is translated with all columns"
     json = "nmt: warning: in.jsonl.gz is read as plain text; --input-format json reads JSON"
     assert csv in nmt(f"translate M in.csv {flags}").stderr
     assert json in nmt(f"translate M in.jsonl.gz {flags}").stderr
