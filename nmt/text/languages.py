@@ -19,6 +19,7 @@ _DATA = tomllib.loads(Path(__file__).with_name("languages.toml").read_text(encod
 _SCRIPTS: Mapping[str, Mapping[str, str]] = _DATA["scripts"]
 _MIXED: Mapping[str, str] = _DATA["mixed"]
 WORDS: Mapping[str, str] = _DATA["words"]
+NAMES: Mapping[str, str] = _DATA["names"]  # in English
 _NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
 
 

@@ -14,6 +14,7 @@ dropped.
 from __future__ import annotations
 
 import asyncio
+import textwrap
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -22,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from nmt.errors import ConfigError, NmtError
+from nmt.errors import ConfigError, DataError, NmtError
 from nmt.extras.serving.bodies import log_fault
 from nmt.inference.request import Request
 
@@ -35,6 +36,7 @@ _FEWEST_TOKENS = 64
 # A token has roughly four bytes of UTF-8, in alphabetic and in logographic scripts.
 _BYTES_OF_TOKEN = 4
 _JOIN_SECONDS = 5.0
+_SHOWN = 60  # characters of a sentence in an error
 
 
 class Key(Hashable, Protocol):
@@ -222,6 +224,9 @@ def _translate(units: Sequence[_Unit]) -> None:
         results = [error.with_traceback(None)] * len(units)
     for unit, result in zip(units, results, strict=True):
         with suppress(InvalidStateError):  # cancelled in the meantime
+            if isinstance(result, DataError) and unit.request.text:
+                named = textwrap.shorten(unit.request.text, _SHOWN, placeholder="…")
+                result = DataError(f"{result.problem} The sentence: {named}", fix=result.fix)
             if isinstance(result, Exception):
                 unit.future.set_exception(result)
             else:

@@ -24,17 +24,6 @@ _MOST_CARD = 1 << 16  # characters
 _EXPORT = "model.bin"  # of CTranslate2
 _WORD = re.compile(r"\w+")
 _WEIGHT_OF_WORDS = 4.0
-_CODES = (
-    "ar:Arabic ary:Moroccan_Arabic bg:Bulgarian bn:Bengali ca:Catalan cs:Czech da:Danish "
-    "de:German el:Greek en:English eo:Esperanto es:Spanish et:Estonian eu:Basque fa:Persian "
-    "fi:Finnish fr:French ga:Irish gl:Galician he:Hebrew hi:Hindi hr:Croatian hu:Hungarian "
-    "id:Indonesian is:Icelandic it:Italian ja:Japanese ka:Georgian ko:Korean lt:Lithuanian "
-    "lv:Latvian mk:Macedonian ms:Malay mt:Maltese nb:Norwegian nl:Dutch nn:Norwegian_Nynorsk "
-    "no:Norwegian pl:Polish pt:Portuguese ro:Romanian ru:Russian sk:Slovak sl:Slovenian "
-    "sq:Albanian sr:Serbian sv:Swedish sw:Swahili ta:Tamil th:Thai tl:Tagalog tr:Turkish "
-    "uk:Ukrainian ur:Urdu vi:Vietnamese zh:Chinese"
-)
-_NAMES = dict(pair.split(":") for pair in _CODES.split())
 _RIGHT_TO_LEFT = ("ar", "ary", "arz", "ckb", "dv", "fa", "he", "ps", "sd", "ug", "ur", "yi")
 
 
@@ -181,7 +170,7 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
 
 def language_name(code: str) -> str:
     """Return the English name of a language, or its code if the name is unknown."""
-    return _NAMES.get(languages.primary_code(code), code).replace("_", " ")
+    return languages.NAMES.get(languages.primary_code(code), code)
 
 
 def is_rtl(code: str) -> bool:

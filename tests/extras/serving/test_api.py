@@ -139,6 +139,13 @@ def test_confidence_of_several_sentences_is_weighted_by_length() -> None:
     assert answer["confidence"] is None  # a mean of the rest would vouch for the second sentence
 
 
+def test_an_error_names_its_sentence(server: Server) -> None:
+    text = {"text": "der Hund", "prefix": "a dog", "forbidden": ["dog"]}
+    answer = server.post("/v1/translate", {"texts": [text]})
+    assert answer.status_code == 422
+    assert answer.json()["error"].endswith("The sentence: der Hund")
+
+
 def test_scores_are_those_of_the_search(server: Server) -> None:
     (own,) = server.translate("der Hund", want=["tokens"])
     pairs = [{"source": "der Hund", "target": own["translation"]}, {"source": "x", "target": ""}]

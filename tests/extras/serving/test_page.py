@@ -53,6 +53,20 @@ new MutationObserver(() => texts.push(target.textContent)).observe(target, {chil
 })();
 """
 """Edits with pauses that are long enough for requests; returns every text shown meanwhile."""
+PASTE = """
+const source = document.getElementById("source");
+[source.value] = arguments;
+source.dispatchEvent(new Event("input"));
+"""
+SENT = """
+window.sent = [];
+const real = window.fetch;
+window.fetch = (path, options) => {
+  sent.push(...JSON.parse(options.body).texts.map(({text}) => text));
+  return real(path, options);
+};
+"""
+"""Records the texts of all requests."""
 DROP = """
 const data = new DataTransfer(), [name, text] = arguments;
 data.items.add(new File([text], name));
@@ -93,6 +107,10 @@ class Page:
         self.script("arguments[0].value = arguments[1]", self["source"], text[:-1])  # with emoji
         self["source"].send_keys(text[-1])
         return self.shown()
+
+    def paste(self, text: str) -> None:
+        """Replace the source at once, without leaving it empty between."""
+        self.script(PASTE, text)
 
     def menu(self, least: int = 2) -> list[str]:
         """Wait for at least `least` alternatives; return their first words."""
@@ -161,6 +179,7 @@ def page(driver: Chrome, server: Server) -> Iterator[Page]:
     page.pick("from", "en")
     page.pick("to", "de")
     yield page
+    page.script("sessionStorage.clear()")
     asked = page.script("return performance.getEntriesByType('resource').map((each) => each.name)")
     assert {url.split("/v1/")[0] for url in asked} == {f"http://127.0.0.1:{server.port}"}
     assert page.problems() == []
@@ -194,6 +213,86 @@ def test_a_translation_continues_from_a_chosen_word(page: Page) -> None:
     assert page.menu(3)[-1] == "Undo the choice"
     page.all("#menu button:last-child b")[0].click()
     assert page.wait(lambda: page.shown() == first)
+
+
+def test_a_choice_is_marked_contradicted_by_the_glossary_and_undone_in_place(page: Page) -> None:
+    first = page.type("The boy plays with his dog.")
+    page.all("#target .word")[1].click()
+    chosen = page.menu()[1]
+    page.all("#menu button")[1].click()
+    page.wait(lambda: page.texts(".fixed") == [first.split()[0], chosen])
+    page["glossary"].click()
+    page["forbidden"].send_keys(chosen)
+    page.wait(lambda: "the glossary forbids" in page["notes"].text)
+    assert page.texts(".fixed")[1:] == [chosen]  # the choice wins
+    page["forbidden"].clear()
+    page.shown()
+    page.all(".undo")[0].click()
+    assert page.wait(lambda: page.shown() == first and not page.all(".fixed, .undo"))
+
+
+def test_only_changed_sentences_are_translated_again(page: Page) -> None:
+    """Each text follows the text before it; what is shown is the translation of all of it."""
+    page.script(SENT)
+    start = "The boy plays. A dog sleeps.\nTom lives here. Where is he?"
+    for text, expected in (
+        (start, start),
+        (start.replace("lives", "works"), "Tom works here."),
+        (f"{start} He left.", "Tom lives here. Where is he? He left."),
+        (f"\n {start} He left.", "\n The boy plays."),
+        (f"{start.replace(chr(10), ' ')} He left.", None),  # two lines become one
+        (start.replace("plays. A", "plays A"), None),
+        (start.replace("boy plays.", 'boy "plays.'), None),  # a quotation joins sentences
+        (start.replace("A dog sleeps.\n", ""), None),
+        (start.replace("plays.", "plays.\n\n"), None),
+    ):
+        page.script("sent.length = 0")
+        page.paste(text)
+        assert page["status"].text == "Translating…"
+        assert page.shown() == page.expected(text)
+        assert expected in (None, *page.script("return sent"))
+
+
+def test_text_and_glossary_survive_a_reload(page: Page) -> None:
+    page["glossary"].click()
+    page["forbidden"].send_keys("Junge")
+    shown = page.type(TEXT)
+    page.driver.refresh()
+    page.wait(lambda: page.shown() == shown)
+    assert page["source"].get_property("value") == TEXT
+    assert page["glossary"].get_property("textContent") == "Glossary (1)"
+
+
+@pytest.mark.parametrize("answer", ["", "null", "{}", "<html>", '{"translations": [{}]}'])
+def test_the_answer_of_a_proxy_gives_a_sentence(page: Page, answer: str) -> None:
+    page.script("const [text] = arguments; window.fetch = async () => new Response(text)", answer)
+    page["source"].send_keys("A dog.")
+    page.wait(lambda: "does not come from nmt serve" in page["status"].text)
+
+
+def test_a_long_text_scrolls_inside_and_too_long_a_text_is_explained(page: Page) -> None:
+    page.type("The boy plays with his dog.\n" * 40)
+    bottoms = [page[name].rect for name in ("status", "copy")]
+    height = page.script("return innerHeight")
+    assert all(box["y"] + box["height"] <= height for box in bottoms)
+    page.script(SENT)
+    page.paste("a" * 20_001)
+    page.wait(lambda: "at most 20,000" in page["status"].text)
+    assert page["status"].get_attribute("class") == "fault"
+    assert page.script("return sent") == []
+    page.script(DROP, "long.txt", "a" * 20_001)
+    page.wait(lambda: "at most 20,000" in page.all("#files .fault")[0].text)
+
+
+def test_without_javascript_the_page_says_so(page: Page) -> None:
+    off = {"value": True}
+    page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", off)
+    try:
+        page.driver.get(f"http://127.0.0.1:{page.server.port}/")
+        assert "needs JavaScript" in page.all("noscript")[0].text
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    page.open()
 
 
 def test_markup_stays_text(page: Page) -> None:
@@ -269,6 +368,13 @@ def test_warnings_and_confidence_are_shown_at_their_sentence(page: Page) -> None
     assert "again and again" in page["notes"].text
 
 
+def test_a_good_confidence_is_not_shown_beside_a_warning(page: Page) -> None:
+    page.fake_answers("""(body) => body.translations[0].sentences.forEach((each, index) =>
+                         Object.assign(each, {alarms: index ? [] : ["loop"], confidence: 92}))""")
+    page.type("A dog. A cat.")
+    assert page.texts(".badge") == ["⚠ loop", "92"]
+
+
 def test_the_page_requests_a_key(page: Page) -> None:
     page.fake_answers("""(body, {headers}) => headers.Authorization === "Bearer right" ||
                          Object.assign(body, {status: 401, error: "A key is needed."})""")
@@ -279,7 +385,6 @@ def test_the_page_requests_a_key(page: Page) -> None:
     page.press("right", Keys.ENTER)
     assert page.wait(page.shown) == page.expected("A dog.")
     assert "Bearer $NMT_API_KEY" in str(page["curl"].get_property("textContent"))
-    page.script("sessionStorage.clear()")
 
 
 def test_a_dropped_file_is_translated(page: Page) -> None:
