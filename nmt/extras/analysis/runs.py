@@ -21,7 +21,7 @@ _SAME = ("name", "run_dir")  # They differ in all runs.
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(Options):
-    """Which runs to show, and where.
+    """The runs to show, and the page to write.
 
     Args:
         runs: Run folders created by `nmt train`. Several runs are compared on one page.

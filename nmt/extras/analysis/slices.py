@@ -34,7 +34,7 @@ SMALL_SLICE = 30  # Slices with fewer sentences are marked, because their scores
 SEEN, NOT_SEEN = "source in training data", "not found"
 _MEANING = f"slices: (few) marks fewer than {SMALL_SLICE} sentences, whose scores are unreliable."
 _LEAKS_MEAN = (
-    '\nsource in training data: near differs in one or two words; "not found" measures new text.'
+    '\nsource in training data: near means one or two different words; "not found" is new text.'
 )
 _ROWS_AT_ONCE = 10_000
 _EAST_ASIAN = "\u3040-\u30ff\u3400-\u9fff"

@@ -139,7 +139,7 @@ def align_corpora(
 
 
 def _parts(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each part that fits into memory, and the row after its last row."""
+    """Cut a corpus into parts that fit into memory: pairs of first row and row after the last."""
     starts = list(range(low, max(high - _PART // 2, low + 1), _PART))
     return pairwise([*starts, high])
 

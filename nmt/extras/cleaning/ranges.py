@@ -244,7 +244,7 @@ def likely_offsets(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Ro
 
 
 def _moments(values: Values) -> tuple[Values, Values]:
-    """Return mean and variance of the window that begins at each value."""
+    """Return mean and variance of the `_WINDOW` values from each position."""
     means = _window_means(values)
     return means, _window_means(values**2) - means**2
 

@@ -57,7 +57,7 @@ class Column:
             file.write(values.astype(self._dtype).tobytes())
 
     def raise_to(self, rows: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
-        """Raise rows to ``values``, where these are larger. Pass rows in rising order."""
+        """Set rows to ``values`` where ``values`` are larger. Pass rows in rising order."""
         for start in range(0, self._size, _AT_ONCE):
             low, high = np.searchsorted(rows, (start, start + _AT_ONCE))
             if low < high:

@@ -129,7 +129,7 @@ def num_positions(config: RunConfig) -> int | None:
 
 
 class CTranslate2Target(ExportTarget):
-    """Export format for CTranslate2."""
+    """Converts the weights, vocabularies and shortlist of a model for CTranslate2."""
 
     weights_name = MODEL
     dtypes: Sequence[str] = (

@@ -91,7 +91,7 @@ EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry(
 
 @dataclass(frozen=True)
 class WrittenFolder:
-    """The result of a command that writes a model folder."""
+    """The output of a command that writes a model folder: text or JSON."""
 
     output: Path  # The model folder.
 
@@ -100,13 +100,13 @@ class WrittenFolder:
         return str(self.output)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Return all fields as plain data for JSON."""
         return asdict(self) | {"output": str(self.output)}
 
 
 @dataclass(frozen=True)
 class ExportSummary(WrittenFolder):
-    """The result of an export."""
+    """What `nmt export` has written."""
 
     to: str  # Format.
     quantization: str  # Type of the weights.

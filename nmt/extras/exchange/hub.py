@@ -39,7 +39,7 @@ _ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """The result of an upload, or of its dry run."""
+    """What `nmt push` has uploaded or, in a dry run, would upload."""
 
     repository: str
     files: Mapping[str, int]  # Name -> size in bytes.
@@ -52,13 +52,13 @@ class PushResult:
         return self.address or "\n".join([self.card, *files])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Return all fields as plain data for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class PullResult(WrittenFolder):
-    """The result of a download."""
+    """What `nmt pull` has downloaded."""
 
     name: str  # With the commit, so that the same version can be downloaded again.
 
@@ -132,7 +132,7 @@ def _named(name: str, **values: Any) -> dict[str, Any]:
 
 
 def pull(options: PullOptions) -> PullResult:
-    """Download a model folder and compare every file with its manifest; or import a Marian model.
+    """Download a model folder and compare every file with the manifest; or import a Marian model.
 
     Raises:
         CheckpointError: The repository is not a supported model or is damaged, or the hub cannot be

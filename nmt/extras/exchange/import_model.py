@@ -54,7 +54,7 @@ _NEVER = -30.0
 
 @dataclass(frozen=True)
 class ImportSummary(WrittenFolder):
-    """The result of an import."""
+    """What `nmt import` has written."""
 
     languages: tuple[str, str]  # Codes of source and target.
 

@@ -206,7 +206,7 @@ def _by_id(ids: Mapping[str, Any], path: Path) -> list[str]:
 
 
 def read_marian(source: Path) -> Imported:
-    """Read a Marian model.
+    """Read a model from files of Marian, not of Hugging Face.
 
     Args:
         source: The folder of the model, or its .npz file.
@@ -339,7 +339,7 @@ def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary
 
 
 def _vocabulary(path: Path, of_text: Path) -> Vocabulary:
-    """Read a vocabulary.
+    """Read the vocabulary of one side of a Marian model.
 
     Args:
         path: An .spm file, or a file with the ids of subwords: see `read_vocabulary`.
@@ -393,7 +393,7 @@ def read_hugging_face(source: Path) -> Imported:
     with reading(source):
         start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
         if start not in range(len(target_side.tokens)):
-            raise ValueError(f"decoder_start_token_id is {start}")
+            raise ValueError(f"decoder_start_token_id {start} is not a token")
         # Shared matrices may be stored once, under any of their names. Compare them, because the
         # versions of the library interpret the configuration differently.
         shared = next((x for x in ("model.shared.weight", "lm_head.weight") if x in arrays), None)

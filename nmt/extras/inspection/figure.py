@@ -204,7 +204,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def isolated(text: str) -> str:
-    """Wrap a token for use inside a label, so that right-to-left text keeps its place.
+    """Isolate a right-to-left token, so that the order of words in a label does not change.
 
     Source: Unicode Standard Annex 9, isolates (U+2068, U+2069).
     """
@@ -213,7 +213,7 @@ def isolated(text: str) -> str:
 
 
 def vector_text(vector: Iterable[Any], count: int = 6) -> str:
-    """Return the first numbers of a vector.
+    """Format the first numbers of a vector; dots mark omitted numbers.
 
     >>> vector_text([0.5, 2, 0.25], 2)
     '[0.5000 2.0000 ...]'

@@ -346,7 +346,7 @@ def _absolute(inspected: Inspected) -> Iterator[fig.Figure]:
 
 
 def _relative(inspected: Inspected) -> Iterator[fig.Figure]:
-    """Yield the angles by which self-attention rotates queries and keys."""
+    """Yield the rotation angles of rotary positions; nothing for other position encodings."""
     config = inspected.config.model
     if (make := POSITIONS[config.positions].relative) is None:
         return

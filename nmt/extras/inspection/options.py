@@ -64,7 +64,7 @@ NOT_IN_PAGE = ("distributions", "heads")
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(Options):
-    """The view to show, its model and input, and the form of the output.
+    """The view to show, the model and the input to inspect, and the output format.
 
     Args:
         model: Run folder, model folder or YAML configuration.

@@ -33,7 +33,7 @@ _TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 _EXTRAS = {
     "ctranslate2": ("ctranslate2", "for faster translation on CPUs"),
     **{name: (name, f"for training.trackers: [{name}]") for name in _TRACKERS},
-    "clean": ("py3langid", "to find other languages and broken encodings in text"),
+    "clean": ("py3langid", "to detect wrong languages and broken encodings in text"),
     "serve": ("fastapi", "for `nmt serve`"),
     "comet": ("unbabel-comet", "for the metric comet"),
     "cluster": ("distributed", "to prepare data on several machines"),
@@ -81,7 +81,7 @@ class DoctorReport:
         return NmtError(problem, fix="See the fix below each line with !!.") if count else None
 
     def as_text(self) -> str:
-        """Return one line for each finding, with its fix below."""
+        """Return a line for each finding. The fix of a problem is on the next line."""
         return "\n".join(map(str, self.findings))
 
     def as_dict(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _NUM_BYTES = 256  # Every vocabulary with byte fallback contains them.
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The result of `nmt init`."""
+    """What `nmt init` has written."""
 
     config: Path  # The configuration file.
     # Number of pairs in ``train``, ``valid`` and ``test``. ``left_out`` pairs share a sentence with
@@ -186,7 +186,7 @@ def _warn(
 def _draw(
     pairs: Callable[[], Iterator[Texts | None]], seed: int, known: Sequence[Texts]
 ) -> list[Texts]:
-    """Draw up to 2,000 pairs, an even number, that share no sentence, also with ``known``."""
+    """Draw an even number of pairs. No sentence occurs twice, or in ``known``."""
     usable = [number for number, pair in enumerate(pairs()) if pair]
     size = min(_MOST_HELD_OUT, len(usable) // _HELD_OUT_SHARE)
     if not size:

@@ -46,13 +46,13 @@ def explain(config: RunConfig) -> str:
     return (
         f"{why}.\n  Log-normal, median {_median(config):g} subwords, sigma {_SPREAD:g}, at most "
         f"{config.filters.max_length} (filters.max_length). After `nmt prepare`, lengths are real."
-        "\n  Validation does not translate. A CPU measures batches of at most about "
-        f"{2 * _FEW_TOKENS:,} tokens, and extrapolates."
+        "\n  Validation is timed without translation. On a CPU, times are extrapolated from "
+        f"batches of about {2 * _FEW_TOKENS:,} tokens."
     )
 
 
 def without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, BatchConfig]:
-    """Return the configuration for made-up data: a single corpus, and nothing that reads text.
+    """Return the configuration for made-up data: a single corpus, no options that need text.
 
     Args:
         config: The configuration.

@@ -19,7 +19,7 @@ class DoctorOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions(Options):
-    """Which files to split, and where to write the result.
+    """The files to split, and the output folder.
 
     Args:
         source: Source text, one sentence per line.
@@ -27,10 +27,10 @@ class InitOptions(Options):
         output: Output folder; it must not exist.
         languages: Language pair, such as de-en.
         seed: Random seed for the choice of validation and test pairs.
-        valid: Validation set: two files, not a name. The default draws up to 1,000 pairs from the
-            corpus.
-        test: Test set: two files, not a name as in `nmt evaluate`. The default draws up to 1,000
-            pairs from the corpus.
+        valid: Validation set: a source file and a target file. By default, up to 1,000 pairs are
+            drawn from the corpus.
+        test: Test set: a source file and a target file (not a name as in `nmt evaluate`). By
+            default, up to 1,000 pairs are drawn from the corpus.
     """
 
     source: Annotated[Path, Flag(argument=True)]
