@@ -79,8 +79,8 @@ class Packed:
     def derived(self, make: Callable[..., T], *args: Hashable) -> T:
         """Return ``make(self, *args)``, computed once per batch and cached.
 
-        The result never contains inference tensors. Training could not save those for its backward
-        pass, and compiled layers would be compiled again for them.
+        The result never contains inference tensors. Training cannot save inference tensors for the
+        backward pass, and compiled layers would be compiled again for them.
         """
         key = (make, *args)
         if key not in self._derived:

@@ -159,7 +159,7 @@ def load_folder_config(folder: Path) -> RunConfig:
     try:
         return load_config(path)
     except ConfigError as error:
-        problem = f"{path} was edited, or written by another version of nmt:\n{error.problem}"
+        problem = f"{path} was edited, or written by a different version of nmt:\n{error.problem}"
         raise CheckpointError(problem, fix=_RESTORE) from error
 
 

@@ -198,7 +198,7 @@ def refuse_changed_settings(
             each |= {"num_processes": None, "batch": batch}
     if found := changed_settings(was, now):
         fix = f"To resume, restore these settings from {run_dir / 'config.yaml'}. "
-        fix += "To start a new run, set another run_dir."
+        fix += "To start a new run, set a new run_dir."
         if any(line.startswith("data_hash") for line in found):
             fix += " The data_hash changes with the corpora, the filters and the tokenizer."
         listed = "\n  ".join(found)
@@ -221,7 +221,7 @@ def refuse_other_keys(
         listed = ", ".join(names[:_MOST_KEYS]) + more
         was = f"{run_dir} was trained by a different version of nmt."
         problem = f"{was} Configuration keys that only one of the versions has: {listed}."
-        fix = "To train again with this version, set another run_dir."
+        fix = "To train again with this version, set a new run_dir."
         raise CheckpointError(problem, fix=fix)
 
 

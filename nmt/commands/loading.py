@@ -68,8 +68,8 @@ def decoding_changes(
         decoding: Decoding options.
 
     Raises:
-        ConfigError: The configuration cannot be read, or an override is invalid or belongs to
-            another section.
+        ConfigError: The configuration cannot be read, or an override is invalid or belongs to a
+            different section.
     """
     if not overrides:
         return dict(decoding)

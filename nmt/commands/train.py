@@ -163,7 +163,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
 
 
 def _open_data(config: RunConfig, processes: Processes) -> PreparedData:
-    """Open the prepared data. The first process prepares them if necessary; the others wait."""
+    """Open the prepared data; the first process prepares the data first if necessary."""
     if processes.rank == 0:
         if not list_checkpoints(config.run_dir):
             train_setup.check_start(config)
@@ -336,7 +336,7 @@ class Trainer:
         saved = self._writer.saved_step
         last = f"step {saved:,}" if saved else "none"
         if saved:
-            fix += " Then start a new run with another run_dir; training.init_from loads "
+            fix += " Then start a new run with a new run_dir; training.init_from loads "
             fix += "the weights of this run."
         return DivergedError(f"{problem}\n  Last checkpoint: {last}.", fix=fix)
 

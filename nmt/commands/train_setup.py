@@ -281,7 +281,7 @@ def check_start(config: RunConfig) -> None:
 def make_reporters(
     config: RunConfig, log: RunLog, progress: Progress, trackers: Sequence[Reporter]
 ) -> ReporterList:
-    """Return the reporters of a run: those of its files and of the console, and the trackers.
+    """Return the reporters of a run: reporters of files, the console, and the trackers.
 
     Raises:
         CheckpointError: The files cannot be written.

@@ -300,10 +300,10 @@ class FilterConfig(Section):
         normalized_duplicate: Only case, punctuation or spaces differ from an earlier pair.
         near_duplicate: Only a few words of a long pair differ from an earlier pair. Limit: share of
             words that both pairs have (Jaccard index), for pairs of 16 words or more.
-        script: A side is not in the script of its language. Limit: share of a side's letters in
-            another script.
-        language: A side is in another language (found by py3langid). Limit: how many times more
-            likely the other language must be. Needs the extra ``clean``.
+        script: A side is not in the script of its language. Limit: share of a side's letters in a
+            different script.
+        language: A side is in an unexpected language (found by py3langid). Limit: how many times
+            more likely than the expected language this language must be. Needs the extra ``clean``.
         swapped: Source and target are swapped.
         mojibake: A side was decoded with the wrong encoding (found by ftfy). Needs the extra
             ``clean``.

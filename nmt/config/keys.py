@@ -272,7 +272,7 @@ def find_problems(error: ValidationError) -> list[tuple[KeyPath, str]]:
 
 
 def _key_with(name: str, path: KeyPath) -> str:
-    """Return a hint if a key with a similar name in another section allows the value."""
+    """Return a hint if a key with a similar name in a different section allows the value."""
     alike = ("preset", "recipe") if path[-1] in ("preset", "recipe") else path[-1:]
     keys = (key for key in all_keys() if key.path[-1] in alike and ANY not in key.path)
     found = next((key for key in keys if name in key.allowed.split(", ")), None)

@@ -184,7 +184,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper; quotes text that YAML 1.1 or 1.2 would read as another type."""
+    """PyYAML's safe dumper; quotes text that YAML 1.1 or 1.2 would read as a different type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the name is PyYAML's
         return True

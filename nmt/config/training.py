@@ -124,7 +124,8 @@ class ValidationConfig(Section):
         max_sentences: Maximum sentences to translate for BLEU and chrF; the loss always uses the
             whole set.
         metric: Metric that selects the best checkpoint and stops early: ``loss``, ``bleu``,
-            ``chrf``, ``comet``, ``comet:MODEL``, ``command`` or another metric.
+            ``chrf``, ``comet``, ``comet:MODEL``, ``command``, or a different metric of ``nmt
+            evaluate``.
         command: Program that scores the translations, for example ``python score.py {source}
             {hypothesis} {reference}``. The names in braces are replaced by text files. The last
             word that it prints is the score; higher is better.

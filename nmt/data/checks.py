@@ -140,7 +140,7 @@ class CorpusCheck:
         correlation = self._length_correlation()
         if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
             odd = f"source and target lengths hardly correlate ({correlation:.2f})"
-            yield f"{odd}. Are the lines translations of each other?"
+            yield f"{odd}. Are the files aligned line by line?"
 
     def _length_correlation(self) -> float:
         """Return the correlation of the log lengths of both sides: high for translations."""

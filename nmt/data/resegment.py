@@ -89,7 +89,7 @@ class Resegmenter:
 
 @dataclass(frozen=True, slots=True)
 class NoiseAdder:
-    """Adds noise to some pairs in each epoch.
+    """Adds noise to a random share of the pairs in each epoch.
 
     The noise of a pair depends only on seed, epoch and row. A pair stays unchanged if it has
     unknown characters, or if the result would be too long or blank.

@@ -48,7 +48,7 @@ def gpu_number(device: str, num_gpus: int) -> int:
 
 
 def is_one_of_torchrun() -> bool:
-    """Whether torchrun started this process and others.
+    """Whether torchrun started several processes, of which this is one.
 
     Child processes inherit the environment variables, so callers that start commands unset them.
     """

@@ -241,10 +241,10 @@ def free_bytes(device: torch.device) -> int:
 def use_huge_pages() -> None:
     """Request huge pages from Linux for the next 2 GiB of the glibc heap.
 
-    This makes a training step some percent faster, because there are fewer page faults and TLB
-    misses. It reserves addresses, but no memory. Call it after
-    `nmt.device.device.prepare_process`, which makes glibc keep freed memory. It does nothing on
-    other systems, or if the address space is limited.
+    This makes a training step a few percent faster, because there are fewer page faults and TLB
+    misses. It reserves addresses, but no memory. Call it after `nmt.device.device.prepare_process`,
+    which makes glibc keep freed memory. It does nothing on other systems, or if the address space
+    is limited.
     """
     is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
     if not is_glibc or _find(_OWN_LIMITS, _LIMIT):

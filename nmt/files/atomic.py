@@ -2,7 +2,7 @@
 
 A file is written in a temporary folder next to its final place, synced to disk, then renamed. It
 has either the old content or the new content, even after a kill or a power cut. The temporary
-folder is ``.NAME.tmp-PID-N``, and the writer holds a lock on a file in it. If another process can
+folder is ``.NAME.tmp-PID-N``, and the writer locks a file in this folder. If another process can
 take the lock, the writer is dead, and the next writer of the same name removes the folder.
 
 `file_lock` and `run_lock` ensure that only one process works on a folder. The system releases a
@@ -148,7 +148,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders of dead writers: only those for ``name``, or all."""
+    """Remove temporary files and folders of dead writers, of all names or only of ``name``."""
     start = "." if name is None else f".{name}{_TEMPORARY}"
     with suppress(OSError):  # the next write reports the problem
         for found in list(folder.iterdir()):

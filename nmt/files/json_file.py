@@ -1,7 +1,7 @@
 """JSON from untrusted files, and the manifest of a checkpoint or model folder.
 
-File size, nesting depth and the length of numbers are limited. Problems raise `ValueError`, and
-each caller turns them into its own error. A manifest lists the size and the hash of every file of a
+File size, nesting depth and the length of numbers are limited. Problems raise `ValueError`, which
+each caller converts to a specific error. A manifest lists the size and the hash of every file of a
 folder. It is written last, so a folder that agrees with its manifest is complete.
 """
 

@@ -112,7 +112,7 @@ def near_file(path: Path) -> str:
 
 
 def is_standard(path: Path | None) -> bool:
-    """Whether a path stands for standard input or output: None or ``-``.
+    """Whether a path means standard input or output: None or ``-``.
 
     >>> is_standard(Path("-"))
     True
@@ -282,7 +282,7 @@ def read_chunks(
     max_bytes: int = MAX_LINE_BYTES,
     name: str = "standard input",
 ) -> Iterator[list[bytes]]:
-    """Yield lines, without LF, in chunks: large chunks from a file, small ones from a slow writer.
+    """Yield lines, without LF, in chunks: large from a file, small from a slow writer.
 
     A chunk ends when it is full, when the writer pauses, or 0.2 seconds after its first line. So
     lines that arrive one at a time are yielded one at a time. A pause within a line yields an empty

@@ -1,7 +1,7 @@
 """Decoding steps on a GPU, recorded as CUDA graphs.
 
-A decoding step of a few sentences is some hundred kernels. Launching them from Python takes several
-times longer than running them. A CUDA graph launches all of them at once.
+A decoding step of a few sentences consists of a few hundred kernels. Launching kernels from Python
+takes several times longer than running them. A CUDA graph launches all of them at once.
 
 A graph works on tensors of fixed address and size, so there is one graph for each of a few sizes. A
 step uses the next larger size and masks the unused positions. Keys and values stay in the tensors

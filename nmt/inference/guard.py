@@ -107,7 +107,7 @@ def check(
     """
     if any(not own and x.constraints == NONE for own, x in zip(found, segments, strict=True)):
         problem = "The model's probabilities are NaN: its weights are damaged."
-        raise CheckpointError(problem, fix="Use another checkpoint, or train again.")
+        raise CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
     outputs = [
         Output(own, () if limits is None else _alarms_of(segment, own, tokenizers, limits))
         for segment, own in zip(segments, found, strict=True)

@@ -167,7 +167,7 @@ class Scorer:
             progress(len(rows))
         if not all(math.isfinite(sum(log_probs)) for log_probs in found):
             problem = "The model's probabilities are NaN: its weights are damaged."
-            raise CheckpointError(problem, fix="Use another checkpoint, or train again.")
+            raise CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
         return found
 
     def align(self, pairs: Iterable[tuple[str, str]], *, tag: str | None = None) -> list[Links]:

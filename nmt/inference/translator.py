@@ -374,7 +374,7 @@ def join(
             results.append(lines.failures[line])
         elif not all(part.hypotheses for part in parts):
             problem = "no translation satisfies the prefix, required and forbidden phrases."
-            fix = "Remove some of the constraints, or set no_repeat_ngram_size to 0."
+            fix = "Remove one or more constraints, or set no_repeat_ngram_size to 0."
             results.append(DataError(problem, fix=fix))
         else:
             found = [details[row] for row in own]

@@ -146,9 +146,9 @@ def _key_mask(packed: Packed, heads: int) -> Tensor:
 class _BmmAttention(torch.autograd.Function):
     """Attention on a CPU by batched matrix products, with a hand-written backward pass.
 
-    It copies each operand once, and saves only queries, keys, values and weights. At sentence
-    lengths it is much faster than torch's fused CPU kernels, whose backward pass is slow. The H / G
-    query heads of a group are rows of one matrix, so shared keys and values are not repeated.
+    Copies each operand once, and saves only queries, keys, values and weights. At sentence lengths
+    it is much faster than torch's fused CPU kernels, whose backward pass is slow. The H / G query
+    heads of a group are rows of one matrix, so shared keys and values are not repeated.
     """
 
     @staticmethod
@@ -336,7 +336,7 @@ def to_packed(rectangles: Tensor, packed: Packed, parts: Sequence[int]) -> Tenso
 
 
 def _padded_rows(packed: Packed, apart: int, heads: int) -> Tensor:
-    """Return the row index for each cell of (B, heads, S), if a token has ``apart`` rows."""
+    """Return the row index of each cell of (B, heads, S), if each token has ``apart`` rows."""
     order = torch.arange(packed.num_tokens, device=packed.ids.device)
     tokens = order.new_zeros(packed.num_cells).index_copy(0, packed.cells, order)
     head = torch.arange(heads, device=order.device).view(1, heads, 1)
@@ -358,7 +358,7 @@ class Padding(NamedTuple):
     """Index maps between packed tokens and a padded batch of B x W cells.
 
     Used on GPUs and by compiled layers. W is rounded up to a multiple of 8, because GPU kernels
-    copy other masks. B is at least 2, because torch compiles a layer again for size 1.
+    copy masks of any other width. B is at least 2, because torch compiles a layer again for size 1.
     """
 
     token: Tensor  # Index of the token in each cell; padding has token 0. (B, W), int64.

@@ -110,7 +110,7 @@ class DecoderState:
         return replace(self, length=self.length + 1, coverage=coverage)
 
     def select(self, sentences: Tensor, beams: Tensor) -> DecoderState:
-        """Keep some sentences, and some beams of each.
+        """Keep ``sentences``, and in each of them ``beams``.
 
         Both tensors may be on the CPU, even if the state is not. Less memory is then copied.
 

@@ -253,10 +253,10 @@ class RequiredPhrases:
 
 
 def bank_sizes(counts: Sequence[int], beam_size: int) -> list[int]:
-    """Divide the beam among banks. A bank holds the hypotheses with the same number of met tokens.
+    """Divide the beam among banks, the sets of hypotheses with equally many met tokens.
 
     Every bank gets the same number of beams; the last bank also gets the remainder. Beams that a
-    bank cannot fill go to the highest banks with more candidates.
+    bank cannot fill are given to the highest banks with more candidates.
 
     Source: Post and Vilar (2018), section 3.2, except that they pass unused beams to neighbours.
 

@@ -63,17 +63,17 @@ class Constraints:
         """Return why no output can meet the constraints; None if there is no obvious reason.
 
         >>> Constraints(required=((5, 6, 7),), forbidden=((6, 7),)).contradiction()
-        'a required phrase contains a forbidden one'
+        'a required phrase contains a forbidden phrase'
         """
         for phrase in self.required:
             if UNK_ID in phrase:
                 return "a required phrase has characters that the model cannot write"
             if any(contains(phrase, banned) for banned in self.forbidden):
-                return "a required phrase contains a forbidden one"
+                return "a required phrase contains a forbidden phrase"
             size = no_repeat_ngram_size
             ngrams = [phrase[i : i + size] for i in range(len(phrase) - size + 1)]
             if size and len(set(ngrams)) < len(ngrams):
-                return f"a required phrase repeats {size} tokens, against no_repeat_ngram_size"
+                return f"a required phrase repeats {size} tokens (see no_repeat_ngram_size)"
         return None
 
 

@@ -48,8 +48,8 @@ def search(
         end_loops: Whether to stop outputs that repeat endlessly. Ignored in greedy search on a GPU.
 
     Returns:
-        ``n_best`` hypotheses of each sentence, best first; samples and alternatives by number.
-        Fewer if fewer outputs are possible.
+        ``n_best`` hypotheses of each sentence, best first; samples and alternatives in the order of
+        generation. Fewer if fewer outputs are possible.
 
     Raises:
         ConfigError: The search is unknown, or does not support required phrases.

@@ -30,7 +30,7 @@ S = TypeVar("S")
 
 
 class Stepper(Protocol[S]):
-    """Computes the log probabilities of the next token. The search does not look into its state.
+    """Computes the log probabilities of the next token. The search treats the state as opaque.
 
     A new state may reuse the memory of the old one, so the search continues each state only once.
 
@@ -59,7 +59,7 @@ class Stepper(Protocol[S]):
         ...
 
     def select(self, state: S, sentences: Tensor, beams: Tensor) -> S:
-        """Keep some sentences, and some beams of each.
+        """Keep ``sentences``, and in each of them ``beams``.
 
         Both tensors may be on the CPU, even if the state is not.
 
@@ -249,7 +249,8 @@ class FinishedHypotheses:
     def active(self, pools: Tensor, best_active: Tensor) -> Tensor:
         """Whether the search of each pool continues.
 
-        It stops if the pool is full, or if no unfinished hypothesis can reach the n-best list.
+        The search of a pool stops if the pool is full, or if no unfinished hypothesis can reach the
+        n-best list.
 
         Args:
             pools: Pool numbers. Any shape, int64.

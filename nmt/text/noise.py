@@ -1,8 +1,8 @@
 """Functions that add the noise of real input to a text: typos, wrong case, missing punctuation.
 
-They are used by `nmt evaluate` (`robustness`) and during training (`data.train.*.noise`). Each
-function takes a text and a random generator and returns the changed text. The result depends only
-on these two. To add a kind of noise, write a function and add it to `NOISES`.
+Used by `nmt evaluate` (`robustness`) and during training (`data.train.*.noise`). Each function
+takes a text and a random generator, which alone determine the returned text. To add a kind of
+noise, write a function and add it to `NOISES`.
 
 Source: Belinkov and Bisk (2018); Ribeiro et al. (2020), section 2.
 """
@@ -66,7 +66,7 @@ def lower_case(text: str, _: Random) -> str:
 
 
 def title_case(text: str, _: Random) -> str:
-    """Capitalize the first letter of every word and keep the others.
+    """Capitalize the first letter of every word and keep all other letters.
 
     >>> title_case("it's a dog", Random(0))
     "It's A Dog"

@@ -58,7 +58,7 @@ def split_sentences(text: str, language: str) -> list[str]:
 
 
 def _starts(text: str, sentences: Sequence[str]) -> list[int]:
-    """Return the start of each sentence but the first. sentencex may have dropped white space."""
+    """Return where each sentence after the first starts: sentencex may drop white space."""
     starts, place = [], 0
     for sentence in sentences:
         start = text.find(sentence, place)

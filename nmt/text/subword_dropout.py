@@ -138,7 +138,7 @@ class SubwordDropout:
         return symbols, left
 
     def _merge(self, symbols: list[int], ranks: list[float], place: int) -> None:
-        """Merge a symbol with the next one; ``ranks`` holds each symbol's rank with its next."""
+        """Merge a symbol with the next symbol; ``ranks`` has the rank of each such merge."""
         symbols[place] = merged = self._merged[symbols[place], symbols[place + 1]]
         del symbols[place + 1], ranks[place]
         if place:
@@ -172,7 +172,7 @@ class _Word(NamedTuple):
 
 
 def _merges(spelled: dict[str, int]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield each pair of subwords whose concatenation is a subword, and the id of the latter."""
+    """Yield each pair of subwords whose concatenation is a subword, and the id of that subword."""
     for piece, index in spelled.items():
         for cut in range(1, len(piece)):
             first, second = spelled.get(piece[:cut]), spelled.get(piece[cut:])

@@ -218,6 +218,6 @@ class ReporterList(list[Reporter]):
             reporter.report(event)
 
     def close(self) -> None:
-        """Close each reporter, the last one first: the log may receive warnings of the others."""
+        """Close the reporters in reverse order: the log receives warnings of later reporters."""
         for reporter in reversed(self):
             reporter.close()

@@ -6,9 +6,9 @@ key ``training.loss`` chooses by name.
 
 Cross-entropy uses log softmax(hidden @ weight.T + bias) and label smoothing, which spreads a share
 of the probability evenly over the vocabulary (Szegedy et al. 2016, section 7). The N x V logits
-would be the largest tensor of training, so they are computed in chunks of rows, together with
-their gradient. On a CPU, a chunk has a few hundred rows and stays in the cache. On a GPU, a chunk
-has some thousand rows, and `torch.compile` fuses the operations on its 16-bit logits.
+would be the largest tensor of training, so they are computed in chunks of rows, together with their
+gradient. On a CPU, a chunk has a few hundred rows and stays in the cache. On a GPU, a chunk has a
+few thousand rows, and `torch.compile` fuses the operations on its 16-bit logits.
 
 R-Drop makes two passes with different dropout masks, and penalises the difference of their
 distributions (Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2). The

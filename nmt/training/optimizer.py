@@ -1,8 +1,8 @@
 """Flat buffers for parameters and gradients, the optimizer interface, AdamW and EMA.
 
-All parameters are views of one buffer, and all gradients of another. Clearing, summing over
-processes, clipping and the update then take a few calls, whatever the number of layers. If training
-is in bfloat16, a float32 master copy is updated.
+All parameters are views of one buffer, and all gradients are views of a second buffer. Clearing,
+summing over processes, clipping and the update then take a few calls, whatever the number of
+layers. If training is in bfloat16, a float32 master copy is updated.
 
 In two cases the trained weights are not the weights to validate and save: schedule-free AdamW, and
 an exponential moving average (EMA), which works with any optimizer. `ModelOptimizer` hides the
@@ -62,7 +62,7 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
         parameter.requires_grad_(not any(name in names for names in frozen.values()))
     if not any(parameter.requires_grad for parameter in named.values()):
         problem = "training.freeze leaves no parameter to train."
-        raise ConfigError(problem, fix="Remove some parts from training.freeze.")
+        raise ConfigError(problem, fix="Remove one or more parts from training.freeze.")
 
 
 class FlatParameters:

@@ -69,7 +69,7 @@ def _falling(fallen: Callable[[float], float], *, holds_peak: bool = False) -> S
         fallen: Maps the completed fraction of the decay to the fraction by which the peak has
             fallen, both in [0, 1].
         holds_peak: Decay only in the last ``decay_ratio`` of the updates, and stay at the peak
-            before. Otherwise, decay right after the warm-up.
+            until then. Otherwise, decay right after the warm-up.
     """
 
     def construct(config: ScheduleConfig, _model_dim: int, total_steps: int | None) -> Schedule:

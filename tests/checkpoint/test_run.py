@@ -57,7 +57,7 @@ def test_a_setting_that_makes_other_updates_is_refused_and_named(key: str, value
     said = refused(record(), record({key: value}))
     assert all(text in said for text in (key, "was "))
     assert str(value[-1] if isinstance(value, list) else value) in said
-    assert "another run_dir" in said
+    assert "a new run_dir" in said
 
 
 def test_other_data_and_another_vocabulary_are_refused_together() -> None:
@@ -73,7 +73,7 @@ def test_a_run_with_other_keys_is_refused_with_all_of_them() -> None:
     said = refused(was, record())
     assert "runs/toy was trained by a different version of nmt" in said
     assert "batch.accumulate, batch.gradient_accumulation" in said
-    assert "set another run_dir" in said
+    assert "set a new run_dir" in said
     was["identity"]["batch"] |= {"a": {"b": 1}, "b": 1, "c": 1}
     assert "batch.a, batch.accumulate, batch.b, batch.c and 1 more." in refused(was, record())
 

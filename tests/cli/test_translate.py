@@ -367,7 +367,7 @@ def test_json_lines_that_cannot_be_answered_are_answered_with_an_error(
     expected = translated(run_dir, *flags[:4], text="\n".join(good))
     for row, line in zip((0, 3), expected, strict=True):
         assert found[row]["translation"] == json.loads(line)["translation"]
-    assert found[1]["error"].startswith("Line 2: a required phrase contains a forbidden one")
+    assert found[1]["error"].startswith("Line 2: a required phrase contains a forbidden phrase")
     assert found[1]["id"] == 7
     assert found[2] == {"sourc": "x", "error": "Line 3 needs a string in source."}
     assert found[5] == {"line": 6, "error": "Line 6 is not JSON (Expecting value, at column 1)."}

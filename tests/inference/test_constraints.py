@@ -86,7 +86,7 @@ def test_only_the_first_segment_of_a_line_gets_phrases(tokenizers: Tokenizers) -
     ("request_", "options", "problem"),
     [
         (Request("Hund", "", ("der Hund",), ("Hund",)), {},
-         "a required phrase contains a forbidden one"),
+         "a required phrase contains a forbidden phrase"),
         (Request("Hund", "die", ("das die",)), {"no_repeat_ngram_size": 1},
          "no translation satisfies the prefix, required"),
         (Request("Hund", "der Hund läuft", (), ("Hund", "Haus")), {},
