@@ -248,7 +248,7 @@ def root(
 
 
 def _open_stderr() -> TextIO:
-    """Return a standard error whose writes never fail, even if the parent has closed it."""
+    """Return a stream to standard error whose writes never fail, even if it is closed."""
     if sys.stderr is None:  # closed by the parent process
         # Libraries write to this descriptor, so no other file may use it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)

@@ -40,7 +40,7 @@ class ExternalMetric(Metric):
         self._command, self._references, self._source = options.argument, references, options.source
         self.signature = f"mean of: {self._command}"
         if not self._command:
-            raise ConfigError("external needs a command.", fix="Pass `external` COMMAND.")
+            raise ConfigError("external needs a command.", fix="Add `external` COMMAND.")
 
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
         """Return the score of each sentence, and a count of 1, for the mean. (n, 2).

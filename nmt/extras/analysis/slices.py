@@ -154,7 +154,7 @@ def score_slices(
     resampling: Resampling,
     groups: Mapping[str, Iterable[Group]],
 ) -> Section:
-    """Score the slices of every group.
+    """Score the slices of every group, for all systems.
 
     Args:
         systems: Scored systems.

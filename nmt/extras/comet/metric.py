@@ -108,7 +108,7 @@ class Comet(Metric):
 
     def __init__(self, references: References, options: MetricOptions) -> None:
         if options.source is None:
-            raise ConfigError("comet needs source lines.", fix="Add `source` FILE.")
+            raise ConfigError("comet needs the source text.", fix="Add `source` FILE.")
         self._model, self._source, self._references = _model(options), options.source, references
         self.signature = f"nrefs:{len(references)}|{self._model.signature}"
 

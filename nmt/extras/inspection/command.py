@@ -125,7 +125,7 @@ def _refuse_idle(options: InspectOptions, used: Collection[str], place: str) -> 
     idle = changed(options, *{name for view in VIEWS.values() for name in view.options} - {*used})
     if idle:
         names = ", ".join(f"`{name}`" for name in sorted(idle))
-        raise ConfigError(f"{names} has no effect {place}.", fix="Remove the option.")
+        raise ConfigError(f"{names} has no effect {place}.", fix=f"Remove {names}.")
 
 
 def _style(options: InspectOptions) -> Style:

@@ -73,9 +73,9 @@ class InspectOptions(Options):
         format_: Output format. svg contains only drawings; text leaves drawings out.
         open_: Open the result in a web browser.
         worked_examples: Show the numbers of well-known explanations of the Transformer, computed by
-            nmt. Needs no model.
+            nmt. Cannot be combined with MODEL.
         source: Source sentence, at most 100 subwords. Required by most views.
-        target: Translation to look at, instead of the translation by the model.
+        target: Translation to inspect.
         layer: Layer to show, numbered from 1 at the bottom.
         head: Attention heads to show, numbered from 1, such as 1,3.
         beam_size: Beam size of the translation by the model. 1 is greedy search.

@@ -172,7 +172,7 @@ def record(model: Transformer, source: Packed, target: Packed) -> Recording:
 
 @contextmanager
 def without_causal_mask(model: Transformer) -> Iterator[None]:
-    """Inside this context, decoder tokens also read the tokens after them."""
+    """Inside this context, decoder tokens also read later tokens."""
 
     def see_all(_: nn.Module, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**options, "causal": False}

@@ -61,7 +61,7 @@ def worked_examples() -> Iterator[fig.Figure]:
     note = (
         f" With an output bias there are {total + _VOCAB_SIZE:,} parameters. A well-known text "
         f"writes 4 {TIMES} 8 {TIMES} 512 {TIMES} 64 = 1,050,624 for attention. The product is "
-        f"{4 * 8 * 512 * 64:,}; the biases are the rest."
+        f"{4 * 8 * 512 * 64:,}; biases add the rest."
     )
     title = f"Parameters of the base model with {_VOCAB_SIZE:,} subwords and tied embeddings"
     yield parameter_table(model, title, note)

@@ -113,7 +113,7 @@ def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
         else:
             prepared = prepare_data(config, check=data_check(config))
             if not prepared.up_to_date:
-                text = f"Prepared the data in {config.prepared_dir}, because a dry run needs it."
+                text = f"Prepared the data in {config.prepared_dir} for the dry run."
                 logger.info("%s\n%s", text, prepared.as_text())
             data = PreparedData.open(config.prepared_dir)
         setup = build(measured, data, Processes(), StopSignal())

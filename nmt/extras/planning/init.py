@@ -117,7 +117,7 @@ def init(options: InitOptions) -> Start:
     held = [{pair[side] for pair in chain(*parts.values())} for side in range(2)]
 
     def others() -> Iterator[Texts]:
-        """Yield pairs without a sentence of the held-out pairs; count the other pairs."""
+        """Yield pairs that share no sentence with a held-out pair; count all pairs."""
         for pair in pairs():
             if pair is None:
                 counts["unusable"] += 1
