@@ -1,4 +1,4 @@
-"""Makes Linux resemble Windows for nmt, as far as Python can; imported by a ``sitecustomize``.
+"""Makes Linux resemble Windows for nmt, as far as Python can; called by a ``sitecustomize``.
 
 Hidden from the modules of nmt (torch and others, which have code for Windows, keep them): modules
 and names that Windows lacks. filelock loses ``fcntl``, and uses its lock without a kernel.
@@ -48,7 +48,6 @@ NAMES = {
 }
 HIDDEN = {name: frozenset(names.split()) for name, names in NAMES.items()}
 _import, _open = builtins.__import__, io.open
-warnings.filterwarnings("ignore", "only soft file lock is available")
 
 
 class View(types.ModuleType):
@@ -149,20 +148,23 @@ def no_signals(*_: Any) -> None:
     raise NotImplementedError
 
 
-builtins.__import__ = import_as_on_windows
-builtins.open = io.open = cast("Any", open_as_on_windows)
-setattr(shutil, "_use_fd_functions", False)  # noqa: B010 - as on Windows
-os.fork = on_windows(os.fork, lambda: OSError(errno.ENOSYS, "no fork on Windows"))
-for name in ("replace", "unlink", "remove", "rmdir"):
-    setattr(os, name, refusing(getattr(os, name)))
-os.rename = refusing(os.rename, new_name=True)
-os.open, os.fsync = on_windows(os.open, opens_folder), on_windows(os.fsync, syncs_reader)
-select.select = on_windows(select.select, waits_for_file)
-setattr(asyncio.SelectorEventLoop, "add_signal_handler", no_signals)  # noqa: B010
-kernel32 = types.SimpleNamespace(GlobalMemoryStatusEx=memory_status)
-setattr(ctypes, "windll", types.SimpleNamespace(kernel32=kernel32))  # noqa: B010
-signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-for stream in (sys.stdin, sys.stdout, sys.stderr):
-    if isinstance(stream, io.TextIOWrapper):
-        how: dict[str, Any] = {"encoding": "cp1252", "errors": "strict"}
-        stream.reconfigure(**how, newline=None if stream is sys.stdin else "\r\n")
+def imitate() -> None:
+    """Change this process for good."""
+    warnings.filterwarnings("ignore", "only soft file lock is available")
+    builtins.__import__ = import_as_on_windows
+    builtins.open = io.open = cast("Any", open_as_on_windows)
+    setattr(shutil, "_use_fd_functions", False)  # noqa: B010 - as on Windows
+    os.fork = on_windows(os.fork, lambda: OSError(errno.ENOSYS, "no fork on Windows"))
+    for name in ("replace", "unlink", "remove", "rmdir"):
+        setattr(os, name, refusing(getattr(os, name)))
+    os.rename = refusing(os.rename, new_name=True)
+    os.open, os.fsync = on_windows(os.open, opens_folder), on_windows(os.fsync, syncs_reader)
+    select.select = on_windows(select.select, waits_for_file)
+    setattr(asyncio.SelectorEventLoop, "add_signal_handler", no_signals)  # noqa: B010
+    kernel32 = types.SimpleNamespace(GlobalMemoryStatusEx=memory_status)
+    setattr(ctypes, "windll", types.SimpleNamespace(kernel32=kernel32))  # noqa: B010
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            how: dict[str, Any] = {"encoding": "cp1252", "errors": "strict"}
+            stream.reconfigure(**how, newline=None if stream is sys.stdin else "\r\n")

@@ -40,7 +40,7 @@ class Windows:
 
     def __init__(self, folder: Path, place: Path) -> None:
         self.folder = folder
-        (place / "sitecustomize.py").write_text("import tests.windows\n")
+        (place / "sitecustomize.py").write_text("import tests.windows\ntests.windows.imitate()\n")
         # The C locale, which Python must not replace by UTF-8.
         legacy = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "LANG": ""}
         paths = os.pathsep.join([str(place), str(ROOT)])
