@@ -23,7 +23,8 @@ def test_every_colour_of_text_is_readable_on_the_page_and_on_its_cards(theme: st
     shades = [int(share) for share in re.findall(r"var\(--warm\) (\d+)%,transparent", CSS)]
     for share in shades:  # doubtful words
         shaded = mixed(colors["warm"], colors["card"], share / 100)
-        assert contrast(colors["ink"], shaded) >= ENOUGH
+        for name in ("ink", "blue"):  # blue: words that a user chose
+            assert contrast(colors[name], shaded) >= ENOUGH, name
     assert shades
 
 
