@@ -58,7 +58,7 @@ _HANDLER = _Handler()
 
 
 def report(error: NmtError) -> None:
-    """Print an error; with the traceback if ``--verbose`` is set."""
+    """Print an error and, with ``--verbose``, the traceback."""
     if _NMT.isEnabledFor(logging.DEBUG):
         traceback.print_exc()
     typer.echo(f"error: {spelled(str(error), _HANDLER.spellings)}", err=True)

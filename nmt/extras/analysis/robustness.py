@@ -74,7 +74,7 @@ class NoisySource:
     groups: Sequence[int] = ()  # For ``split``: number of noisy lines for each source line.
 
     def outputs(self, translated: _Lines, joiner: str) -> _Lines:
-        """Join the translations of the halves (``split``), so that each scored line has one."""
+        """For ``split``, join the translations of the halves; otherwise return all unchanged."""
         if not self.groups:
             return translated
         rest = iter(translated)

@@ -115,7 +115,7 @@ class _Table:
         return (hashes >> np.uint64(64 - _FILTER_BITS)).astype(np.int64)
 
     def find(self, hashes: Hashes) -> tuple[Ints, Ints]:
-        """Return an index into ``hashes`` and a value for each match. A hash can have several."""
+        """Return an index into ``hashes`` and a value for each match; a hash can match several."""
         asked = np.flatnonzero(self._filter[self._bits(hashes)])
         low = np.searchsorted(self._hashes, hashes[asked], "left")
         count = np.searchsorted(self._hashes, hashes[asked], "right") - low

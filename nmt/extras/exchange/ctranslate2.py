@@ -277,7 +277,7 @@ def converted_model(folder: Path, files: ModelFiles, dtype: str, *, with_shortli
     Args:
         folder: The run or model folder.
         files: The model.
-        dtype: CTranslate2's name of the type of the weights, such as int8.
+        dtype: Type of the weights in CTranslate2's spelling, such as int8.
         with_shortlist: Whether to convert the shortlist, too.
 
     Raises:

@@ -98,7 +98,7 @@ class CTranslate2Engine(Engine):
     Raises:
         ConfigError: CTranslate2 is not installed.
         CheckpointError: The model cannot be read.
-        DeviceError: There is no such device.
+        DeviceError: The machine does not have the device.
     """
 
     name = "ctranslate2"

@@ -168,7 +168,7 @@ def _pull_marian(
     options: PullOptions,
     origin: str,
 ) -> None:
-    """Download the files of a Marian or MarianMT model that are needed, and import the model.
+    """Download the files that the import of a Marian or MarianMT model needs; then import it.
 
     An unsupported Hugging Face model is refused before the weights are downloaded.
     """

@@ -217,7 +217,7 @@ def _role(shares: Sequence[float | None]) -> str:
 def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
     """Return the name and the first pairs of the chosen test set.
 
-    Without a choice: of the first test set or, if there is none, of the validation set.
+    The default is the first test set or, without test sets, the validation set.
 
     Raises:
         ConfigError: No test set has this name.

@@ -73,7 +73,7 @@ class Heatmap(Figure):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The values of the palest and the strongest colour; opposite numbers for two hues."""
+        """The values of the palest and the strongest colour; -x and x if there are two hues."""
         values = [x for row in self.values for x in row if x is not None and isfinite(x)] or [0.0]
         low = min(values) if self.low is None else self.low
         high = max(values) if self.high is None else self.high

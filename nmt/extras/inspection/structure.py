@@ -129,7 +129,7 @@ def _count_stack(name: str, layers: nn.ModuleList) -> list[PartCount]:
 
 
 def _formula(module: nn.Module) -> Formula:
-    """Return the number of parameters of a module as a sum of products; () without any."""
+    """Return the number of parameters of a module as a sum of products; empty for 0."""
     if isinstance(module, FeedForward):
         width, dim = module.outer.in_features, module.outer.out_features
         gates = module.inner.out_features // width

@@ -1,4 +1,4 @@
-"""Records the sublayers in a forward pass; views: step-by-step calculation (`score`) and `flow`.
+"""Records the sublayers in a forward pass, for the views `score` (calculation) and `flow`.
 
 Hooks record the input and the output of each sublayer. Queries, keys and weights are internal to a
 sublayer; here they are recomputed from the input and projections of the sublayer, as in the paper:
