@@ -37,7 +37,7 @@ _MARGIN_BYTES = 1 << 20
 _FULL, _FREE = (errno.ENOSPC, errno.EDQUOT), "Free disk space or lower training.keep_last"
 _MAX_PROBLEMS = 10
 _REPLACED = r"\.step-(\d+)\.replaced"  # Old checkpoints that `atomic_folder` was replacing.
-_ANOTHER = "Use another checkpoint of the run."
+_ANOTHER = "Use a different checkpoint of the run."
 
 logger = logging.getLogger(__name__)
 

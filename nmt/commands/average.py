@@ -35,7 +35,7 @@ def average(options: AverageOptions) -> TextResult:
         fix = "Pass a run folder created by `nmt train`."
         raise CheckpointError(f"{run_dir} has no checkpoints.", fix=fix)
     if missing := [str(step) for step in sorted(steps) if step not in present]:
-        fix = f"Use `step` with one of: {', '.join(map(str, sorted(present)))}."
+        fix = f"Set `step` to one of: {', '.join(map(str, sorted(present)))}."
         raise CheckpointError(f"{run_dir} has no checkpoint of step {', '.join(missing)}.", fix=fix)
     wanted, kept = best or len(steps) or last or _DEFAULT_LAST, "best" if best else "last"
     if best is not None:

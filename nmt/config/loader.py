@@ -324,7 +324,7 @@ class Document:
             elif isinstance(part, int) and part < len(place):
                 found.append(part)
             else:
-                raise ValueError(f"{above} has {len(place)} items, numbered from 0")
+                raise ValueError(f"{above} has {len(place)} items, counted from 0")
             index: Any = found[-1]
             if depth == len(path) - 1:
                 place[index] = value

@@ -49,7 +49,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Marks a text that must be a name in a `nmt.registry.Registry`: ``Annotated[str, ...]``.
+    """Marks a string that must be a name in a `nmt.registry.Registry`: ``Annotated[str, ...]``.
 
     The built-in names are repeated here, so that validation does not import registries and torch.
     Names that the user's program has registered are valid, too. A colon separates a name from an
@@ -80,7 +80,7 @@ Bound = Literal["data", "run", "budget"]
 
 
 class Binds:
-    """Marks a field whose changes have consequences: ``Annotated[int, Binds("run")]``.
+    """Marks a field whose change requires new data or a new run: ``Annotated[int, Binds("run")]``.
 
     ``data``: a change prepares the data again. ``run``: a run cannot be resumed after a change.
     ``budget``: like ``run``, if the learning rate depends on the length of the training. The mark

@@ -87,7 +87,7 @@ def likely_language(lines: Iterable[str]) -> str | None:
 def swapped_sets(
     sets: Mapping[str, CorpusConfig], source_language: str, target_language: str
 ) -> Iterator[str]:
-    """Yield a warning for each corpus with source and target swapped in its first 500 pairs.
+    """Yield a warning for each corpus whose first 500 pairs seem to have swapped sides.
 
     Args:
         sets: Corpora by their keys in the configuration. Skips corpora that are on a hub, on
@@ -206,7 +206,7 @@ class Overlap:
         self._seen = set[_Key]()
 
     def see(self, pairs: Sequence[tuple[str, str, int]]) -> None:
-        """Record which held-out sentences occur in a block of training pairs."""
+        """Record the held-out sentences that occur in a block of training pairs."""
         self._seen |= self._wanted.intersection(chain.from_iterable(starmap(_keys, pairs)))
 
     def counts(self, near: Mapping[str, int]) -> dict[str, dict[str, int]]:

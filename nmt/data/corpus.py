@@ -182,7 +182,7 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
         if is_piped(corpus) or corpus.huggingface is not None or corpus.sacrebleu is not None:
             name = corpus.huggingface or corpus.sacrebleu or "standard input"
             problem = f"The size of {name} is unknown, so nmt cannot choose the training defaults."
-            raise ConfigError(problem, fix="Add a section such as `training: {max_minutes: 60}`.")
+            raise ConfigError(problem, fix="Add a training section: `training: {max_minutes: 60}`.")
         lines = count = 0
         for path in {*corpus_files(corpus)} - {corpus.scores}:
             lines = 0

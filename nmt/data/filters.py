@@ -126,7 +126,7 @@ class Length(Filter):
 
 
 class Ratio(Filter):
-    """Finds pairs whose lengths differ too much. Adds 3 to both lengths, to spare short pairs."""
+    """Finds pairs whose lengths differ too much. Adds 3 to both, to tolerate short pairs."""
 
     def __init__(self, max_ratio: float) -> None:
         self._max_ratio = max_ratio

@@ -1,4 +1,4 @@
-"""The endless stream of training batches, which can start at any position.
+"""The endless stream of training batches, which can be resumed at any position.
 
 The plan of an epoch (which pairs share a batch, and the order of batches) depends only on lengths,
 settings, seed, epoch and rank. No state is kept between epochs, so a resumed run makes the same

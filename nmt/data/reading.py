@@ -1,4 +1,4 @@
-"""The passes of `nmt prepare` over the blocks of all corpora.
+"""The passes in which `nmt prepare` reads the blocks of all corpora.
 
 Three functions process a block, in any process:
 

@@ -196,7 +196,7 @@ class Manifest:
             if version == FORMAT_VERSION:
                 return cls(**values)
         except FileNotFoundError as error:
-            fix = "The folder is not a complete checkpoint: use another checkpoint."
+            fix = "The folder is not a complete checkpoint: use a different checkpoint."
             raise CheckpointError(f"{path} is missing.", fix=fix) from error
         except (OSError, ValueError) as error:
             fix = "Use another checkpoint of the run, or copy or export the model folder again."

@@ -323,7 +323,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        fix = "Delete it and run `nmt train CONFIG` again: a finished run only writes this file."
+        fix = "Delete the file, run `nmt train CONFIG`: a complete run only writes this file."
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
     return parts
 
@@ -338,7 +338,7 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     if (parts := read_shortlist(folder, vocab_sizes)) is None:
         raise ConfigError(
             f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist.",
-            fix="Run `nmt train CONFIG` again: a finished run only writes this file. Or set "
+            fix="Run `nmt train CONFIG` again: a complete run only writes this file. Or set "
             "decoding.shortlist to false.",
         )
     return parts
@@ -398,7 +398,7 @@ def choose_engine(
     options = replace(options, device=parse_device(options.device))
     name, dtype, loaded = options.engine, parse_dtype(options.dtype), None
     if options.threads is not None and options.threads < 1:
-        raise ConfigError(f"`threads` is {options.threads}.", fix="Use 1 or more, or remove it.")
+        raise ConfigError(f"`threads` is {options.threads}.", fix="Use at least one thread.")
     with readable():
         if name == "auto" and is_ctranslate2(folder):
             name = "ctranslate2"

@@ -63,7 +63,7 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class PositionScheme:
-    """Constructors of the parts of a scheme. They take the model section and a width."""
+    """Constructors of the parts of a scheme, called with the model section and a width."""
 
     # Takes the model width D. Called once for the encoder and once for the decoder.
     absolute: Callable[[ModelConfig, int], AbsolutePositions] | None = None

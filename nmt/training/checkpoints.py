@@ -189,7 +189,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSummary:
-    """Result of a training run."""
+    """Result of a training run: its last step, why it ended, and the best weights."""
 
     run_dir: Path  # The run folder.
     step: int  # Updates made.

@@ -118,7 +118,7 @@ def _answer(text: str) -> None:
 
 @contextmanager
 def report_one_failure(processes: Processes) -> Iterator[None]:
-    """Make only the first process that fails print its error; the others exit silently."""
+    """Make only the first failing process print an error; all other processes exit silently."""
     try:
         yield
     except Exception:
