@@ -183,7 +183,7 @@ def _subword_dropout(tokenizer: Tokenizer, rate: float) -> SubwordDropout:
 
 
 def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) -> dict[str, Any]:
-    """Return the data that checkpoints store, and that must match when training resumes."""
+    """Return the data that checkpoints store, to be compared when training resumes."""
     manifest, updater = setup.data.manifest, setup.updater
     hashes = {"data_hash": manifest.data_hash, "vocab_hash": manifest.vocab_hash}
     arithmetic = {"precision": updater.precision.name, "compiled": is_compiled}

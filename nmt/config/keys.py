@@ -125,7 +125,7 @@ def described_sections(start: str = "") -> Iterator[tuple[str, str, list[Key]]]:
 
 
 def describe_keys(start: str = "") -> str:
-    """Keys as Markdown, one table per section.
+    """Return the keys as Markdown, with a table for each section.
 
     Args:
         start: As in `described_sections`.

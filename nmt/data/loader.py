@@ -160,7 +160,7 @@ class Loader:
     longest: int | None = None
 
     def lengths(self, rows: Rows | slice) -> tuple[IntArray, IntArray]:
-        """Return the source and target lengths of rows of the store, including special tokens."""
+        """Return the source and target lengths of ``rows``, including special tokens."""
         source, target = self.store.source_lengths[rows], self.store.target_lengths[rows]
         return source + (1 + self.source_bos), target + 1
 

@@ -323,7 +323,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        fix = "Delete the file, run `nmt train CONFIG`: a complete run only writes this file."
+        fix = "Delete it, then run `nmt train CONFIG`: a complete run only writes this file."
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
     return parts
 

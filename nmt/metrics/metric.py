@@ -61,7 +61,7 @@ class Metric(ABC):
 
     @abstractmethod
     def statistics(self, hypotheses: Sequence[str]) -> Floats:
-        """Return D statistics of each of n sentences. (n, D)."""
+        """Return the D statistics of each sentence. (n, D)."""
 
     def score(self, sums: Floats) -> Floats:
         """Return the scores of R corpora from the sums of their statistics. (R, D) -> (R,).

@@ -256,7 +256,7 @@ def train_sentencepiece(
 
 
 def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> TokenizerError:
-    """Turn an error message of SentencePiece into ours, with a vocabulary size that works."""
+    """Convert an error message of SentencePiece to an error with a vocabulary size that works."""
     side, key = "" if name == JOINT else f"{Path(name).stem} ", "tokenizer.vocab_size"
     what = f"{side}vocabulary of {size:,} subwords"
     if isinstance(config.vocab_size, dict):

@@ -166,7 +166,7 @@ def launch(arguments: Sequence[str], num_processes: int, training: TrainingConfi
 
 
 def _cause(error: ChildFailedError, num_processes: int) -> BaseException:
-    """Return the error of the process that failed first.
+    """Return the error of the first process that failed by itself.
 
     Skips processes that only lost the connection to a failed process, or that torchrun terminated.
     """

@@ -129,7 +129,7 @@ def test_a_written_shortlist_is_read(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Delete it"):
+    with pytest.raises(CheckpointError, match=rf"{NAME} is damaged.*\n.*fix: Delete it, then run"):
         Shortlist.load(tmp_path, (7, 12), CPU)
 
 
