@@ -174,8 +174,9 @@ def test_a_reader_that_goes_away_ends_it_in_silence(run_dir: Path, tmp_path: Pat
     source, status = tmp_path / "source.de", tmp_path / "status"
     source.write_text("\n".join(LINES * 20) + "\n", "utf-8")
     script = '("$@"; echo $? > "$STATUS") | head -1'
+    stream = ("--engine", "torch", "--stream", "-i", source)
     result = subprocess.run(
-        ["sh", "-c", script, "sh", *COMMAND, run_dir, *FLAGS, "--stream", "-i", source],
+        ["sh", "-c", script, "sh", *COMMAND, run_dir, *FLAGS, *stream],
         capture_output=True,
         env={**os.environ, "STATUS": str(status)},
         timeout=PATIENCE_SECONDS,
