@@ -1,4 +1,4 @@
-"""Ranks, GPUs and CPU cores of this process. The modules below add device, precision and memory.
+"""Ranks, GPUs and CPU cores of this process. Other modules add device, precision and memory.
 
 This module does not import torch. It reads the environment variables that torchrun sets.
 """

@@ -208,7 +208,7 @@ def parse_request(line: str, number: int) -> Request:
 
 @lru_cache(256)
 def meant_field(name: str) -> str | None:
-    """Return the request field with the most similar name; None if no name is similar."""
+    """Return the field with the most similar name, in nmt or other toolkits; None if unclear."""
     near = nearest_word(name, list(_MEANINGS))
     return near and _MEANINGS[near]
 

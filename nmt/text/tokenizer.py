@@ -123,7 +123,7 @@ class Tokenizer:
 
     @cached_property
     def _is_imported(self) -> bool:
-        """Whether SentencePiece never produces some ids, as in imported vocabularies."""
+        """Whether the vocabulary has ids that SentencePiece never produces: an imported model."""
         model = self._processor
         return bool(self.languages) or any(map(model.is_unused, range(self.vocab_size)))
 
