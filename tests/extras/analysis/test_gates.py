@@ -33,7 +33,7 @@ def test_gates_are_parsed_in_order_and_all_malformed_parts_are_reported() -> Non
         ("bleu=-1", no_number),
         ("bleu=270", no_number),
         ("bleu=27,bleu=28", "bleu occurs twice"),
-        ("ter=60", "counts errors"),
+        ("ter=60", "is an error rate"),
         ("x=1,chrf=z", "(?s)'x' is not a metric.*'z' in 'chrf=z'"),  # all at once
     ):
         with pytest.raises(ConfigError, match=complaint):
