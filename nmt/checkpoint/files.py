@@ -309,23 +309,16 @@ def read_best(run_dir: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def rank(score: float) -> float:
-    """Return a sort key for scores in which NaN is lowest.
-
-    >>> max([float("nan"), -3.0, -5.0], key=rank)
-    -3.0
-    """
-    return -math.inf if math.isnan(score) else score
-
-
 def by_score(steps: Collection[int], scores: Mapping[int, float]) -> list[int]:
     """Return the steps that have a score, best first. Of equal scores, the earlier step is first.
 
+    NaN means that the validation has no score.
+
     >>> by_score([10, 20, 30, 40], {10: float("nan"), 20: 3.0, 30: 9.0})
-    [30, 20, 10]
+    [30, 20]
     """
-    scored = (step for step in steps if step in scores)
-    return sorted(scored, key=lambda step: (-rank(scores[step]), step))
+    scored = (step for step in steps if not math.isnan(scores.get(step, math.nan)))
+    return sorted(scored, key=lambda step: (-scores[step], step))
 
 
 def newest_steps(steps: Collection[int], count: int, *, due_every: Collection[int]) -> list[int]:
@@ -357,7 +350,7 @@ def expired(
 
     Args:
         steps: Steps of the existing checkpoints.
-        scores: Validation scores of the validated steps; higher is better, NaN is lowest.
+        scores: Validation scores of the validated steps; higher is better, NaN is no score.
         keep_last: Number of newest checkpoints to keep; see `newest_steps`.
         keep_best: Number of best checkpoints to keep in addition; ties go to the earlier step.
         due_every: A checkpoint is due at every multiple of one of these numbers.

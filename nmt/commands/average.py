@@ -40,6 +40,9 @@ def average(options: AverageOptions) -> TextResult:
     wanted, kept = best or len(steps) or last or _DEFAULT_LAST, "best" if best else "last"
     if best is not None:
         chosen = by_score(present, _scores(present))[:best]
+        if not chosen:
+            fix = "Use `last` in place of `best`."
+            raise CheckpointError(f"No checkpoint of {run_dir} has a validation score.", fix=fix)
     else:
         chosen = list(steps) or sorted(present)[-wanted:]
     if len(chosen) < wanted:

@@ -395,5 +395,8 @@ def _finish(
             data.valid_target,
             lambda lines, progress: load(progress=progress).translate(lines),
         )
+        if summary.best_score is None:
+            text = "no validation has a score by training.validation.metric"
+            logger.warning("%s; the last checkpoint is used", text)
         log_next_commands(run_dir)
     return summary

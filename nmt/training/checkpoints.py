@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class History(dict[int, float]):
-    """Validation score of each validated step, oldest first; higher is better.
+    """Validation score of each validated step, oldest first; higher is better, NaN is no score.
 
     >>> history = History({10: 21.5, 20: 24.0, 30: 23.9})
     >>> history.best
@@ -44,14 +44,15 @@ class History(dict[int, float]):
 
     @property
     def best(self) -> int | None:
-        """The step with the highest score. Ties go to the earlier step; NaN counts as lowest."""
+        """The step with the highest score. Ties go to the earlier step."""
         return next(iter(files.by_score(self, self)), None)
 
     def should_stop(self, patience: int | None) -> bool:
-        """Whether the last ``patience`` validations brought no new best score."""
+        """Whether the last ``patience`` validations with a score brought no new best score."""
         if patience is None or self.best is None:
             return False
-        return len(self) - 1 - list(self).index(self.best) >= patience
+        scored = [step for step, score in self.items() if not math.isnan(score)]
+        return len(scored) - 1 - scored.index(self.best) >= patience
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ class Progress:
             seconds: Time spent in updates.
         """
         best = self.history.best
-        name = None if best is None else files.checkpoint_name(best)
+        name = files.checkpoint_name(self.step if best is None else best)
         score = None if best is None else self.history[best]
         return TrainingSummary(run_dir, self.step, reason, name, score, metric, seconds)
 
@@ -194,8 +195,9 @@ class TrainingSummary:
     run_dir: Path  # The run folder.
     step: int  # Updates made.
     reason: str  # Why training ended: ``budget``, ``patience`` or ``signal``.
-    best: str | None  # Folder name of the best checkpoint, or ``average``.
-    best_score: float | None  # Score of the best weights (BLEU, chrF, or the negative loss).
+    best: str  # Folder name of the best checkpoint (without scores, the last), or ``average``.
+    # Score of the best weights (BLEU, chrF, or the negative loss); None if no weights have a score.
+    best_score: float | None
     metric: str  # Metric of the score.
     training_seconds: float  # Time this process spent in updates, without validation and saving.
 
@@ -205,8 +207,10 @@ class TrainingSummary:
         >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
         'a: 9 steps; best: step-9 (loss 2.50)'
         """
-        best, score = self.best or "none", self.best_score
-        if score is not None:  # `as_quality` is its own inverse
+        best, score = self.best, self.best_score
+        if score is None:
+            best += f" (no {label_of(self.metric)} score)"
+        else:  # `as_quality` is its own inverse
             value = as_quality(self.metric, score)
             best += f" ({label_of(self.metric)} {rounded(self.metric, value)})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
@@ -435,15 +439,17 @@ def average_at_end(
             files.write_best(run_dir, result.best)
         shutil.rmtree(run_dir / files.AVERAGE, ignore_errors=True)
         write_average(run_dir / files.AVERAGE, run_dir, paths, score=score)
-    outcome = "now the best" if result.best == files.AVERAGE else "worse than the best checkpoint"
+    outcome = (
+        "now the best" if result.best == files.AVERAGE else "not better than the best checkpoint"
+    )
     text = f"average of the last {len(steps)} checkpoints: {scores}; {outcome}"
     reporter.report(Event(summary.step, text))
     return result
 
 
 def _best_of(summary: TrainingSummary, score: float) -> TrainingSummary:
-    """Return the summary with the average as best weights, if its score is higher."""
-    if summary.best_score is not None and files.rank(score) <= files.rank(summary.best_score):
+    """Return the summary with the average as best weights, if it has a score and that is higher."""
+    if math.isnan(score) or (summary.best_score is not None and score <= summary.best_score):
         return summary
     return replace(summary, best=files.AVERAGE, best_score=score)
 

@@ -75,7 +75,8 @@ class Scores:
         for metric, value in self.text.items():
             is_other = metric == "bleu" and self.bleu_tokenizer not in (None, "13a")
             label = f" (tokenizer {self.bleu_tokenizer})" if is_other else ""
-            text += f", {label_of(metric)} {rounded(metric, value)}{label}"
+            shown = "failed" if math.isnan(value) else rounded(metric, value)
+            text += f", {label_of(metric)} {shown}{label}"
         return text
 
     def event(self, step: int, epoch: int, seconds: float) -> Event:

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from nmt.checkpoint.files import list_checkpoints, read_best
+from nmt.checkpoint.files import list_checkpoints, read_best, read_state
+from nmt.commands.average import average
+from nmt.commands.options import AverageOptions
 from nmt.commands.train import fit
 from nmt.config.run import RunConfig
-from nmt.errors import DataError
+from nmt.errors import CheckpointError, DataError
+from nmt.training.checkpoints import Progress
 from nmt.training.program import score_by_program
 from tests.training.runs import Run, codes
 from tests.training.toy import make_config, write_corpus
@@ -69,7 +72,11 @@ def test_a_program_that_fails_later_is_a_warning_with_its_last_words(
     Path("broken").touch()  # from the second call on
     config = make_config(validation={"command": scorer, "metric": metric, "max_sentences": 8})
     fit(config)
-    told = [each.message for each in caplog.records if "has no score" in each.message]
+    told = [each.message for each in caplog.records if "command has no score" in each.message]
+    log = (config.run_dir / "log.txt").read_text()
+    assert log.count("command failed") == len(told)
+    assert "command nan" not in log
+    assert log.count("no validation has a score") == (metric == "command")
     scores = {"bleu": [10, None], "command": [None, None]}[metric]
     assert [line["command"] for line in lines(config)] == scores
     assert len(told) == scores.count(None)
@@ -79,6 +86,27 @@ def test_a_program_that_fails_later_is_a_warning_with_its_last_words(
     assert [step for step, _ in list_checkpoints(config.run_dir)][-1] == 10
     Path("broken").unlink()
     fit(config)  # a checkpoint without scores can be resumed
+
+
+def test_validations_without_a_score_neither_stop_training_nor_are_best(scorer: list[str]) -> None:
+    """Nor does a resumed run differ; the average of the last checkpoints has no score either."""
+    Path("broken").touch()
+    validation = {"command": scorer, "metric": "command", "max_sentences": 8}
+    settings: dict[str, Any] = {"validation": validation, "patience": 1, "validate_every": 2}
+    first, again = make_config(**settings, average_last=2, max_steps=6), make_config(**settings)
+    summary = fit(first)
+    assert (summary.reason, summary.step, summary.best) == ("budget", 6, "step-00000006")
+    assert summary.as_text().endswith("best: step-00000006 (no command score)")
+    assert read_best(first.run_dir) is None
+    with pytest.raises(CheckpointError, match="has a validation score"):
+        average(AverageOptions(run=first.run_dir, output=Path("mean"), best=1))
+    Path("calls.txt").unlink()  # so that the trial succeeds
+    assert fit(again).step == 10
+    state = read_state(list_checkpoints(again.run_dir)[-1][1])
+    history = Progress.from_dict(state["progress"]).history
+    assert list(history) == [2, 4, 6, 8, 10]
+    history.update({4: 1.0, 6: 0.5})  # two scores among failures
+    assert (history.best, history.should_stop(1), history.should_stop(2)) == (4, True, False)
 
 
 @pytest.mark.parametrize(
