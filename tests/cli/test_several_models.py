@@ -38,9 +38,7 @@ def evaluated(run: Path, *arguments: object) -> str:
     return result.stderr
 
 
-def test_a_beam_for_mbr_and_weights_without_an_ensemble_are_refused(
-    runs: dict[str, Path],
-) -> None:
+def test_a_beam_for_mbr_and_weights_without_an_ensemble_are_refused(runs: dict[str, Path]) -> None:
     mbr = ("translate", runs["plain"], "--mbr", "chrf")
     refused(call(*mbr, "--mbr-candidates", 1000, "--mbr-from", "beam"), 2, "beam_size is 1000")
     words = ("--beam-size 7 cannot be combined with --mbr", "--mbr-candidates")

@@ -79,9 +79,7 @@ def test_json_has_confidence_and_can_leave_it_out(files: tuple[Path, Path]) -> N
     assert with_it["confidence"]["resamples"] == 1000
 
 
-def test_systems_are_compared_with_each_other_or_with_a_baseline(
-    files: tuple[Path, Path],
-) -> None:
+def test_systems_are_compared_with_each_other_or_with_a_baseline(files: tuple[Path, Path]) -> None:
     hypothesis, reference = files
     lines = hypothesis.read_text("utf-8").splitlines()
     third = write(hypothesis.with_name("third.en"), [lines[0], *reversed(lines[1:])])

@@ -8,13 +8,7 @@ import pytest
 import yaml
 
 from nmt.config import keys
-from nmt.config.keys import (
-    all_keys,
-    describe_keys,
-    find_key,
-    is_of_command_line,
-    nearest_key,
-)
+from nmt.config.keys import all_keys, describe_keys, find_key, is_of_command_line, nearest_key
 from nmt.errors import ConfigError
 
 ALIASES = [

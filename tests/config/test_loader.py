@@ -232,9 +232,7 @@ def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, me
     assert error.exit_code == 2
 
 
-def test_overrides_of_a_section_or_of_what_it_agrees_with_carry_problems(
-    small: Path,
-) -> None:
+def test_overrides_of_a_section_or_of_what_it_agrees_with_carry_problems(small: Path) -> None:
     assert "`set` batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
     train = "data.train=[{tsv: x, columns: [1, -1]}]"
     assert refusal(small, train).problem.startswith(f"`set` {train}: data.train.0.columns.1 is -1")

@@ -68,7 +68,6 @@ def sizes() -> Counter[str]:
 def test_code_lines_are_counted_as_said(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text('"""Doc."""\n\n# why\nx = [\n    1,  # one\n]\n\n\ndef f():\n    """Doc."""\n')
-
     assert code_lines(path) == 4
 
 
@@ -79,7 +78,6 @@ def test_a_package_is_within_its_limit(package: str) -> None:
 
 def test_the_core_and_its_extras_are_within_their_limits() -> None:
     extras = sum(count for name, count in sizes().items() if name.startswith("extras"))
-
     assert sum(sizes().values()) - extras <= CORE
     assert extras <= EXTRAS
     assert len(list((ROOT / "nmt").rglob("*.py"))) <= MODULES
@@ -92,5 +90,4 @@ def test_a_story_fits_one_file(name: str) -> None:
 
 def test_tests_do_not_outgrow_what_they_test() -> None:
     paths = (ROOT / "tests").rglob("*.py")
-
     assert sum(len(path.read_bytes().splitlines()) for path in paths) <= TEST_LINES

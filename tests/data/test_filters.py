@@ -63,9 +63,7 @@ class Shouting(Filter):
 FILTERS.register("shouting", Shouting)
 
 
-def test_a_registered_filter_drops_training_pairs_and_its_reason_is_shown(
-    tmp_path: Path,
-) -> None:
+def test_a_registered_filter_drops_training_pairs_and_its_reason_is_shown(tmp_path: Path) -> None:
     config = load_config(DEMO, [
         f"prepared_dir={tmp_path / 'prepared'}", f"run_dir={tmp_path / 'run'}",
         "data.train.0.demo=valid", "tokenizer.vocab_size=400",

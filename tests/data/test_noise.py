@@ -103,9 +103,7 @@ def test_a_pair_that_would_be_too_long_stays_unchanged(tokenizers: Tokenizers, r
     assert all(pair in TINY_PAIRS or (pair[0].isupper() and pair[1].isupper()) for pair in found)
 
 
-def test_the_rate_is_the_share_of_pairs_and_kinds_are_independent(
-    tokenizers: Tokenizers,
-) -> None:
+def test_the_rate_is_the_share_of_pairs_and_kinds_are_independent(tokenizers: Tokenizers) -> None:
     """Of 40,000 draws the standard deviation is below 0.0025."""
     rates = [{"typos": 0.9}, {"typos": 0.1, "upper_case": 0.5}]
     noise = NoiseAdder(tokenizers, np.array([10_000, 50_000]), rates, seed=1, longest=9)

@@ -59,9 +59,7 @@ def test_reading_gives_back_what_was_written(
 
 @settings(max_examples=20)
 @given(pairs=PAIRS)
-def test_batches_have_bos_and_eos_in_their_place(
-    pairs: list[tuple[list[int], list[int]]],
-) -> None:
+def test_batches_have_bos_and_eos_in_their_place(pairs: list[tuple[list[int], list[int]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = np.arange(len(pairs))[::-1].copy()
         store = store_of(Path(folder), pairs)

@@ -159,9 +159,7 @@ def test_prefetch_computes_one_item_in_a_thread_and_raises_its_error_in_order() 
     assert not [thread for thread in threading.enumerate() if "prefetch" in thread.name]
 
 
-def test_apple_gpus_are_chosen_by_name_and_use_float32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_apple_gpus_are_chosen_by_name_and_use_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its selection alone: no test here can run on one."""
     mps = torch.device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)

@@ -153,9 +153,7 @@ def test_an_engine_without_optional_outputs_raises_an_error(tokenizers: Tokenize
             translator_of(Echo(), tokenizers, outputs={detail}).translate(["Hund"])
 
 
-def test_optional_outputs_are_returned_and_change_nothing_else(
-    translator: Translator,
-) -> None:
+def test_optional_outputs_are_returned_and_change_nothing_else(translator: Translator) -> None:
     plain = translator.translate(LINES)
     every = {"token_scores", "alignments", "attention"}
     detailed = translator.with_options(outputs=every).translate(LINES)

@@ -109,9 +109,7 @@ runpy.run_module("torch.distributed.run", run_name="__main__")
 
 
 @pytest.mark.usefixtures("whole_of_two")  # has prepared the data
-def test_processes_make_the_same_updates_as_one_process_that_accumulates(
-    server: Server,
-) -> None:
+def test_processes_make_the_same_updates_as_one_process_that_accumulates(server: Server) -> None:
     """FAULT 30: float32 loss and gradient norm within 1e-5 of their size, in every update.
 
     Weights within 1e-5, but for the biases of keys: additions in another order change last bits,

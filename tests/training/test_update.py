@@ -145,9 +145,7 @@ def test_bf16_weights_with_float32_masters_follow_float32() -> None:
     assert torch.equal(weights["source_vectors"].bfloat16(), rounded.source_vectors)
 
 
-def test_fp16_updates_equal_the_torch_gradient_scaler(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fp16_updates_equal_the_torch_gradient_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through an overflow and four doublings; weights are equal within the rounding of fp16."""
     monkeypatch.setattr(precision_module, "_GROWTH_INTERVAL", 2)
     ours, theirs = small_model(), small_model()
@@ -291,9 +289,7 @@ def test_slices_cover_the_buffer_once_and_are_complete_when_sent(size: int) -> N
     )
 
 
-def test_slices_are_sent_only_in_the_last_backward_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slices_are_sent_only_in_the_last_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     updater, processes = twins(in_slices=True)
     counts, backward = [], Tensor.backward
 

@@ -44,9 +44,7 @@ def test_markdown_shows_changes_and_their_significance(files: dict[str, Path]) -
     assert "| +0.00 | +0.00 to +0.00 | no significant difference (p = 1.000) |" in text
 
 
-def test_junit_has_a_case_for_each_gate_and_a_failure_if_missed(
-    files: dict[str, Path],
-) -> None:
+def test_junit_has_a_case_for_each_gate_and_a_failure_if_missed(files: dict[str, Path]) -> None:
     path = files["bad"].with_name("junit.xml")
     gates = ("--fail-if-worse", "--fail-under", "bleu=1,chrf=99")
     assert invoke(*flags(files), "--report", path, *gates).exit_code == 6
@@ -163,9 +161,7 @@ def test_an_external_metric_gets_tests_and_gates(files: dict[str, Path]) -> None
     assert score["confidence"]["low"] < -0.5 < score["confidence"]["high"]
 
 
-def test_a_failing_external_metric_is_reported_and_others_remain(
-    files: dict[str, Path],
-) -> None:
+def test_a_failing_external_metric_is_reported_and_others_remain(files: dict[str, Path]) -> None:
     for changes, message in (
         ({"after": "sys.exit('no model')"}, "failed with status 1: no model"),
         ({"cut": "[1:]"}, "wrote 59 lines for 60 sentences"),

@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
 
 from nmt.errors import DataError
-from nmt.extras.analysis.confidence import (
-    confidence_quality,
-    confidence_section,
-)
+from nmt.extras.analysis.confidence import confidence_quality, confidence_section
 from nmt.extras.analysis.reports import as_markdown
 from nmt.extras.analysis.robustness import (
     JOINED,

@@ -65,9 +65,7 @@ def test_good_pairs_are_not_found_except_copies(source: str, target: str, langua
     assert reasons(source, target, languages) <= {"copy_of_source"}
 
 
-def test_a_missing_extra_is_named_when_it_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_extra_is_named_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("py3langid", "ftfy"):
         monkeypatch.setitem(sys.modules, library, None)
     training_filters(FilterConfig(), "de", "en")

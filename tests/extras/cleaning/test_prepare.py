@@ -25,9 +25,7 @@ def rows_of(folder: Path, name: str) -> list[list[str]]:
     return [line.split("\t") for line in lines[1:]]
 
 
-def test_files_shifted_against_each_other_are_found_and_equal_ones_reported(
-    tmp_path: Path,
-) -> None:
+def test_files_shifted_against_each_other_are_found_and_equal_ones_reported(tmp_path: Path) -> None:
     """FAULTS 38."""
     source, target = corpus(400)
     write_pairs(tmp_path, source, target[1:] + target[:1])
@@ -67,9 +65,7 @@ def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_of
         assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
 
 
-def test_pairs_whose_words_are_no_translations_are_reported_or_dropped(
-    tmp_path: Path,
-) -> None:
+def test_pairs_whose_words_are_no_translations_are_reported_or_dropped(tmp_path: Path) -> None:
     source, target = corpus(600)
     bad = range(10, 600, 30)
     for row in bad:

@@ -485,9 +485,7 @@ def test_other_weights_get_a_new_conversion_and_old_conversions_are_removed(
     assert converted(run_dir / ".cache") == ["ctranslate2-int8"]
 
 
-def test_damaged_conversions_are_repeated_and_damaged_weights_not_converted(
-    run_dir: Path,
-) -> None:
+def test_damaged_conversions_are_repeated_and_damaged_weights_not_converted(run_dir: Path) -> None:
     expected = load(run_dir).translate(LINES)
     (folder,) = (run_dir / ".cache").glob("ctranslate2-*")
     for name in ("model.bin", "manifest.json", "config.json"):

@@ -82,9 +82,7 @@ def test_subwords_have_their_counts_in_the_training_data(hello: dict[str, Path])
     assert [found.columns[index] for index in ids] == ["▁i", "▁am", "▁a", "▁student", "EOS"]
 
 
-def test_a_one_hot_vector_times_the_matrix_is_the_model_input(
-    hello: dict[str, Path],
-) -> None:
+def test_a_one_hot_vector_times_the_matrix_is_the_model_input(hello: dict[str, Path]) -> None:
     inspected = Inspected(hello["run"], InspectOptions(source="merci"))
     found = find(inspected, "vocabulary", "From one-hot to vector, source")
     assert isinstance(found, Text)

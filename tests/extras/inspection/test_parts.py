@@ -137,9 +137,7 @@ def test_too_many_heads_are_reduced_to_the_first_of_the_top_layer(
     assert grid.note.startswith("Only layer 2, 3 heads")
 
 
-def test_losses_of_a_target_are_those_of_score_and_of_training(
-    folders: dict[str, Path],
-) -> None:
+def test_losses_of_a_target_are_those_of_score_and_of_training(folders: dict[str, Path]) -> None:
     folder = folders["post"]
     part = part_of(folder, "distributions", target=TARGET, checkpoint=("untrained", "best"))
     untrained, best = figures_of(part, Table)
@@ -256,9 +254,7 @@ def test_heads_are_measured_by_leaving_them_out() -> None:
     assert all(bool(((shares >= 0) & (shares <= 1)).all()) for shares in looks.values())
 
 
-def test_the_trace_ends_in_the_translation_with_second_searches(
-    folders: dict[str, Path],
-) -> None:
+def test_the_trace_ends_in_the_translation_with_second_searches(folders: dict[str, Path]) -> None:
     translator = Translator.load(folders["post"], engine="torch")
     lines, retried = sentences(12, seed=5, longest=4), 0
     for line, result in zip(lines, translator.translate(lines), strict=True):

@@ -83,9 +83,7 @@ def test_every_beam_continues_one_of_the_step_before() -> None:
 
 
 @pytest.mark.parametrize("ids", LINES[:6])
-def test_with_the_mask_no_word_changes_and_the_result_is_greedy_search(
-    ids: list[int],
-) -> None:
+def test_with_the_mask_no_word_changes_and_the_result_is_greedy_search(ids: list[int]) -> None:
     model = model_of()
     (best,) = TorchEngine(model).search([ids], options_of(beam_size=1))[0]
     steps = list(recompute_words(model, Packed.from_rows([[*ids, EOS_ID]]), len(ids) + 3))

@@ -327,9 +327,7 @@ def test_the_last_of_many_edits_wins(page: Page) -> None:
     assert "" not in texts
 
 
-def test_terms_are_required_and_forbidden_and_the_command_line_gives_the_same(
-    page: Page,
-) -> None:
+def test_terms_are_required_and_forbidden_and_the_command_line_gives_the_same(page: Page) -> None:
     page["glossary"].click()
     page["required"].send_keys("dog = Köter")
     page["forbidden"].send_keys("Junge")

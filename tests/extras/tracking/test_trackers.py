@@ -109,7 +109,6 @@ def test_a_tracker_gets_name_configuration_scalars_and_state_once(
     give(name, config, START, *events, closes=False)
     give(name, config, RESUMED, *events[1:], updates[3], STOPPED)
     give(name, config, Event(40, "resuming", "start"), END)
-
     assert [item for item in library.scalars if item[1] == "train/loss"] == [
         (step, "train/loss", step) for step in (10, 20, 30, 40)
     ]
@@ -133,7 +132,6 @@ def test_a_tracker_gets_name_configuration_scalars_and_state_once(
     elif name != "tensorboard":
         assert [each["id"] for each in library.opened] == [None, "run 1", "run 1"]
     assert not capsys.readouterr().out  # standard output belongs to the result
-
     give(name, config, START, updates[0])  # from the beginning: a new run
     assert library.scalars[-1][0] == 10
     assert library.opened[-1].get("id") is None
