@@ -126,16 +126,16 @@ def _no_model(folder: Path) -> CheckpointError:
         return CheckpointError(problem, fix=f"{name_it}{such_as}.")
     if folder.is_file() and folder.suffix in (".yaml", ".yml"):
         return _of_config(folder, f"{folder} is a configuration, not a model")
-    hub = re.fullmatch(r"(hub:)?([\w.-]+/[\w.-]+)", str(folder))
+    hub = re.fullmatch(r"(hub:|(?!runs/|models/))([\w.-]+/[\w.-]+)", str(folder))
     if hub and (hub[1] or not folder.parent.exists()):
         pull = shell_command("pull", hub[2], output=f"models/{folder.name}")
         fix = f"To download it from the Hugging Face Hub, run: {pull}"
         return CheckpointError(f"{folder} does not exist here.", fix=fix)
     there = _runs_in(folder.parent, Path("runs"))
-    such_as = f", such as {there}" if there else " (none found here yet)"
+    fix = f"{name_it}, such as {there}" if there else "Train a model first: `nmt train CONFIG`"
     whence = "" if folder.is_absolute() else ". Relative paths start at the working directory"
     what = "is not a folder" if folder.exists() else "does not exist"
-    return CheckpointError(f"{folder} {what}.", fix=f"{name_it}{such_as}{whence}.")
+    return CheckpointError(f"{folder} {what}.", fix=f"{fix}{whence}.")
 
 
 def _of_config(path: Path, problem: str) -> CheckpointError:

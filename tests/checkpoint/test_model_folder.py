@@ -140,6 +140,21 @@ def test_a_missing_part_is_named(
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "is_on_hub"),
+    [("org/name", True), ("hub:runs/x", True), ("runs/x", False), ("models/x", False),
+     ("./runs/x", False), ("a/b/c", False), ("x", False)],
+)  # fmt: skip
+def test_only_a_name_of_the_hub_is_said_to_be_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_on_hub: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(Path(name))
+    assert ("nmt pull" in caught.value.fix) == is_on_hub
+    assert ("Train a model first: `nmt train CONFIG`" in caught.value.fix) != is_on_hub
+
+
 def refused_with(folder: Path, message: str, **model: object) -> None:
     """Change the section ``model`` of a configuration; the folder is refused."""
     path = folder / "config.yaml"

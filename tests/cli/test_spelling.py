@@ -224,8 +224,7 @@ def test_habits_of_other_tools_are_answered(typed: str, answer: str) -> None:
     ("translate c.yaml", "Train first: `nmt train c.yaml`."),
     ("translate done.yaml", "Pass the run folder: M"),
     ("translate N", f"Pass a run folder created by `nmt train`, such as M. {RELATIVE}."),
-    ("translate runs/N", "Pass a run folder created by `nmt train` (none found here yet). "
-     f"{RELATIVE}."),
+    ("translate runs/N", f"Train a model first: `nmt train CONFIG`. {RELATIVE}."),
     ("init in.csv", "For a file with two columns, write a configuration that contains "
      "data: {train: [{csv: in.csv}]}"),
     ("inspect attention M --source a", "Type: nmt inspect M attention"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -48,7 +49,7 @@ class CometModel:
         package, path = _package(), _checkpoint(name)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        shown = path.parents[1].name if Path(name).exists() else name
+        shown = path.parent.parent.name if Path(name).exists() else name
         self.signature = f"model:{shown}|sha256:{digest[:12]}|version:{package.__version__}"
         try:
             # The package draws initial weights, but must not change the random state of training.
@@ -151,16 +152,20 @@ def _checkpoint(name: str) -> Path:
     path, file = Path(name).absolute(), None
     if path.exists():
         files = [path] if path.is_file() else sorted(path.glob("checkpoints/*.ckpt"))
-        if len(files) == 1:
-            return files[0]
         problem = f"{name} has {len(files)} files checkpoints/*.ckpt; expected 1."
-        raise ConfigError(problem, fix="Pass the file: comet:FILE.ckpt")
+        if len(files) == 1:
+            if (settings := files[0].parent.parent / "hparams.yaml").is_file():
+                return files[0]
+            problem = f"{name} is not a COMET checkpoint: {settings} is missing."
+        raise ConfigError(problem, fix="Pass the checkpoint file of a model: comet:FILE.ckpt")
     with suppress(ValueError):  # not a name on the Hub
         file = try_to_load_from_cache(name, "checkpoints/model.ckpt")
     if not isinstance(file, str):
         problem = f"The COMET model {name} is neither a file nor in the Hugging Face cache."
         fix = f"Check the path, or download the model ({DEFAULT_MODEL} has 2.3 GB): "
         fix += _python(f"comet.download_model({name!r})")
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            fix = f"Check the path, or pass a name on the Hub, such as {DEFAULT_MODEL}."
         raise ConfigError(problem, fix=fix)
     return Path(file)
 

@@ -59,7 +59,7 @@ def read_keys(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        fix = "Use a UTF-8 text file."
+        fix = "Check the path." if isinstance(error, OSError) else "Use a UTF-8 text file."
         raise ConfigError(f"{path} cannot be read: {error}.", fix=fix) from error
     keys: dict[str, str] = {}
     fix = f"Write NAME KEY, with a key of at least {_FEWEST_CHARACTERS} characters. "

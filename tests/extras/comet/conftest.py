@@ -73,6 +73,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     def write(folder: Path, text: str = "ref") -> Path:
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "checkpoints" / "model.ckpt").write_text(text, "utf-8")
+        (folder / "hparams.yaml").touch()
         return folder
 
     package: Any = ModuleType("comet")

@@ -100,10 +100,14 @@ def test_unusable_models_are_refused_with_a_command(
     folder, broken = fake(tmp_path / "pickle", "pickle"), fake(tmp_path / "broken", "broken")
     two = fake(tmp_path / "two")
     (two / "checkpoints" / "other.ckpt").touch()
+    file = tmp_path / "h.de"
+    file.touch()
     fetch = 'python -c "import comet; comet.load_from_checkpoint(comet.download_model('
     for metric, message in (
         ("comet", f"{fetch}'Unbabel/wmt22-comet-da'))\""),
         ("comet:a/b", "The COMET model a/b is neither a file nor in the Hugging Face cache"),
+        ("comet:tyni", "fix: Check the path, or pass a name on the Hub, such as Unbabel/wmt"),
+        (f"comet:{file}", f"{file} is not a COMET checkpoint: "),
         (f"comet:{folder}", "Weights only load failed.\n  fix: The file contains objects that"),
         (f"comet:{broken}", "model.ckpt: 'broken'\n  fix: If encoder files are missing"),
         (f"comet:{two}", "has 2 files checkpoints/*.ckpt"),

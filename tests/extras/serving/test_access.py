@@ -121,6 +121,11 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError):
             read_keys(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="fix: Use a UTF-8 text file"):
+        read_keys(file)
+    with pytest.raises(ConfigError, match="fix: Check the path"):
+        read_keys(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
