@@ -113,22 +113,19 @@ def test_a_damaged_best_checkpoint_is_refused(run_dir: Path) -> None:
         load_model(run_dir)
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ("run", "does not exist"),
-        ("run/config.yaml", "config.yaml is missing"),
-        ("run/tokenizer", "tokenizer has neither joint.model nor source.model nor target.model"),
-        ("run/tokenizer/joint.model", "tokenizer"),
-        ("run/checkpoints", "but neither model.safetensors nor checkpoints"),
-        ("run/checkpoints/step-00000010/model.safetensors", "model.safetensors is missing"),
-        ("run/checkpoints/step-00000010/manifest.json", "manifest.json is missing"),
-        ("model/config.yaml", "config.yaml"),
-        ("model/model.safetensors", "model.safetensors"),
-        ("model/manifest.json", "manifest.json"),
-        ("model/tokenizer/joint.model", "tokenizer/joint.model"),
-    ],
-)
+@pytest.mark.parametrize(("part", "message"), [
+    ("run", "does not exist"),
+    ("run/config.yaml", "config.yaml is missing"),
+    ("run/tokenizer", "tokenizer has neither joint.model nor source.model nor target.model"),
+    ("run/tokenizer/joint.model", "tokenizer"),
+    ("run/checkpoints", "but neither model.safetensors nor checkpoints"),
+    ("run/checkpoints/step-00000010/model.safetensors", "model.safetensors is missing"),
+    ("run/checkpoints/step-00000010/manifest.json", "manifest.json is missing"),
+    ("model/config.yaml", "config.yaml"),
+    ("model/model.safetensors", "model.safetensors"),
+    ("model/manifest.json", "manifest.json"),
+    ("model/tokenizer/joint.model", "tokenizer/joint.model"),
+])  # fmt: skip
 def test_a_missing_part_is_named(
     run_dir: Path, exported: Path, tmp_path: Path, part: str, message: str
 ) -> None:
@@ -206,15 +203,12 @@ def test_weights_with_other_shapes_are_listed(run_dir: Path) -> None:
     refused_with(run_dir, "unexpected: ", output_bias=False, bias=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"model_dim": 192_000}, "model.model_dim is 192,000"),
-        ({"ff_dim": 10**6}, "model.ff_dim is 1,000,000"),
-        ({"decoder_ff_dim": 10**6, "ff_dim": 33}, "ff_dim is 33, model.decoder_ff_dim is 1,000"),
-        ({"positions": "learned", "max_positions": 10**7}, "model.max_positions is 10,000,000"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"model_dim": 192_000}, "model.model_dim is 192,000"),
+    ({"ff_dim": 10**6}, "model.ff_dim is 1,000,000"),
+    ({"decoder_ff_dim": 10**6, "ff_dim": 33}, "ff_dim is 33, model.decoder_ff_dim is 1,000"),
+    ({"positions": "learned", "max_positions": 10**7}, "model.max_positions is 10,000,000"),
+])  # fmt: skip
 def test_a_wrong_width_is_refused_before_memory_is_allocated(
     exported: Path, changes: dict[str, object], named: str
 ) -> None:

@@ -153,21 +153,18 @@ def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path,
     assert whole["scores"][0]["value"] < 100
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--metric", "bleurt,chrf,rouge"], "Unknown metrics: bleurt, rouge."),
-        (["--metric", "BLEU"], "ter, comet. For a different metric, pass --external COMMAND"),
-        (["--metric", "bleu:13a"], "bleu does not take an argument"),
-        (["--metric", "comet:a,comet:b"], "comet:a, comet:b: a metric occurs twice"),
-        (["-l", "en-jp"], "the code of Japanese is ja"),
-        (["-t", "wmt14", "-l", "en-de"], "cannot be combined with several test sets"),
-        (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
-        (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
-        (["--hypothesis", "-", "--baseline", "-"], "only once"),
-        (["--report", "x.pdf"], "Use one of .html, .md, .xml, .json"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--metric", "bleurt,chrf,rouge"], "Unknown metrics: bleurt, rouge."),
+    (["--metric", "BLEU"], "ter, comet. For a different metric, pass --external COMMAND"),
+    (["--metric", "bleu:13a"], "bleu does not take an argument"),
+    (["--metric", "comet:a,comet:b"], "comet:a, comet:b: a metric occurs twice"),
+    (["-l", "en-jp"], "the code of Japanese is ja"),
+    (["-t", "wmt14", "-l", "en-de"], "cannot be combined with several test sets"),
+    (["--save-hypotheses", "x"], "--save-hypotheses needs a model"),
+    (["--set", "decoding.beam_size=1", "-b", "2"], "--beam-size, --set need a model"),
+    (["--hypothesis", "-", "--baseline", "-"], "only once"),
+    (["--report", "x.pdf"], "Use one of .html, .md, .xml, .json"),
+])  # fmt: skip
 def test_wrong_usage_exits_with_2(files: tuple[Path, Path], flags: list[str], message: str) -> None:
     assert message in refused("--hypothesis", files[0], "--reference", files[1], *flags)
 
@@ -322,19 +319,16 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
     assert "guard: 2 of 10 translations are suspicious (length, loops); check line 2" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--set", "decoding.beam_sise=3"], "decoding.beam_size"),
-        (["--set", "batch.max_tokens=4000"], "batch.max_tokens=4000 has no effect"),
-        (["--save-hypotheses", "out.zst"], "cannot write .zst"),
-        (["--save-hypotheses", "-"], "standard output"),
-        (["--save-hypotheses", "test.upper"], "is also an input file"),
-        (["--report", "run/config.json", "--baseline", "run"], "same model with the same options"),
-        (["-t", "onne"], "Did you mean one?"),
-        (["-l", "de-en"], "one of the model's configuration is en-de, not de-en"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--set", "decoding.beam_sise=3"], "decoding.beam_size"),
+    (["--set", "batch.max_tokens=4000"], "batch.max_tokens=4000 has no effect"),
+    (["--save-hypotheses", "out.zst"], "cannot write .zst"),
+    (["--save-hypotheses", "-"], "standard output"),
+    (["--save-hypotheses", "test.upper"], "is also an input file"),
+    (["--report", "run/config.json", "--baseline", "run"], "same model with the same options"),
+    (["-t", "onne"], "Did you mean one?"),
+    (["-l", "de-en"], "one of the model's configuration is en-de, not de-en"),
+])  # fmt: skip
 def test_what_is_wrong_is_told_before_the_model_is_loaded(
     model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
 ) -> None:

@@ -179,20 +179,17 @@ def test_a_missing_key_is_named_unless_it_may_be_missing(tmp_path: Path) -> None
     assert "training is missing" not in caught.value.problem
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("batch: {max_tokens: true}", "batch.max_tokens is true; it must be a whole number"),
-        ("batch: {max_tokens: '4096'}", "batch.max_tokens is '4096'; it must be a whole number"),
-        ("batch: {max_tokens: [1]}", "batch.max_tokens is a list; it must be a whole number"),
-        ("batch: 4096", "batch is 4096; it must be a section"),
-        ("tokenizer: {joint: yes}", "tokenizer.joint is 'yes'; it must be true or false"),
-        ("tokenizer: {kind: bpee}", "(did you mean bpe?)"),
-        ("decoding: {length_penalty: .nan}", "decoding.length_penalty is nan; it must be a number"),
-        ("run_dir: 3", "run_dir is 3; it must be a path"),
-        ("model:", "model is null; it must be a section"),
-    ],
-)
+@pytest.mark.parametrize(("line", "found"), [
+    ("batch: {max_tokens: true}", "batch.max_tokens is true; it must be a whole number"),
+    ("batch: {max_tokens: '4096'}", "batch.max_tokens is '4096'; it must be a whole number"),
+    ("batch: {max_tokens: [1]}", "batch.max_tokens is a list; it must be a whole number"),
+    ("batch: 4096", "batch is 4096; it must be a section"),
+    ("tokenizer: {joint: yes}", "tokenizer.joint is 'yes'; it must be true or false"),
+    ("tokenizer: {kind: bpee}", "(did you mean bpe?)"),
+    ("decoding: {length_penalty: .nan}", "decoding.length_penalty is nan; it must be a number"),
+    ("run_dir: 3", "run_dir is 3; it must be a path"),
+    ("model:", "model is null; it must be a section"),
+])  # fmt: skip
 def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, found: str) -> None:
     """FAULTS 48."""
     path = written(tmp_path, SMALL + line + "\n")
@@ -201,29 +198,26 @@ def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, 
     assert f"{path}:8:" in problem
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("training.lr=abc", "unknown key training.lr; did you mean training.schedule.peak_lr?"),
-        ("training.schedule.peak_lr=abc", "training.schedule.peak_lr is 'abc'; it must be"),
-        ("name.deep=1", "unknown key name.deep"),
-        ("data.train.5.weight=1", "data.train has 1 items, counted from 0"),
-        (f"data.train.{'9' * 5000}.weight=1", "data.train has 1 items, counted from 0"),
-        ("model.preset=[]", "model.preset is a list; it must be transformer-base"),
-        ("tokenizer.vocab_size={source: 3}", 'vocab_size is {"source": 3}; it must be a whole'),
-        ("recipe={}", "recipe is a section; it must be low-resource"),
-        ("training.optimizer.kind=[]", "training.optimizer.kind is a list; it must be adamw"),
-        ("training.optimizer.kind=adamv", "muon, adafactor (did you mean adamw?)"),
-        ("model.bias=[norm, ffn]", "model.bias is a list; it must be true, false, or a list of"),
-        ("training.seed", "expected section.key=value"),
-        ("training.seed=[1", "invalid YAML"),
-        ("training.seed=", "training.seed is null"),
-        ("xyzzy=1", "unknown key xyzzy"),
-        ("training.scheduler=cosine", "did you mean training.schedule.shape?"),
-        ("training.scheduler={shape: cosine}", "did you mean training.schedule?"),
-        ("vocab_size={source: 9, target: 9}", "did you mean tokenizer.vocab_size?"),
-    ],
-)
+@pytest.mark.parametrize(("override", "message"), [
+    ("training.lr=abc", "unknown key training.lr; did you mean training.schedule.peak_lr?"),
+    ("training.schedule.peak_lr=abc", "training.schedule.peak_lr is 'abc'; it must be"),
+    ("name.deep=1", "unknown key name.deep"),
+    ("data.train.5.weight=1", "data.train has 1 items, counted from 0"),
+    (f"data.train.{'9' * 5000}.weight=1", "data.train has 1 items, counted from 0"),
+    ("model.preset=[]", "model.preset is a list; it must be transformer-base"),
+    ("tokenizer.vocab_size={source: 3}", 'vocab_size is {"source": 3}; it must be a whole'),
+    ("recipe={}", "recipe is a section; it must be low-resource"),
+    ("training.optimizer.kind=[]", "training.optimizer.kind is a list; it must be adamw"),
+    ("training.optimizer.kind=adamv", "muon, adafactor (did you mean adamw?)"),
+    ("model.bias=[norm, ffn]", "model.bias is a list; it must be true, false, or a list of"),
+    ("training.seed", "expected section.key=value"),
+    ("training.seed=[1", "invalid YAML"),
+    ("training.seed=", "training.seed is null"),
+    ("xyzzy=1", "unknown key xyzzy"),
+    ("training.scheduler=cosine", "did you mean training.schedule.shape?"),
+    ("training.scheduler={shape: cosine}", "did you mean training.schedule?"),
+    ("vocab_size={source: 9, target: 9}", "did you mean tokenizer.vocab_size?"),
+])  # fmt: skip
 def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, message: str) -> None:
     """FAULTS 49."""
     error = refusal(small, override)
@@ -314,14 +308,11 @@ def test_hostile_and_broken_text_is_refused(tmp_path: Path, text: str, problem: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (None, "No such file or directory"),
-        (b"name: \xff\n", "byte 6 is not UTF-8"),
-        (b"x" * (MAX_BYTES + 1), "is larger than 1,048,576 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("content", "problem"), [
+    (None, "No such file or directory"),
+    (b"name: \xff\n", "byte 6 is not UTF-8"),
+    (b"x" * (MAX_BYTES + 1), "is larger than 1,048,576 bytes"),
+])  # fmt: skip
 def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
     """FAULTS 48."""
     path = tmp_path / "a.yaml"

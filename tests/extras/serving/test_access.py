@@ -19,16 +19,13 @@ KEY, OTHER = "k" * 24, "o" * 24
 BODY = {"texts": [""]}
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "status"),
-    [
-        ("Host", "localhost:8080, 127.0.0.1:9, [::1]:9, MT.example.org", 200),
-        ("Host", "evil.example", 403),  # DNS rebinding
-        ("Host", "a b", 400),
-        ("Origin", "http://localhost, https://friend.example", 200),
-        ("Origin", "http://localhost:9, null, https://evil.example", 403),
-    ],
-)
+@pytest.mark.parametrize(("name", "values", "status"), [
+    ("Host", "localhost:8080, 127.0.0.1:9, [::1]:9, MT.example.org", 200),
+    ("Host", "evil.example", 403),  # DNS rebinding
+    ("Host", "a b", 400),
+    ("Origin", "http://localhost, https://friend.example", 200),
+    ("Origin", "http://localhost:9, null, https://evil.example", 403),
+])  # fmt: skip
 def test_sites(inside: Inside, name: str, values: str, status: int) -> None:
     """FAULTS 51."""
     client = inside(allow_host=("mt.example.org",), allow_origin=("https://friend.example",))
@@ -128,16 +125,13 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
         read_keys(tmp_path / "missing")
 
 
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [
-        ("rate", ["often", "0/min"]),
-        ("network", ["10.0.0.0/99"]),
-        ("origin", ["example.org"]),
-        ("host", ["https://mt.example.org", "mt.example.org:80"]),
-        ("path", ["/a b"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "texts"), [
+    ("rate", ["often", "0/min"]),
+    ("network", ["10.0.0.0/99"]),
+    ("origin", ["example.org"]),
+    ("host", ["https://mt.example.org", "mt.example.org:80"]),
+    ("path", ["/a b"]),
+])  # fmt: skip
 def test_wrong_options_are_refused(name: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(ValueError, match=r"[a-z]"):
