@@ -105,7 +105,7 @@ class DivergedError(NmtError):
 
 
 class GateError(NmtError):
-    """A score is below its quality gate."""
+    """A quality gate was not met: a score is below its limit, or worse than the baseline's."""
 
     exit_code = 6
 

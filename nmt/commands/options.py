@@ -349,8 +349,8 @@ class LineOptions(Options):
         alignments: Add word alignments (from attention) in Pharaoh format, such as `0-0 1-2`.
         attention: Add the attention weights between target and source words; JSON output only.
         token_scores: Add the log probability of every token; JSON output only.
-        min_confidence: Mark translations with a confidence (expected chrF, 0 to 100) below X, or
-            with none: ` ||| low confidence` in text, low_confidence in JSON.
+        min_confidence: Mark translations whose confidence (expected chrF, 0 to 100) is below X or
+            unknown, with ` ||| low confidence` in text, low_confidence in JSON.
         stream: Translate each line before reading the next one, for interactive use.
     """
 

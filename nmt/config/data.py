@@ -199,7 +199,7 @@ class DataConfig(Section):
                 yield f"{where}.until: set exactly one of steps, score, or a corpus of the mix"
             for what in until:
                 if what not in (*stage.mix, *_ENDS):
-                    yield f"{where}.until: {what} must be a corpus of the mix, steps or score"
+                    yield f"{where}.until: {what} is not steps, score, or a corpus of the mix"
             if until.get("steps", 1) % 1:
                 yield f"{where}.until: steps must be a whole number"
 
@@ -412,7 +412,7 @@ class TokenizerConfig(Section):
 
     @property
     def unused(self) -> tuple[int, int]:
-        """Padding of the source and the target vocabulary."""
+        """Unused entries (`pad_vocab_by`) of the source and the target vocabulary."""
         return _both_sides(self.pad_vocab_by)
 
     @property
@@ -426,13 +426,13 @@ class TokenizerConfig(Section):
         for key in ("vocab_size", "pad_vocab_by"):
             size = getattr(self, key)
             if isinstance(size, dict) and (len(size) < 2 or self.joint):
-                needed = "joint false, or give one number" if self.joint else "source and target"
-                yield f"{key} with sizes of each side needs {needed}"
+                fix = "set joint to false, or give one number"
+                yield f"{key} has a size for each side: {fix if self.joint else 'give both sizes'}"
                 return
         smallest, least = min(self.vocab_sizes), self.min_vocab_size
         if smallest < least:
             fix = f"raise it to {least} or more, or set byte_fallback to false"
-            yield f"vocab_size is {smallest}; byte_fallback needs 256 subwords: {fix}"
+            yield f"vocab_size is {smallest}, but byte_fallback alone uses 256 subwords: {fix}"
         for size, unused in zip(self.vocab_sizes, self.unused, strict=True):
             if unused and size - unused < least:
                 yield f"pad_vocab_by must be at most {size - least} for vocab_size {size}"
@@ -472,4 +472,4 @@ class BatchConfig(Section):
             if self.gradient_accumulation != 1:
                 yield "max_tokens auto chooses gradient_accumulation: remove it"
         elif self.tokens_per_update is not None:
-            yield "tokens_per_update needs max_tokens auto; otherwise set gradient_accumulation"
+            yield "tokens_per_update works only with max_tokens auto; use gradient_accumulation"

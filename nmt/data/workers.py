@@ -275,7 +275,9 @@ class Stored:
 
 @contextmanager
 def work_folder(beside: Path) -> Iterator[Path]:
-    """Create a folder for shards next to ``beside``; remove it at the end unless an error occurs.
+    """Create a folder for shards next to ``beside``; remove it at the end.
+
+    After an error it stays if it contains shards, so that the next start can use them.
 
     Raises:
         OSError: The folder cannot be created.

@@ -323,7 +323,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        fix = "Delete it, then run `nmt train CONFIG`: a complete run only writes this file."
+        fix = "Delete it, then run `nmt train CONFIG`, which writes it without training again."
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
     return parts
 
@@ -338,7 +338,7 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     if (parts := read_shortlist(folder, vocab_sizes)) is None:
         raise ConfigError(
             f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist.",
-            fix="Run `nmt train CONFIG` again: a complete run only writes this file. Or set "
+            fix="Run `nmt train CONFIG`, which writes it without training again, or set "
             "decoding.shortlist to false.",
         )
     return parts

@@ -178,7 +178,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Return labels for evenly spaced ticks, all with the same number of decimals.
+    """Return labels for evenly spaced ticks, with the same number of decimals except for 0.
 
     >>> tick_labels([0, 5_000, 10_000]), tick_labels([0, 0.5, 1.0])
     (['0', '5k', '10k'], ['0', '0.5', '1.0'])

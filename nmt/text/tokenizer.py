@@ -1,6 +1,6 @@
 """Tokenizers: trains, loads and applies SentencePiece models (Kudo and Richardson 2018).
 
-No other module imports sentencepiece.
+Only this module runs SentencePiece; nmt/extras/exchange also uses its file format.
 """
 
 from __future__ import annotations

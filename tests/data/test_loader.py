@@ -293,7 +293,7 @@ def test_temperature_keeps_the_epoch_and_evens_sizes(sizes: list[int], temperatu
     ("stages", "expected"),
     [
         ([{"mix": {"claen": 1}}], r"no training corpus is named claen .*Did you mean clean\?"),
-        ([{"mix": {CLEAN: 1}, "until": {NOISY: 1}}], "noisy must be a corpus of the mix"),
+        ([{"mix": {CLEAN: 1}, "until": {NOISY: 1}}], "noisy is not steps, score, or a corpus"),
         ([{"mix": {CLEAN: 1}, "until": {"steps": 1, "score": 3}}], "until: set exactly one"),
         ([{"mix": {CLEAN: 1}, "until": {"steps": 1.5}}], "steps must be a whole number"),
     ],

@@ -85,7 +85,7 @@ class DryRunReport:
 
 
 def dry_run(options: TrainOptions) -> DryRunReport:
-    """Estimate the cost of a training run from its beginning, even if the run exists.
+    """Estimate the cost of a whole training run, whatever its progress.
 
     Prepares local corpora if necessary, because the estimate needs sentence lengths.
     Downloads nothing: for absent corpora, the lengths are made up (`nmt.extras.planning.made_up`).

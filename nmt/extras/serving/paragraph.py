@@ -9,9 +9,10 @@ inside outer pairs, and neighbouring pairs do not overlap. So the result is bala
 the source, and each tag is written once. (Bergamot instead closes and reopens inline tags wherever
 the aligned words are apart.)
 
-A mark between two pieces follows the translation of the piece before it. If no piece inside a pair
-is aligned, the pair encloses the free piece nearest to its relative position. If there is no free
-piece in the outer pair, the empty pair is put at its end. Line breaks keep their relative
+A mark between two pieces follows the translation of the piece before it. A target piece is
+free if no other inner pair encloses it. If no source piece of a pair is aligned to a free piece,
+the pair encloses the free piece nearest to the pair's relative position in the sentence. If the
+outer pair has no free piece, the empty pair is put at its end. Line breaks keep their relative
 positions; other white space becomes a single space.
 """
 
