@@ -71,13 +71,13 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
     (BatchConfig, {"max_tokens": "auto"}, "needs tokens_per_update"),
     (BatchConfig, {**AUTO, "max_sentences": 9}, "cannot be combined with max_sentences"),
-    (TokenizerConfig, {"vocab_size": 200}, "byte_fallback needs 256.*raise it to 300"),
-    (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback needs.* to 261"),
-    (TokenizerConfig, {"vocab_size": SIZES}, "needs joint false, or give one number"),
-    (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "source and target"),
+    (TokenizerConfig, {"vocab_size": 200}, "byte_fallback alone uses 256.*raise it to 300"),
+    (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback alone.* to 261"),
+    (TokenizerConfig, {"vocab_size": SIZES}, "set joint to false, or give one number"),
+    (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "give both sizes"),
     (FilterConfig, {"script": {"limit": 3}}, "limit is 3; it must be from 0 to 1"),
     (FilterConfig, {"lexical": {"limit": 0.1}}, "it must be at most 0"),
-    (TokenizerConfig, {"pad_vocab_by": SIZES}, "pad_vocab_by .* needs joint false"),
+    (TokenizerConfig, {"pad_vocab_by": SIZES}, "pad_vocab_by .* set joint to false"),
     (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "at most 100 for vocab_size 400"),
 ])  # fmt: skip
 def test_a_rule_between_keys_is_explained(

@@ -198,7 +198,7 @@ def test_a_shortlist_equals_the_full_vocabulary_if_other_tokens_are_impossible(
 
 
 def test_a_missing_shortlist_is_reported_with_a_fix(tokenizers: Tokenizers, tmp_path: Path) -> None:
-    message = rf"{NAME} does not exist\.\n.*fix: Run `nmt train CONFIG` again"
+    message = rf"{NAME} does not exist\.\n.*fix: Run `nmt train CONFIG`, which"
     with pytest.raises(ConfigError, match=message):
         Shortlist.load(tmp_path, tokenizers.vocab_sizes, CPU)
     plain = translator_of(TorchEngine(_model(tokenizers, "plain", 3), is_final=True), tokenizers)
