@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from nmt.installation import CLONE, DISTRIBUTION
 
@@ -38,11 +38,11 @@ class ConfigError(NmtError):
     exit_code = 2
 
     @classmethod
-    def unknown(cls, kind: str, name: str, names: Iterable[str]) -> ConfigError:
-        """Return the error for an unknown name; the fix lists similar or all names."""
+    def unknown(cls, kind: str, name: str, names: Iterable[str], *, near: bool = True) -> Self:
+        """Return the error for an unknown name; the fix has all names, first a similar one."""
         known = list(names)
-        near = did_you_mean(name.lower(), known).lstrip()
-        fix = f"{near} Use one of {', '.join(known)}." if known else "No names are defined."
+        alike = did_you_mean(name.lower(), known).lstrip() if near else ""
+        fix = f"{alike} Use one of {', '.join(known)}." if known else "No names are defined."
         return cls(f"{name} is not a known {kind}.", fix=fix.lstrip())
 
     @classmethod

@@ -24,10 +24,13 @@ class Registry(Generic[T]):
     Args:
         kind: Word for an entry in messages, for example ``metric``.
         homes: ``module:attribute`` of each built-in entry; the module is imported on first use.
+        suggest: Whether the error for an unknown name suggests a similar name.
     """
 
-    def __init__(self, kind: str, homes: Mapping[str, str] | None = None) -> None:
-        self.kind = kind
+    def __init__(
+        self, kind: str, homes: Mapping[str, str] | None = None, *, suggest: bool = True
+    ) -> None:
+        self.kind, self._suggest = kind, suggest
         _BY_KIND[kind] = self
         self._homes = dict(homes or {})
         self._entries: dict[str, T] = {}
@@ -59,7 +62,7 @@ class Registry(Generic[T]):
         """
         if name not in self._entries:
             if name not in self._homes:
-                raise ConfigError.unknown(self.kind, name, self.names())
+                raise ConfigError.unknown(self.kind, name, self.names(), near=self._suggest)
             self._entries[name] = load_attribute(self._homes[name])
         return self._entries[name]
 

@@ -304,5 +304,6 @@ def _sentence(detail: ErrorDetails) -> str:
     if kind in ("literal_error", "unknown_name") and isinstance(found, str):
         names = context.get("names") or (key.allowed.split(", ") if key else [])
         near = nearest_word(found, names)
-        sentence += f" (did you mean {near}?)" if near else _key_with(found, path)
+        hint = f" (did you mean {near}?)" if near else _key_with(found, path)
+        sentence += context.get("advice") or hint
     return sentence

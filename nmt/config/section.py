@@ -53,11 +53,12 @@ class Registered:
 
     The built-in names are repeated here, so that validation does not import registries and torch.
     Names that the user's program has registered are valid, too. A colon separates a name from an
-    argument.
+    argument. The error for an unknown name has the advice, or else a similar name.
     """
 
     kind: str
     builtin: tuple[str, ...]
+    advice: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Check the type, then the name."""
@@ -72,7 +73,7 @@ class Registered:
         names = list(dict.fromkeys((*self.builtin, *names_of(self.kind))))
         if name.partition(":")[0] not in names:
             text = f"one of {', '.join(names)}"
-            raise PydanticCustomError("unknown_name", text, {"names": names})
+            raise PydanticCustomError("unknown_name", text, {"names": names, "advice": self.advice})
         return name
 
 

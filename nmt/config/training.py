@@ -14,7 +14,8 @@ from nmt.config.section import Binds, FilePath, Many, Pair, Registered, Section
 _SCHEDULES = ("noam", "inverse_sqrt", "cosine", "wsd", "linear", "constant")
 _OPTIMIZERS = ("adamw", "schedule-free", "muon", "adafactor")
 _LOSSES = ("auto", "cross_entropy", "r_drop")
-_METRICS = ("bleu", "chrf", "comet", "loss", "command")
+_METRICS = ("bleu", "chrf", "chrf++", "ter", "comet", "loss", "command")
+_OWN_METRIC = "; for a different metric, set training.validation.command"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
@@ -123,9 +124,8 @@ class ValidationConfig(Section):
         beam_size: Beam size for BLEU and chrF; 1 (greedy search) is fastest.
         max_sentences: Maximum sentences to translate for BLEU and chrF; the loss always uses the
             whole set.
-        metric: Metric that selects the best checkpoint and stops early: ``loss``, ``bleu``,
-            ``chrf``, ``comet``, ``comet:MODEL``, ``command``, or a different metric of ``nmt
-            evaluate``.
+        metric: Metric that selects the best checkpoint and stops early: ``loss``, ``command``, or
+            a metric of ``nmt evaluate``, such as ``bleu`` or ``comet:MODEL``.
         command: Program that scores the translations, for example ``python score.py {source}
             {hypothesis} {reference}``. The names in braces are replaced by text files. The last
             word that it prints is the score; higher is better.
@@ -133,7 +133,7 @@ class ValidationConfig(Section):
 
     beam_size: int = Field(default=1, ge=1)
     max_sentences: int | None = Field(default=None, ge=1)
-    metric: Annotated[str, Registered("metric", _METRICS), Binds("run")] = "bleu"
+    metric: Annotated[str, Registered("metric", _METRICS, _OWN_METRIC), Binds("run")] = "bleu"
     command: Annotated[Many[str], BeforeValidator(split_command)] = ()
 
     @property

@@ -86,6 +86,7 @@ METRICS: Registry[type[Metric]] = Registry(
         "comet": "nmt.extras.comet.metric:Comet",
         "external": "nmt.extras.analysis.external:ExternalMetric",
     },
+    suggest=False,
 )
 
 
@@ -200,17 +201,26 @@ def split_argument(metric: str) -> tuple[str, str]:
     return name, argument
 
 
+def registered_name(metric: str) -> str:
+    """Return a metric with its registered name: ``COMET:M`` becomes ``comet:M``."""
+    name, colon, argument = metric.partition(":")
+    return (name if name in METRICS else name.lower()) + colon + argument
+
+
 def requested_metrics(texts: Iterable[str]) -> dict[str, str]:
-    """Return metrics by name: ``bleu,comet:M`` becomes ``{bleu: bleu, comet: comet:M}``.
+    """Return metrics by name: ``BLEU,comet:M`` becomes ``{bleu: bleu, comet: comet:M}``.
 
     Args:
-        texts: Metrics, separated by commas.
+        texts: Metrics in any case, separated by commas.
 
     Raises:
-        ConfigError: A metric is unknown, or occurs with two arguments. The message lists all
-            unknown metrics.
+        ConfigError: A metric is unknown, or occurs with two arguments, or ``texts`` are empty. The
+            message lists all unknown metrics.
     """
-    asked = dict.fromkeys(part.strip() for text in texts for part in text.split(","))
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    if parts and not any(parts):
+        raise ConfigError("`metric` is empty.", fix="Add a metric, such as bleu.")
+    asked = dict.fromkeys(registered_name(part) for part in parts if part)
     metrics = {metric.partition(":")[0]: metric for metric in asked}
     if unknown := [name for name in metrics if name not in METRICS]:
         known = ", ".join(name for name in METRICS if name != "external")

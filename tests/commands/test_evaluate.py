@@ -155,7 +155,8 @@ def test_a_limit_takes_files_of_the_whole_set_or_of_its_start(files: tuple[Path,
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--metric", "bleurt,chrf,rouge"], "Unknown metrics: bleurt, rouge."),
-    (["--metric", "BLEU"], "ter, comet. For a different metric, pass --external COMMAND"),
+    (["--metric", "bleurt"], "ter, comet. For a different metric, pass --external COMMAND"),
+    (["--metric", ","], "error: --metric is empty."),
     (["--metric", "bleu:13a"], "bleu does not take an argument"),
     (["--metric", "comet:a,comet:b"], "comet:a, comet:b: a metric occurs twice"),
     (["-l", "en-jp"], "the code of Japanese is ja"),

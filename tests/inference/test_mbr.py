@@ -72,3 +72,8 @@ def test_the_translator_chooses_by_definition(translator: Translator, kind: Any)
         assert [values[text] for text in best] == pytest.approx(expected)
         assert best[0] == result.text
         assert result.score == max(x.score for x in found.alternatives if x.text == result.text)
+
+
+def test_an_unknown_metric_gets_no_suggestion() -> None:
+    with pytest.raises(ConfigError, match=r"bleurt is not a .*\n  fix: Use one of comet, "):
+        Mbr("bleurt").loaded("en")

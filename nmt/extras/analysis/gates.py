@@ -14,7 +14,7 @@ from typing import Literal
 
 from nmt.commands.evaluate import EvaluatedSet
 from nmt.errors import ConfigError
-from nmt.metrics.metric import METRICS, Score, as_quality, label_of, rounded
+from nmt.metrics.metric import METRICS, Score, as_quality, label_of, registered_name, rounded
 from nmt.metrics.result import Evaluation, Section, without_none
 
 
@@ -90,7 +90,7 @@ def parse_gates(texts: Iterable[str]) -> dict[str, float]:
     problems = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
-        value = math.nan
+        name, value = registered_name(name), math.nan
         with suppress(ValueError):
             value = float(number)
         if not equals:
