@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import subprocess
@@ -38,11 +39,28 @@ def words(text: str) -> list[str]:
     return found
 
 
+def is_ignored(path: str) -> bool:
+    """Whether .dockerignore leaves a path out: the last pattern of it, or of a parent, decides."""
+    names, found = [path, *map(str, Path(path).parents)], False
+    for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines():
+        pattern = line.removeprefix("!").removeprefix("**/")
+        parts = path.split("/") if "**/" in line else names
+        if not line.startswith("#") and fnmatch.filter(parts, pattern):
+            found = not line.startswith("!")
+    return found
+
+
+def test_only_what_an_image_needs_is_sent_to_the_builder() -> None:
+    paths = (".git/config", ".venv/x", "runs/a/b", "tests/x.py", "nmt/cli/__pycache__/x.pyc")
+    assert all(map(is_ignored, paths))
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_what_an_image_copies_and_installs_exists(name: str) -> None:
     copied = [text.split()[:-1] for kind, text in instructions(name) if kind == "COPY"]
     for path in [path for paths in copied for path in paths if not path.startswith(("--", "/"))]:
         assert (ROOT / path).exists(), path
+        assert not is_ignored(path), path
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     installed = " ".join(text for kind, text in instructions(name) if kind == "RUN")
     (extras,) = re.findall(r"pip .*install .*'\.\[([\w,]+)\]'", installed)
