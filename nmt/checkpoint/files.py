@@ -350,7 +350,7 @@ def expired(
 
     Args:
         steps: Steps of the existing checkpoints.
-        scores: Validation scores of the validated steps; higher is better, NaN is no score.
+        scores: Validation scores of the validated steps; higher is better, NaN means none.
         keep_last: Number of newest checkpoints to keep; see `newest_steps`.
         keep_best: Number of best checkpoints to keep in addition; ties go to the earlier step.
         due_every: A checkpoint is due at every multiple of one of these numbers.

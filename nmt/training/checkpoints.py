@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class History(dict[int, float]):
-    """Validation score of each validated step, oldest first; higher is better, NaN is no score.
+    """Validation score of each validated step, oldest first; higher is better, NaN means none.
 
     >>> history = History({10: 21.5, 20: 24.0, 30: 23.9})
     >>> history.best

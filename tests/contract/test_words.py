@@ -12,9 +12,10 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "nmt"
 # "x is no y" for "x is not a y"; "there is no y" is fine. On the public index, nmt[...] is another
 # package, and only a clone has a folder to install from: `install_command` knows what works.
+INSTALLATION = re.compile(r"\bnmt\[|pip install -e")
 IN_ANY_TEXT = re.compile(
-    r"(?<!there )\b(?:is|are) no (?!longer|more)[a-z]|\b(?:does|do) not go with\b|\bnmt\[|"
-    "pip install -e",
+    r"(?<!there )\b(?:is|are) no (?!longer|more)[a-z]|\b(?:does|do) not go with\b|"
+    + INSTALLATION.pattern,
     re.IGNORECASE,
 )
 # "Name" means to give a name. Use Pass, Use or Choose.
@@ -60,3 +61,11 @@ def test_no_text_of_nmt_has_a_pattern_that_needs_a_second_reading() -> None:
         for line, text in faults(path.read_text(encoding="utf-8"))
     }
     assert found == {}
+
+
+def test_help_texts_templates_and_configurations_install_nmt_as_it_is_published() -> None:
+    kinds, configs = {".toml", ".txt", ".j2", ".html", ".md", ".yaml"}, PACKAGE.parent / "configs"
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in kinds - {".md"}]
+    files += [path for path in configs.iterdir() if path.suffix in kinds]
+    assert {path.suffix for path in files} == kinds
+    assert [path for path in files if INSTALLATION.search(path.read_text("utf-8"))] == []
