@@ -52,6 +52,15 @@ class ConfigError(NmtError):
         return cls(problem, fix=install_command(extra))
 
     @classmethod
+    def of_import(cls, error: Exception, setting: str, package: str) -> ConfigError:
+        """Return the error for ``package``, named in ``setting``, that cannot be imported."""
+        missing = (isinstance(error, ModuleNotFoundError) and error.name) or ""
+        if missing.rpartition(".")[2] == package:
+            return cls.needs(setting, package, extra=package)
+        problem = f"{package} cannot be imported: {type(error).__name__}: {error}"
+        return cls(problem, fix=f"Repair the package, or remove it from {setting}.")
+
+    @classmethod
     def joined(cls, errors: Sequence[NmtError]) -> ConfigError:
         """Combine several errors into one."""
         last = errors[-1]

@@ -41,8 +41,7 @@ def average(options: AverageOptions) -> TextResult:
     if best is not None:
         chosen = by_score(present, _scores(present))[:best]
         if not chosen:
-            fix = "Use `last` in place of `best`."
-            raise CheckpointError(f"No checkpoint of {run_dir} has a validation score.", fix=fix)
+            raise CheckpointError(f"{run_dir} has no scores.", fix="Use `last` in place of `best`.")
     else:
         chosen = list(steps) or sorted(present)[-wanted:]
     if len(chosen) < wanted:

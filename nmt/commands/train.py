@@ -46,7 +46,6 @@ from nmt.files.atomic import run_lock
 from nmt.inference.confidence import calibrate_confidence
 from nmt.inference.engine import copy_shortlist
 from nmt.inference.translator import Translator
-from nmt.metrics.metric import split_argument
 from nmt.registry import load_attribute
 from nmt.training import checkpoints
 from nmt.training.checkpoints import CheckpointWriter, Progress, TrainingSummary
@@ -55,7 +54,6 @@ from nmt.training.processes import StoppedBySignal, StopSignal, launch, report_o
 from nmt.training.schedule import build_schedule
 from nmt.training.timing import TrainingSetup, plan_budget
 from nmt.training.update import UpdateStats, read_together
-from nmt.training.validation import COMMAND
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +98,6 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         StoppedBySignal: A signal stopped training; the last update is saved.
     """
     training, run_dir, notes, warnings = config.training, config.run_dir, list[str](), list[str]()
-    if training.validation.metric not in ("loss", COMMAND):
-        split_argument(training.validation.metric)  # raises an error for an unknown name early
     devices.prepare_process(training.threads)
     devices.use_huge_pages()
     processes = join()
@@ -165,6 +161,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
 def _open_data(config: RunConfig, processes: Processes) -> PreparedData:
     """Open the prepared data; the first process prepares the data first if necessary."""
     if processes.rank == 0:
+        train_setup.check_tools(config)
         if not list_checkpoints(config.run_dir):
             train_setup.check_start(config)
         prepared = prepare_data(config, check=data_check(config, processes.size))
@@ -396,7 +393,6 @@ def _finish(
             lambda lines, progress: load(progress=progress).translate(lines),
         )
         if summary.best_score is None:
-            text = "no validation has a score by training.validation.metric"
-            logger.warning("%s; the last checkpoint is used", text)
+            logger.warning("no validation has a score; the last checkpoint is used")
         log_next_commands(run_dir)
     return summary

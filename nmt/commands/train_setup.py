@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from nmt.device.distributed import Processes
 from nmt.device.precision import choose_precision
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.files.atomic import write_errors
-from nmt.metrics.metric import lower_is_better
+from nmt.metrics.metric import lower_is_better, split_argument
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry
 from nmt.text.subword_dropout import SubwordDropout
@@ -276,6 +277,23 @@ def check_start(config: RunConfig) -> None:
         problem = f"The model in {where} (training.init_from) has different settings:"
         fix = f"Copy the model section of {where}/config.yaml into this configuration."
         raise ConfigError("\n  ".join([problem, *differing]), fix=fix)
+
+
+def check_tools(config: RunConfig) -> None:
+    """Check that metric name, program and trackers exist, before the data are prepared.
+
+    Raises:
+        ConfigError: The metric is unknown, or a package or the program is missing.
+    """
+    validation = config.training.validation
+    if validation.metric not in ("loss", COMMAND):
+        split_argument(validation.metric)
+    if validation.command and shutil.which(validation.command[0]) is None:
+        problem = f"training.validation.command: there is no program {validation.command[0]}."
+        raise ConfigError(problem, fix="Install the program, or correct the command.")
+    # Only these: others may start something when they are made.
+    for name in {*BUILTIN_TRACKERS} & {*config.training.trackers}:
+        TRACKERS[name](config)
 
 
 def make_reporters(

@@ -47,6 +47,7 @@ def split_command(command: object) -> object:
     return shlex.split(command) if isinstance(command, str) else command
 
 
+_COMMAND = Field(json_schema_extra={"allowed": "a command as text, or a list of its words"})
 DeviceName = Annotated[
     Literal["auto", "cpu", "cuda", "mps"] | Annotated[str, Field(pattern=r"^cuda:\d{1,3}$")],
     BeforeValidator(full_device_name),
@@ -134,7 +135,7 @@ class ValidationConfig(Section):
     beam_size: int = Field(default=1, ge=1)
     max_sentences: int | None = Field(default=None, ge=1)
     metric: Annotated[str, Registered("metric", _METRICS, _OWN_METRIC), Binds("run")] = "bleu"
-    command: Annotated[Many[str], BeforeValidator(split_command)] = ()
+    command: Annotated[Many[str], BeforeValidator(split_command), _COMMAND] = ()
 
     @property
     def metric_name(self) -> str:
@@ -144,6 +145,10 @@ class ValidationConfig(Section):
     def _disagreements(self) -> Iterator[str]:
         if self.command and not any("{hypothesis}" in word for word in self.command):
             yield "command must contain {hypothesis}, which is replaced by the file to score"
+        # A word with spaces may be a script, in which braces have a different meaning.
+        names = re.findall(r"\{(\w+)\}", "\n".join(x for x in self.command if " " not in x))
+        for name in sorted({*names} - {"source", "hypothesis", "reference"}):
+            yield f"command contains {{{name}}}: use {{source}}, {{hypothesis}} or {{reference}}"
         if self.metric == "command" and not self.command:
             yield "metric command needs a program: set command"
 

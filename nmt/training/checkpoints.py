@@ -207,12 +207,10 @@ class TrainingSummary:
         >>> TrainingSummary(Path("a"), 9, "budget", "step-9", -2.5, "loss", 1.0).as_text()
         'a: 9 steps; best: step-9 (loss 2.50)'
         """
-        best, score = self.best, self.best_score
-        if score is None:
-            best += f" (no {label_of(self.metric)} score)"
-        else:  # `as_quality` is its own inverse
-            value = as_quality(self.metric, score)
-            best += f" ({label_of(self.metric)} {rounded(self.metric, value)})"
+        metric, score, shown = self.metric, self.best_score, "no score"
+        if score is not None:  # `as_quality` is its own inverse
+            shown = rounded(metric, as_quality(metric, score))
+        best = f"{self.best} ({label_of(metric)} {shown})"
         return f"{self.run_dir}: {self.step:,} steps; best: {best}"
 
     def as_dict(self) -> dict[str, Any]:

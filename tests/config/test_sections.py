@@ -37,6 +37,8 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
 
 @pytest.mark.parametrize(("section", "values", "message"), [
     (CorpusConfig, {}, "set exactly one of"),
+    (ValidationConfig, {"command": "a --to={references} {hypothesis} '{x} y'"},
+     r"contains {references}: use {source}, {hypothesis} or {reference}"),
     (CorpusConfig, {"demo": "train", "tsv": "a.tsv"}, r"found: tsv, demo"),
     (CorpusConfig, {"source": "a"}, "source and target must be set together"),
     (CorpusConfig, {"demo": "train", "subset": "de-en"}, "need huggingface"),

@@ -15,7 +15,8 @@ from nmt.commands.average import average
 from nmt.commands.options import AverageOptions
 from nmt.commands.train import fit
 from nmt.config.run import RunConfig
-from nmt.errors import CheckpointError, DataError
+from nmt.errors import CheckpointError, ConfigError, NmtError
+from nmt.extras.planning.dry_run import estimate
 from nmt.training.checkpoints import Progress
 from nmt.training.program import score_by_program
 from tests.training.runs import Run, codes
@@ -96,9 +97,9 @@ def test_validations_without_a_score_neither_stop_training_nor_are_best(scorer: 
     first, again = make_config(**settings, average_last=2, max_steps=6), make_config(**settings)
     summary = fit(first)
     assert (summary.reason, summary.step, summary.best) == ("budget", 6, "step-00000006")
-    assert summary.as_text().endswith("best: step-00000006 (no command score)")
+    assert summary.as_text().endswith("best: step-00000006 (command no score)")
     assert read_best(first.run_dir) is None
-    with pytest.raises(CheckpointError, match="has a validation score"):
+    with pytest.raises(CheckpointError, match="has no scores"):
         average(AverageOptions(run=first.run_dir, output=Path("mean"), best=1))
     Path("calls.txt").unlink()  # so that the trial succeeds
     assert fit(again).step == 10
@@ -112,7 +113,7 @@ def test_validations_without_a_score_neither_stop_training_nor_are_best(scorer: 
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        (["./missing"], "cannot be started"),
+        (["./missing"], "there is no program ./missing"),
         ([sys.executable, "-c", "raise SystemExit(3)"], "failed with status 3:"),
         ([sys.executable, "-c", "print('5.0 points')"], "did not print a number"),
         ([sys.executable, "-c", "print('nan')"], "printed nan"),
@@ -123,9 +124,28 @@ def test_a_program_without_a_score_ends_the_start_if_it_selects_the_best(
 ) -> None:
     del scorer
     config = make_config(validation={"command": [*command, "{hypothesis}"], "metric": "command"})
-    with pytest.raises(DataError, match=re.escape(problem)):
+    with pytest.raises(NmtError, match=re.escape(problem)):
         fit(config)
     assert not list_checkpoints(config.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"validation": {"command": "./missing {hypothesis}"}}, "there is no program ./missing"),
+        ({"trackers": ["wandb"]}, "needs wandb"),
+    ],
+)
+@pytest.mark.parametrize("start", [fit, estimate])
+def test_missing_tools_are_reported_before_data_are_prepared(
+    changes: dict[str, Any], problem: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(Path())
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = make_config(**changes)
+    with pytest.raises(ConfigError, match=problem):
+        start(config)
+    assert not config.prepared_dir.exists()
 
 
 def test_the_last_word_is_the_score_and_no_shell_reads_the_command() -> None:

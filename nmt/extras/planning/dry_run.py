@@ -18,7 +18,7 @@ from nmt.checkpoint.run import data_check
 from nmt.commands.config import advice, load_config
 from nmt.commands.options import TrainOptions
 from nmt.commands.prepare import prepare_data
-from nmt.commands.train_setup import build, compile_model
+from nmt.commands.train_setup import build, check_tools, compile_model
 from nmt.config.run import RunConfig
 from nmt.data.loader import Loader
 from nmt.data.prepared import PreparedData
@@ -100,6 +100,7 @@ def dry_run(options: TrainOptions) -> DryRunReport:
 
 def estimate(config: RunConfig, devices: int = 1) -> DryRunReport:
     """Estimate the cost of a training run; see `dry_run`."""
+    check_tools(config)
     prepare_process(config.training.threads)
     device, why = choose_device(config.training.device), made_up.explain(config)
     with (

@@ -62,9 +62,9 @@ class Tracker:
             self._library = import_module(library)
             # A folder with this name, such as the one that wandb writes, is not the library.
             if getattr(self._library, "__file__", None) is None:
-                raise ImportError(f"{library} is not a package")
-        except ImportError as error:
-            raise ConfigError.needs("training.trackers", name, extra=name) from error
+                raise ModuleNotFoundError(name=library)
+        except Exception as error:
+            raise ConfigError.of_import(error, "training.trackers", name) from error
         self._name, self._open, self._config = name, opener, config
         self._path = config.run_dir / f"tracker-{name}.json"
         self._record: dict[str, Any] = {}

@@ -153,6 +153,24 @@ def test_without_its_package_the_error_says_how_to_install_it(
     assert not list(Path("run").glob("[!.]*"))
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("raise RuntimeError('no protocol')", "RuntimeError: no protocol"),
+        ("import nosuchdependency", "ModuleNotFoundError: No module named 'nosuchdependency'"),
+    ],
+)
+def test_a_broken_package_is_not_called_missing(
+    code: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wandb.py").write_text(code)
+    with pytest.raises(ConfigError, match=f"wandb cannot be imported: {found}") as caught:
+        fit(make_config(trackers=["wandb"]))
+    assert caught.value.fix == "Repair the package, or remove it from training.trackers."
+
+
 @pytest.mark.parametrize("where", ["open", "log", "close"])
 def test_a_tracker_that_fails_neither_ends_nor_changes_training(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
