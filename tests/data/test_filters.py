@@ -77,13 +77,10 @@ def test_a_registered_filter_drops_training_pairs_and_its_reason_is_shown(tmp_pa
     assert report.counts["valid"]["kept"] == 300
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ({"shoutin": {}}, "Did you mean shouting"),
-        ({"shouting": {"max_capitals": 1}}, "filters.extra.shouting: .*max_capitals"),
-    ],
-)
+@pytest.mark.parametrize(("extra", "message"), [
+    ({"shoutin": {}}, "Did you mean shouting"),
+    ({"shouting": {"max_capitals": 1}}, "filters.extra.shouting: .*max_capitals"),
+])  # fmt: skip
 def test_an_unknown_filter_or_parameter_is_refused(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         training_filters(FilterConfig(extra=extra))

@@ -110,15 +110,12 @@ def test_validations_without_a_score_neither_stop_training_nor_are_best(scorer: 
     assert (history.best, history.should_stop(1), history.should_stop(2)) == (4, True, False)
 
 
-@pytest.mark.parametrize(
-    ("command", "problem"),
-    [
-        (["./missing"], "there is no program ./missing"),
-        ([sys.executable, "-c", "raise SystemExit(3)"], "failed with status 3:"),
-        ([sys.executable, "-c", "print('5.0 points')"], "did not print a number"),
-        ([sys.executable, "-c", "print('nan')"], "printed nan"),
-    ],
-)
+@pytest.mark.parametrize(("command", "problem"), [
+    (["./missing"], "there is no program ./missing"),
+    ([sys.executable, "-c", "raise SystemExit(3)"], "failed with status 3:"),
+    ([sys.executable, "-c", "print('5.0 points')"], "did not print a number"),
+    ([sys.executable, "-c", "print('nan')"], "printed nan"),
+])  # fmt: skip
 def test_a_program_without_a_score_ends_the_start_if_it_selects_the_best(
     command: list[str], problem: str, scorer: list[str]
 ) -> None:
@@ -129,13 +126,10 @@ def test_a_program_without_a_score_ends_the_start_if_it_selects_the_best(
     assert not list_checkpoints(config.run_dir)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"validation": {"command": "./missing {hypothesis}"}}, "there is no program ./missing"),
-        ({"trackers": ["wandb"]}, "needs wandb"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "problem"), [
+    ({"validation": {"command": "./missing {hypothesis}"}}, "there is no program ./missing"),
+    ({"trackers": ["wandb"]}, "needs wandb"),
+])  # fmt: skip
 @pytest.mark.parametrize("start", [fit, estimate])
 def test_missing_tools_are_reported_before_data_are_prepared(
     changes: dict[str, Any], problem: str, start: Any, monkeypatch: pytest.MonkeyPatch

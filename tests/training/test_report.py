@@ -243,14 +243,11 @@ def test_the_page_shows_state_model_and_test_scores_of_the_run() -> None:
     assert "default-src 'none'" in page
 
 
-@pytest.mark.parametrize(
-    ("metric", "fact", "best"),
-    [
-        ("chrf", ("Best chrF", "60.00 at step 300"), "300"),
-        ("ter", ("Best TER", "50.00 at step 200"), "200"),  # errors: lower is better
-        ("loss", ("Lowest perplexity", "6.50 at step 300"), "300"),
-    ],
-)
+@pytest.mark.parametrize(("metric", "fact", "best"), [
+    ("chrf", ("Best chrF", "60.00 at step 300"), "300"),
+    ("ter", ("Best TER", "50.00 at step 200"), "200"),  # errors: lower is better
+    ("loss", ("Lowest perplexity", "6.50 at step 300"), "300"),
+])  # fmt: skip
 def test_the_best_validation_is_that_of_the_metric_of_the_run(
     metric: str, fact: tuple[str, str], best: str
 ) -> None:

@@ -121,18 +121,15 @@ def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunRe
     assert memory["total"] == 16 * number + SUMS + others
 
 
-@pytest.mark.parametrize(
-    ("changes", "held"),
-    [
-        ({}, (4, 0, 4, 8)),
-        ({"ema_decay": 0.9}, (4, 0, 4, 12)),
-        ({"dtype": torch.bfloat16}, (2, 4, 4, 8)),
-        ({"dtype": torch.bfloat16, "ema_decay": 0.9}, (2, 4, 4, 12)),
-        # z and the squares: the weights to be used are made of y and z when needed.
-        ({"kind": "schedule-free"}, (4, 0, 4, 8)),
-        ({"frozen": ["encoder"]}, (4, 0, 4, 8)),  # which has no gradient and no moments
-    ],
-)
+@pytest.mark.parametrize(("changes", "held"), [
+    ({}, (4, 0, 4, 8)),
+    ({"ema_decay": 0.9}, (4, 0, 4, 12)),
+    ({"dtype": torch.bfloat16}, (2, 4, 4, 8)),
+    ({"dtype": torch.bfloat16, "ema_decay": 0.9}, (2, 4, 4, 12)),
+    # z and the squares: the weights to be used are made of y and z when needed.
+    ({"kind": "schedule-free"}, (4, 0, 4, 8)),
+    ({"frozen": ["encoder"]}, (4, 0, 4, 8)),  # which has no gradient and no moments
+])  # fmt: skip
 def test_bytes_for_each_parameter(changes: dict[str, Any], held: tuple[int, ...]) -> None:
     given = {"dtype": torch.float32, "kind": "adamw", "frozen": [], "ema_decay": None, **changes}
     model = build_model(ModelConfig.model_validate(CONFIG["model"]), 40, 40)

@@ -153,13 +153,10 @@ def test_without_its_package_the_error_says_how_to_install_it(
     assert not list(Path("run").glob("[!.]*"))
 
 
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("raise RuntimeError('no protocol')", "RuntimeError: no protocol"),
-        ("import nosuchdependency", "ModuleNotFoundError: No module named 'nosuchdependency'"),
-    ],
-)
+@pytest.mark.parametrize(("code", "found"), [
+    ("raise RuntimeError('no protocol')", "RuntimeError: no protocol"),
+    ("import nosuchdependency", "ModuleNotFoundError: No module named 'nosuchdependency'"),
+])  # fmt: skip
 def test_a_broken_package_is_not_called_missing(
     code: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -262,15 +259,12 @@ def recorded_by_trackio(_: Path, run_id: str) -> dict[str, list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the libraries
-@pytest.mark.parametrize(
-    ("name", "recorded"),
-    [
-        ("tensorboard", recorded_by_tensorboard),
-        ("wandb", recorded_by_wandb),
-        ("mlflow", recorded_by_mlflow),
-        ("trackio", recorded_by_trackio),
-    ],
-)
+@pytest.mark.parametrize(("name", "recorded"), [
+    ("tensorboard", recorded_by_tensorboard),
+    ("wandb", recorded_by_wandb),
+    ("mlflow", recorded_by_mlflow),
+    ("trackio", recorded_by_trackio),
+])  # fmt: skip
 def test_a_library_offline_has_every_step_of_a_resumed_run_once(
     name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
