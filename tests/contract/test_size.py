@@ -18,22 +18,24 @@ ROOT = Path(__file__).parents[2]
 # A package above its planned size (in parentheses) is paid for by another one: the totals hold.
 LIMITS = {
     "cli": 700,  # (1,400): the help of commands is in commands.toml
-    "commands": 2300,  # (1,600): the options of every command, and the rules that combine them
-    "config": 1290, "files": 620,  # (1,250, 550)
-    "text": 490, "data": 2450,  # (480, 2,200): the lexicon and the demo corpus are in data
+    "commands": 2400,  # (1,600): the options of every command, and the rules that combine them
+    "config": 1360, "files": 620,  # (1,250, 550)
+    "text": 520, "data": 2560,  # (480, 2,200): the lexicon and the demo corpus are in data
     "model": 1030, "device": 490,  # (1,150, 480)
-    "training": 2000, "search": 930, "inference": 2000,  # (2,000, 930, 2,300)
-    "checkpoint": 670, "metrics": 800, "report": 250,  # (650, 800, 250)
-    "extras/cleaning": 1380, "extras/serving": 1800,  # (1,500, 1,900)
+    "training": 2100, "search": 950, "inference": 2080,  # (2,000, 930, 2,300)
+    "checkpoint": 700, "metrics": 810, "report": 250,  # (650, 800, 250)
+    "extras/cleaning": 1380, "extras/serving": 1850,  # (1,500, 1,900)
     "extras/analysis": 920, "extras/planning": 800,  # (1,000, 800)
     "extras/comet": 120, "extras/tracking": 132,
     "extras/inspection": 1910,  # (1,800): every picture of the five texts
-    "extras/exchange": 1340,  # (1,000): the CTranslate2 engine, three formats in and two out
+    # (1,000): the CTranslate2 engine, four formats in, vocabularies trimmed and grown
+    "extras/exchange": 1800,
+    "extras/adaptation": 260,
 }  # fmt: skip
-CORE, EXTRAS, MODULES = 15_857, 8_143, 190
+CORE, EXTRAS, MODULES = 16_390, 8_910, 190
 STORIES = ("prepare", "train", "translate", "evaluate")
 STORY_LIMIT = 300
-TEST_LINES = 28_850
+TEST_LINES = 30_550
 _SKIPPED = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER, tokenize.ENCODING,
