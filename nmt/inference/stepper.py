@@ -93,6 +93,7 @@ class BatchVocabulary:
                 prefix=inside(each.prefix),
                 required=tuple(map(inside, each.required)),
                 forbidden=tuple(inside(ids) for ids in each.forbidden if table.keys() >= {*ids}),
+                start=None if each.start is None else table[each.start],
             )
             for each in constraints
         ]
@@ -140,15 +141,15 @@ class Shortlist:
 
         Args:
             source: Source ids.
-            constraints: Constraints of each sentence. Tokens of prefixes and required phrases are
-                added to the shortlist.
+            constraints: Constraints of each sentence. Start tokens and the tokens of prefixes and
+                required phrases are added to the shortlist.
         """
         marks = self._always.repeat(len(source), 1)
         found = self._candidates.index_select(0, source.ids).long()  # (N, C)
         found += (source.sentences * marks.shape[1]).unsqueeze(1)
         marks.view(-1).index_fill_(0, found.flatten(), True)
         for row, each in zip(marks, constraints or (), strict=constraints is not None):
-            row[[*each.prefix, *(token for ids in each.required for token in ids)]] = True
+            row[[*each.first_ids, *(token for ids in each.required for token in ids)]] = True
         tokens = marks.any(0).nonzero().squeeze(1)
         if len(source) == 1:
             return BatchVocabulary(tokens, None)

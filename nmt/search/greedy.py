@@ -20,7 +20,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from nmt.config.model import DecodingConfig
-from nmt.packed import Packed
 from nmt.search.hypothesis import Hypothesis, LengthPenalty
 from nmt.search.rules import renormalize
 from nmt.search.selector import (
@@ -34,7 +33,7 @@ from nmt.search.selector import (
     first_largest,
     largest,
 )
-from nmt.text import BOS_ID, EOS_ID, NUM_NEVER_CHOSEN
+from nmt.text import EOS_ID, NUM_NEVER_CHOSEN
 
 # Checking every step leaves the GPU idle while the host decides. Checking rarely wastes steps on
 # sentences that have ended.
@@ -145,7 +144,7 @@ class AlternativesSelector(IndependentSelector):
     def __init__(self, inputs: SearchInputs) -> None:
         self._n_best = inputs.options.n_best
         super().__init__(inputs, self._n_best)
-        self._part_at = torch.tensor([len(own.prefix) for own in inputs.constraints])
+        self._part_at = torch.tensor([len(own.first_ids) for own in inputs.constraints])
 
     @override
     def pick(self, log_probs: Tensor, beams: BeamState, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +160,7 @@ class AlternativesSelector(IndependentSelector):
 
 
 def greedy_without_waiting(
-    stepper: Stepper[S], source: Packed, limits: Tensor, penalty: LengthPenalty
+    stepper: Stepper[S], state: S, beams: BeamState, limits: Tensor, penalty: LengthPenalty
 ) -> list[list[Hypothesis]]:
     """Run greedy search without waiting for the device in every step.
 
@@ -170,7 +169,8 @@ def greedy_without_waiting(
 
     Args:
         stepper: Computes log probabilities.
-        source: Source ids, each sentence ending in EOS.
+        state: State of the stepper for B sentences.
+        beams: Beginning of each output. Its tensors are on the device.
         limits: Minimum and maximum output length of each sentence, EOS included. (2, B), int64, on
             the CPU.
         penalty: Length penalty, the divisor of log probabilities.
@@ -178,12 +178,11 @@ def greedy_without_waiting(
     Returns:
         One hypothesis for each sentence; an empty list if no token was possible.
     """
-    device, count = source.ids.device, limits.shape[1]
+    device, count = beams.tokens.device, limits.shape[1]
     results: list[list[Hypothesis]] = [[] for _ in range(count)]
-    sentences, state, length, new = torch.arange(count), stepper.start(source), 0, list[Tensor]()
-    tokens = torch.full((count, 1), BOS_ID, device=device)
-    history, own_limits = tokens[:, :0], limits.to(device)
-    totals = torch.zeros(count, device=device)
+    sentences, new, tokens = torch.arange(count), list[Tensor](), beams.tokens
+    history, totals, own_limits = beams.history[:, 0], beams.totals[:, 0], limits.to(device)
+    length = history.shape[1]
     is_done = torch.zeros_like(totals, dtype=torch.bool)
     while len(sentences):
         log_probs, state = stepper.step(state, tokens)

@@ -22,7 +22,7 @@ LengthPenalty = Callable[[int], float]
 class Hypothesis:
     """One translation of a sentence, as token ids."""
 
-    ids: Ids  # Target ids without BOS and EOS.
+    ids: Ids  # Target ids without BOS, start token and EOS.
     log_prob: float  # Natural-log probability of the ids and of EOS.
     # ``log_prob`` after length normalisation, minus the coverage penalty and the cost of required
     # phrases after the end, if any. Higher is better.
@@ -46,6 +46,10 @@ class Constraints:
     required: tuple[Ids, ...] = ()
     # Phrases that the output must not contain, except in a forced prefix.
     forbidden: tuple[Ids, ...] = ()
+    # Token that the decoder reads after BOS, such as the tag of the target language. It counts in
+    # the length, its log probability is 0, and hypotheses do not contain it. Either all sentences
+    # of a batch have a start token, or none has one.
+    start: int | None = None
 
     def __post_init__(self) -> None:
         phrases = (*self.required, *self.forbidden)
@@ -55,9 +59,14 @@ class Constraints:
             raise ValueError("a prefix or phrase must not contain PAD, BOS or EOS")
 
     @property
+    def first_ids(self) -> Ids:
+        """The start token, if any, and the prefix."""
+        return self.prefix if self.start is None else (self.start, *self.prefix)
+
+    @property
     def num_tokens(self) -> int:
-        """Maximum number of tokens that the prefix and the required phrases need."""
-        return len(self.prefix) + sum(map(len, self.required))
+        """Maximum number of tokens that start token, prefix and required phrases need."""
+        return len(self.first_ids) + sum(map(len, self.required))
 
     def contradiction(self, no_repeat_ngram_size: int = 0) -> str | None:
         """Return why no output can meet the constraints; None if there is no obvious reason.

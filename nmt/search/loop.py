@@ -13,6 +13,7 @@ Shapes: B active sentences, S source positions, K beams of each sentence, V voca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from nmt.packed import Packed
 from nmt.search.greedy import greedy_without_waiting
 from nmt.search.hypothesis import NONE, Constraints, Hypothesis, length_penalty
 from nmt.search.rules import Rules
-from nmt.search.selector import SELECTORS, BeamState, S, SearchInputs, Stepper
+from nmt.search.selector import SELECTORS, BeamState, S, SearchInputs, Selection, Stepper
 
 _LEAST_COVERAGE = torch.finfo(torch.float32).tiny  # keeps the logarithm finite
 
@@ -44,7 +45,7 @@ def search(
         source: Source ids, each sentence ending in EOS.
         options: Options of the search.
         constraints: Constraints of each sentence. Prefixes and required phrases may exceed the
-            length limits.
+            length limits. If only start tokens are set, the search is as fast as without them.
         end_loops: Whether to stop outputs that repeat endlessly. Ignored in greedy search on a GPU.
 
     Returns:
@@ -64,13 +65,19 @@ def search(
     rules = Rules(
         source.lengths, options, constraints or (), stepper.max_positions, end_loops=end_loops
     )
-    if name == "greedy" and source.ids.device.type != "cpu" and rules.only_limit_length:
-        return greedy_without_waiting(stepper, source, rules.limits, length_penalty(options))
-    selector = make_selector(SearchInputs(source, options, own, rules.limits[1], stepper.tokens))
     device, weight = source.ids.device, options.coverage_penalty
     state = stepper.start(source)
     # Start with one beam per sentence: K copies of the empty output would give K equal results.
     beams = BeamState.first(len(source))
+    if starts := [each.start for each in own if each.start is not None]:
+        _, state = stepper.step(state, beams.tokens.to(device))
+        beams, _ = beams.advance(Selection(torch.tensor(starts).unsqueeze(1), beams.totals))
+    if name == "greedy" and device.type != "cpu" and rules.only_limit_length:
+        moved = BeamState(*(x.to(device) for x in beams))
+        penalty = length_penalty(options)
+        found = greedy_without_waiting(stepper, state, moved, rules.limits, penalty)
+        return _without_starts(found) if starts else found
+    selector = make_selector(SearchInputs(source, options, own, rules.limits[1], stepper.tokens))
     while len(beams.sentences):
         log_probs, state = stepper.step(state, beams.tokens.to(device))  # (B, K, V)
         rules(log_probs, beams.sentences, beams.history)
@@ -82,7 +89,11 @@ def search(
         # None if no beam moved, as in most steps of greedy search: caches are not copied.
         if kept is not None:
             state = stepper.select(state, *kept)
-    return selector.results()
+    return _without_starts(selector.results()) if starts else selector.results()
+
+
+def _without_starts(found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
+    return [[replace(each, ids=each.ids[1:]) for each in own] for own in found]
 
 
 def _selector_name(options: DecodingConfig, *, has_phrases: bool) -> str:

@@ -6,7 +6,8 @@ nothing. Log probabilities must stay at most 0, because the search stops early b
 Shapes: B active sentences, K beams, V vocabulary, t tokens generated so far, P phrases.
 
 - ``log_probs``: (B, K, V), float32, on any device.
-- ``history``: ids generated so far. (B, K, t), int64, on the CPU, to avoid waiting for the device.
+- ``history``: start token, if any, and ids generated so far. (B, K, t), int64, on the CPU, to avoid
+  waiting for the device.
 - ``sentences``: index of each active sentence among all sentences. (B,), int64, on the CPU.
 """
 
@@ -65,7 +66,7 @@ class Rules:
         self._config, self._max_positions = config, max_positions
         phrases = [own.forbidden for own in constraints]
         self._forbidden = ForbiddenPhrases(phrases) if any(phrases) else None
-        prefixes = [own.prefix for own in constraints]
+        prefixes = [own.first_ids if own.prefix else () for own in constraints]
         self._prefixes = Prefixes(prefixes) if any(prefixes) else None
 
     @property

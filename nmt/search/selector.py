@@ -107,8 +107,9 @@ class BeamState(NamedTuple):
     """The unfinished hypotheses of each active sentence. All tensors are on the CPU."""
 
     sentences: Tensor  # Index of each row among all sentences, ascending. (B,), int64.
-    history: Tensor  # Ids generated so far, without BOS. (B, K, t), int64. K is 1 at first.
-    tokens: Tensor  # Last id of each hypothesis; BOS at the first step. (B, K), int64.
+    # Start token, if any, and ids generated so far. (B, K, t), int64. K is 1 at first.
+    history: Tensor
+    tokens: Tensor  # Last id of each hypothesis; BOS without a history. (B, K), int64.
     # Log probability of each hypothesis; minus infinity marks an empty beam. (B, K), float32.
     totals: Tensor
 

@@ -6,6 +6,7 @@ import copy
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,8 @@ def test_a_shortlist_equals_the_full_vocabulary_if_other_tokens_are_impossible(
     sources, constraints = tokenizers.source.encode_batch(LINES), random_constraints(tokenizers)
     if "beam_size" not in WAYS[way] or way in ("sampling", "diverse"):
         constraints = [Constraints(own.prefix, (), own.forbidden) for own in constraints]
+    if shapes == ("modern",):  # every sentence another start token, outside its shortlist
+        constraints = [replace(own, start=70 + i) for i, own in enumerate(constraints)]
     shortlist = random_shortlist(tokenizers.target.vocab_size)
     models = [_model(tokenizers, shape, 3 + i) for i, shape in enumerate(shapes)]
     found = engine(tokenizers, shortlist, shapes).search(sources, options(way), constraints)

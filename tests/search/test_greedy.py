@@ -20,6 +20,7 @@ from nmt.search.greedy import exponential, greedy_without_waiting, nucleus, samp
 from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty
 from nmt.search.loop import search
 from nmt.search.rules import Rules
+from nmt.search.selector import BeamState
 from nmt.text import EOS_ID
 from tests.search.naive import Naive, truncated
 from tests.search.toys import Table, TableStepper, random_table, sources
@@ -29,8 +30,9 @@ def greedy_of(
     stepper: TableStepper, source: Packed, options: DecodingConfig
 ) -> list[list[Hypothesis]]:
     rules = Rules(source.lengths, options, (), stepper.max_positions)
+    parts = stepper.start(source), BeamState.first(len(source)), rules.limits
     with torch.inference_mode():
-        return greedy_without_waiting(stepper, source, rules.limits, length_penalty(options))
+        return greedy_without_waiting(stepper, *parts, length_penalty(options))
 
 
 @given(
@@ -80,6 +82,7 @@ def test_other_rules_use_the_waiting_search() -> None:
         ({"min_length_factor": 1.0}, [], True),
         ({"no_repeat_ngram_size": 2}, [], False),
         ({"repetition_penalty": 1.1}, [], False),
+        ({}, [Constraints(start=5)], True),
         ({}, [Constraints(prefix=(5,))], False),
         ({}, [Constraints(forbidden=((5,),))], False),
     ):
@@ -89,17 +92,20 @@ def test_other_rules_use_the_waiting_search() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_it_finds_what_a_cpu_finds() -> None:
+@pytest.mark.parametrize("start", [None, 7])
+def test_on_a_gpu_it_finds_what_a_cpu_finds(start: int | None) -> None:
     torch.manual_seed(3)
     config = ModelConfig(model_dim=64, ff_dim=128, num_heads=4, encoder_layers=2, decoder_layers=2)
     model = build_model(config, 90, 90).eval()
     rows = [[*torch.randint(4, 90, (n,)).tolist(), EOS_ID] for n in (3, 9, 17, 5, 30, 30, 2)]
     options = DecodingConfig(beam_size=1, max_length_offset=12)
-    expected = search(ModelStepper(model), Packed.from_rows(rows), options)
+    starts = [Constraints(start=start)] * len(rows) if start else None
+    expected = search(ModelStepper(model), Packed.from_rows(rows), options, starts)
     model = model.to("cuda")
     for runs in (None, [GraphedDecodeToken(model)]):
         for _ in range(3):  # steps are recorded after some uses
-            found = search(ModelStepper(model, runs=runs), Packed.from_rows(rows, "cuda"), options)
+            stepper = ModelStepper(model, runs=runs)
+            found = search(stepper, Packed.from_rows(rows, "cuda"), options, starts)
             assert [own[0].ids for own in found] == [own[0].ids for own in expected]
             scores = [[own[0].score for own in side] for side in (found, expected)]
             assert scores[0] == pytest.approx(scores[1], rel=1e-4)

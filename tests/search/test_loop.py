@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -24,7 +25,7 @@ from nmt.search.selector import (
     Selection,
     Selector,
 )
-from nmt.text import EOS_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, UNK_ID
 from tests.search.naive import Naive
 from tests.search.toys import (
     FIRST_WORD,
@@ -146,6 +147,33 @@ def test_results_do_not_depend_on_the_other_sentences_of_the_batch(
         assert len(found) <= config.n_best
         if not config.sampling:
             assert len({hypothesis.ids for hypothesis in found}) == len(found)
+
+
+@given(
+    seed=seeds,
+    kind=st.sampled_from(KINDS),
+    options=rules,
+    own=st.lists(st.one_of(free, required), min_size=2, max_size=2),
+    plain=st.booleans(),
+)
+def test_a_start_token_is_a_prefix_that_costs_nothing(
+    seed: int, kind: Options, options: Options, own: Free, plain: bool
+) -> None:
+    """It counts in the length, and is not part of the output."""
+    options = {**options, "prefix_bias_beta": 0.0}
+    config, table = options_of(**kind, **options), random_table(seed, VOCAB_SIZE)
+    if plain or "beam_size" not in kind or "diverse_beam_groups" in kind:
+        own = [NONE if plain else replace(each, required=()) for each in own]
+    source, first = sources([4, 2], seed), (6, 5)  # another token for each sentence
+
+    def free_first(key: tuple[int, ...]) -> Tensor:
+        return table(key) if key[-1] != BOS_ID else torch.zeros(VOCAB_SIZE)
+
+    forced = [replace(c, prefix=(x, *c.prefix)) for x, c in zip(first, own, strict=True)]
+    expected = search(TableStepper(free_first), source, config, forced)
+    started = [replace(each, start=x) for x, each in zip(first, own, strict=True)]
+    found = search(TableStepper(table), source, config, started)
+    assert found == [[replace(h, ids=h.ids[1:]) for h in each] for each in expected]
 
 
 @pytest.mark.parametrize("kind", KINDS)

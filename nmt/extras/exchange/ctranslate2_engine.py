@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from nmt.inference.engine import (
     parse_dtype,
 )
 from nmt.search.hypothesis import (
+    NONE,
     Constraints,
     Hypothesis,
     Limits,
@@ -154,8 +156,10 @@ class CTranslate2Engine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        if constraints is not None:
+        own = constraints or [NONE] * len(sources)
+        if any(replace(each, start=None) != NONE for each in own):
             raise EngineLacksError.of(self.name, [_CONSTRAINTS])
+        starts = [[self._target_tokens[index] for index in each.first_ids] for each in own]
         texts = self._texts(sources)
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
@@ -166,21 +170,21 @@ class CTranslate2Engine(Engine):
                 batch = list(group)
                 longest = max(limits[row].longest for row in batch)
                 together = Limits(limits[batch[0]].shortest, longest)
-                outputs = self._run(
-                    [texts[row] for row in batch], together, options, to_the_limit=to_the_limit
-                )
+                both = [[side[row] for row in batch] for side in (texts, starts)]
+                outputs = self._run(*both, together, options, to_the_limit=to_the_limit)
                 for row, hypotheses in zip(batch, outputs, strict=True):
                     found[row] = hypotheses
             rows = [
                 row
                 for row, limit in enumerate(limits)
-                if any(len(hypothesis.ids) >= limit.longest - 1 for hypothesis in found[row])
+                if any(len(starts[row]) + len(x.ids) >= limit.longest - 1 for x in found[row])
             ]
         return [hypotheses[: options.n_best] for hypotheses in found]
 
     def _run(
         self,
         texts: Sequence[_Tokens],
+        starts: Sequence[_Tokens],
         limits: Limits,
         options: DecodingConfig,
         *,
@@ -188,6 +192,7 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits; return all finished hypotheses, best first.
 
+        ``starts`` contains the start token of each sentence, or an empty list.
         Set ``to_the_limit`` if hypotheses are known to reach the length limit. Hypotheses that are
         cut off would displace finished hypotheses, so more hypotheses are requested.
         """
@@ -197,6 +202,7 @@ class CTranslate2Engine(Engine):
             wanted = enough = enough + options.beam_size
         results = self._model.translate_batch(
             texts,
+            target_prefix=starts,
             beam_size=options.beam_size,
             num_hypotheses=wanted,
             patience=enough / options.beam_size,
@@ -225,7 +231,8 @@ class CTranslate2Engine(Engine):
             total = log_prob if tokens[-1] == end else log_prob + next(ends)[-1]
             ids = tuple(self._ids[token] for token in tokens if token != end)
             if total > _IMPOSSIBLE:  # excludes NaN, too
-                found[row].append(Hypothesis(ids, total, total / penalty(len(ids) + 1)))
+                score = total / penalty(len(ids) + 1)
+                found[row].append(Hypothesis(ids[len(starts[row]) :], total, score))
         return [sorted(each, key=lambda hypothesis: -hypothesis.score) for each in found]
 
     @override

@@ -119,12 +119,16 @@ def engines_of(
     return CTranslate2Engine(folder, device="cpu", threads=1), TorchEngine(bundle.model)
 
 
-def compare(bundle: ModelBundle, folder: Path, count: int = 12, **options: Any) -> None:
+def compare(
+    bundle: ModelBundle, folder: Path, count: int = 12, *, start: int | None = None, **options: Any
+) -> None:
     """Convert a model; compare sentence by sentence, hypothesis by hypothesis, token by token."""
-    theirs, ours = engines_of(bundle, folder)
+    both = engines_of(bundle, folder)
     ids = bundle.tokenizers.source.encode_batch(sentences(count, seed=3))
     wanted = DecodingConfig(**{**bundle.config.decoding.model_dump(), **options})
-    for one, other in zip(ours.search(ids, wanted), theirs.search(ids, wanted), strict=True):
+    own = None if start is None else [Constraints(start=start)] * count
+    theirs, ours = (engine.search(ids, wanted, own) for engine in both)
+    for one, other in zip(ours, theirs, strict=True):
         assert [h.ids for h in one] == [h.ids for h in other]
         for expected, hypothesis in zip(one, other, strict=True):
             assert hypothesis.score == pytest.approx(expected.score, abs=1e-4)
@@ -136,6 +140,23 @@ def test_all_models_translate_like_torch(name: str, tokenizers: Tokenizers, tmp_
     bundle = bundle_of(tokenizers, **ARCHITECTURES[name])
     assert bundle.model.target_embeddings[BOS_ID].abs().min() > 0  # the decoder starts from it
     compare(bundle, tmp_path, beam_size=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_size": 1},
+        {"beam_size": 4, "n_best": 3, "min_length_factor": 0.9},
+        {"beam_size": 3, "max_length_factor": 0.4, "max_length_offset": 2},
+        {"beam_size": 4, "max_length_factor": 0.0, "max_length_offset": 1, "length_penalty": 0.0},
+        {"beam_size": 4, "length_penalty": 0.6, "length_penalty_form": "gnmt"},
+    ],
+    ids=str,
+)
+def test_a_start_token_is_the_same_in_both_engines(
+    options: dict[str, Any], tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    compare(bundle_of(tokenizers), tmp_path, count=40, start=77, **options)
 
 
 def test_special_tokens_are_impossible_in_the_search(
@@ -190,6 +211,8 @@ def test_shortlists_become_the_vocabulary_map(tokenizers: Tokenizers, tmp_path: 
         allowed = {0, 1, 2, 3, 5} | {token for token in source if token % 2}
         for hypothesis in engine.search([source], options)[0]:
             assert set(hypothesis.ids) <= allowed
+    (begun,) = engine.search([[7]], options, [Constraints(start=16)])
+    assert begun
     # Whole vocabularies are scored again after a search with shortlists.
     assert engine.token_log_probs([[7]], [[8]]) == engine.token_log_probs([[7]], [[8]])
     lines = (tmp_path / VOCABULARY_MAP).read_text("utf-8").split("\n")
