@@ -161,13 +161,14 @@ def test_a_start_token_is_a_prefix_that_costs_nothing(
 ) -> None:
     """It counts in the length, and is not part of the output."""
     options = {**options, "prefix_bias_beta": 0.0}
-    config, table = options_of(**kind, **options), random_table(seed, VOCAB_SIZE)
+    size = VOCAB_SIZE + 2  # no phrase contains a start token
+    config, table = options_of(**kind, **options), random_table(seed, size)
     if plain or "beam_size" not in kind or "diverse_beam_groups" in kind:
         own = [NONE if plain else replace(each, required=()) for each in own]
-    source, first = sources([4, 2], seed), (6, 5)  # another token for each sentence
+    source, first = sources([4, 2], seed), (VOCAB_SIZE + 1, VOCAB_SIZE)
 
     def free_first(key: tuple[int, ...]) -> Tensor:
-        return table(key) if key[-1] != BOS_ID else torch.zeros(VOCAB_SIZE)
+        return table(key) if key[-1] != BOS_ID else torch.zeros(size)
 
     forced = [replace(c, prefix=(x, *c.prefix)) for x, c in zip(first, own, strict=True)]
     expected = search(TableStepper(free_first), source, config, forced)

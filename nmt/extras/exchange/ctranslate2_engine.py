@@ -160,7 +160,7 @@ class CTranslate2Engine(Engine):
         if any(replace(each, start=None) != NONE for each in own):
             raise EngineLacksError.of(self.name, [_CONSTRAINTS])
         starts = [[self._target_tokens[index] for index in each.first_ids] for each in own]
-        texts = self._texts(sources)
+        inputs = list(zip(self._texts(sources), starts, strict=True))
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
         rows: Iterable[int] = range(len(sources))
@@ -170,8 +170,9 @@ class CTranslate2Engine(Engine):
                 batch = list(group)
                 longest = max(limits[row].longest for row in batch)
                 together = Limits(limits[batch[0]].shortest, longest)
-                both = [[side[row] for row in batch] for side in (texts, starts)]
-                outputs = self._run(*both, together, options, to_the_limit=to_the_limit)
+                outputs = self._run(
+                    [inputs[row] for row in batch], together, options, to_the_limit=to_the_limit
+                )
                 for row, hypotheses in zip(batch, outputs, strict=True):
                     found[row] = hypotheses
             rows = [
@@ -183,8 +184,7 @@ class CTranslate2Engine(Engine):
 
     def _run(
         self,
-        texts: Sequence[_Tokens],
-        starts: Sequence[_Tokens],
+        inputs: Sequence[tuple[_Tokens, _Tokens]],
         limits: Limits,
         options: DecodingConfig,
         *,
@@ -192,10 +192,11 @@ class CTranslate2Engine(Engine):
     ) -> list[list[Hypothesis]]:
         """Search a batch with the same limits; return all finished hypotheses, best first.
 
-        ``starts`` contains the start token of each sentence, or an empty list.
+        ``inputs`` contains the source and the start token of each sentence, if any.
         Set ``to_the_limit`` if hypotheses are known to reach the length limit. Hypotheses that are
         cut off would displace finished hypotheses, so more hypotheses are requested.
         """
+        texts, starts = map(list, zip(*inputs, strict=True))
         enough = max_finished(options, options.beam_size)
         wanted = min(options.beam_size, enough)
         if to_the_limit and options.beam_size > 1:  # greedy search has one hypothesis

@@ -120,7 +120,7 @@ def engines_of(
 
 
 def compare(
-    bundle: ModelBundle, folder: Path, count: int = 12, *, start: int | None = None, **options: Any
+    bundle: ModelBundle, folder: Path, count: int = 12, start: int | None = None, **options: Any
 ) -> None:
     """Convert a model; compare sentence by sentence, hypothesis by hypothesis, token by token."""
     both = engines_of(bundle, folder)
@@ -181,7 +181,7 @@ def test_outputs_at_the_limit_do_not_displace_finished_outputs(tmp_path: Path) -
     assert len(bundle.model.source_vectors) != len(bundle.model.target_embeddings)
     with torch.no_grad():
         bundle.model.output_weight.mul_(1.5)
-    limits = {"max_length_factor": 1.0, "max_length_offset": 6}
+    limits: dict[str, Any] = {"max_length_factor": 1.0, "max_length_offset": 6}
     compare(bundle, tmp_path, count=40, beam_size=4, **limits)
 
 
