@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,22 +27,13 @@ from nmt.config.loader import dump_config
 from nmt.config.run import LANGUAGE_CODE, RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError, shell_command
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder, write_card
-from nmt.extras.exchange.marian import (
-    COPY_AGAIN,
-    DECODER,
-    HF_CONFIG,
-    FloatArray,
-    Imported,
-    Vocabulary,
-    check_sizes,
-    read_hugging_face,
-    read_marian,
-    reading,
-)
+from nmt.extras.exchange.hugging_face import HF_CONFIG, read_settings
+from nmt.extras.exchange.imported import COPY_AGAIN, FloatArray, Imported, Vocabulary, reading
+from nmt.extras.exchange.marian import DECODER, check_sizes, read_marian, read_marian_mt
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.tokenizer import JOINT, SOURCE, TARGET, is_tag
+from nmt.text.tokenizer import JOINT, SOURCE, TARGET
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _, _EOS = _SPECIAL
@@ -50,6 +41,8 @@ _ADAPTER = "adapter_config.json"  # of the package peft
 _NO_ROW = -1
 # Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
 _NEVER = -30.0
+# Type of a Hugging Face model -> its reader.
+_READERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Imported]] = {"marian": read_marian_mt}
 
 
 @dataclass(frozen=True)
@@ -70,11 +63,27 @@ def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSum
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
         ConfigError: ``output`` exists, or the languages are unknown or not valid codes.
     """
-    source, output = options.source, options.output
-    check_new_folder(output, source)
-    with _unpacked(source) as place:
-        model = _read(place, source)
-    shape = model.model
+    check_new_folder(options.output, options.source)
+    with _unpacked(options.source) as place:
+        model = _read(place, options.source)
+        # A file that is mapped into memory must exist until the model is written.
+        languages = write_imported(model, options, origin)
+    log_next_commands(options.output)
+    return ImportSummary(options.output, languages)
+
+
+def write_imported(model: Imported, options: ImportOptions, origin: str) -> tuple[str, str]:
+    """Write a model folder: vocabularies and weights in the order of nmt.
+
+    Args:
+        model: The model.
+        options: Output and languages.
+        origin: Sentence about the origin of the model, for the model card.
+
+    Returns:
+        The codes of source and target language.
+    """
+    output, shape = options.output, model.model
     codes = _codes(options.languages, model.languages)
     sides, shared = (model.source, model.target), shape.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
@@ -113,9 +122,7 @@ def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSum
     def write(folder: Path) -> None:
         (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
         (folder / TOKENIZER).mkdir()
-        contents = [
-            _sentencepiece(x.sentencepiece, y.tokens) for x, y in zip(sides, orders, strict=True)
-        ]
+        contents = [_sentencepiece(x, y.tokens) for x, y in zip(sides, orders, strict=True)]
         names = [JOINT] if contents[0] == contents[1] else [SOURCE, TARGET]
         for name, content in zip(names, contents, strict=False):
             (folder / TOKENIZER / name).write_bytes(content)
@@ -124,14 +131,14 @@ def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSum
         write_card(folder, config, origin, parameters=count, vocab_sizes=sizes, weights="float32")
 
     write_model_folder(output, None, 0, write)
-    log_next_commands(output)
-    return ImportSummary(output, codes)
+    return codes
 
 
 def _read(place: Path, source: Path) -> Imported:
     """Read the model in ``place``, which is ``source`` or its unpacked contents."""
     if (place / HF_CONFIG).is_file():
-        return read_hugging_face(place)
+        settings = read_settings(place)
+        return _READERS[settings["model_type"]](place, settings)
     if place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
         return read_marian(place)
     problem = "is not a model: it has neither config.json (Hugging Face) nor an .npz file (Marian)"
@@ -198,7 +205,7 @@ def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None)
     if missing := [token for token in (_UNK, _EOS) if token not in rows]:
         raise CheckpointError(f"The vocabulary lacks {' and '.join(missing)}.", fix=COPY_AGAIN)
     theirs = [token for token in side.tokens if token not in _SPECIAL]
-    theirs.sort(key=lambda token: not is_tag(token))  # tags first, as in vocabularies of nmt
+    theirs.sort(key=lambda token: token not in side.symbols)  # first, as in vocabularies of nmt
     texts = dict.fromkeys(text for reader in readers for text in reader.pieces)
     unknown = [text for text in texts if text not in rows and text not in _SPECIAL]
     known = [rows[_EOS], *(rows[token] for token in theirs)]
@@ -225,26 +232,27 @@ def _reordered(
             if max(rows) >= len(table):
                 problem = f"{name} has {len(table):,} rows, fewer than the size of the vocabulary."
                 raise CheckpointError(problem, fix=COPY_AGAIN)
-            # `_NO_ROW` (-1) selects the last row, which is added here.
-            weights[name] = np.concatenate([table, np.full_like(table[:1], otherwise)])[rows]
+            # One copy only: the matrix of a multilingual model takes a gigabyte.
+            weights[name] = table[np.maximum(rows, 0)]
+            weights[name][np.equal(rows, _NO_ROW)] = otherwise
     return weights
 
 
-def _sentencepiece(pieces: Any, tokens: Sequence[str]) -> bytes:
+def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> bytes:
     """Return a SentencePiece model with the special tokens first, then ``tokens``, in this order.
 
-    Tokens of ``pieces`` keep their score and type. New tokens are user-defined if they are
-    tags, and unused otherwise, so that text is still split as before.
+    Subwords of ``side`` keep their score and type. New tokens are user-defined if they are
+    symbols, and unused otherwise, so that text is still split as before.
     """
-    present = {piece.piece: piece for piece in pieces.pieces}
+    present = {piece.piece: piece for piece in side.sentencepiece.pieces}
     kinds, model = ModelProto.SentencePiece, ModelProto()
-    model.CopyFrom(pieces)
+    model.CopyFrom(side.sentencepiece)
     del model.pieces[:]
     for index, text in enumerate(_SPECIAL):
         kind = kinds.UNKNOWN if index == UNK_ID else kinds.CONTROL
         model.pieces.add(piece=text, score=0.0, type=kind)
     for token in tokens:
-        kind = kinds.USER_DEFINED if is_tag(token) else kinds.UNUSED
+        kind = kinds.USER_DEFINED if token in side.symbols else kinds.UNUSED
         new = kinds(piece=token, score=0.0, type=kind)
         model.pieces.append(present.get(token, new))
     spec = model.trainer_spec
