@@ -93,8 +93,8 @@ def check(options: CheckOptions) -> TextResult:
     for path in options.configs:
         try:
             config = load_config(path, options.set_)
-            languages = config.languages
-            check_languages({f"{path}: {key}": code for key, code in languages.items()})
+            codes = config.language_codes
+            check_languages({f"{path}: {key}": code for key, code in codes.items()})
         except (ConfigError, DataError) as error:
             errors.append(error)
             continue
@@ -103,6 +103,7 @@ def check(options: CheckOptions) -> TextResult:
             check_files(config.data.corpora)
         except DataError as error:  # the files may be on another machine
             logger.warning("%s: %s", path, error.problem)
-        for text in (*advice(config), *swapped_sets(config.data.corpora, *languages.values())):
+        swapped = swapped_sets(config.data.corpora, *config.languages.values())
+        for text in (*advice(config), *swapped):
             logger.warning("%s: %s", path, text)
     return TextResult("\n".join(good), failure=ConfigError.joined(errors) if errors else None)

@@ -16,10 +16,11 @@ import numpy as np
 from nmt.checkpoint.run import trained_on
 from nmt.commands.options import EngineOptions, EvaluateOptions, MbrOptions, SearchOptions
 from nmt.commands.result import TextResult
+from nmt.config.data import CorpusConfig, DataConfig
 from nmt.config.flag import changed
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig, check_languages
-from nmt.data.corpus import check_files, corpus_files, read_corpus
+from nmt.data.corpus import check_files, corpus_files, read_corpus, valid_names
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
@@ -44,6 +45,7 @@ class EvaluationSet:
     source: tuple[str, ...] | None  # Source lines; None if there are only references.
     # One or more references, each with a line per sentence.
     references: tuple[tuple[str, ...], ...]
+    source_language: str | None = None  # Language code of the source, if known.
     target_language: str | None = None  # Language code of the references, if known.
     files: tuple[Path, ...] = ()  # Input files, which must not be overwritten.
     tag: str | None = None  # Tag of its sources in the configuration.
@@ -189,14 +191,15 @@ def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str 
 def _named(
     name: str, pair: str | None, target: str | None, config: RunConfig | None
 ) -> EvaluationSet:
-    own = {"valid": config.data.valid, **config.data.test} if config else {}
+    own = _configured_sets(config.data) if config else {}
     own_pair = "-".join(config.languages.values()) if config else None
     if config and name in own:
+        own_pair = str(config.direction(own[name]))
         if pair not in (None, own_pair):
             problem = f"Test set {name} of the model's configuration is {own_pair}, not {pair}."
             fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
-        return replace(_from_config(name, config), name=name, tag=own[name].tag)
+        return replace(_from_config(name, own[name], config), name=name, tag=own[name].tag)
     if not (pair := pair or own_pair):
         fix = "Add `languages` PAIR, for example `languages` en-de."
         raise ConfigError(f"Test set {name}: the language pair is unknown.", fix=fix)
@@ -210,18 +213,20 @@ def _named(
     return replace(_read_files(source, references, target), name=name)
 
 
-def _from_config(name: str, config: RunConfig) -> EvaluationSet:
-    is_test = name in config.data.test
-    corpus = config.data.test[name] if is_test else config.data.valid
-    check_files({f"data.test.{name}" if is_test else "data.valid": corpus})
+def _configured_sets(data: DataConfig) -> dict[str, CorpusConfig]:
+    return {**dict(zip(valid_names(data), data.validation, strict=True)), **data.test}
+
+
+def _from_config(name: str, corpus: CorpusConfig, config: RunConfig) -> EvaluationSet:
+    check_files({key: each for key, each in config.data.held_out.items() if each is corpus})
     source, references = corpus.source, [corpus.target] if corpus.target else []
+    direction = config.direction(corpus)
     if corpus.sacrebleu is not None:
-        languages = "-".join(config.languages.values())
-        source, references = published_test_set(corpus.sacrebleu, languages)
+        source, references = published_test_set(corpus.sacrebleu, str(direction))
     if references:  # Test sets keep every line; the training filters do not apply.
-        return _read_files(source, references, config.target_language).first(corpus.max_pairs)
-    codes = config.source_language, config.target_language
-    options = ReadOptions(*codes, max_characters=_UNBOUNDED_CHARACTERS)
+        test = _read_files(source, references, direction.target).first(corpus.max_pairs)
+        return replace(test, source_language=direction.source)
+    options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)
     pairs = []
     for pair in read_corpus(corpus, options):
         if isinstance(pair, BadPair):
@@ -232,7 +237,8 @@ def _from_config(name: str, config: RunConfig) -> EvaluationSet:
         name=name,
         source=tuple(pair.source for pair in pairs),
         references=(tuple(pair.target for pair in pairs),),
-        target_language=config.target_language,
+        source_language=direction.source,
+        target_language=direction.target,
         files=corpus_files(corpus),
     )
 
@@ -309,7 +315,9 @@ def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[st
 def list_test_sets(folders: Iterable[Path]) -> TextResult:
     """Return the names of the test sets of models, then of the sacreBLEU test sets."""
     configs = (load_config(folder / "config.yaml") for folder in folders)
-    own = dict.fromkeys(name for config in configs for name in (*config.data.test, "valid"))
+    own = dict.fromkeys(
+        name for config in configs for name in (*config.data.test, *valid_names(config.data))
+    )
     names = [*own, *published_names()]
     return TextResult("\n".join(names), {"tests": names})
 

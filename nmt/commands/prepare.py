@@ -304,7 +304,7 @@ def _write(
 ) -> None:
     """Third pass: drop pairs of a part by ``judges`` and diagnosis; store the kept token ids."""
     recipe, (filters, findings), (tokenizers, lines, spans) = reading.recipe, judges, encoded
-    corpora = recipe.corpora if part == TRAIN else {VALID: recipe.data.valid}
+    corpora = recipe.corpora if part == TRAIN else {VALID: recipe.data.valid[0]}
     place = reading.folder / part
     with StoreWriter(place, max(tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
@@ -350,7 +350,7 @@ def recipe_of(config: RunConfig) -> Recipe:
 
 def _check(config: RunConfig) -> None:
     """Check settings and files before reading the corpora."""
-    check_languages(config.languages)
+    check_languages(config.language_codes)
     init_from = config.training.init_from
     if init_from is not None and not (init_from / TOKENIZER).is_dir():
         problem = f"training.init_from {init_from} is not a model: it has no {TOKENIZER} folder."

@@ -118,7 +118,7 @@ def build(
             config.decoding.plain(validation.beam_size),
             max_length=longest,
             language=config.target_language,
-            tag=corpora.valid.tag,
+            tag=corpora.valid[0].tag,
             metric=validation.metric,
             device=str(updater.device),
             command=validation.command,

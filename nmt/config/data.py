@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import CoreSchema, core_schema
@@ -16,6 +16,20 @@ from nmt.errors import did_you_mean
 
 _Rate = Annotated[float, Field(ge=0, le=1)]
 TAG_PATTERN = r"^<[^<>\s]+>$"
+LANGUAGE_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
+_CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
+LanguageCode = Annotated[str, Field(pattern=LANGUAGE_CODE, json_schema_extra=_CODE_IN_WORDS)]
+LanguageTags = Literal["source", "target", "both"]
+
+
+class Direction(NamedTuple):
+    """The languages of a translation, by their codes."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source}-{self.target}"
 
 
 class NoiseConfig(Section):
@@ -55,6 +69,32 @@ def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
     return next((x for x in (tag, f"<2{tag}>", f"<{tag}>", f">>{tag}<<") if x in known), None)
 
 
+def language_symbol(code: str, symbols: Iterable[str]) -> str | None:
+    """Return the tag of a language: as in `tag_symbol`, or the only tag with its primary code.
+
+    >>> language_symbol("ary", ["<2ary_Arab>", "<2en>"]), language_symbol("zh", ["<2zh-TW>"])
+    ('<2ary_Arab>', '<2zh-TW>')
+    """
+    symbols, primary = [*symbols], re.split("[-_]", code)[0]
+    related = [x for x in symbols if re.fullmatch(rf"<2{re.escape(primary)}([-_].+)?>", x)]
+    return tag_symbol(code, symbols) or (related[0] if len(related) == 1 else None)
+
+
+def tagged_languages(
+    tags: LanguageTags | None, direction: tuple[str, str]
+) -> tuple[str | None, str | None]:
+    """Return the languages whose tags begin the source and the target; None for no tag.
+
+    ``source``: Johnson et al. (2017), section 3. ``both``: Fan et al. (2021), section 3.
+
+    >>> tagged_languages("both", ("en", "de")), tagged_languages("source", ("en", "de"))
+    (('en', 'de'), ('de', None))
+    """
+    source, target = direction
+    in_source = {"source": target, "both": source}.get(tags or "")
+    return in_source, target if tags in ("target", "both") else None
+
+
 class CorpusConfig(Section):
     """One parallel corpus, read from exactly one place.
 
@@ -63,6 +103,8 @@ class CorpusConfig(Section):
 
     Args:
         name: Name in reports and error messages. Default: derived from the file or data set.
+        source_language: Language code of the source. Default: that of the run.
+        target_language: Language code of the target. Default: that of the run.
         source: Source text, one sentence per line; plain, .gz, .bz2, .xz, or .zst (needs
             backports.zstd).
         target: Target text, aligned line by line with ``source``.
@@ -88,6 +130,8 @@ class CorpusConfig(Section):
     """
 
     name: str | None = None
+    source_language: LanguageCode | None = None
+    target_language: LanguageCode | None = None
     source: FilePath | None = None
     target: FilePath | None = None
     tsv: FilePath | None = None
@@ -111,6 +155,10 @@ class CorpusConfig(Section):
         """The tag as a symbol of a vocabulary; empty without a tag."""
         tag = self.tag or ""
         return tag if not tag or re.fullmatch(TAG_PATTERN, tag) else f"<{tag}>"
+
+    def direction(self, default: tuple[str, str]) -> Direction:
+        """Return the languages of the corpus; ``default`` contains those of the run."""
+        return Direction(self.source_language or default[0], self.target_language or default[1])
 
     def _disagreements(self) -> Iterator[str]:
         names = ("source", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
@@ -149,34 +197,104 @@ class StageConfig(Section):
     )
 
 
+class _OneOrMany:
+    """Marks a list of corpora that can be a single section; `nmt config keys` describes that."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._listed, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> Any:
+        return handler(schema)["items"]
+
+    def _listed(self, value: object, validate: Callable[[Any], Any]) -> Any:
+        # Not a union, so that an error in a single section has a path such as data.valid.source.
+        is_one = isinstance(value, Mapping | CorpusConfig)
+        return (CorpusConfig.model_validate(value),) if is_one else validate(value)
+
+
+_Sets = Annotated[Many[CorpusConfig], _OneOrMany()]
+
+
+def _by_key(key: str, sets: tuple[CorpusConfig, ...]) -> dict[str, CorpusConfig]:
+    if len(sets) == 1:
+        return {key: sets[0]}
+    return {f"{key}.{number}": corpus for number, corpus in enumerate(sets)}
+
+
+class ReplayConfig(Section):
+    """General sentence pairs that are mixed in, so that a model forgets less in a new domain.
+
+    The default is null: no replay. Cannot be combined with ``stages`` or ``temperature``.
+
+    Args:
+        share: Share of the sentence pairs of an epoch that come from ``train`` of this section. The
+            epoch reads the other corpora as often as without this section.
+        train: Corpora of general sentence pairs, mixed by ``weight``.
+        valid: Validation set of the general domain, or a list of sets. It is reported, but does not
+            select the best checkpoint.
+    """
+
+    share: Annotated[float, Binds("run")] = Field(default=0.2, gt=0, lt=1)
+    train: Many[CorpusConfig] = Field(min_length=1)
+    valid: _Sets = ()
+
+
 class DataConfig(Section):
     """Parallel corpora for training, validation and testing.
 
     Args:
         train: Training corpora. Each epoch reads all of them, each as often as its ``weight`` says.
-        valid: Validation set; it selects the best checkpoint.
+        valid: Validation set, or a list of sets, such as one for each pair of languages. They
+            select the best checkpoint.
         test: Test sets by name, for ``nmt evaluate MODEL -t NAME``.
         temperature: Corpora are sampled in proportion to (pairs x weight)^(1 / temperature). 1
             keeps the proportions, 5 makes them nearly equal.
         stages: Curriculum: mixtures of the corpora, used one after the other.
+        language_tags: Language tags such as ``<2de>``, added by `nmt`. ``source``: the tag of the
+            target language, in front of the source. ``target``: this tag, in front of the target.
+            ``both``: the tag of each language, in front of its side. null: ``source`` if the
+            training corpora have several target languages.
     """
 
     train: Annotated[Many[CorpusConfig], Binds("data")] = Field(min_length=1)
-    valid: Annotated[CorpusConfig, Binds("data")]
+    valid: Annotated[_Sets, Binds("data")]
     test: dict[str, CorpusConfig] = Field(default={})
     temperature: Annotated[float, Binds("run")] = Field(default=1.0, ge=0.1, le=100)
     stages: Annotated[Many[StageConfig], Binds("run")] = ()
+    language_tags: Annotated[LanguageTags | None, Binds("data", "run")] = None
+    replay: Annotated[ReplayConfig | None, Binds("data")] = None
+
+    @property
+    def training(self) -> tuple[CorpusConfig, ...]:
+        """All training corpora, in the order of the token store: ``train``, then replay."""
+        return (*self.train, *(self.replay.train if self.replay else ()))
+
+    @property
+    def validation(self) -> tuple[CorpusConfig, ...]:
+        """All validation sets, in the order of the token store: ``valid``, then replay."""
+        return (*self.valid, *(self.replay.valid if self.replay else ()))
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
         """All corpora by their keys in a configuration, for example ``data.train.0``."""
         train = {f"data.train.{number}": corpus for number, corpus in enumerate(self.train)}
+        replayed = self.replay.train if self.replay else ()
+        replay = {f"data.replay.train.{number}": corpus for number, corpus in enumerate(replayed)}
+        return {**train, **replay, **self.held_out}
+
+    @property
+    def held_out(self) -> dict[str, CorpusConfig]:
+        """Validation and test sets by their keys in a configuration."""
+        replay = _by_key("data.replay.valid", self.replay.valid if self.replay else ())
         tests = {f"data.test.{name}": corpus for name, corpus in self.test.items()}
-        return {**train, "data.valid": self.valid, **tests}
+        return {**_by_key("data.valid", self.valid), **replay, **tests}
 
     def _disagreements(self) -> Iterator[str]:
         yield from self._wrong_stages()
-        for name, corpus in {"valid": self.valid, **self.test}.items():
+        if not self.valid:
+            yield "valid needs at least one validation set"
+        for name, corpus in self.held_out.items():
+            name = name.removeprefix("data.").removeprefix("test.")
             if corpus.noise.rates:
                 yield f"{name} has a noise section, which only training corpora can have"
             if corpus.scores:
@@ -186,6 +304,9 @@ class DataConfig(Section):
         names = [corpus.name for corpus in self.train if corpus.name is not None]
         if self.stages and self.temperature != 1:
             yield "temperature and stages cannot be combined: remove one"
+        if self.replay and (self.stages or self.temperature != 1):
+            other = "stages" if self.stages else "temperature"
+            yield f"replay and {other} cannot be combined: remove one"
         if self.stages and len(set(names)) < len(names):
             yield "stages need training corpora with different names"
         for number, stage in enumerate(self.stages):
@@ -364,8 +485,8 @@ class FilterConfig(Section):
         return found if isinstance(found, Rule) else Rule(action=found)
 
 
-_VocabSize = Annotated[int, Field(ge=5, le=256_000)]
-_NumUnused = Annotated[int, Field(ge=0, le=256_000)]
+_VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]
+_NumUnused = Annotated[int, Field(ge=0, le=1 << 20)]
 _OR_SIDES = ", or one for each side: {source: ..., target: ...}"
 
 
@@ -393,7 +514,7 @@ class TokenizerConfig(Section):
 
     kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
     vocab_size: _VocabSize | dict[Literal["source", "target"], _VocabSize] = Field(
-        default=8000, json_schema_extra={"allowed": f"a whole number from 5 to 256000{_OR_SIDES}"}
+        default=8000, json_schema_extra={"allowed": f"a whole number from 5 to 1048576{_OR_SIDES}"}
     )
     pad_vocab_by: _NumUnused | dict[Literal["source", "target"], _NumUnused] = Field(
         default=0, json_schema_extra={"allowed": f"a whole number, at least 0{_OR_SIDES}"}

@@ -60,7 +60,8 @@ def _walk(
     meanings = meanings_of(section.get("description"))
     for name, field in section.get("properties", {}).items():
         outer = inner = (*path, name)
-        value = field.get("anyOf", [field])[-1]
+        forms = field.get("anyOf", [field])
+        value = next((form for form in forms if "$ref" in form), forms[-1])
         for part in ("items", "additionalProperties"):
             if isinstance(field.get(part), dict) and "$ref" in field[part]:
                 value, inner = field[part], (*outer, ANY)
@@ -148,8 +149,14 @@ def describe_keys(start: str = "") -> str:
 
 def find_key(path: Sequence[str | int]) -> Key | None:
     """Return the key at a path, or None."""
-    keys = (key for key in all_keys() if len(key.path) == len(path))
-    return next((key for key in keys if _num_shared(key.path, path) == len(path)), None)
+    # Validation sets are described as a single section, but may be a list.
+    names = tuple(part for part in path if not isinstance(part, int))
+    alike = (key for each in (path, names) for key in all_keys() if _is_at(key, each))
+    return next(alike, None)
+
+
+def _is_at(key: Key, path: Sequence[str | int]) -> bool:
+    return len(key.path) == len(path) == _num_shared(key.path, path)
 
 
 def _num_shared(pattern: Sequence[str], path: Sequence[str | int]) -> int:

@@ -149,6 +149,9 @@ def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
 def dump_config(config: RunConfig) -> str:
     """Return the configuration as YAML, with all defaults; `load_config` reads it back."""
     values = config.model_dump(mode="json")
+    for section in filter(None, (values["data"], values["data"]["replay"])):
+        if len(section["valid"]) == 1:  # so that overrides can use data.valid.source
+            section["valid"] = section["valid"][0]
     schedule, usual = values["training"]["schedule"], ScheduleConfig().warmup_steps
     if schedule["warmup_ratio"] is not None and schedule["warmup_steps"] == usual:
         del schedule["warmup_steps"]  # training.schedule.warmup_ratio is used instead

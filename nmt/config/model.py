@@ -102,7 +102,7 @@ class ModelConfig(Section):
     norm_epsilon: float | None = Field(default=None, gt=0, lt=1)
     positions: Annotated[str, Registered("position scheme", _POSITIONS)] = "sinusoidal"
     max_positions: int = Field(default=1024, ge=2, le=1 << 24)
-    first_position: int = Field(default=0, ge=0, le=1)
+    first_position: int = Field(default=0, ge=0, le=2)
     max_relative_distance: int = Field(default=16, ge=1, le=4096)
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
     qk_norm: bool = False

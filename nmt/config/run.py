@@ -10,15 +10,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from nmt.config.data import BatchConfig, DataConfig, FilterConfig, TokenizerConfig, tag_symbol
+from nmt.config.data import (
+    BatchConfig,
+    CorpusConfig,
+    DataConfig,
+    Direction,
+    FilterConfig,
+    LanguageCode,
+    LanguageTags,
+    TokenizerConfig,
+    tag_symbol,
+    tagged_languages,
+)
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
 from nmt.errors import ConfigError
 
-LANGUAGE_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
-_CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
-LanguageCode = Annotated[str, Field(pattern=LANGUAGE_CODE, json_schema_extra=_CODE_IN_WORDS)]
 # Country codes that are often mistaken for language codes.
 _COUNTRIES: Mapping[str, tuple[str, str]] = {
     "cn": ("Chinese", "zh"), "cz": ("Czech", "cs"), "dk": ("Danish", "da"), "gr": ("Greek", "el"),
@@ -96,15 +104,55 @@ class RunConfig(Section):
 
     @property
     def languages(self) -> dict[str, str]:
-        """The language codes by key."""
+        """The language codes of the run by key."""
         return {"source_language": self.source_language, "target_language": self.target_language}
 
     @property
+    def language_codes(self) -> dict[str, str]:
+        """The language codes of the run and of the corpora, by key."""
+        codes = dict(self.languages)
+        for where, corpus in self.data.corpora.items():
+            own = {key: getattr(corpus, key) for key in self.languages}
+            codes |= {f"{where}.{key}": code for key, code in own.items() if code}
+        return codes
+
+    def direction(self, corpus: CorpusConfig) -> Direction:
+        """Return the languages of a corpus."""
+        return corpus.direction((self.source_language, self.target_language))
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The different directions of the training corpora, in their order."""
+        return tuple(dict.fromkeys(map(self.direction, self.data.training)))
+
+    @property
+    def language_tags(self) -> LanguageTags | None:
+        """Place of the language tags (`DataConfig.language_tags`); None without tags."""
+        has_several = len({direction.target for direction in self.directions}) > 1
+        return self.data.language_tags or ("source" if has_several else None)
+
+    @property
     def tag_symbols(self) -> tuple[str, ...]:
-        """The user-defined symbols of a new vocabulary; by default the tags of the corpora."""
-        if given := self.tokenizer.user_defined_symbols:
-            return given
-        return tuple(dict.fromkeys(each.symbol for each in self.data.train if each.symbol))
+        """The user-defined symbols of a new vocabulary: tags of corpora and languages.
+
+        ``tokenizer.user_defined_symbols`` replaces the tags of the corpora.
+        """
+        tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
+        languages = [f"<2{code}>" for code in self._tagged[0]]
+        languages += [f"<2{code}>" for code in self._tagged[1] if self.tokenizer.joint]
+        return tuple(dict.fromkeys([*languages, *(self.tokenizer.user_defined_symbols or tags)]))
+
+    @property
+    def target_tag_symbols(self) -> tuple[str, ...]:
+        """The user-defined symbols of a new, separate target vocabulary: tags of languages."""
+        return () if self.tokenizer.joint else tuple(f"<2{code}>" for code in self._tagged[1])
+
+    @property
+    def _tagged(self) -> tuple[list[str], list[str]]:
+        """The languages of the training corpora that have tags on the source and the target."""
+        codes = [tagged_languages(self.language_tags, each) for each in self.directions]
+        source, target = ([*dict.fromkeys(filter(None, side))] for side in zip(*codes, strict=True))
+        return source, target
 
     @field_validator("name")
     @classmethod
@@ -126,8 +174,7 @@ class RunConfig(Section):
 
     def _disagreements(self) -> Iterator[str]:
         longest, bos = self.filters.max_length, int(self.model.source_bos)
-        if self.source_language == self.target_language:
-            yield f"source_language and target_language are both {self.source_language}"
+        yield from self._wrong_languages()
         if self.prepared_dir == self.run_dir:
             yield f"prepared_dir and run_dir are both {self.run_dir}; set different folders"
         if self.model.shares_inputs and not self.tokenizer.joint:
@@ -147,12 +194,29 @@ class RunConfig(Section):
         if self.batch.bpe_dropout and self.tokenizer.kind != "bpe":
             yield f"batch.bpe_dropout needs tokenizer.kind bpe (found {self.tokenizer.kind})"
         # With init_from, the vocabulary and its tags come from another model.
-        for where, corpus in self.data.corpora.items() if not self.training.init_from else ():
+        corpora = {} if self.training.keeps_vocabulary else self.data.corpora
+        for where, corpus in corpora.items():
             if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols) is None:
                 known = ", ".join(self.tag_symbols) or "none"
                 yield f"{where}.tag {corpus.tag} is not a user-defined symbol (defined: {known})"
         if self.filters.min_length > longest:
             yield f"filters.min_length is above filters.max_length ({longest})"
+
+    def _wrong_languages(self) -> Iterator[str]:
+        if self.source_language == self.target_language:
+            yield f"source_language and target_language are both {self.source_language}"
+        for where, corpus in self.data.corpora.items():
+            source, target = self.direction(corpus)
+            if source == target and (corpus.source_language or corpus.target_language):
+                yield f"{where}: source_language and target_language are both {source}"
+        # A model of training.init_from may know more languages than the training corpora.
+        sides = ("source", "target") if self.language_tags == "both" else ("target",)
+        for side in sides if self.training.init_from is None else ():
+            codes = dict.fromkeys(getattr(each, side) for each in self.directions)
+            for where, corpus in self.data.held_out.items():
+                if (code := getattr(self.direction(corpus), side)) not in codes:
+                    known = ", ".join(codes)
+                    yield f"{where}: {code} is not a {side} language of data.train ({known})"
 
 
 def check_languages(codes: Mapping[str, str]) -> None:

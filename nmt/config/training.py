@@ -130,12 +130,15 @@ class ValidationConfig(Section):
         command: Program that scores the translations, for example ``python score.py {source}
             {hypothesis} {reference}``. The names in braces are replaced by text files. The last
             word that it prints is the score; higher is better.
+        choose_by: Score that selects the best checkpoint if there are several validation sets:
+            their mean, or the score of the worst set (``minimum``).
     """
 
     beam_size: int = Field(default=1, ge=1)
     max_sentences: int | None = Field(default=None, ge=1)
     metric: Annotated[str, Registered("metric", _METRICS, _OWN_METRIC), Binds("run")] = "bleu"
     command: Annotated[Many[str], BeforeValidator(split_command), _COMMAND] = ()
+    choose_by: Annotated[Literal["mean", "minimum"], Binds("run")] = "mean"
 
     @property
     def metric_name(self) -> str:
@@ -151,6 +154,30 @@ class ValidationConfig(Section):
             yield f"command contains {{{name}}}: use {{source}}, {{hypothesis}} or {{reference}}"
         if self.metric == "command" and not self.command:
             yield "metric command needs a program: set command"
+
+
+class LoraConfig(Section):
+    """Low-rank adaptation (LoRA, Hu et al. 2021) of the model of ``init_from``.
+
+    Its weights are frozen. The checkpoints contain only small trained matrices, the adapter. The
+    default is null: all weights are trained.
+
+    Args:
+        rank: Rank of the trained matrices.
+        alpha: Scale of the change: ``alpha`` / ``rank`` times the product of the matrices.
+        dropout: Dropout of the input of the adapter.
+        layers: Layers that get an adapter: ``attention`` and ``feed-forward``. With ``embeddings``,
+            the embedding matrices are trained in full, as new subwords need.
+    """
+
+    rank: int = Field(default=16, ge=1, le=4096)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    layers: Many[Literal["attention", "feed-forward", "embeddings"]] = Field(
+        default=("attention", "feed-forward"),
+        min_length=1,
+        json_schema_extra={"allowed": "a list of attention, feed-forward, embeddings"},
+    )
 
 
 class TrainingConfig(Section):
@@ -181,6 +208,10 @@ class TrainingConfig(Section):
         ema_decay: Decay of the moving average of the weights, for example 0.999. The average is
             used for validation and translation.
         init_from: Run or model folder to fine-tune: start with its weights and vocabulary.
+        init_differences: Differences from the model of ``init_from``. ``vocabulary``: this run
+            learns a vocabulary, and subwords of both vocabularies keep their embeddings.
+            ``layers``: the numbers of layers differ. ``encoder`` and ``decoder``: this part starts
+            with random weights.
         freeze: Parts of the model that are not trained, for example ``encoder`` or
             ``source_vectors``.
         activation_checkpointing: Recompute activations in the backward pass: less memory, a third
@@ -220,6 +251,12 @@ class TrainingConfig(Section):
     validation: ValidationConfig = ValidationConfig()
     ema_decay: Annotated[float | None, Binds("run")] = Field(default=None, gt=0, lt=1)
     init_from: FilePath | None = None
+    init_differences: Annotated[
+        Many[Literal["vocabulary", "layers", "encoder", "decoder"]],
+        Field(json_schema_extra={"allowed": "a list of vocabulary, layers, encoder, decoder"}),
+        Binds("run"),
+    ] = ()
+    lora: Annotated[LoraConfig | None, Binds("run")] = None
     freeze: Annotated[Many[str], Binds("run")] = ()
     activation_checkpointing: bool = False
     trackers: Many[Annotated[str, Registered("tracker", TRACKERS)]] = ()
@@ -232,8 +269,16 @@ class TrainingConfig(Section):
     average_last: int | None = Field(default=None, ge=2)
     on_full_disk: Literal["stop", "continue"] = "stop"
 
+    @property
+    def keeps_vocabulary(self) -> bool:
+        """Whether the vocabulary is that of the model of ``init_from``."""
+        return self.init_from is not None and "vocabulary" not in self.init_differences
+
     def _disagreements(self) -> Iterator[str]:
         shape, steps = self.schedule.shape, self.average_last
+        for key in ("init_differences", "lora") if self.init_from is None else ():
+            if getattr(self, key):
+                yield f"{key} needs init_from, the model to start from"
         if shape == "inverse_sqrt" and not self.schedule.warmup_updates(total_steps=1):
             # Without warm-up the rate would be peak_lr / sqrt(step).
             yield "schedule.shape inverse_sqrt needs warm-up: set warmup_steps"

@@ -92,16 +92,17 @@ def swapped_sets(
     Args:
         sets: Corpora by their keys in the configuration. Skips corpora that are on a hub, on
             standard input, missing or damaged.
-        source_language: Code of the expected source language.
-        target_language: Code of the expected target language.
+        source_language: Code of the source language of the run.
+        target_language: Code of the target language of the run.
     """
     for name, corpus in sets.items():
-        options = ReadOptions(source_language, target_language, "skip")
+        languages = corpus.direction((source_language, target_language))
+        options = ReadOptions(*languages, "skip")
         with suppress(DataError):
             if corpus_files(corpus) and not is_piped(corpus):
                 found = islice(read_corpus(corpus, options), _FIRST_PAIRS)
                 pairs = [pair[:2] for pair in found if isinstance(pair, SentencePair)]
-                check = CorpusCheck(source_language, target_language, pairs)
+                check = CorpusCheck(*languages, pairs)
                 yield from (f"{name}: {text}" for text in check.swapped())
 
 
@@ -172,9 +173,9 @@ def held_out_sets(
         the configured sets that are not downloaded.
     """
     cached = cached_test_sets("-".join(languages))
-    sets = {VALID: data.valid, **data.test}
+    sets = {VALID: data.valid[0], **data.test}
     # Data sets of training and validation are downloaded anyway.
-    here = {None, *cached, *(each.huggingface for each in (*data.train, data.valid))}
+    here = {None, *cached, *(each.huggingface for each in (*data.training, *data.validation))}
     remote = [
         name for name, each in data.test.items()
         if each.sacrebleu not in here or (is_on_hub(each) and each.huggingface not in here)

@@ -37,6 +37,16 @@ def corpus_names(corpora: Iterable[CorpusConfig]) -> list[str]:
     return names[1:]
 
 
+def valid_names(data: DataConfig) -> list[str]:
+    """Return a unique name for each validation set, in the order of `DataConfig.validation`.
+
+    A single set of ``data.valid`` without a name is called ``valid``.
+    """
+    sets = (*data.training, *data.validation)
+    names = corpus_names(sets)[len(data.training) :]
+    return [VALID, *names[1:]] if len(data.valid) == 1 and not data.valid[0].name else names
+
+
 def is_piped(config: CorpusConfig) -> bool:
     """Whether a corpus is read from standard input: ``tsv: -``."""
     return config.tsv is not None and is_standard(config.tsv)
@@ -58,9 +68,9 @@ def check_sources(data: DataConfig) -> bool:
         ConfigError: Standard input is used more than once, or not for a training corpus.
         DataError: A corpus is a named pipe or a device.
     """
-    corpora = (*data.train, data.valid, *data.test.values())
+    corpora = data.corpora.values()
     files = [path for corpus in corpora for path in corpus_files(corpus)]
-    count = sum(map(is_piped, data.train))
+    count = sum(map(is_piped, data.training))
     if count > 1 or sum(map(is_standard, files)) > count:
         problem = "Standard input (-) can only be the tsv of a single training corpus."
         raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")
@@ -191,7 +201,7 @@ def count_characters(corpora: Sequence[CorpusConfig], languages: tuple[str, str]
                     lines += block.count(b"\n")
                     count += len(block.translate(None, _LATER_BYTES))
         if corpus.demo is not None:
-            pairs = [*demo_pairs(corpus.demo, *languages)]
+            pairs = [*demo_pairs(corpus.demo, *corpus.direction(languages))]
             lines, count = len(pairs), sum(len(source) + len(target) for source, target in pairs)
         total += corpus.weight * (count * min(1.0, (corpus.max_pairs or lines) / max(lines, 1)))
     return round(total)

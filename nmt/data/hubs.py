@@ -40,7 +40,7 @@ def check_hub(data: DataConfig) -> None:
         DataError: The hub cannot be reached, and a corpus is not in the cache of `datasets`. The
             fix shows which keys to set to read local files instead.
     """
-    needed = [corpus for corpus in (*data.train, data.valid) if is_on_hub(corpus)]
+    needed = [corpus for corpus in (*data.training, *data.validation) if is_on_hub(corpus)]
     if not needed or _connect():
         return
     for corpus in needed:

@@ -183,7 +183,7 @@ class Recipe:
     @property
     def files(self) -> list[Path]:
         """All input files."""
-        corpora = (*self.data.train, self.data.valid)
+        corpora = (*self.data.training, *self.data.validation)
         return sorted({path for corpus in corpora for path in corpus_files(corpus)})
 
     def hash(self, vocab_hash: str | None = None) -> str:

@@ -202,7 +202,7 @@ class Reading:
         """Training corpora and held-out sets."""
         data = self.recipe.data
         sets = {report_name(name): corpus for name, corpus in data.test.items()}
-        return {**self.recipe.corpora, VALID: data.valid, **sets}
+        return {**self.recipe.corpora, VALID: data.valid[0], **sets}
 
     def saw(self, name: str, block: Block, result: Result) -> list[SentencePair]:
         """Record the result of the first pass for a block; return the kept pairs."""

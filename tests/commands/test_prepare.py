@@ -345,7 +345,7 @@ def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
     plain = config_for(tmp_path)
     data = plain.data.model_dump()
     train = [{**data["train"][0], "tag": tag, "name": tag} for tag in ("<2en>", "<bt>")]
-    valid = {**data["valid"], "tag": "en"}
+    valid = {**data["valid"][0], "tag": "en"}
     prepare(config_for(tmp_path, data={**data, "train": train, "valid": valid}))
     prepared = PreparedData.open(plain.prepared_dir)
     tags = load_tokenizers(prepared.tokenizer_dir).source.tags

@@ -77,7 +77,7 @@ def test_one_section_or_key_is_described_alone() -> None:
     assert section.startswith("## training.schedule\n")
     assert section.count("\n## ") == 0
     assert section in describe_keys()
-    assert describe_keys("training").count("## training") == 4
+    assert describe_keys("training").count("## training") == 5
     assert describe_keys("model.ff_dim").count("\n| `") == 1
     assert "| `source` |" in describe_keys("data.valid")
     with pytest.raises(ConfigError, match=r"unknown key d_model; did you mean model.model_dim\?"):

@@ -138,8 +138,8 @@ def test_a_path_beside_the_configuration_is_found_from_any_folder(tmp_path: Path
     valid = "{source: @config/v.en, target: plain/v.de}"
     path = written(tmp_path, SMALL.replace("{demo: valid}", valid))
     config = load_config(path, ["run_dir=@config/run"])
-    assert config.data.valid.source == tmp_path / "v.en"
-    assert config.data.valid.target == Path("plain/v.de")
+    assert config.data.valid[0].source == tmp_path / "v.en"
+    assert config.data.valid[0].target == Path("plain/v.de")
     assert config.run_dir == tmp_path / "run"
 
 

@@ -243,7 +243,7 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     config = RunConfig.model_validate(RUN)
     data, run = bound_values(config, "data"), bound_values(config, "run")
     assert data.keys() == {"source_language", "target_language", "data", "tokenizer", "filters"}
-    assert data["data"].keys() == {"train", "valid"}
+    assert data["data"].keys() == {"train", "valid", "language_tags", "replay"}
     assert not {"weight", "noise"} & data["data"]["train"][0].keys()
     assert run.keys() == {
         "source_language", "target_language", "data", "batch", "model", "training",
@@ -251,9 +251,9 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     assert run["data"]["train"] == [{"weight": 1.0, "noise": NoiseConfig().model_dump()}]
     assert run["training"].keys() == {
         "seed", "precision", "label_smoothing", "loss", "r_drop_weight", "optimizer", "schedule",
-        "ema_decay", "freeze", "validation",
+        "ema_decay", "freeze", "validation", "init_differences", "lora",
     }  # fmt: skip
-    assert run["training"]["validation"] == {"metric": "bleu"}
+    assert run["training"]["validation"] == {"metric": "bleu", "choose_by": "mean"}
     assert bound_values(config, "budget") == {
         "training": {"max_steps": 1, "max_minutes": None, "max_epochs": None}
     }

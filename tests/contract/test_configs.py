@@ -26,7 +26,7 @@ def lines_of(name: str) -> list[str]:
 
 
 def on_hub(path: Path) -> bool:
-    return load_config(path).data.valid.huggingface is not None
+    return load_config(path).data.valid[0].huggingface is not None
 
 
 ON_HUB = list(filter(on_hub, CONFIGS))
@@ -72,7 +72,7 @@ def test_the_data_of_every_configuration_are_read_from_a_local_copy(
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     shipped = load_config(path)
     codes = shipped.source_language, shipped.target_language
-    subset = shipped.data.valid.subset
+    subset = shipped.data.valid[0].subset
     folder = copy_of_the_data_set(tmp_path / "copy", codes, subset)
     places = [key for key, each in shipped.data.corpora.items() if each.huggingface]
     overrides = [f"{key}.huggingface={folder}" for key in places]

@@ -131,7 +131,7 @@ def test_without_the_hub_the_error_has_the_keys_of_local_files(
     monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: False)
     remote = CorpusConfig(huggingface="org/pairs")
     data = DataConfig(
-        train=(remote,), valid=remote, test={"a": remote, "b": CorpusConfig(demo="test")}
+        train=(remote,), valid=(remote,), test={"a": remote, "b": CorpusConfig(demo="test")}
     )
     with pytest.raises(DataError) as caught:
         check_hub(data)
@@ -140,7 +140,7 @@ def test_without_the_hub_the_error_has_the_keys_of_local_files(
     keys = re.findall(r"`set` '([\w.]+)={source: FILE, target: FILE}'", caught.value.fix)
     assert keys == ["data.train.0", "data.valid", "data.test.a"]
     local = CorpusConfig(demo="train")
-    check_hub(data.model_copy(update={"train": (local,), "valid": local}))
+    check_hub(data.model_copy(update={"train": (local,), "valid": (local,)}))
 
 
 def test_without_the_hub_its_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_without_the_hub_its_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("nmt.data.hubs.reaches", lambda _: False)
     monkeypatch.setattr("datasets.load_dataset_builder", lambda *names: loaded.append(names))
     pairs = CorpusConfig(huggingface="org/pairs", subset="de-en")
-    check_hub(DataConfig(train=(CorpusConfig(demo="train"),), valid=pairs))
+    check_hub(DataConfig(train=(CorpusConfig(demo="train"),), valid=(pairs,)))
     assert loaded == [("org/pairs", "de-en")]
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 

@@ -23,8 +23,9 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 from nmt.checkpoint.files import MODEL, tensor_differences
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, check_new_folder, write_model_folder
 from nmt.commands.result import log_next_commands
+from nmt.config.data import LANGUAGE_CODE
 from nmt.config.loader import dump_config
-from nmt.config.run import LANGUAGE_CODE, RunConfig, check_languages
+from nmt.config.run import RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError, shell_command
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder, write_card
 from nmt.extras.exchange.hugging_face import HF_CONFIG, read_settings

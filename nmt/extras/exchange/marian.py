@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from nmt.config.data import LANGUAGE_CODE
 from nmt.config.loader import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.config.run import LANGUAGE_CODE
 from nmt.extras.exchange.hugging_face import TensorFiles, decoding_of, load_json, tokens_by_id
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,

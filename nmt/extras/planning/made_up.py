@@ -33,7 +33,7 @@ def explain(config: RunConfig) -> str:
     """Explain why and how lengths are made up; return "" if the corpora can be read."""
     if current_report(config.prepared_dir, recipe_of(config)):
         return ""
-    corpora = (*config.data.train, config.data.valid)
+    corpora = (*config.data.training, *config.data.validation)
     remote = [x for x in corpora if is_piped(x) or is_on_hub(x) or x.sacrebleu]
     names = dict.fromkeys(x.huggingface or x.sacrebleu or "standard input" for x in remote)
     why = f"a dry run downloads nothing, and {', '.join(names)} is not prepared"
@@ -61,7 +61,7 @@ def without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, Batch
     Returns:
         The changed configuration, and the original batch section.
     """
-    one = DataConfig(train=(CorpusConfig(demo="train"),), valid=CorpusConfig(demo="valid"))
+    one = DataConfig(train=(CorpusConfig(demo="train"),), valid=(CorpusConfig(demo="valid"),))
     batch = whole = config.batch.model_copy(update={"bpe_dropout": 0.0})
     # Half of a small batch holds the longest pair, with BOS and EOS.
     most = 2 * max(2 * config.filters.max_length + 3, _FEW_TOKENS)

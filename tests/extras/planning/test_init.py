@@ -86,7 +86,7 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     assert f"({' and '.join(names)} from your files" in result.stdout
     assert ("drawn with seed 1" in result.stdout) == (len(names) < 2)
     data = load_config("new/config.yaml").data
-    sets: dict[str, Any] = {"train": data.train[0], "valid": data.valid, **data.test}
+    sets: dict[str, Any] = {"train": data.train[0], "valid": data.valid[0], **data.test}
     texts = {}
     for name, each in sets.items():
         assert each.source.is_absolute() == (name in names)
