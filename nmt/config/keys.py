@@ -176,6 +176,8 @@ def nearest_key(path: Sequence[str | int]) -> str | None:
     >>> nearest_key(("N",))
     'model.encoder_layers and model.decoder_layers'
     """
+    if find_key(path):
+        return ".".join(map(str, path))
     words = ["", *(str(part).lower().replace("-", "_") for part in path)]
     known = (aliases().get("_".join(words[start:]), ()) for start in range(len(words)))
     keys = (ours for found in known for ours in found if not is_of_command_line(ours))

@@ -62,7 +62,8 @@ def test_every_alias_names_keys_that_exist_and_is_none_of_them() -> None:
     own, sections = {key.path[-1] for key in all_keys()}, {key.path[0] for key in all_keys()}
     of_keys = [(ours, others) for ours, others in ALIASES if not is_of_command_line(ours)]
     names = Counter(name for _, others in of_keys for name in others.split())
-    assert not own & set(names)
+    # Keys of training.lora; elsewhere they are names of other toolkits.
+    assert own & set(names) == {"alpha", "layers"}
     assert set(names.values()) == {1}
     for name in names:
         assert re.fullmatch(r"[a-z0-9_]+", name)
