@@ -217,7 +217,7 @@ class Spelling:
         yield from filter(is_of_command_line, listed)
         if len(word) > 1:  # single letters are symbols in formulas
             named = [".".join(key.path) for key in all_keys() if key.path[-1] == word]
-            keys = [key for key in listed or named if not is_of_command_line(key)]
+            keys = [key for key in listed if not is_of_command_line(key)] or named
             plain = [key for key in keys if re.fullmatch(r"[a-z_0-9.]+", key)]  # without a remark
             yield from (f"--{key.rpartition('.')[2].replace('_', '-')}" for key in plain)
             yield from (f"--set {key}" for key in plain)
