@@ -54,6 +54,7 @@ from nmt.training.processes import StoppedBySignal, StopSignal, launch, report_o
 from nmt.training.schedule import build_schedule
 from nmt.training.timing import TrainingSetup, plan_budget
 from nmt.training.update import UpdateStats, read_together
+from nmt.training.validation import Scores
 
 logger = logging.getLogger(__name__)
 
@@ -196,6 +197,7 @@ class Trainer:
         self.progress = progress
         self._run_dir, self._training, self._stop = config.run_dir, config.training, stop
         self._updater, self._loader, self._validator = setup.updater, setup.loader, setup.validator
+        self._validates_first = setup.validates_first
         self._processes, self._pace = setup.updater.processes, setup.updater.pace
         self._report = reporter.report
         # The learning rate is a function of the number of the update and of the planned number.
@@ -234,6 +236,8 @@ class Trainer:
             # The last start was stopped at this step before it could validate: do it now.
             if step and is_due and step not in progress.history:
                 self._validate_and_save()
+            elif not step and self._validates_first:
+                self._validate()
             self._all_stop |= any(self._processes.gather(self._stop.number is not None))
             reason, outcome = self._reason_to_end(), "training ended"
             if reason not in (None, "signal"):
@@ -345,19 +349,27 @@ class Trainer:
         before, self._tokens_before = self._tokens_before, (0, 0)
         self._report(progress.report(last.learning_rate, last.gradient_norm, seconds, before))
 
-    def _validate_and_save(self) -> None:
-        self._read()
-        begin, progress, training = time.perf_counter(), self.progress, self._training
+    def _validate(self) -> Scores | None:
+        """Validate and report the scores; return None if a signal interrupts the validation."""
+        begin, progress = time.perf_counter(), self.progress
+        step, epoch = progress.step, progress.position.epoch
         try:
             scores = self._validator()
         except StoppedBySignal:  # raised in all processes
             self._all_stop = True  # the loop saves and ends; the next start first validates
+            return None
+        self._report(scores.event(step, epoch, time.perf_counter() - begin))
+        return scores
+
+    def _validate_and_save(self) -> None:
+        self._read()
+        progress, training, step = self.progress, self._training, self.progress.step
+        scores = self._validate()
+        if scores is None:
             return
-        step, epoch = progress.step, progress.position.epoch
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
         progress.position = self._loader.after_score(progress.position, score)
-        self._report(scores.event(step, epoch, time.perf_counter() - begin))
         # During warm-up, some models are worse than a random guess.
         warmup = training.schedule.warmup_updates(progress.total_steps)
         vocab_size = len(self._updater.model.output_weight)
@@ -388,8 +400,7 @@ def _finish(
         load = partial(Translator.load, run_dir, engine="torch", device=device, threads=threads)
         calibrate_confidence(
             run_dir,
-            data.valid_source,
-            data.valid_target,
+            *train_setup.choosing_lines(config, data),
             lambda lines, progress: load(progress=progress).translate(lines),
         )
         if summary.best_score is None:

@@ -18,9 +18,9 @@ from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TRACKERS as BUILTIN_TRACKERS
-from nmt.data.corpus import corpus_names
+from nmt.data.corpus import corpus_names, valid_names
 from nmt.data.loader import Loader
-from nmt.data.plan import build_stages, tempered_weights
+from nmt.data.plan import build_stages, replay_weights, tempered_weights
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import PreparedData
 from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter, in_turn
@@ -31,6 +31,7 @@ from nmt.device.distributed import Processes
 from nmt.device.precision import choose_precision
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.files.atomic import write_errors
+from nmt.inference.request import Request
 from nmt.metrics.metric import lower_is_better, split_argument
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry
@@ -44,7 +45,7 @@ from nmt.training.processes import StopSignal
 from nmt.training.report import HtmlReport
 from nmt.training.timing import TrainingSetup, fit_batches
 from nmt.training.update import Updater
-from nmt.training.validation import COMMAND, HeldOutText, Validator, fixed_batches
+from nmt.training.validation import COMMAND, HeldOutText, ValidationSet, Validator, fixed_batches
 
 # Keys of the model section that may differ when weights are loaded from another model.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
@@ -89,7 +90,10 @@ def build(
             fix="Choose a smaller model.preset or tokenizer.vocab_size, set "
             "training.optimizer.kind to adafactor, or use a device with more memory.",
         ) from error
-    sizes = np.bincount(data.train.corpus, minlength=len(corpora.train)).tolist()
+    sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
+    weights = [corpus.weight for corpus in corpora.training]
+    if corpora.replay:
+        weights = replay_weights(weights, sizes, len(corpora.train), corpora.replay.share)
     longest, bos = config.filters.max_length, config.model.source_bos
     is_error = lower_is_better(validation.metric_name)
     # Half of the cores. The other half queues work on the device and writes checkpoints.
@@ -97,7 +101,7 @@ def build(
     loader = Loader(
         data.train,
         batch,
-        weights=tempered_weights([c.weight for c in corpora.train], sizes, corpora.temperature),
+        weights=tempered_weights(weights, sizes, corpora.temperature),
         stages=build_stages(corpora, sizes, lower_is_better=is_error),
         seed=training.seed,
         rank=processes.rank,
@@ -106,29 +110,61 @@ def build(
         source_bos=bos,
         num_workers=num_workers,
         longest=longest + 1 + bos if updater.precision.repeats_sizes else None,
+        keys=[*corpora.corpora],  # training corpora come first
     )
     seed_rank(training.seed, processes.rank)  # processes draw different dropout masks
     loader = fit_batches(updater, loader, longest + bos)
-    text, most = None, validation.max_sentences
-    if data.valid_source:
-        text = HeldOutText(
-            data.valid_source[:most],
-            data.valid_target[:most],
-            load_tokenizers(data.tokenizer_dir),
-            config.decoding.plain(validation.beam_size),
-            max_length=longest,
-            language=config.target_language,
-            tag=corpora.valid[0].tag,
-            metric=validation.metric,
-            device=str(updater.device),
-            command=validation.command,
-        )
-        if processes.rank == 0:  # report a missing package, model or program before training
-            text.scorers  # noqa: B018
-            if validation.metric == COMMAND:
-                text.run_command(text.references, is_trial=True)
-    batches = fixed_batches(replace(loader, store=data.valid, resegment=None), processes)
-    return TrainingSetup(training, data, updater, loader, Validator(updater, batches, text, stop))
+    sets = _validation_sets(
+        config, data, updater, replace(loader, store=data.valid, resegment=None)
+    )
+    validator = Validator(updater, sets, stop, validation.choose_by)
+    starts_pretrained = training.init_from is not None
+    is_forgetful = starts_pretrained and not all(held_out.is_choosing for held_out in sets)
+    return TrainingSetup(training, data, updater, loader, validator, is_forgetful)
+
+
+def _validation_sets(
+    config: RunConfig, data: PreparedData, updater: Updater, loader: Loader
+) -> list[ValidationSet]:
+    """Return the validation sets. ``loader`` reads all of them; their corpora have numbers."""
+    validation, processes, sets = config.training.validation, updater.processes, []
+    sides, most = (data.valid_source, data.valid_target), validation.max_sentences
+    corpora = config.data.validation
+    for number, (name, corpus) in enumerate(zip(valid_names(config.data), corpora, strict=True)):
+        rows, text = np.flatnonzero(data.valid.corpus == number), None
+        if any(sides):
+            sources, references = ([side[row] for row in rows[:most]] for side in sides)
+            text = HeldOutText(
+                sources,
+                references,
+                load_tokenizers(data.tokenizer_dir),
+                config.decoding.plain(validation.beam_size),
+                max_length=config.filters.max_length,
+                language=config.direction(corpus).target,
+                tag=corpus.tag,
+                metric=validation.metric,
+                device=str(updater.device),
+                command=validation.command,
+            )
+            if processes.rank == 0:  # report a missing package, model or program before training
+                text.scorers  # noqa: B018
+                if validation.metric == COMMAND:
+                    text.run_command(text.references, is_trial=True)
+        batches = fixed_batches(loader, processes, rows)
+        sets.append(ValidationSet(name, batches, text, number < len(config.data.valid)))
+    return sets
+
+
+def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
+    """Return source and reference lines of the validation sets that choose the best checkpoint."""
+    corpora = config.data.valid
+    lines = zip(data.valid.corpus.tolist(), data.valid_source, data.valid_target, strict=True)
+    chosen = [
+        (Request(source, tag=corpora[number].tag), target)
+        for number, source, target in lines
+        if number < len(corpora)
+    ]
+    return [request for request, _ in chosen], [target for _, target in chosen]
 
 
 def _updater(config: RunConfig, data: PreparedData, processes: Processes) -> Updater:
@@ -159,7 +195,7 @@ def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
         ConfigError: The vocabulary does not allow BPE-dropout.
     """
     seed, longest = config.training.seed, config.filters.max_length
-    rates, bpe_dropout = [c.noise.rates for c in config.data.train], config.batch.bpe_dropout
+    rates, bpe_dropout = [c.noise.rates for c in config.data.training], config.batch.bpe_dropout
     changes: list[Resegment] = []
     if any(rates) or bpe_dropout:
         tokenizers = load_tokenizers(data.tokenizer_dir)
@@ -212,7 +248,7 @@ def compile_model(setup: TrainingSetup) -> Compilation:
 def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress: Progress) -> Event:
     """Return the event of the start: model size, data, device and schedule."""
     schedule, updater, pairs = config.training.schedule, setup.updater, len(setup.data.train)
-    counts = [setup.data.manifest.counts.get(x, {}) for x in corpus_names(config.data.train)]
+    counts = [setup.data.manifest.counts.get(x, {}) for x in corpus_names(config.data.training)]
     reasons = sum(map(Counter, counts), Counter[str]()).most_common()
     share = schedule.warmup_ratio and f"{schedule.warmup_ratio:.2%} of the updates"
     rise = f"{share or f'{schedule.warmup_steps:,} updates'} of warm-up to {schedule.peak_lr:g}"
@@ -227,6 +263,7 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
         "metric": config.training.validation.metric_name,
         "label_smoothing": config.training.label_smoothing,
         "pairs": pairs,
+        **_validation_facts(config, setup.data),
         "dropped": {name: number for name, number in reasons if name not in (READ, KEPT)},
         "total_steps": progress.total_steps,
     }
@@ -237,6 +274,24 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
     text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} sentence pairs, {where}"
     text = f"{progress.describe()}: {text}{f', {note}' if note else ''}"
     return Event(progress.step, text, "start", facts)
+
+
+def _validation_facts(config: RunConfig, data: PreparedData) -> dict[str, Any]:
+    """Return what the report shows of several validation sets; empty for one set."""
+    corpora, num_choosing = config.data.validation, len(config.data.valid)
+    names, sizes = valid_names(config.data), np.bincount(data.valid.corpus, minlength=len(corpora))
+    if len(names) == 1:
+        return {}
+    sets = {
+        name: {
+            "direction": str(config.direction(corpora[number])),
+            "pairs": int(sizes[number]),
+            "is_choosing": number < num_choosing,
+        }
+        for number, name in enumerate(names)
+    }
+    combination = config.training.validation.choose_by if num_choosing > 1 else None
+    return {"combination": combination, "sets": sets}
 
 
 def init_from(config: RunConfig, updater: Updater) -> list[str]:
@@ -304,7 +359,9 @@ def make_reporters(
     Raises:
         CheckpointError: The files cannot be written.
     """
-    run_dir, start, last = config.run_dir, progress.step, max(progress.history, default=0)
+    run_dir, start = config.run_dir, progress.step
+    # A new start also repeats the validation before the first update, at step 0.
+    last = max(progress.history, default=0 if start else -1)
     fix = "Set run_dir to a folder you can write to, or free disk space."
     with write_errors(run_dir, CheckpointError, fix=fix):
         return ReporterList([

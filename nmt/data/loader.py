@@ -158,6 +158,7 @@ class Loader:
     stages: Sequence[Stage] = ()  # Consecutive mixtures of the corpora, instead of ``weights``.
     # Maximum tokens of a sentence, if batch sizes are rounded up (`nmt.packed.round_up`).
     longest: int | None = None
+    keys: Sequence[str] = ()  # Configuration key of each corpus, for error messages.
 
     def lengths(self, rows: Rows | slice) -> tuple[IntArray, IntArray]:
         """Return the source and target lengths of ``rows``, including special tokens."""
@@ -283,5 +284,6 @@ class Loader:
             own = np.sort(lines[corpora == corpus])
             some = ", ".join(f"{line:,}" for line in own[:_LINES_NAMED])
             more = f" and {len(own) - _LINES_NAMED:,} more" if len(own) > _LINES_NAMED else ""
-            parts.append(f"data.train.{corpus} lines {some}{more}")
+            key = self.keys[corpus] if self.keys else f"data.train.{corpus}"
+            parts.append(f"{key} lines {some}{more}")
         return "; ".join(parts)

@@ -57,6 +57,24 @@ def tempered_weights(
     return [share * each / size if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
 
 
+def replay_weights(
+    weights: Sequence[float], sizes: Sequence[int], num_others: int, share: float
+) -> list[float]:
+    """Return how often an epoch reads each corpus, so that replay has a share of its pairs.
+
+    The weights of the other corpora, which are the first ones, stay the same.
+
+    Source: mixed fine-tuning of Chu et al. (2017), here with a share to choose.
+
+    >>> replay_weights([1, 2, 1], [100, 50, 200], 2, 0.2)
+    [1, 2, 0.25]
+    """
+    pairs = [weight * size for weight, size in zip(weights, sizes, strict=True)]
+    wanted = sum(pairs[:num_others]) * share / (1 - share)
+    factor = wanted / (sum(pairs[num_others:]) or 1)
+    return [*weights[:num_others], *(weight * factor for weight in weights[num_others:])]
+
+
 def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: bool) -> list[Stage]:
     """Return the stages of training; an empty list if ``data.stages`` is empty.
 

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field
 
 from nmt.checkpoint.model_folder import CONFIDENCE, read_extra, write_extra
 from nmt.files.progress import progress_bar
-from nmt.inference.request import Result
+from nmt.inference.request import Request, Result
 from nmt.metrics.metric import MetricOptions, Scorer
 
 _RIDGE = 10.0  # for features with variance 1, summed over all lines
@@ -36,7 +36,7 @@ _DIGITS = 6  # of the numbers in ``confidence.json``
 _FEWEST_LINES = 100  # fewer lines do not cover rare kinds of sentences
 
 # Takes lines and a callback that receives the number of finished lines; returns translations.
-Translate = Callable[[Sequence[str], Callable[[int], object]], Sequence[Result]]
+Translate = Callable[[Sequence[Request], Callable[[int], object]], Sequence[Result]]
 _Number = Annotated[float, Field(strict=True, ge=-1e6, le=1e6)]
 
 
@@ -126,7 +126,7 @@ def read_confidence(folder: Path) -> ConfidenceModel | None:
 
 
 def calibrate_confidence(
-    run_dir: Path, sources: Sequence[str], targets: Sequence[str], translate: Translate
+    run_dir: Path, sources: Sequence[Request], targets: Sequence[str], translate: Translate
 ) -> None:
     """Fit a model to translations of the validation set, and write ``confidence.json``.
 
@@ -134,14 +134,14 @@ def calibrate_confidence(
 
     Args:
         run_dir: Run folder to write to.
-        sources: Source lines of the validation set.
-        targets: Reference lines of the validation set.
+        sources: Source lines of the validation sets that choose the best checkpoint.
+        targets: Reference lines of the same sets.
         translate: Translates lines with the trained model.
 
     Raises:
         CheckpointError: The folder is not writable.
     """
-    pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].strip()]
+    pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0].text.strip()]
     if len(pairs) < _FEWEST_LINES:
         return
     rows = np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST_TRANSLATED), dtype=np.int64)

@@ -122,11 +122,15 @@ class JsonLines(PatientFile):
         """Append the event, if its kind is among ``kinds``."""
         if event.kind in self._kinds:
             line = {"kind": event.kind, "step": event.step, **event.values}
-            for key, value in line.items():
-                if isinstance(value, float) and not math.isfinite(value):
-                    line[key] = None  # JSON has no NaN and no infinity
-            text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False)
             self.write(f"{text}\n".encode())
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None: JSON has no NaN and no infinity."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RunLog(logging.Handler):

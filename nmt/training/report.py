@@ -81,18 +81,29 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
     charts = {name: _charts(*each) for name, each in lines.items() if each[0] or each[1]}
     if len(charts) < 2:
         return next(iter(charts.values()), [])
-    of_first, *_ = charts.values()
+    curves = {
+        name: {_full_title(chart, curve): (chart, curve) for chart in own for curve in chart.curves}
+        for name, own in charts.items()
+    }
+    both = {title: x for own in curves.values() for title, x in own.items()}
     return [
         replace(
             chart,
-            title=", ".join(filter(None, (chart.title, curve.label))),
-            curves=[replace(own[i].curves[j], label=name) for name, own in charts.items()],
-            end=max(own[i].end for own in charts.values()),
+            title=title,
+            # A run without this curve has an empty one, so that the runs keep their colours.
+            curves=[
+                replace(own[title][1], label=name) if title in own else Curve(name, ())
+                for name, own in curves.items()
+            ],
+            end=max(own[title][0].end for own in curves.values() if title in own),
             marks=(),
         )
-        for i, chart in enumerate(of_first)
-        for j, curve in enumerate(chart.curves)
+        for title, (chart, _) in both.items()
     ]
+
+
+def _full_title(chart: Chart, curve: Curve) -> str:
+    return ", ".join(filter(None, (chart.title, curve.label)))
 
 
 def _records(run_dir: Path) -> Iterator[Line]:
@@ -155,7 +166,9 @@ def run_facts(events: Iterable[Line]) -> dict[str, Any]:
     metric = starts[-1].get("metric", "bleu") if starts else "bleu"
     if metric == "loss" or _best(validations, metric) is None:
         metric = "perplexity"
-    best = {name: _best(validations, name) for name in (metric, "perplexity")}
+    # Step 0 is before the first update: not a result of the run.
+    of_run = [line for line in validations if line["step"]]
+    best = {name: _best(of_run, name) for name in (metric, "perplexity")}
     return {
         "updates": updates, "validations": validations, "starts": starts, "tests": tests,
         "best": {name: line for name, line in best.items() if line},
@@ -184,8 +197,16 @@ def _charts(
         return Curve(label, [(line["step"], _number(line, key)) for line in lines], **style)
 
     loss = curve(updates, "loss", "training", noisy=True)
-    objective = curve(validations, "objective", "validation", marked=True)
-    quality = [curve(validations, key, METRICS[key].label, marked=True) for key in ("bleu", "chrf")]
+    sets = _lines_of_sets(validations, starts)
+
+    def of_sets(key: str, label: str) -> list[Curve]:
+        return [curve(lines, key, name or label, marked=True) for name, lines in sets.items()]
+
+    loss_curves = [loss, *of_sets("objective", "validation")]
+    scored = [(key, METRICS[key].label) for key in ("bleu", "chrf")]
+    quality = {"Translation quality": [each for x in scored for each in of_sets(*x)]}
+    if len(sets) > 1:  # a chart for each metric, with a curve for each set
+        quality = {label: of_sets(key, label) for key, label in scored}
     speed = curve(updates, "target_tokens_per_second", noisy=True)
     norm = curve(updates, "gradient_norm", noisy=True)
     smoothing = starts[-1].get("label_smoothing") if starts else None
@@ -193,13 +214,34 @@ def _charts(
     scores = {key for line in validations for key in line if key in (*METRICS, "command")}
     others = sorted(scores - {"bleu", "chrf"})
     return [
-        chart("Loss", f"nats per target token{smoothed}", [loss, objective], size=_WIDE),
-        chart("Translation quality", "score, 0 to 100", quality, size=_WIDE, limits=(0, 100)),
-        *(chart(label_of(x), "score", [curve(validations, x, marked=True)]) for x in others),
+        chart("Loss", f"nats per target token{smoothed}", loss_curves, size=_WIDE),
+        *(
+            chart(title, "score, 0 to 100", curves, size=_WIDE, limits=(0, 100))
+            for title, curves in quality.items()
+        ),
+        *(chart(label_of(x), "score", of_sets(x, "")) for x in others),
         chart("Learning rate", "per update", [curve(updates, "learning_rate")], from_zero=True),
         chart("Speed", "target tokens per second", [speed], from_zero=True),
         chart("Gradient norm", "before clipping", [norm], log_if_wide=True),
     ]
+
+
+def _lines_of_sets(
+    validations: Sequence[Line], starts: Sequence[Line]
+) -> dict[str, Sequence[Line]]:
+    """Return the validations of each set by its name; of a single set by an empty name.
+
+    If several sets choose the best checkpoint, their mean or minimum comes first.
+    """
+    names = dict.fromkeys(name for line in validations for name in line.get("sets", ()))
+    combination = starts[-1].get("combination") if starts else None
+    combined = {combination or "": validations} if combination or not names else {}
+    return combined | {
+        name: [
+            {"step": x["step"], **x["sets"][name]} for x in validations if name in x.get("sets", ())
+        ]
+        for name in names
+    }
 
 
 def _number(line: Line, key: str) -> float:

@@ -53,6 +53,7 @@ class TrainingSetup:
     updater: Updater  # its model has new weights
     loader: Loader
     validator: Validator
+    validates_first: bool = False  # before the first update, to show what the run forgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +159,27 @@ def time_updates(
 
 
 def _validation_seconds(validator: Validator, most_seconds: float) -> float:
-    """Estimate the seconds of a validation from a sample, after a smaller sample as warm-up."""
+    """Estimate the seconds of a validation from samples, after smaller samples as warm-up."""
     processes, seconds = validator.updater.processes, 0.0
-    num_lines = len(validator.text.sources) if validator.text else 0
-    for batches, lines, count in ((1, 0, len(validator.batches)), (0, _LINES, num_lines)):
-        of_item = 0.0
-        for parts in (1, _PARTS) if processes.share(count) else ():
-            sample = validator.sample(num_batches=parts * batches, num_lines=parts * lines)
+    most_of_set = most_seconds / len(validator.sets)
+    for held_out in validator.sets:
+        text = held_out.text
+        num_lines = len(text.sources) if text else 0
+        for batches, lines, count in ((1, 0, len(held_out.batches)), (0, _LINES, num_lines)):
+            of_item = 0.0
+            for parts in (1, _PARTS) if processes.share(count) else ():
+                sample = held_out.sample(num_batches=parts * batches, num_lines=parts * lines)
+                begin = time.perf_counter()
+                replace(validator, sets=[sample], end_loops=False)()
+                of_item = (time.perf_counter() - begin) / max(sample.size, 1)
+                # If already the small sample is slow, there is no time for the larger one.
+                if processes.share(_PARTS * sample.size * of_item > most_of_set / 2):
+                    break
+            seconds += of_item * count
+        if text and text.command and not processes.rank:
             begin = time.perf_counter()
-            sample()
-            of_item = (time.perf_counter() - begin) / max(sample.size, 1)
-            # If already the small sample is slow, there is no time for the larger one.
-            if processes.share(_PARTS * sample.size * of_item > most_seconds / 2):
-                break
-        seconds += of_item * count
-    if validator.text and validator.text.command and not processes.rank:
-        begin = time.perf_counter()
-        validator.text.run_command(validator.text.references)
-        seconds += time.perf_counter() - begin
+            text.run_command(text.references)
+            seconds += time.perf_counter() - begin
     return processes.share(seconds)
 
 
@@ -197,7 +201,7 @@ def time_plan(setup: TrainingSetup, *, most_seconds: float = MOST_SECONDS) -> Ti
     saving = sum(tensor.nbytes for tensor in tensors) / _SAVED_BYTES_PER_SECOND
     if updater.pace.uses_threads:
         saving = 0.0  # a thread saves while updates continue
-    validations = 1 + (training.average_last is not None)
+    validations = 1 + (training.average_last is not None) + setup.validates_first
     end = validations * validation + saving + _PAIR_SECONDS * len(setup.data.train)
     spent = updater.processes.share(time.perf_counter() - begin)
     return TimePlan(update, validation + saving, saving, end, spent, num_timed)

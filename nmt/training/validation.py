@@ -1,4 +1,4 @@
-"""Validation during training: loss, BLEU and chrF on the validation set."""
+"""Validation during training: loss, BLEU and chrF on one or several validation sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 from nmt.config.model import DecodingConfig
 from nmt.data.loader import Batch, Loader
 from nmt.data.plan import epoch_random, plan_batches
+from nmt.data.store import Rows
 from nmt.device.device import precise_dtype
 from nmt.device.distributed import Processes, interleave
 from nmt.errors import DataError
@@ -42,7 +44,7 @@ _READABLE = 1e6  # larger perplexities are shown in scientific notation
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Result of a validation."""
+    """Result of a validation: the scores of a set, or the combined scores of several sets."""
 
     loss: float  # Cross-entropy of the references per token, without smoothing, in nats.
     # Scores of the translations, by metric; empty if the set has no text.
@@ -56,6 +58,10 @@ class Scores:
     objective: float | None = None
     # Number of suspicious translations; None if the set has no text.
     alarms: int | None = None
+    # Scores of each set by name, if there are several; then the scores above choose the best.
+    sets: Mapping[str, Scores] = field(default_factory=dict)
+    # ``mean`` or ``minimum``, if several sets choose; then there are no samples above.
+    combination: str | None = None
 
     @property
     def perplexity(self) -> float:
@@ -69,6 +75,9 @@ class Scores:
         return as_quality(metric, self.text[metric])
 
     def __str__(self) -> str:
+        if self.sets:
+            combined = {self.combination: replace(self, sets={})} if self.combination else {}
+            return "; ".join(f"{name}: {x}" for name, x in {**combined, **self.sets}.items())
         # The perplexity of a diverged model may have hundreds of digits.
         shown = f"{self.perplexity:{'.2f' if self.perplexity < _READABLE else '.3g'}}"
         text = f"perplexity {shown}"
@@ -81,10 +90,55 @@ class Scores:
 
     def event(self, step: int, epoch: int, seconds: float) -> Event:
         """Return the event of this validation, which took ``seconds``, for the reporters."""
-        values = asdict(self) | {"epoch": epoch, "perplexity": self.perplexity, "seconds": seconds}
-        values |= values.pop("text") or dict.fromkeys(REPORTED_METRICS)
+        values = self._values(epoch=epoch, perplexity=self.perplexity, seconds=seconds)
+        if self.sets:
+            values["sets"] = {n: x._values(perplexity=x.perplexity) for n, x in self.sets.items()}
         text = f"validation at step {step:,}: {self} ({seconds:.1f} s)"
         return Event(step, text, "validation", values)
+
+    def _values(self, **others: float) -> dict[str, Any]:
+        """Return the values of a line of ``metrics.jsonl``, without those of the sets."""
+        values = asdict(replace(self, sets={})) | others
+        del values["sets"], values["combination"]
+        return values | (values.pop("text") or dict.fromkeys(REPORTED_METRICS))
+
+
+def combine(
+    sets: Mapping[str, Scores], choosing: Sequence[str], choose_by: Literal["mean", "minimum"]
+) -> Scores:
+    """Return the scores that choose the best checkpoint, with the scores of each set.
+
+    The combined score by each metric is the mean or the worst score of the sets that choose. It is
+    NaN if a set has no score.
+
+    >>> sets = {"de": Scores(2.0, {"bleu": 30.0}), "fr": Scores(1.0, {"bleu": 20.0})}
+    >>> combine(sets, ["de", "fr"], "minimum").value("bleu")
+    20.0
+    """
+    chosen = [sets[name] for name in choosing]
+    if len(chosen) == 1:
+        return replace(chosen[0], sets=sets if len(sets) > 1 else {})
+
+    def pick(values: Sequence[float]) -> float:
+        chooses = fmean if choose_by == "mean" else min
+        return math.nan if any(map(math.isnan, values)) else chooses(values)
+
+    first, metrics = chosen[0], set.intersection(*({*scores.text} for scores in chosen))
+    objectives = [-scores.objective for scores in chosen if scores.objective is not None]
+    alarms = [scores.alarms for scores in chosen if scores.alarms is not None]
+    return Scores(
+        -pick([-scores.loss for scores in chosen]),
+        {
+            name: as_quality(name, pick([as_quality(name, x.text[name]) for x in chosen]))
+            for name in first.text
+            if name in metrics
+        },
+        first.bleu_tokenizer if len({x.bleu_tokenizer for x in chosen}) == 1 else None,
+        objective=-pick(objectives) if objectives else None,
+        alarms=sum(alarms) if alarms else None,
+        sets=sets,
+        combination=choose_by,
+    )
 
 
 @dataclass(frozen=True)
@@ -169,48 +223,16 @@ class HeldOutText:
 
 
 @dataclass(frozen=True)
-class Validator:
-    """Computes loss and scores on the validation set; processes share the work.
+class ValidationSet:
+    """A validation set, as one process needs it."""
 
-    The loss is computed in the precision of training. On a CPU, translation uses float32 weights,
-    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search.
-    """
-
-    updater: Updater  # Updater of the model.
+    name: str
     batches: Sequence[Batch]  # Batches of this process: see `fixed_batches`.
     text: HeldOutText | None  # None if the set has no text or is not translated.
-    stop: StopSignal  # A signal interrupts the validation in all processes.
-    end_loops: bool = True  # Whether to end outputs that repeat themselves.
+    is_choosing: bool = True  # Whether its scores choose the best checkpoint.
 
-    def __call__(self) -> Scores:
-        """Return loss and scores of the weights that `ModelOptimizer.weights` returns.
-
-        Draws no random numbers, so that validation does not change training.
-
-        Raises:
-            StoppedBySignal: A signal interrupted the validation, in all processes.
-        """
-        model, processes = self.updater.model, self.updater.processes
-        was_training = model.training
-        with self.updater.optimizer.eval_weights():
-            model.eval()
-            with torch.inference_mode():
-                parts = self.stop.gather(self._sum_losses, processes)
-                loss_sum, objective, tokens = map(sum, zip(*parts, strict=True))
-                text: dict[str, Any] = {}
-                if self.text is not None:
-                    lines = self.stop.gather(partial(self._translate, self.text), processes)
-                    hypotheses, alarms = zip(*interleave(lines), strict=True)
-                    # One process computes the scores, which may be slow.
-                    own = self.text if not processes.rank else None
-                    score = partial(own.score, hypotheses) if own else dict[str, Any]
-                    text = {**self.stop.gather(score, processes)[0], "alarms": sum(alarms)}
-            model.train(was_training)
-        count = max(tokens, 1)
-        return Scores(loss_sum / count, objective=objective / count, **text)
-
-    def sample(self, *, num_batches: int = 0, num_lines: int = 0) -> Validator:
-        """Return a smaller validator for timing, with about this many batches and lines.
+    def sample(self, *, num_batches: int = 0, num_lines: int = 0) -> ValidationSet:
+        """Return a smaller set for timing, with about this many batches and lines.
 
         Limits outputs to about the length of their sources, because an untrained model does not
         produce EOS.
@@ -222,12 +244,60 @@ class Validator:
             text = replace(text, sources=sources, references=references, longest=(1.0, 3))
             text = replace(text, command=())  # which may need all lines, or a constant time
         batches = _spread(self.batches, num_batches)
-        return replace(self, batches=batches, text=text if num_lines else None, end_loops=False)
+        text = text if num_lines else None
+        return replace(self, batches=batches, text=text, is_choosing=True)
 
     @property
     def size(self) -> int:
         """Number of batches of this process; without batches, number of lines of all processes."""
         return len(self.batches) or (len(self.text.sources) if self.text else 0)
+
+
+@dataclass(frozen=True)
+class Validator:
+    """Computes loss and scores on the validation sets; processes share the work.
+
+    The loss is computed in the precision of training. On a CPU, translation uses float32 weights,
+    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search.
+    """
+
+    updater: Updater  # Updater of the model.
+    sets: Sequence[ValidationSet]
+    stop: StopSignal  # A signal interrupts the validation in all processes.
+    choose_by: Literal["mean", "minimum"] = "mean"  # `training.validation.choose_by`
+    end_loops: bool = True  # Whether to end outputs that repeat themselves.
+
+    def __call__(self) -> Scores:
+        """Return loss and scores of the weights that `ModelOptimizer.weights` returns.
+
+        Draws no random numbers, so that validation does not change training.
+
+        Raises:
+            StoppedBySignal: A signal interrupted the validation, in all processes.
+        """
+        model = self.updater.model
+        was_training = model.training
+        with self.updater.optimizer.eval_weights():
+            model.eval()
+            with torch.inference_mode():
+                sets = {held_out.name: self._scores(held_out) for held_out in self.sets}
+            model.train(was_training)
+        choosing = [held_out.name for held_out in self.sets if held_out.is_choosing]
+        return combine(sets, choosing, self.choose_by)
+
+    def _scores(self, held_out: ValidationSet) -> Scores:
+        processes, text = self.updater.processes, dict[str, Any]()
+        parts = self.stop.gather(partial(self._sum_losses, held_out.batches), processes)
+        loss_sum, objective, tokens = map(sum, zip(*parts, strict=True))
+        if held_out.text is not None:
+            lines = self.stop.gather(partial(self._translate, held_out.text), processes)
+            hypotheses, alarms = zip(*interleave(lines), strict=True)
+            # One process computes the scores, which may be slow.
+            own = held_out.text if not processes.rank else None
+            score = partial(own.score, hypotheses) if own else dict[str, Any]
+            text = {**self.stop.gather(score, processes)[0], "alarms": sum(alarms)}
+        count = max(tokens, 1)
+        return Scores(loss_sum / count, objective=objective / count, **text)
 
     @cached_property
     def _engine(self) -> TorchEngine:
@@ -245,14 +315,14 @@ class Validator:
             results = text.translator(self._engine, bar.update).translate(own)
         return [(result.text, bool(result.alarms)) for result in results]
 
-    def _sum_losses(self) -> tuple[float, float, int]:
+    def _sum_losses(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
         """Return summed cross-entropy, summed training loss and tokens of this process."""
         tokens, device = 0, self.updater.device
         totals = torch.zeros(2, dtype=precise_dtype(device), device=device)
-        options: dict[str, Any] = {"total": len(self.batches), "leave": False}
+        options: dict[str, Any] = {"total": len(batches), "leave": False}
         shown = not self.updater.processes.rank
         with progress_bar("validating: loss", unit="batches", shown=shown, **options) as bar:
-            for batch in self.batches:
+            for batch in batches:
                 on_device = batch.to(device)
                 loss = self.updater.validation_loss(on_device)
                 objective = self.updater.objective_loss(on_device)
@@ -278,14 +348,15 @@ def choose_samples(scores: Sequence[float]) -> list[int]:
     return list(dict.fromkeys((ranked[0], ranked[len(ranked) // 2], ranked[-1])))
 
 
-def fixed_batches(loader: Loader, processes: Processes) -> list[Batch]:
+def fixed_batches(loader: Loader, processes: Processes, among: Rows | None = None) -> list[Batch]:
     """Return this process's share of a fixed set of batches.
 
-    The shares of all processes together cover the whole store.
+    The shares of all processes together cover the rows ``among``, by default the whole store.
     """
-    lengths, most = loader.lengths(slice(None)), loader.config.max_tokens
+    among = np.arange(len(loader.store)) if among is None else among
+    lengths, most = loader.lengths(among), loader.config.max_tokens
     if most is not None:  # the limit must not drop the longest pair
         most = max(int(most), int(np.add(*lengths).max(initial=0)))
     pairs, random = loader.config.max_sentences, epoch_random(0, 0)
     plan = plan_batches(*lengths, max_tokens=most, max_sentences=pairs, noise=0, random=random)
-    return [loader.batch(rows) for rows in plan[processes.rank :: processes.size]]
+    return [loader.batch(among[rows]) for rows in plan[processes.rank :: processes.size]]

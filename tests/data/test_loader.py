@@ -143,6 +143,34 @@ def test_weights_read_a_corpus_twice_and_a_new_half_each_epoch(store: ParallelSt
     assert Counter(row // 25 for row in rows_of(loader_of(store, weights=(0, 2.2)), 0)) == {1: 55}
 
 
+@given(
+    sizes=st.lists(st.integers(1, 300), min_size=2, max_size=5),
+    weights=st.lists(st.sampled_from([0.25, 1, 1.5, 3]), min_size=5, max_size=5),
+    share=st.floats(0.01, 0.95),
+    num_others=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+)
+def test_an_epoch_has_its_share_of_replay_and_reads_the_others_as_without(
+    sizes: list[int], weights: list[float], share: float, num_others: int, epoch: int
+) -> None:
+    """Rounded to whole pairs of each corpus; within replay, by weight and size."""
+    num_others, weights = min(num_others, len(sizes) - 1), weights[: len(sizes)]
+    corpus = np.repeat(np.arange(len(sizes)), sizes)
+    mixed = plan.replay_weights(weights, sizes, num_others, share)
+    rows, plain = (
+        plan.epoch_rows(corpus, x, seed=1, epoch=epoch)
+        for x in (mixed, [*weights[:num_others], *[0] * 5])
+    )
+    rows, plain = (np.arange(len(corpus)) if x is None else x for x in (rows, plain))
+    replayed = corpus[rows] >= num_others
+    assert rows[~replayed].tolist() == plain[corpus[plain] < num_others].tolist()
+    wanted = share * len(rows)
+    assert abs(replayed.sum() - wanted) <= len(sizes) / 2 * (1 + share / (1 - share))
+    each = np.bincount(corpus[rows], minlength=len(sizes))[num_others:]
+    parts = np.multiply(weights, sizes)[num_others:]
+    assert np.abs(each - parts / parts.sum() * each.sum()).max() <= len(sizes)
+
+
 def test_weights_that_select_no_pair_are_an_error_with_a_fix(store: ParallelStore) -> None:
     with pytest.raises(DataError, match=r"\(0, 0\) select none of 50") as caught:
         loader_of(store, weights=(0, 0)).plan(0)

@@ -24,7 +24,7 @@ from nmt.training.checkpoints import History, Progress
 from nmt.training.events import Console, Event, JsonLines, Reporter, RunLog
 from nmt.training.report import HtmlReport, render_report, run_charts
 from nmt.training.update import UpdateStats
-from nmt.training.validation import Scores
+from nmt.training.validation import Scores, combine
 from tests.training.small import full_disk, update_event, validation_event
 
 EVENTS = [
@@ -136,6 +136,35 @@ def test_a_validation_reports_metrics_and_the_bleu_tokenizer() -> None:
     event = validation_event(5, Scores(460.6))  # of no text
     assert "perplexity 1.09e+200 (" in event.text
     assert (event.values["bleu"], event.values["bleu_tokenizer"]) == (None, None)
+
+
+def test_several_sets_are_combined_by_their_mean_or_minimum_and_reported_one_by_one(
+    tmp_path: Path,
+) -> None:
+    """Perplexity 7.389 = exp(2). The minimum is the worst score: the largest loss and TER."""
+    a = Scores(1.0, {"bleu": 30.0, "ter": 50.0}, "13a", alarms=1, objective=1.5)
+    b = Scores(3.0, {"bleu": 20.0, "ter": 70.0}, "zh", alarms=2, objective=2.5)
+    sets = {"a": a, "b": b, "old": Scores(9.0, {"bleu": 90.0, "ter": 5.0})}
+    mean, least = (combine(sets, ["a", "b"], how) for how in ("mean", "minimum"))
+    assert [mean.value(x) for x in ("loss", "bleu", "ter")] == [-2.0, 25.0, -60.0]
+    assert [least.value(x) for x in ("loss", "bleu", "ter")] == [-3.0, 20.0, -70.0]
+    assert (mean.objective, least.objective, mean.alarms) == (2.0, 2.5, 3)
+    event = mean.event(5, epoch=1, seconds=2.0)
+    assert event.text == (
+        "validation at step 5: mean: perplexity 7.39, BLEU 25.00, TER 60.00; "
+        "a: perplexity 2.72, BLEU 30.00, TER 50.00; "
+        "b: perplexity 20.09, BLEU 20.00 (tokenizer zh), TER 70.00; "
+        "old: perplexity 8103.08, BLEU 90.00, TER 5.00 (2.0 s)"
+    )
+    failed = sets | {"b": replace(b, text={**b.text, "bleu": math.nan})}
+    assert math.isnan(combine(failed, ["a", "b"], "minimum").value("bleu"))
+    reporter = JsonLines(tmp_path / "metrics.jsonl", 0, 0)
+    give(reporter, event, combine(failed, ["b"], "mean").event(6, epoch=1, seconds=2.0))
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (first["bleu"], first["sets"]["b"]["bleu"]) == (25, 20)
+    assert second["bleu"] is second["sets"]["b"]["bleu"] is None
+    assert combine({"a": a}, ["a"], "mean") == a
+    assert "sets" not in combine({"a": a}, ["a"], "mean").event(5, epoch=1, seconds=2.0).values
 
 
 def test_lines_wait_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
@@ -259,6 +288,41 @@ def test_the_best_validation_is_that_of_the_metric_of_the_run(
     assert f"Bold: best {fact[0].split()[1]}." in texts(root, ".//section/p")[-1]
 
 
+def test_each_validation_set_has_its_curve_and_its_change_since_the_first_validation() -> None:
+    """The old domain beside the new one: forgetting is seen. Step 0 is not a result of the run."""
+
+    def line(step: int, new: float, old: float) -> dict[str, Any]:
+        scores = {"new": validation(step, bleu=new), "old": validation(step, bleu=old)}
+        return validation(step, bleu=new, samples=[], sets=scores)
+
+    events = [line(0, 31, 40.5), line(100, 20.0, 38.0), line(200, 30.0, 30.25), line(300, 25, 28)]
+    facts_of_sets = {
+        name: {"direction": "de-en", "pairs": 1200, "is_choosing": name == "new"}
+        for name in ("new", "old")
+    }
+    start = {"kind": "start", "step": 0, "combination": None, "sets": facts_of_sets}
+    page = render_report("run", [*events, update(300), start])
+    root, found = parsed(page), figures(page)
+    assert facts(root, "state")["Best BLEU"] == "30.00 at step 200"
+    assert points(found["BLEU"]) == {
+        "new": ["0 31", "100 20", "200 30", "300 25"],
+        "old": ["0 40.5", "100 38", "200 30.25", "300 28"],
+    }
+    assert list(points(found["Loss"])) == ["training", "new", "old"]
+    rows = [texts(row, "./*") for row in root.iter("tr")]
+    sets = [row for row in rows if row[0] in ("new", "old")]
+    both = ["de-en", "1,200"]
+    assert [row[:4] for row in sets] == [["new", *both, "yes"], ["old", *both, "no"]]
+    assert [row[5] for row in sets] == ["31.00 → 30.00 (-1.00)", "40.50 → 30.25 (-10.25)"]
+    validations = {row[0]: row[-2:] for row in rows}
+    assert (validations["200"], validations["0"]) == (["30.00", "30.25"], ["31.00", "40.50"])
+    assert texts(root, ".//section/h3") == ["new", "old"]  # samples
+    several = [*events, start | {"combination": "minimum"}]
+    root = parsed(render_report("run", several))
+    assert list(points(figures(render_report("run", several))["chrF"])) == ["minimum", "new", "old"]
+    assert "Best minimum BLEU" in facts(root, "state")
+
+
 def points(figure: ElementTree.Element, kind: str = "linear") -> dict[str, list[str]]:
     """What the cross hair shows: step and value of each point, by the name of its curve."""
     (drawn,) = classes(figure, "svg", kind)
@@ -311,6 +375,10 @@ def test_pages_of_several_runs_have_a_curve_for_each_run(tmp_path: Path) -> None
     ]  # fmt: skip
     curves = {curve.label: curve.points for curve in charts["Loss, training"].curves}
     assert curves == {"a": [(100, 3.0)], "b": [(100, 4.0)]}
+    with (folders["b"] / "metrics.jsonl").open("a") as file:  # which only "b" has
+        file.write(json.dumps(validation(201, ter=50.0)) + "\n")
+    (ter,) = (chart.curves for chart in run_charts(folders) if chart.title == "TER")
+    assert [(curve.label, list(curve.points)) for curve in ter] == [("a", []), ("b", [(201, 50.0)])]
     assert charts["Speed"].end == 201
     assert [chart.title for chart in run_charts({"a": folders["a"]})][:2] == [
         "Loss", "Translation quality"

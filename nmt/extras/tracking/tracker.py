@@ -74,7 +74,7 @@ class Tracker:
     def report(self, event: Event) -> None:
         """Open the run at the start; then record updates and validations."""
         self._is_finished |= event.kind == "end" and event.values["reason"] != "signal"
-        is_new = event.kind in _GROUPS and event.step > self._record.get(event.kind, 0)
+        is_new = event.kind in _GROUPS and event.step > self._record.get(event.kind, -1)
         with self._contained():
             if event.kind == "start":
                 # Without a checkpoint, training starts from the beginning: a new run.
@@ -86,8 +86,9 @@ class Tracker:
                 # First, because a killed process must not record the step again.
                 self._keep(event.kind, event.step)
                 self._run.log(_scalars(event), step=event.step)
-                for number, sample in enumerate(event.values.get("samples", ()), 1):
-                    self._run.write(f"sample {number}", sample, event.step)
+                for name, values in event.values.get("sets", {"": event.values}).items():
+                    for number, sample in enumerate(values.get("samples", ()), 1):
+                        self._run.write(f"{name} sample {number}".strip(), sample, event.step)
 
     def close(self) -> None:
         """End the run."""
@@ -116,8 +117,11 @@ class Tracker:
 
 
 def _scalars(event: Event) -> dict[str, float]:
+    group = _GROUPS[event.kind]
+    sets = {f"{group}/{x}": values for x, values in event.values.get("sets", {}).items()}
     return {
-        f"{_GROUPS[event.kind]}/{name}": value
-        for name, value in event.values.items()
+        f"{place}/{name}": value
+        for place, values in {group: event.values, **sets}.items()
+        for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value) and name not in _NO_SCALARS
     }

@@ -19,6 +19,7 @@ from nmt.commands.train_setup import TRACKERS
 from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, install_command
 from nmt.training.events import Event
+from nmt.training.validation import Scores, combine
 from tests.training.small import update_event, validation_event
 from tests.training.toy import make_config, write_corpus
 
@@ -136,6 +137,18 @@ def test_a_tracker_gets_name_configuration_scalars_and_state_once(
     assert library.scalars[-1][0] == 10
     assert library.opened[-1].get("id") is None
     assert library.opened[-1]["name"] != first["name"] or name != "trackio"
+
+
+def test_a_tracker_gets_the_scores_of_each_validation_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, config = faked("tensorboard", monkeypatch), make_config("run")
+    config.run_dir.mkdir(parents=True)
+    sets = {name: Scores(2.0, {"bleu": 9.5}, samples=((name,) * 3,)) for name in ("new", "old")}
+    give("tensorboard", config, START, validation_event(0, combine(sets, ["new"], "mean")), END)
+    found = {key: value for _, key, value in library.scalars if key.endswith("bleu")}
+    assert found == dict.fromkeys(
+        ("validation/bleu", "validation/new/bleu", "validation/old/bleu"), 9.5
+    )
+    assert library.texts["old sample 1 at 0"] == "    old\n" * 3
 
 
 @pytest.mark.parametrize("name", MODULES)
