@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from nmt.errors import CheckpointError
 from nmt.files import atomic
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # finding a checkpoint must not import torch
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 AVERAGE = "average"  # Model folder in a run folder: the average of the last checkpoints.
 BEST = "best"  # File in a run folder with the folder name of its best weights.
+ADAPTER = "adapter"  # Key of an `AdapterRecord`.
 _FILES = (MODEL, OPTIMIZER, STATE)
 _MARGIN_BYTES = 1 << 20
 _FULL, _FREE = (errno.ENOSPC, errno.EDQUOT), "Free disk space or lower training.keep_last"
@@ -50,6 +53,13 @@ class Checkpoint:
     model: dict[str, Tensor]  # Weights by parameter name.
     optimizer: dict[str, Tensor]  # Optimizer state and states of the random generators.
     state: dict[str, Any]  # JSON data: progress, counters, settings and hashes of the run.
+
+
+class AdapterRecord(TypedDict):
+    """What the weights file of a model with adapters contains besides them (`training.lora`)."""
+
+    base: str  # SHA-256 of the weights file of the base model.
+    scale: float  # Factor on the product of the matrices of an adapter.
 
 
 def checkpoints_dir(run_dir: Path) -> Path:
@@ -97,7 +107,7 @@ def save_checkpoint(
         step: Updates made.
         model: Weights by parameter name.
         optimizer: Optimizer state and states of the random generators.
-        state: JSON data of the run.
+        state: JSON data of the run. The `AdapterRecord` is also stored with ``model``.
 
     Raises:
         CheckpointError: The disk is full or read-only. The unfinished files are removed, and
@@ -116,7 +126,7 @@ def save_checkpoint(
                 # safetensors needs contiguous tensors. Views of one buffer are allowed, because
                 # they do not overlap.
                 rows = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
-                save_tensors(rows, temporary / name)
+                save_tensors(rows, temporary / name, state.get(ADAPTER) if name == MODEL else None)
                 del rows  # frees memory before the next group is copied
             text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
             (temporary / STATE).write_bytes(text.encode())
@@ -177,11 +187,34 @@ def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
         raise CheckpointError(problem, fix=_ANOTHER) from error
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file. Needs contiguous tensors; not atomic."""
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, adapter: AdapterRecord | None = None
+) -> None:
+    """Write a safetensors file. Needs contiguous tensors; not atomic.
+
+    Args:
+        tensors: The tensors by name.
+        path: The new file.
+        adapter: Set if these are adapters only; see `adapter_record`.
+    """
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
-    save_file(dict(tensors), path)
+    # One entry, because safetensors writes several entries in random order.
+    save_file(dict(tensors), path, {ADAPTER: json.dumps(adapter)} if adapter else None)
+
+
+def adapter_record(path: Path) -> AdapterRecord | None:
+    """Return the record in a file that contains adapters only; None if it contains all weights.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or not a safetensors file.
+    """
+    with tensor_errors(path), safetensors.safe_open(path, framework="numpy") as file:
+        text = (file.metadata() or {}).get(ADAPTER)
+    try:
+        return None if text is None else TypeAdapter(AdapterRecord).validate_json(text)
+    except ValidationError as error:
+        raise CheckpointError(f"{path} has damaged metadata: {error}", fix=_ANOTHER) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

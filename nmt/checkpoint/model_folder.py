@@ -29,6 +29,7 @@ from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError, shell_command
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
 from nmt.files.json_file import Manifest, field, read_json
+from nmt.registry import load_attribute
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 from nmt.version import __version__
 
@@ -46,6 +47,7 @@ EXTRAS = (SHORTLIST, CONFIDENCE)
 # File in a folder of averaged weights: ``steps`` of the checkpoints and, if known, the ``score``.
 RECORD = "average.json"
 _EXPORTED = "model.bin"
+_MERGED_MODEL = "nmt.extras.adaptation.lora:merged_model"
 _RESTORE = "Restore the config.yaml and the tokenizer that `nmt train` wrote with these weights."
 _MAX_PLACES = 5
 _MAX_DEPTH = 2  # Depth of a checkpoint in its run folder.
@@ -210,13 +212,17 @@ def read_weights(files: ModelFiles) -> ModelBundle:
     """Verify and read the weights of a model that `find_model` returned.
 
     Raises:
-        CheckpointError: The weights are missing or damaged, or do not match the configuration.
+        CheckpointError: The weights are missing or damaged, or do not match the configuration; or
+            they are adapters (`training.lora`), and those of the base model are missing or changed.
     """
     from nmt.model.transformer import build_model  # noqa: PLC0415 - loads torch
 
     path, config = files.folder / stored.MODEL, files.config
+    parts = config, files.tokenizers, files.step, files.folder, files.manifest
     with readable():
         files.manifest.verify(files.folder, (stored.MODEL,))
+        if adapter := stored.adapter_record(path):
+            return ModelBundle(*parts, load_attribute(_MERGED_MODEL)(files, adapter))
         _check_widths(path, config.model)
         try:
             model = build_model(config.model, *files.tokenizers.vocab_sizes)
@@ -228,7 +234,6 @@ def read_weights(files: ModelFiles) -> ModelBundle:
             problem = f"{path} does not match config.yaml and tokenizer:\n  {problems}"
             raise CheckpointError(problem, fix=_RESTORE)
         model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
-    parts = config, files.tokenizers, files.step, files.folder, files.manifest
     return ModelBundle(*parts, model.eval())
 
 
@@ -458,7 +463,8 @@ def write_average(
     record |= {"package_version": __version__, "steps": steps, "checkpoints": made_of}
 
     def write(place: Path) -> None:
-        stored.save_tensors(average_weights(paths), place / stored.MODEL)
+        adapter = stored.adapter_record(paths[0] / stored.MODEL)
+        stored.save_tensors(average_weights(paths), place / stored.MODEL, adapter)
         write_json(place / RECORD, record)
 
     write_model_folder(folder, run_dir, max(steps), write)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nmt.checkpoint.files import Checkpoint
-from nmt.checkpoint.model_folder import CONFIG, load_folder_config, load_model
+from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint
+from nmt.checkpoint.model_folder import CONFIG, find_model, load_folder_config, read_weights
 from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
 from nmt.config.data import BatchConfig
 from nmt.config.run import RunConfig
@@ -34,7 +34,7 @@ from nmt.files.atomic import write_errors
 from nmt.inference.request import Request
 from nmt.metrics.metric import lower_is_better, split_argument
 from nmt.model.transformer import build_model, count_parameters
-from nmt.registry import Registry
+from nmt.registry import Registry, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizer, load_tokenizers
 from nmt.training.checkpoints import Progress
@@ -50,6 +50,7 @@ from nmt.training.validation import COMMAND, HeldOutText, ValidationSet, Validat
 # Keys of the model section that may differ when weights are loaded from another model.
 _REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 _MOST_WORKERS = 4
+_ADAPT = "nmt.extras.adaptation.lora:adapt"
 # Names in `training.trackers` -> functions from the configuration to a reporter.
 TRACKERS = Registry[Callable[[RunConfig], Reporter]](
     "tracker", {name: f"nmt.extras.tracking.services:{name}" for name in BUILTIN_TRACKERS}
@@ -81,7 +82,7 @@ def build(
         own = {"gradient_accumulation": reshared(checkpoint.state, processes.size)}
         batch = BatchConfig.model_validate(checkpoint.state["batch"] | own)
     try:
-        updater = _updater(config, data, processes)
+        updater, adapter = _updater(config, data, processes, checkpoint)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -120,7 +121,7 @@ def build(
     validator = Validator(updater, sets, stop, validation.choose_by)
     starts_pretrained = training.init_from is not None
     is_forgetful = starts_pretrained and not all(held_out.is_choosing for held_out in sets)
-    return TrainingSetup(training, data, updater, loader, validator, is_forgetful)
+    return TrainingSetup(training, data, updater, loader, validator, is_forgetful, adapter)
 
 
 def _validation_sets(
@@ -167,25 +168,34 @@ def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request]
     return [request for request, _ in chosen], [target for _, target in chosen]
 
 
-def _updater(config: RunConfig, data: PreparedData, processes: Processes) -> Updater:
-    """Return an updater with a new model and its optimizer."""
-    training, vocab = config.training, data.manifest
+def _updater(
+    config: RunConfig, data: PreparedData, processes: Processes, checkpoint: Checkpoint | None
+) -> tuple[Updater, AdapterRecord | None]:
+    """Return an updater with a new model and its optimizer, and `TrainingSetup.adapter`."""
+    training, vocab, adapter = config.training, data.manifest, None
     device = choose_device(training.device)
-    torch.manual_seed(training.seed)
-    model = build_model(config.model, vocab.source_vocab_size, vocab.target_vocab_size).to(device)
-    model.recompute = training.activation_checkpointing
-    freeze(model, training.freeze)
     precision = choose_precision(training.precision, device)
-    return Updater(
+    torch.manual_seed(training.seed)
+    model = build_model(config.model, vocab.source_vocab_size, vocab.target_vocab_size)
+    freeze(model, training.freeze)
+    if training.lora is not None:
+        recorded = checkpoint and checkpoint.state[ADAPTER]
+        adapter = load_attribute(_ADAPT)(model, config, recorded)
+    model = model.to(device)
+    model.recompute = training.activation_checkpointing
+    optimizer = build_optimizer(
         model,
-        build_optimizer(
-            model, training.optimizer, precision.weight_dtype, ema_decay=training.ema_decay
-        ),
-        precision,
-        LOSSES[loss_name(training)](training),
-        clip_norm=training.optimizer.clip_norm,
-        processes=processes,
+        training.optimizer,
+        precision.weight_dtype,
+        ema_decay=training.ema_decay,
+        frozen_dtype=precision.dtype if adapter else None,
     )
+    objective = LOSSES[loss_name(training)](training)
+    clip_norm = training.optimizer.clip_norm
+    updater = Updater(
+        model, optimizer, precision, objective, clip_norm=clip_norm, processes=processes
+    )
+    return updater, adapter
 
 
 def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
@@ -228,6 +238,7 @@ def run_record(config: RunConfig, setup: TrainingSetup, *, is_compiled: bool) ->
         "identity": identity(config, num_processes=updater.processes.size, **hashes),
         "machine": machine(updater.device) | arithmetic,
         "batch": setup.loader.config.model_dump(mode="json"),
+        ADAPTER: setup.adapter,
     }
 
 
@@ -299,9 +310,14 @@ def init_from(config: RunConfig, updater: Updater) -> list[str]:
     folder = config.training.init_from
     if folder is None:
         return []
-    start = load_model(folder)
-    updater.optimizer.load_weights(start.model.state_dict())
+    start = find_model(folder)
     notes = [f"starting with the weights of {folder}"]
+    if config.training.lora is None:
+        updater.optimizer.load_weights(read_weights(start).model.state_dict())
+    else:  # `_updater` has loaded them
+        kept, total = len(updater.optimizer.parameters.weights), count_parameters(updater.model)
+        share = f"{kept:,} parameters of adapters ({kept / sum(total.values()):.2%} of all)"
+        notes.append(f"training {share}; the other weights are frozen and are not saved")
     was, now = ((c.source_language, c.target_language) for c in (start.config, config))
     if was != now:
         text = f"from {was[0]} to {was[1]}, but this run translates from {now[0]} to {now[1]}"
@@ -346,6 +362,8 @@ def check_tools(config: RunConfig) -> None:
     if validation.command and shutil.which(validation.command[0]) is None:
         problem = f"training.validation.command: there is no program {validation.command[0]}."
         raise ConfigError(problem, fix="Install the program, or correct the command.")
+    if config.training.lora is not None:
+        load_attribute(_ADAPT)  # the extra may be missing
     # Only these: others may start something when they are made.
     for name in {*BUILTIN_TRACKERS} & {*config.training.trackers}:
         TRACKERS[name](config)

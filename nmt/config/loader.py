@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from nmt.config.data import CorpusConfig
 from nmt.config.keys import KeyPath, find_key, find_problems, unknown_key
 from nmt.config.model import OF_BEAMS, DecodingConfig
-from nmt.config.run import RunConfig, with_scale
+from nmt.config.run import RunConfig, filled_in, with_scale
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError, did_you_mean
 from nmt.installation import SHIPPED, shipped_configs, shipped_file
@@ -55,7 +55,7 @@ def load_config(
             problems.append(error.problem)
         except ValueError as error:
             problems.append(f"`set` {text}: {error}")
-    values = document.values
+    values = _with_start(document.values)
     corpora = dict(_corpora("data", values.get("data")))
     missing = None  # error about missing files
     try:
@@ -85,6 +85,23 @@ def load_config(
     start = [] if is_one else [f"{len(problems)} problems in the configuration:"]
     fix = "Correct the configuration. `nmt config keys` describes every key."
     raise ConfigError("\n  ".join([*start, *problems]), fix=fix)
+
+
+def _with_start(values: dict[str, Any]) -> dict[str, Any]:
+    """Add the keys that a model keeps from the configuration of `training.init_from`."""
+    training = values.get("training")
+    training = training if isinstance(training, dict) else {}
+    path = Path(str(training.get("init_from"))) / "config.yaml"
+    if not path.is_file():  # reported when training starts
+        return values
+    start, model = _read_keys(path).values, values.get("model")
+    names = {"model", "tokenizer", "decoding"}
+    if isinstance(model, dict) and "preset" in model:  # the other keys are those of the preset
+        names.remove("model")
+    if "vocabulary" in (training.get("init_differences") or ()):
+        names.remove("tokenizer")
+    kept = {name: start[name] for name in names if isinstance(start.get(name), dict)}
+    return filled_in(values, kept)
 
 
 def _read_keys(path: Path) -> Document:

@@ -179,6 +179,11 @@ class LoraConfig(Section):
         json_schema_extra={"allowed": "a list of attention, feed-forward, embeddings"},
     )
 
+    @property
+    def scale(self) -> float:
+        """Factor on the product of the matrices."""
+        return self.alpha / self.rank
+
 
 class TrainingConfig(Section):
     """Training. Steps are optimizer updates.
@@ -207,7 +212,8 @@ class TrainingConfig(Section):
             (Liang et al. 2021). 5 is usual; doubles the work per update.
         ema_decay: Decay of the moving average of the weights, for example 0.999. The average is
             used for validation and translation.
-        init_from: Run or model folder to fine-tune: start with its weights and vocabulary.
+        init_from: Run or model folder to fine-tune: start with its weights and vocabulary. Omitted
+            keys of ``model``, ``tokenizer`` and ``decoding`` have the values of that model.
         init_differences: Differences from the model of ``init_from``. ``vocabulary``: this run
             learns a vocabulary, and subwords of both vocabularies keep their embeddings.
             ``layers``: the numbers of layers differ. ``encoder`` and ``decoder``: this part starts

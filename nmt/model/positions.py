@@ -215,6 +215,8 @@ class Embedding(nn.Module):
             (N, D).
         """
         values = F.embedding(ids, vectors)
+        if torch.is_autocast_enabled(values.device.type):
+            values = values.float()  # frozen embeddings may have 16 bits
         if self._scale != 1:
             values = values * self._scale
         if self._zero_start:

@@ -261,15 +261,18 @@ def _sum_chunks(
     bias: Tensor | None,
     gold: Tensor,
     step: _Step,
-    gradients: tuple[Tensor, Tensor, Tensor | None],
+    gradients: tuple[Tensor, Tensor | None, Tensor | None],
 ) -> Tensor:
-    """Return the summed loss of ``hidden`` (N, P, D), and add to zeroed ``gradients`` in place."""
+    """Return the summed loss of ``hidden`` (N, P, D), and add to zeroed ``gradients`` in place.
+
+    A gradient of None is not computed.
+    """
     of_hidden, of_weight, of_bias = gradients
     chunks, (_, passes, _) = _Chunks.of(hidden, weight), hidden.shape
     # Adding a product to a 16-bit sum takes half the time of adding it in float32, but a long
     # 16-bit sum loses small addends.
     is_wide = weight.dtype == torch.float32
-    narrow_sum = of_weight if is_wide else torch.zeros_like(weight)
+    narrow_sum = of_weight if is_wide or of_weight is None else torch.zeros_like(weight)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     split = (tensor.split(chunks.size) for tensor in (hidden, of_hidden, gold))
     for number, (states, of_states, wanted) in enumerate(zip(*split, strict=True), start=1):
@@ -296,12 +299,13 @@ def _sum_chunks(
             else:
                 by_logits[first:last] = gradient
         of_states.copy_((by_logits @ weight)[: len(states) * passes].view_as(of_states))
+        if of_weight is None or narrow_sum is None:
+            continue
         narrow_sum.addmm_(by_logits.T, rows)
-        if not is_wide and number % chunks.per_sum == 0:
+        is_last = number * chunks.size >= len(hidden)
+        if not is_wide and (is_last or number % chunks.per_sum == 0):
             of_weight += narrow_sum
             narrow_sum.zero_()
-    if not is_wide:
-        of_weight += narrow_sum
     return total
 
 
@@ -317,13 +321,17 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, gold: Tensor, step: _Step
     ) -> Tensor:
         of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        parameters = zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
+        of_weight, of_bias = (
+            torch.zeros_like(each, dtype=torch.float32) if each is not None and needed else None
+            for each, needed in parameters
+        )
         # Under autocast, `hidden` has another dtype than the parameters.
         cast, shift = weight.to(hidden.dtype), bias if bias is None else bias.to(hidden.dtype)
         total = _sum_chunks(hidden, cast, shift, gold, step, (of_hidden, of_weight, of_bias))
         of_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
-        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype), of_bias)
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        ctx.save_for_backward(of_hidden, of_weight, of_bias)
         return total
 
     @staticmethod
@@ -331,8 +339,10 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight, of_bias = ctx.saved_tensors
         scale = gradient.to(of_hidden.dtype)
-        of_bias = None if of_bias is None else of_bias * scale
-        return of_hidden * scale, of_weight * scale, of_bias, None, None
+        of_weight, of_bias = (
+            None if each is None else each * scale for each in (of_weight, of_bias)
+        )
+        return of_hidden * scale, of_weight, of_bias, None, None
 
 
 _chunked: Callable[..., Tensor] = _ChunkedLoss.apply

@@ -75,15 +75,25 @@ class FlatParameters:
         model: The model, already on its device.
         dtype: Dtype of the model's parameters. If it is not float32, the buffers keep a float32
             master copy and sum gradients in float32.
+        frozen_dtype: Dtype of frozen parameters that another file contains (`training.lora`). They
+            are converted in place, so they are held once, and are not part of the buffers. None:
+            frozen parameters are kept like trained ones.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, frozen_dtype: torch.dtype | None = None
+    ) -> None:
         self.working_dtype = dtype  # Dtype of the model's parameters.
         self._fused_rows = fused_rows(model)
         named = list(model.named_parameters())
         trained = [(name, p) for name, p in named if p.requires_grad]
         self._trained = sorted(trained, key=lambda item: not is_matrix(*item))
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
+        self._held: list[nn.Parameter] = []
+        if frozen_dtype is not None:
+            self._held, self._frozen = [parameter for _, parameter in self._frozen], []
+            for parameter in self._held:
+                parameter.data = parameter.data.to(frozen_dtype)
         # Elements of the trained matrices, which come first, and of all trained parameters.
         self.matrix_size = sum(p.numel() for name, p in trained if is_matrix(name, p))
         self.trained_size = sum(p.numel() for _, p in trained)
@@ -108,6 +118,11 @@ class FlatParameters:
             else:
                 parameter.register_post_accumulate_grad_hook(self._take)
         self.clear()
+
+    @property
+    def has_narrow(self) -> bool:
+        """Whether frozen parameters have fewer bits than trained ones."""
+        return any(parameter.dtype.itemsize < 4 for parameter in self._held[:1])
 
     def _take(self, parameter: nn.Parameter) -> None:
         """Move a gradient of the working dtype into the float32 buffer.
@@ -149,11 +164,17 @@ class FlatParameters:
 
     @contextmanager
     def lend(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Make the model use ``weights``, in their dtype and without a copy, inside the context."""
+        """Make the model use ``weights``, in float32 and without a copy, inside the context.
+
+        Frozen parameters of another file are copied to float32.
+        """
         own = [(parameter, parameter.data) for _, parameter in self._trained + self._frozen]
+        own += [(parameter, parameter.data) for parameter in self._held]
         try:
             for name, parameter in self._trained + self._frozen:
                 parameter.data = weights[name]
+            for parameter in self._held:
+                parameter.data = parameter.data.float()
             yield
         finally:
             for parameter, data in own:
@@ -180,7 +201,7 @@ class FlatParameters:
         ]
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, float32 view) for each frozen parameter."""
+        """Yield (name, float32 view) for each frozen parameter, except those of another file."""
         return _cut(self._master[self.trained_size :], self._frozen)
 
 
@@ -429,6 +450,7 @@ def build_optimizer(
     dtype: torch.dtype,
     *,
     ema_decay: float | None = None,
+    frozen_dtype: torch.dtype | None = None,
 ) -> ModelOptimizer:
     """Create the configured optimizer of a model.
 
@@ -437,10 +459,11 @@ def build_optimizer(
         config: The ``optimizer`` section.
         dtype: Dtype of the model's parameters during training; see `FlatParameters`.
         ema_decay: Decay of the moving average; see `ModelOptimizer`.
+        frozen_dtype: See `FlatParameters`.
 
     Raises:
         ConfigError: No optimizer is registered as `kind`.
     """
-    parameters = FlatParameters(model, dtype)
+    parameters = FlatParameters(model, dtype, frozen_dtype)
     optimizer = OPTIMIZERS[config.kind](parameters, config)
     return ModelOptimizer(parameters, optimizer, ema_decay=ema_decay)

@@ -16,6 +16,7 @@ from itertools import islice
 
 import numpy as np
 
+from nmt.checkpoint.files import AdapterRecord
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Loader, Position
 from nmt.data.prepared import PreparedData
@@ -54,6 +55,7 @@ class TrainingSetup:
     loader: Loader
     validator: Validator
     validates_first: bool = False  # before the first update, to show what the run forgets
+    adapter: AdapterRecord | None = None  # Set if only adapters are trained.
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,8 @@ class Validator:
     """Computes loss and scores on the validation sets; processes share the work.
 
     The loss is computed in the precision of training. On a CPU, translation uses float32 weights,
-    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search.
+    because oneDNN would compile a 16-bit kernel for each of the many sizes of a search. So it does
+    if frozen weights have 16 bits, because the trained weights have 32.
     """
 
     updater: Updater  # Updater of the model.
@@ -308,7 +309,7 @@ class Validator:
         rank, size = self.updater.processes.rank, self.updater.processes.size
         own, optimizer = text.sources[rank::size], self.updater.optimizer
         lent: Any = nullcontext()
-        if self.updater.precision.repeats_sizes:
+        if self.updater.precision.repeats_sizes or optimizer.parameters.has_narrow:
             lent = optimizer.parameters.lend(optimizer.weights())
         options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
         with lent, progress_bar("validating: translation", unit="lines", **options) as bar:

@@ -43,9 +43,9 @@ def kill_before(number: int) -> None:
 
         return wrapper
 
-    def torn(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def torn(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None) -> None:
         """Half of the file is on the disk before the rest follows."""
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
         finish(path, content)

@@ -17,7 +17,9 @@ EXTRAS = [name for name in EXTRAS if not name.startswith("__")]
 HELLO = str(ROOT / "configs" / "hello.yaml")
 TEXT = str(ROOT / "configs" / "hello.en")
 # A command that each extra is needed for.
+_LORA = ["--set", "training.lora={rank: 2}", "--set", "training.init_from=runs/hello"]
 NEEDING = {
+    "adaptation": ["train", HELLO, *_LORA],
     "analysis": ["evaluate", TEXT, "--reference", TEXT, "--report", "report.html"],
     "cleaning": ["prepare", HELLO, "--set", "prepared_dir=p", "--score-with", "runs/a,runs/b"],
     "comet": ["evaluate", TEXT, "--reference", TEXT, "--metric", "comet"],

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment
 
 from nmt.checkpoint import model_folder
-from nmt.checkpoint.files import MODEL, read_state
+from nmt.checkpoint.files import MODEL, adapter_record, read_state, save_tensors
 from nmt.checkpoint.model_folder import (
     CARD,
     CONFIG,
@@ -49,7 +49,7 @@ _SCORES = ("loss", "perplexity", "bleu", "chrf")
 
 
 class ExportTarget:
-    """An export format. This base class copies the weights unchanged.
+    """An export format. This base class copies the weights; adapters are merged.
 
     The caller writes the configuration, tokenizer, model card and manifest.
     """
@@ -77,7 +77,10 @@ class ExportTarget:
             shortlist: The likely target tokens of each source token, if the model has a shortlist.
         """
         del dtype, shortlist  # this format has one dtype, and the caller copies the shortlist
-        shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
+        if adapter_record(bundle.folder / MODEL):
+            save_tensors(bundle.model.state_dict(), folder / MODEL)
+        else:
+            shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
 
 
 EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry(
