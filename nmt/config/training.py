@@ -285,6 +285,8 @@ class TrainingConfig(Section):
         for key in ("init_differences", "lora") if self.init_from is None else ():
             if getattr(self, key):
                 yield f"{key} needs init_from, the model to start from"
+        if self.lora and self.init_differences:
+            yield "lora adapts the whole model of init_from: remove init_differences"
         if shape == "inverse_sqrt" and not self.schedule.warmup_updates(total_steps=1):
             # Without warm-up the rate would be peak_lr / sqrt(step).
             yield "schedule.shape inverse_sqrt needs warm-up: set warmup_steps"

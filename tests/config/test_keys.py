@@ -59,9 +59,7 @@ def test_the_nearest_key_is_found_in_the_whole_tree(wrong: str, meant: str | Non
 
 
 def test_every_alias_names_keys_that_exist_and_is_none_of_them() -> None:
-    # Papers also call other things alpha and layers.
-    keys = [key for key in all_keys() if key.path[:2] != ("training", "lora")]
-    own, sections = {key.path[-1] for key in keys}, {key.path[0] for key in keys}
+    own, sections = {key.path[-1] for key in all_keys()}, {key.path[0] for key in all_keys()}
     of_keys = [(ours, others) for ours, others in ALIASES if not is_of_command_line(ours)]
     names = Counter(name for _, others in of_keys for name in others.split())
     # Keys of training.lora; elsewhere they are names of other toolkits.
