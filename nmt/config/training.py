@@ -179,11 +179,6 @@ class LoraConfig(Section):
         json_schema_extra={"allowed": "a list of attention, feed-forward, embeddings"},
     )
 
-    @property
-    def scale(self) -> float:
-        """Factor on the product of the matrices."""
-        return self.alpha / self.rank
-
 
 class TrainingConfig(Section):
     """Training. Steps are optimizer updates.

@@ -57,7 +57,7 @@ class AdaptedLinear(nn.Linear):
         self.lora_b = nn.ParameterList(torch.zeros(count, config.rank) for count in rows)
         for matrix in self.lora_a:
             nn.init.kaiming_uniform_(matrix, a=5**0.5)  # as in the code of the authors
-        self._scale, self._dropout = config.scale, config.dropout
+        self._scale, self._dropout = config.alpha / config.rank, config.dropout
 
     @override
     def forward(self, input: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def adapt(model: Transformer, config: RunConfig, recorded: AdapterRecord | None)
         base = find_base(start, config.run_dir, recorded["base"])
     model.load_state_dict(read_weights(base).model.state_dict())
     add_adapters(model, lora)
-    return AdapterRecord(base=base.sha256, scale=lora.scale)
+    return AdapterRecord(base=base.sha256, scale=lora.alpha / lora.rank)
 
 
 def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:

@@ -69,7 +69,7 @@ def test_the_merged_model_computes_what_the_adapted_model_computes(
     model, saved = adapted(config, **options)
     merged, batch = small_model(**options).eval(), batch_of([3, 5])
     before = merged(batch.source, batch.target)
-    merge(merged.state_dict(), saved, config.scale)
+    merge(merged.state_dict(), saved, alpha / rank)
     expected = model(batch.source, batch.target)
     assert not torch.allclose(before, expected, atol=1e-3)
     assert torch.allclose(merged(batch.source, batch.target), expected, atol=1e-4)
