@@ -2,7 +2,7 @@
 
 The package huggingface_hub does the work. For model folders, this module adds two checks: a folder
 must be complete before the upload and after the download, and files that can contain code are
-refused. Of a Marian model, only the files that the import reads are downloaded, into the cache of
+refused. Of other models, only the files that the import reads are downloaded, into the cache of
 huggingface_hub. ``HF_ENDPOINT`` is the address of a different hub; ``HF_TOKEN``, the access token.
 """
 
@@ -32,8 +32,11 @@ from nmt.files.json_file import NAME as MANIFEST
 from nmt.files.json_file import FileRecord, Manifest, read_json
 
 _NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
-# Files of a Marian model that an import reads, except the weights of Hugging Face.
-_MARIAN = re.compile(r"(\w+_)?(config|vocab)\.json|[\w.+-]+\.(spm|npz|vocab|yml)")
+# Files that an import reads, except the weights of Hugging Face.
+_IMPORTED = re.compile(
+    r"(\w+_)?(config|vocab)\.json|(tokenizer|added_tokens|special_tokens_map)\.json"
+    r"|[\w.+-]+\.(spm|npz|vocab|yml)|sentencepiece\.bpe\.model"
+)
 _ALLOWED = re.compile(r"(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|json|yaml|model|md)")
 
 
@@ -132,7 +135,7 @@ def _named(name: str, **values: Any) -> dict[str, Any]:
 
 
 def pull(options: PullOptions) -> PullResult:
-    """Download a model folder and compare every file with the manifest; or import a Marian model.
+    """Download a model folder and compare every file with the manifest; or import a model.
 
     Raises:
         CheckpointError: The repository is not a supported model or is damaged, or the hub cannot be
@@ -157,29 +160,29 @@ def pull(options: PullOptions) -> PullResult:
         else:
             origin = f"Imported from {hub_address()}/{repository}, commit {info.sha}, license: "
             origin += f"{getattr(info.card_data, 'license', None) or 'unknown'}."
-            _pull_marian(repository, names, download, options, origin)
+            _pull_original(repository, names, download, options, origin)
     return PullResult(output, f"{repository}@{info.sha}")
 
 
-def _pull_marian(
+def _pull_original(
     repository: str,
     names: set[str],
     download: Callable[..., str],
     options: PullOptions,
     origin: str,
 ) -> None:
-    """Download the files that the import of a Marian or MarianMT model needs; then import it.
+    """Download the files that the import of a model needs; then import it.
 
     An unsupported Hugging Face model is refused before the weights are downloaded.
     """
     from nmt.extras.exchange import hugging_face, import_model  # noqa: PLC0415 - they load torch
 
-    needed = [name for name in sorted(names) if _MARIAN.fullmatch(name)]
+    needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
     if hugging_face.HF_CONFIG in names:
         hugging_face.read_settings(Path(download(allow_patterns=[hugging_face.HF_CONFIG])))
         needed += hugging_face.weight_files(repository, sorted(names))
     elif not any(name.endswith(".npz") for name in names):
-        problem = f"{repository} is neither an nmt model folder nor a Marian model"
+        problem = f"{repository} is neither an nmt model folder nor a Marian, M2M-100 or NLLB model"
         fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
         raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
     source = Path(download(allow_patterns=needed))

@@ -18,7 +18,6 @@ from safetensors import safe_open
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.imported import ACTIVATIONS, FloatArray, reading, refused
-from nmt.extras.exchange.options import EXAMPLE
 from nmt.files.json_file import field, read_json
 
 HF_CONFIG = "config.json"
@@ -35,6 +34,11 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "static_position_embeddings": (True, None),
         "activation_function": tuple(ACTIVATIONS),
     },
+    # Transformers ignores ``normalize_before``, and always normalizes before.
+    "m2m_100": {
+        "normalize_before": (True, None),
+        "activation_function": (*ACTIVATIONS, None),
+    },
 }
 # Settings of a search that have the same name and meaning in Hugging Face.
 _SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
@@ -47,10 +51,9 @@ def read_settings(source: Path) -> dict[str, Any]:
         CheckpointError: A file is damaged, or nmt does not support the model.
     """
     settings = load_json(source / HF_CONFIG)
-    if settings.get("model_type") == "m2m_100":
-        problem = "nmt cannot import M2M-100 and NLLB models (model_type: m2m_100) yet."
-        raise CheckpointError(problem, fix=f"Use an OPUS-MT model, such as {EXAMPLE}.")
     kind = str(settings.get("model_type"))
+    if kind == "nllb_moe":
+        raise refused("a mixture of experts (model_type: nllb_moe)")
     for name, allowed in {"model_type": tuple(_SUPPORTED), **_SUPPORTED.get(kind, {})}.items():
         if (value := settings.get(name)) not in allowed:
             raise refused(f"{name}: {value}")

@@ -1,4 +1,4 @@
-"""``nmt import``: convert a Marian or MarianMT model to a model folder.
+"""``nmt import``: convert a pretrained model to a model folder.
 
 Vocabularies of nmt begin with PAD, UNK, BOS and EOS; those of other systems do not. The
 import reorders the rows of the embedding matrices and the SentencePiece models in the same way.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +23,19 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[att
 from nmt.checkpoint.files import MODEL, tensor_differences
 from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, check_new_folder, write_model_folder
 from nmt.commands.result import log_next_commands
-from nmt.config.data import LANGUAGE_CODE
+from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig, check_languages
-from nmt.errors import CheckpointError, ConfigError, shell_command
+from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder, write_card
 from nmt.extras.exchange.hugging_face import HF_CONFIG, read_settings
 from nmt.extras.exchange.imported import COPY_AGAIN, FloatArray, Imported, Vocabulary, reading
+from nmt.extras.exchange.m2m import read_m2m
 from nmt.extras.exchange.marian import DECODER, check_sizes, read_marian, read_marian_mt
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from nmt.text.languages import primary_code
 from nmt.text.tokenizer import JOINT, SOURCE, TARGET
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
@@ -42,8 +44,13 @@ _ADAPTER = "adapter_config.json"  # of the package peft
 _NO_ROW = -1
 # Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
 _NEVER = -30.0
+# Codes of the usual source and the usual target language of a multilingual model.
+_USUAL = (("en", "eng"), ("fr", "fra"))
 # Type of a Hugging Face model -> its reader.
-_READERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Imported]] = {"marian": read_marian_mt}
+_READERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Imported]] = {
+    "marian": read_marian_mt,
+    "m2m_100": read_m2m,
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class ImportSummary(WrittenFolder):
 
 
 def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSummary:
-    """Convert a Marian or MarianMT model, and write the result as a model folder.
+    """Convert a Marian, MarianMT, M2M-100 or NLLB-200 model to a model folder.
 
     Args:
         options: Source, output and languages.
@@ -85,7 +92,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> tupl
         The codes of source and target language.
     """
     output, shape = options.output, model.model
-    codes = _codes(options.languages, model.languages)
+    codes = _codes(options.languages, model)
     sides, shared = (model.source, model.target), shape.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
         problem = "The model has one embedding matrix for two different vocabularies."
@@ -107,11 +114,13 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> tupl
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported",
         "source_language": codes[0],
         "target_language": codes[1],
-        "data": {"train": [corpus], "valid": corpus},
+        "data": {"train": [corpus], "valid": corpus, "language_tags": model.language_tags},
         "tokenizer": {
             "kind": spec.ModelType.Name(spec.model_type).lower(),
             "vocab_size": sizes[0] if shared else {"source": sizes[0], "target": sizes[1]},
             "joint": shared,
+            "byte_fallback": spec.byte_fallback,
+            "user_defined_symbols": [x for x in orders[0].tokens if x in _tags(model)],
         },
         "filters": {"max_length": model.max_length},
         "model": shape,
@@ -143,7 +152,7 @@ def _read(place: Path, source: Path) -> Imported:
     if place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
         return read_marian(place)
     problem = "is not a model: it has neither config.json (Hugging Face) nor an .npz file (Marian)"
-    fix = "Pass the folder of a MarianMT or Marian model."
+    fix = "Pass the folder of a Marian, MarianMT, M2M-100 or NLLB-200 model."
     # The cache of huggingface_hub has the files of a model in ``snapshots/COMMIT``.
     around = (place.parent / HF_CONFIG, *place.glob(f"*/*/{HF_CONFIG}"))
     if not source.exists():
@@ -175,15 +184,33 @@ def _unpacked(source: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _codes(given: str | None, named: tuple[str, str] | None) -> tuple[str, str]:
-    if given is None and named is not None:
-        return named
+def _tags(model: Imported) -> Collection[str]:
+    """Return the language tags that nmt adds; those of OPUS-MT are part of the text."""
+    return model.source.symbols if model.language_tags else ()
+
+
+def _codes(given: str | None, model: Imported) -> tuple[str, str]:
+    """Return the codes of source and target language: given, named by the files, or usual."""
+    tags = _tags(model)
+    codes = [tag.removeprefix("<2").removesuffix(">") for tag in tags]
+    codes.sort(key=lambda code: ([primary_code(code) not in usual for usual in _USUAL], code))
+    named = model.languages or codes[:2]
+    if given is None and len(named) == 2:
+        return named[0], named[1]
     source, _, target = (given or "").partition("-")
     if source == target or not all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target)):
         unknown = "The model files do not state the language pair."
         problem = f"`languages` {given!r} is not a language pair." if given else unknown
         raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")
-    check_languages({"`languages`": source, "`languages` ": target})
+    if not tags:
+        check_languages({"`languages`": source, "`languages` ": target})
+        return source, target
+    symbols = [language_symbol(code, tags) for code in (source, target)]
+    for code, symbol in zip((source, target), symbols, strict=True):
+        if symbol is None:
+            problem = f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}"
+            raise ConfigError(problem, fix=f"Use codes of the model, such as {named[0]}.")
+    source, target = (str(symbol)[2:-1] for symbol in symbols)
     return source, target
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
+from nmt.config.data import LanguageTags
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import CheckpointError
 from nmt.text.tokenizer import is_tag
@@ -91,6 +92,7 @@ class Imported:
     decoding: DecodingConfig  # The search options in the files of the model.
     max_length: int = DEFAULT_MAX_LENGTH  # Longest line in subwords; longer lines are split.
     languages: tuple[str, str] | None = None  # Language codes, if the files contain them.
+    language_tags: LanguageTags | None = None  # Place of the tags, if there are several languages.
 
 
 def read_sentencepiece(path: Path) -> Any:

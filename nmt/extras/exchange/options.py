@@ -35,11 +35,13 @@ class ExportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions(Options):
-    """The Marian or MarianMT model to import.
+    """The model to import.
 
     Args:
-        source: Folder or .zip of a MarianMT (Hugging Face) or OPUS-MT model, or a Marian .npz file.
-        languages: Language pair of the model, such as en-de.
+        source: Folder or .zip of a MarianMT, M2M-100 or NLLB-200 (Hugging Face) or OPUS-MT model,
+            or a Marian .npz file.
+        languages: Language pair of the model, such as en-de. With several languages: the pair that
+            is used unless `from` and `to` are set.
     """
 
     source: Annotated[Path, Flag(argument=True)]
@@ -76,7 +78,7 @@ class PullOptions(Options):
 
     Args:
         name: Repository on the Hugging Face Hub. ORG/NAME@COMMIT selects a version.
-        languages: Language pair of a Marian model, such as en-de.
+        languages: Language pair of the model, such as en-de; see `nmt import`.
     """
 
     name: _HubName

@@ -26,6 +26,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.hub import PullResult, PushResult, check_names, parse_name, pull, push
 from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
+from tests.extras.exchange.m2m_files import write_nllb
 from tests.extras.exchange.marian_files import KINDS, write
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -210,7 +211,9 @@ def test_damage_during_the_transfer_is_an_error(hub: Hub, model: Path, back: Pat
         pulled(back)
     assert not back.exists()
     del hub.files["manifest.json"]
-    with pytest.raises(CheckpointError, match=r"neither an nmt model folder nor a Marian model"):
+    with pytest.raises(
+        CheckpointError, match=r"neither an nmt model folder nor a Marian, M2M-100 or NLLB"
+    ):
         pulled(back)
 
 
@@ -226,7 +229,7 @@ def test_a_pulled_marianmt_model_translates_and_nothing_else_is_downloaded(
     needed = {path.name for path in theirs.iterdir()}
     for name in ("tf_model.h5", "rust_model.ot", "flax_model.msgpack", "pytorch_model.bin"):
         hub.files[name] = b"x"
-    hub.files |= {"README.md": b"# x", "run.py": b"x", "special_tokens_map.json": b"{}"}
+    hub.files |= {"README.md": b"# x", "run.py": b"x", "source.bpe": b"x"}
     result = CliRunner().invoke(app, ["pull", NAME, "-o", str(back)])
     assert (result.exit_code, result.stdout) == (0, f"{NAME}@{COMMIT}\n")
     assert set(hub.sent) == needed
@@ -241,11 +244,21 @@ def test_a_pulled_marianmt_model_translates_and_nothing_else_is_downloaded(
         pulled(tmp_path / "again")
 
 
+def test_the_files_of_a_multilingual_model_are_pulled(hub: Hub, tmp_path: Path, back: Path) -> None:
+    theirs = write_nllb(tmp_path / "theirs")
+    load_files(hub, theirs)
+    needed = {path.name for path in theirs.iterdir()}
+    hub.files |= {"README.md": b"# x", "flax_model.msgpack": b"x", "pytorch_model.bin": b"x"}
+    pulled(back)
+    assert set(hub.sent) == needed
+    assert load_model(back).config.language_tags == "both"
+
+
 def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
     hub: Hub, back: Path
 ) -> None:
-    hub.files |= {"config.json": b'{"model_type": "m2m_100"}', "pytorch_model.bin": b"x"}
-    with pytest.raises(CheckpointError, match="cannot import M2M-100 and NLLB"):
+    hub.files |= {"config.json": b'{"model_type": "nllb_moe"}', "pytorch_model.bin": b"x"}
+    with pytest.raises(CheckpointError, match="mixture of experts"):
         pulled(back)
     assert hub.sent == ["config.json"]
 

@@ -273,7 +273,6 @@ def test_difficult_lines_get_the_same_subwords_as_in_hugging_face(
     ("name", "change", "message"),
     [
         ("config.json", {"model_type": "t5"}, "model_type: t5"),
-        ("config.json", {"model_type": "m2m_100"}, "cannot import M2M-100 and NLLB models"),
         ("config.json", {"decoder_attention_heads": 2}, "4 heads in the encoder and 2"),
         ("config.json", {"activation_function": "tanh"}, "activation_function: tanh"),
         ("config.json", {"normalize_before": True}, "normalize_before: True"),

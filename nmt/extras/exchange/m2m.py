@@ -1,0 +1,169 @@
+"""Read multilingual models: M2M-100 and NLLB-200, from folders of Hugging Face.
+
+Both (Fan et al. 2021; NLLB Team 2022, ``model_type: m2m_100``) put the tag of a language in front
+of each side. A folder has ``config.json``, weights, ``sentencepiece.bpe.model``, and for M2M-100
+also ``vocab.json``. The ids of NLLB-200 are fairseq's: four special tokens, then the subwords of
+SentencePiece without its own three. Language tokens come after the subwords. Those of NLLB-200 are
+named in ``tokenizer.json``, ``tokenizer_config.json``, ``added_tokens.json`` or
+``special_tokens_map.json``; those of M2M-100 are always the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmt.config.model import ModelConfig
+from nmt.errors import CheckpointError
+from nmt.extras.exchange.hugging_face import TensorFiles, decoding_of, load_json, tokens_by_id
+from nmt.extras.exchange.imported import (
+    ACTIVATIONS,
+    COPY_AGAIN,
+    EMBEDDINGS,
+    HUGGING_FACE,
+    Imported,
+    Vocabulary,
+    read_sentencepiece,
+    reading,
+    refused,
+    weights_of,
+)
+
+# Names of the shared embedding matrix; a file has one or more of them.
+_VECTORS = tuple(
+    f"model.{x}.weight" for x in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+)
+_SENTENCEPIECE = "sentencepiece.bpe.model"
+_FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
+_TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")
+# Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
+_LANGUAGES = {
+    "m2m100": (
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
+        "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
+        "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl "
+        "tn tr uk ur uz vi wo xh yi yo zh zu"
+    ),
+    "wmt21": "en ha is ja cs ru zh de",
+}
+# A language token of M2M-100, such as __de__, or of NLLB-200, such as deu_Latn.
+_LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
+
+
+def read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
+    """Read an M2M-100 or NLLB-200 folder of Hugging Face.
+
+    Args:
+        source: The folder.
+        settings: From `nmt.extras.exchange.hugging_face.read_settings`.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or nmt does not support the model.
+    """
+    options = load_json(source / "tokenizer_config.json", optional=True)
+    name = str(options.get("tokenizer_class") or _TOKENIZERS[0]).removesuffix("Fast")
+    if name not in _TOKENIZERS:
+        raise refused(f"tokenizer_class: {name}")
+    if options.get("legacy_behaviour"):
+        raise refused("legacy_behaviour: true (the language token at the end of the source)")
+    arrays = TensorFiles(source)
+    with reading(source):
+        vectors = [arrays[next((name for name in _VECTORS if name in arrays), _VECTORS[0])]] * 2
+        # Without this key, a stored output projection is not used, as in transformers.
+        ties = settings.get("tie_word_embeddings", True)
+        vectors.append(vectors[0] if ties else arrays["lm_head.weight"])
+        config = ModelConfig(
+            encoder_layers=settings["encoder_layers"],
+            decoder_layers=settings["decoder_layers"],
+            model_dim=settings["d_model"],
+            ff_dim=settings["encoder_ffn_dim"],
+            decoder_ff_dim=settings["decoder_ffn_dim"],
+            num_heads=settings["encoder_attention_heads"],
+            norm_position="pre",
+            positions="sinusoidal-halves",
+            first_position=2,  # fairseq counts from the id of <pad> + 1
+            activation=ACTIVATIONS[settings.get("activation_function", "relu")],
+            embeddings=EMBEDDINGS[2 + bool(ties)],
+            scale_embeddings=settings.get("scale_embedding", True),
+            output_bias=True,
+            dropout=settings.get("dropout", 0.1),
+            attention_dropout=settings.get("attention_dropout", 0.1),
+            activation_dropout=settings.get("activation_dropout", 0.0),
+        )
+        vocabulary = _vocabulary(source, options, len(vectors[0]))
+        weights = weights_of(
+            config,
+            HUGGING_FACE,
+            lambda side, index, part, kind: arrays[f"model.{side}.layers.{index}.{part}.{kind}"],
+            vectors,
+            np.zeros(len(vectors[0]), np.float32),
+        )
+        for side in ("encoder", "decoder"):
+            for kind in ("weight", "bias"):
+                weights[f"{side}_norm.{kind}"] = arrays[f"model.{side}.layer_norm.{kind}"]
+        # PAD and UNK are never chosen, and do not share the probability, so that both engines can
+        # be used. In a trained model their probability is almost 0.
+        decoding = decoding_of({"renormalize_logits": True, **settings})
+        start = vocabulary.tokens[settings.get("decoder_start_token_id", 2)]
+    pair = str(options.get("src_lang")), str(options.get("tgt_lang"))
+    is_known = len({*pair}) == 2 and vocabulary.symbols >= {f"<2{code}>" for code in pair}
+    return Imported(
+        model=config,
+        weights=weights,
+        source=vocabulary,
+        target=vocabulary,
+        start=start,
+        decoding=decoding,
+        languages=pair if is_known else None,
+        language_tags="both",
+    )
+
+
+def _vocabulary(source: Path, options: Mapping[str, Any], size: int) -> Vocabulary:
+    """Read the tokens of all ``size`` rows of the embedding matrix; ``options`` is the tokenizer's.
+
+    Rows without a token get a name that no text contains.
+    """
+    model = read_sentencepiece(source / _SENTENCEPIECE)
+    pieces = [piece.piece for piece in model.pieces]
+    if (path := source / "vocab.json").is_file():
+        tokens, names = tokens_by_id(load_json(path), path), dict[int, str]()
+        codes = _LANGUAGES[options.get("language_codes", "m2m100")].split()
+        listed = [f"__{code}__" for code in codes]
+    else:
+        tokens, names = [*_FAIRSEQ, *pieces[3:]], _added_tokens(source, options)
+        if pieces[:3] != ["<unk>", "<s>", "</s>"]:
+            raise ValueError(f"{_SENTENCEPIECE} begins with {pieces[:3]}")
+        more = load_json(source / "special_tokens_map.json", optional=True)
+        listed = [_content(token) for token in more.get("additional_special_tokens", [])]
+    if not any(index >= len(tokens) for index in names):
+        names = dict(enumerate(listed, len(tokens)))
+    matches = {index: _LANGUAGE.fullmatch(token) for index, token in names.items()}
+    symbols = {
+        i: f"<2{match[1] or match[2]}>" for i, match in matches.items() if match and i < size
+    }
+    for index in range(len(tokens), size):
+        tokens.append(symbols.get(index) or names.get(index) or f"madeupword{index}")
+    if not symbols:
+        raise CheckpointError(f"{source} does not name the language tokens.", fix=COPY_AGAIN)
+    return Vocabulary(model, tokens, symbols.values())
+
+
+def _added_tokens(source: Path, options: Mapping[str, Any]) -> dict[int, str]:
+    """Return the tokens that are not subwords, by their ids, from the files that list ids."""
+    of_fast = load_json(source / "tokenizer.json", optional=True).get("added_tokens", [])
+    by_id = options.get("added_tokens_decoder", {})
+    by_token = load_json(source / "added_tokens.json", optional=True)
+    return {
+        **{int(token["id"]): _content(token) for token in of_fast},
+        **{int(index): _content(token) for index, token in by_id.items()},
+        **{int(index): token for token, index in by_token.items()},
+    }
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, Mapping) else token)
