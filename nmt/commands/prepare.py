@@ -343,7 +343,7 @@ def recipe_of(config: RunConfig) -> Recipe:
         tokenizer=config.tokenizer.model_copy(update={"user_defined_symbols": config.tag_symbols}),
         filters=config.filters,
         languages=(config.source_language, config.target_language),
-        init_from=config.training.init_from,
+        init_from=config.training.init_from if config.training.keeps_vocabulary else None,
         bound=bound_values(config, "data"),
     )
 

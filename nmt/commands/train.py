@@ -120,7 +120,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
             record = train_setup.run_record(config, setup, is_compiled=compilation.is_on)
             if checkpoint is None:
                 progress = Progress()
-                notes += train_setup.init_from(config, setup.updater)
+                notes += train_setup.init_from(config, setup)
                 warnings += advice(config)
             else:
                 # Settings that the weights depend on must not change; others give warnings.

@@ -48,9 +48,19 @@ from nmt.training.update import Updater
 from nmt.training.validation import COMMAND, HeldOutText, ValidationSet, Validator, fixed_batches
 
 # Keys of the model section that may differ when weights are loaded from another model.
-_REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
+_REGULARISATION = (
+    "preset", "dropout", "attention_dropout", "decoder_attention_dropout", "activation_dropout",
+    "word_dropout",
+)  # fmt: skip
+# Keys that may differ, too, for each of `training.init_differences`.
+_DIFFERING = {
+    "layers": ("encoder_layers", "decoder_layers"),
+    "encoder": ("encoder_layers", "ff_dim"),
+    "decoder": ("decoder_layers", "decoder_ff_dim"),
+}
 _MOST_WORKERS = 4
 _ADAPT = "nmt.extras.adaptation.lora:adapt"
+_PARTIAL = "nmt.extras.adaptation.start:initial_weights"
 # Names in `training.trackers` -> functions from the configuration to a reporter.
 TRACKERS = Registry[Callable[[RunConfig], Reporter]](
     "tracker", {name: f"nmt.extras.tracking.services:{name}" for name in BUILTIN_TRACKERS}
@@ -305,25 +315,31 @@ def _validation_facts(config: RunConfig, data: PreparedData) -> dict[str, Any]:
     return {"combination": combination, "sets": sets}
 
 
-def init_from(config: RunConfig, updater: Updater) -> list[str]:
+def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
     """Load the weights of `training.init_from`, if set; return notes for the log."""
-    folder = config.training.init_from
+    folder, optimizer = config.training.init_from, setup.updater.optimizer
     if folder is None:
         return []
     start = find_model(folder)
     notes = [f"starting with the weights of {folder}"]
-    if config.training.lora is None:
-        updater.optimizer.load_weights(read_weights(start).model.state_dict())
-    else:  # `_updater` has loaded them
-        kept, total = len(updater.optimizer.parameters.weights), count_parameters(updater.model)
-        share = f"{kept:,} parameters of adapters ({kept / sum(total.values()):.2%} of all)"
+    if config.training.lora is not None:  # `_updater` has loaded them
+        kept, sizes = optimizer.parameters.trained_size, count_parameters(setup.updater.model)
+        share = f"{kept:,} parameters of adapters ({kept / sum(sizes.values()):.2%} of all)"
         notes.append(f"training {share}; the other weights are frozen and are not saved")
+    elif config.training.init_differences:
+        tokenizers, new = load_tokenizers(setup.data.tokenizer_dir), optimizer.weights()
+        weights, table = load_attribute(_PARTIAL)(config, read_weights(start), tokenizers, new)
+        optimizer.load_weights(weights)
+        notes.append(f"origin of the weights:\n  {table}")
+    else:
+        optimizer.load_weights(read_weights(start).model.state_dict())
     was, now = ((c.source_language, c.target_language) for c in (start.config, config))
     if was != now:
         text = f"from {was[0]} to {was[1]}, but this run translates from {now[0]} to {now[1]}"
         notes.append(f"{folder} was trained to translate {text}")
     size = start.tokenizers.target.vocab_size
-    if "tokenizer" in config.model_fields_set and config.tokenizer.vocab_sizes[1] != size:
+    is_kept = config.training.keeps_vocabulary and "tokenizer" in config.model_fields_set
+    if is_kept and config.tokenizer.vocab_sizes[1] != size:
         text = f"using the vocabulary of {folder} (size {size:,})"
         notes.append(f"{text}; the tokenizer section has no effect")
     return notes
@@ -333,21 +349,26 @@ def check_start(config: RunConfig) -> None:
     """Check that the model of `training.init_from` matches, before the data are prepared.
 
     Raises:
-        ConfigError: The ``model`` sections differ.
+        ConfigError: The ``model`` sections differ more than `training.init_differences` says.
     """
     where = config.training.init_from
     if where is None or not (where / CONFIG).is_file():  # `init_from` reports it later
         return
-    was, now = (c.model.model_dump() for c in (load_folder_config(where), config))
-    differing = [
-        f"model.{key}: {was[key]} in that model, {now[key]} in this configuration"
-        for key in now
-        if key not in _REGULARISATION and was[key] != now[key]
-    ]
-    if differing:
+    was, now = (
+        each.model_dump()
+        | {"decoder_ff_dim": each.decoder_ff, "decoder_model_dim": each.decoder_dim}
+        for each in (load_folder_config(where).model, config.model)
+    )
+    differences = config.training.init_differences
+    allowed = {*_REGULARISATION}.union(*(_DIFFERING.get(name, ()) for name in differences))
+    keys = [key for key in now if key not in allowed and was[key] != now[key]]
+    if keys:
         problem = f"The model in {where} (training.init_from) has different settings:"
-        fix = f"Copy the model section of {where}/config.yaml into this configuration."
-        raise ConfigError("\n  ".join([problem, *differing]), fix=fix)
+        lines = [f"model.{x}: {was[x]} in that model, {now[x]} in this configuration" for x in keys]
+        fix = "Remove the model section, so that the settings of that model are used."
+        if {*keys} <= {*_DIFFERING["layers"]}:
+            fix = "Set training.init_differences to [layers], or remove these keys."
+        raise ConfigError("\n  ".join([problem, *lines]), fix=fix)
 
 
 def check_tools(config: RunConfig) -> None:

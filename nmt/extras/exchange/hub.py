@@ -21,6 +21,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from nmt.checkpoint.files import MODEL, adapter_record
 from nmt.checkpoint.model_folder import CARD, check_new_folder, find_model
 from nmt.commands.result import log_next_commands
 from nmt.data.hubs import hub_address, reaches
@@ -76,17 +77,21 @@ def push(options: PushOptions) -> PushResult:
     Raises:
         CheckpointError: The folder is incomplete, the upload is rejected, or the hub cannot be
             reached.
-        ConfigError: ``folder`` is a run folder, or ``name`` is not a valid Hub name.
+        ConfigError: ``folder`` is a run folder or needs a base model, or ``name`` is not a valid
+            Hub name.
         DataError: A file in ``scores`` is not a JSON report of `nmt evaluate`.
     """
     folder, (repository, revision) = options.folder, parse_name(options.name)
     if revision is not None:
         raise ConfigError(f"Cannot push to the revision @{revision}.", fix=f"Pass {repository}.")
+    export = shell_command("export", folder, output="FOLDER")
     if not (folder / MANIFEST).is_file() and (folder / "checkpoints").is_dir():
-        export = shell_command("export", folder, output="FOLDER")
         raise ConfigError(f"{folder} is a run folder.", fix=f"Export the model first: {export}")
     model = find_model(folder)
     model.manifest.verify(folder)
+    if adapter_record(folder / MODEL):
+        problem = f"{folder} contains adapters only, which need the base model."
+        raise ConfigError(problem, fix=f"Export the merged model first: {export}")
     results = [result for path in options.scores for result in _results(path)]
     index = [{"name": repository.partition("/")[2], "results": results}] if results else None
     text = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""

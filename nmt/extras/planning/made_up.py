@@ -74,7 +74,7 @@ def without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, Batch
 
 def write_data(config: RunConfig, folder: Path) -> PreparedData:
     """Write token stores with made-up pairs, and open them."""
-    start = config.training.init_from
+    start = config.training.init_from if config.training.keeps_vocabulary else None
     sizes = (
         load_tokenizers(start / TOKENIZER).vocab_sizes if start else config.tokenizer.vocab_sizes
     )

@@ -97,7 +97,7 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
             f"an epoch of {num_pairs:,} pairs has only {in_epoch:,.0f} updates, as batches are "
             f"large; make batch.max_tokens at least {_FEW_UPDATES / in_epoch:.0f} times smaller"
         )
-    if config.tokenizer.kind in ("bpe", "unigram") and config.training.init_from is None:
+    if config.tokenizer.kind in ("bpe", "unigram") and not config.training.keeps_vocabulary:
         yield from _about_vocabulary(config, num_pairs, plan.report)
 
 

@@ -21,7 +21,8 @@ from nmt.config.training import LoraConfig, OptimizerConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.adaptation.lora import AdaptedLinear, add_adapters, merge
 from nmt.extras.exchange.export import export
-from nmt.extras.exchange.options import ExportOptions
+from nmt.extras.exchange.hub import push
+from nmt.extras.exchange.options import ExportOptions, PushOptions
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import build_optimizer, freeze
 from tests.extras.adaptation.conftest import train
@@ -139,6 +140,8 @@ def test_all_readers_get_merged_weights_from_any_working_directory(
     run = train("lora", init_from=str(base), lora=lora)
     average(AverageOptions(run=run, output=Path("mean")))
     export(ExportOptions(model=run, output=Path("out"), checkpoint="last"))
+    with pytest.raises(ConfigError, match="mean contains adapters only"):
+        push(PushOptions(folder=Path("mean"), name="org/name", dry_run=True))
     saved = [load_tensors(checkpoint_dir(run, step) / MODEL) for step in (5, 10)]
     assert {*saved[0]} > {"source_vectors"}
     mean = {name: (value + saved[1][name]) / 2 for name, value in saved[0].items()}

@@ -1,0 +1,86 @@
+"""Partial initialisation: start with a trained model that only partly matches the new one.
+
+`training.init_differences` names what may differ. Embeddings are matched by subword. Of more layers
+than the new model has, evenly spaced ones are taken (Shleifer and Rush 2020, "Pre-trained
+Summarization Distillation"); with fewer layers, the last ones of the new model are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from nmt.checkpoint.model_folder import ModelBundle
+from nmt.config.run import RunConfig
+from nmt.text import NUM_SPECIAL
+from nmt.text.tokenizer import Tokenizer, Tokenizers
+
+# Parameters with a row for each subword -> the side of the vocabulary.
+_ROWS = {"source_vectors": 0, "target_vectors": 1, "output_vectors": 1, "output_bias": 1}
+
+
+def layers_from(old: int, new: int) -> list[int | None]:
+    """Return, for each layer of a new stack, the number of its layer in the old one; None is new.
+
+    >>> layers_from(6, 3), layers_from(2, 3)
+    ([0, 2, 5], [0, 1, None])
+    """
+    if new >= old:
+        return [*range(old), *[None] * (new - old)]
+    return [round(number * (old - 1) / max(new - 1, 1)) for number in range(new)]
+
+
+def equal_rows(old: Tokenizer, new: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids of the subwords that both vocabularies have: in the new one, in the old one.
+
+    Special tokens have the same ids in all vocabularies, whatever they are called.
+    """
+    places = {old.piece(index): index for index in range(NUM_SPECIAL, old.vocab_size)}
+    pieces = ((index, new.piece(index)) for index in range(NUM_SPECIAL, new.vocab_size))
+    pairs = [(index, places[piece]) for index, piece in pieces if piece in places]
+    special = list(range(NUM_SPECIAL))
+    return special + [pair[0] for pair in pairs], special + [pair[1] for pair in pairs]
+
+
+def initial_weights(
+    config: RunConfig, start: ModelBundle, tokenizers: Tokenizers, new: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], str]:
+    """Return the weights to start with, and a table of their origin.
+
+    Args:
+        config: The configuration of the new model.
+        start: The model of `training.init_from`.
+        tokenizers: The tokenizers of the new model.
+        new: Random weights of the new model, by parameter name, float32.
+
+    Returns:
+        Weights by the same names, and one line for each layer and each embedding matrix: its
+        parameters, and whether they are taken, resized or new.
+    """
+    differences, old = config.training.init_differences, start.model.state_dict()
+    sources: dict[str, str | None] = {}
+    for side in ("encoder", "decoder"):
+        counts = [getattr(each.model, f"{side}_layers") for each in (start.config, config)]
+        for number, index in enumerate(layers_from(*counts)):
+            is_new = index is None or side in differences
+            sources[f"{side}.{number}"] = None if is_new else f"{side}.{index}"
+        if side in differences:
+            sources[f"{side}_norm"] = None
+    rows = [equal_rows(*pair) for pair in zip(start.tokenizers, tokenizers, strict=True)]
+    weights, origins, sizes = dict(new), dict[str, str](), dict[str, int]()
+    for name, value in new.items():
+        part = ".".join(name.split(".")[: 1 + name.startswith(("encoder.", "decoder."))])
+        sizes[part] = sizes.get(part, 0) + value.numel()
+        source, origin = sources.get(part, part), "new"
+        if part in _ROWS and "vocabulary" in differences:
+            ours, theirs = rows[_ROWS[part]]
+            weights[name] = value.clone()
+            weights[name][ours] = old[name][theirs].to(value.device)
+            origin = f"resized: {len(ours):,} of {len(value):,} rows taken, by subword"
+        elif source is not None:
+            weights[name] = old[source + name.removeprefix(part)]
+            origin = "taken" if source == part else f"taken from {source}"
+        origins[part] = origin
+    lines = [f"{part:<20}{sizes[part]:>14,}  {origin}" for part, origin in origins.items()]
+    return weights, "\n  ".join([f"{'part':<20}{'parameters':>14}  origin", *lines])
