@@ -70,11 +70,14 @@ def augment(options: AugmentOptions) -> AugmentReport:
     changes = decoding_changes(options.model, options.set_, decoding) | {"n_best": 1}
     names = ("checkpoint", "threads", "engine", "guard", "tag")
     changes |= {name: getattr(options, name) for name in names}
+    changes |= {"source_language": options.from_, "target_language": options.to}
     translator = Translator.load(options.model, **changes)
     files = find_model(options.model, options.checkpoint)
-    warn_of_language(str(text), _lines(text), files.config)
+    _ = translator.direction  # fails before the work begins
+    warn_of_language(str(text), _lines(text), translator)
     settings = {
         "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,
+        "from": options.from_, "to": options.to,
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
     }  # fmt: skip

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.commands.options import MbrOptions, ModelOptions, SearchOptions, given
 from nmt.config.loader import load_config, refuse_idle
-from nmt.config.run import RunConfig
 from nmt.data.checks import other_language
 from nmt.errors import ConfigError
+from nmt.inference.direction import MissingLanguageError
 from nmt.inference.engine import Ensemble
 from nmt.registry import load_attribute
 
 if TYPE_CHECKING:
     from nmt.inference.mbr import Mbr
+    from nmt.inference.translator import Translator
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +82,10 @@ def decoding_changes(
     return config.decoding.model_dump()
 
 
-def warn_of_language(name: str, texts: Iterable[str], config: RunConfig) -> None:
+def warn_of_language(name: str, texts: Iterable[str], translator: Translator) -> None:
     """Warn if a text is not in the source language of the model."""
-    known = config.source_language
-    if found := other_language(texts, known, [config.target_language]):
-        text = "%s looks like %s, but the model translates %s: wrong file or model?"
-        logger.warning(text, name, found, known)
+    with suppress(MissingLanguageError):
+        known, target = translator.direction
+        if known and (found := other_language(texts, known, [target])):
+            text = "%s looks like %s, but the model translates %s: wrong file or model?"
+            logger.warning(text, name, found, known)

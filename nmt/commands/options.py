@@ -68,7 +68,9 @@ _OVERRIDE = "Override a configuration key (`nmt config keys` lists all keys). Re
 _CHECKPOINT = "Checkpoint of a run folder: best, last, average or step-N."
 _OUTPUT = "Output file; .gz, .bz2 and .xz are compressed."
 _FOLDER = "Output model folder: a new or empty folder."
-_TAG = "Tag to put in front of every source line, for models trained with tags."
+_TAG = "Tag to put in front of every source line, such as a domain, for models trained with tags."
+_FROM = "Language of the source, if the model translates from several languages."
+_TO = "Language to translate into, if the model has several target languages."
 _BEAM = "Beam size; 1 is greedy search. Larger is slower."
 _BATCH = "Maximum source tokens per batch, padding included."
 _PENALTY = "Length penalty (exponent); higher favours longer translations."
@@ -80,6 +82,8 @@ Checkpoint = Annotated[str, Flag(_CHECKPOINT, metavar="NAME")]
 OutputFile = Annotated[File, Flag(_OUTPUT, "o", parser=file_or_standard, shown="standard output")]
 OutputFolder = Annotated[Path, Flag(_FOLDER, "o", "FOLDER")]
 Tag = Annotated[Text, Flag(_TAG, metavar="TAG")]
+FromLanguage = Annotated[Text, Flag(_FROM, metavar="CODE")]
+ToLanguage = Annotated[Text, Flag(_TO, metavar="CODE")]
 Threads = Annotated[Count, Flag("Number of CPU threads.", min=1, shown="all cores")]
 BeamSize = Annotated[Count, Flag(_BEAM, "b", min=1, shown=OF_THE_MODEL)]
 BatchTokens = Annotated[Count, Flag(_BATCH, min=1, shown=OF_THE_MODEL)]
@@ -317,6 +321,8 @@ class AugmentOptions(Options):
     model: Annotated[Path, Flag(metavar="MODEL")]
     output: Annotated[Path, Flag(short="o", metavar="FOLDER")]
     forward: bool = False
+    from_: FromLanguage = None
+    to: ToLanguage = None
     tag: Tag = None
     sample: bool = False
     seed: SampleSeed = None
@@ -342,8 +348,8 @@ class LineOptions(Options):
         input: Text to translate, one sentence per line; may be compressed.
         format: Output format: plain text, or one JSON object per line.
         input_format: Input format: plain text, or one JSON object per line with the fields source,
-            prefix, required, forbidden, tag. Only source is mandatory. Other fields are copied to
-            JSON output.
+            from, to, tag, prefix, required, forbidden. Only source is mandatory. Other fields are
+            copied to JSON output.
         n_best: Translations per line. If N > 1, text output is one `number ||| text ||| score` per
             translation.
         alignments: Add word alignments (from attention) in Pharaoh format, such as `0-0 1-2`.
@@ -366,6 +372,8 @@ class LineOptions(Options):
     token_scores: bool = False
     min_confidence: float | None = None
     stream: bool = False
+    from_: FromLanguage = None
+    to: ToLanguage = None
     tag: Tag = None
 
     @property
@@ -467,6 +475,8 @@ class ScoreOptions(ModelOptions):
     sum: bool = False
     format: Format = "text"
     length_penalty: LengthPenalty = None
+    from_: FromLanguage = None
+    to: ToLanguage = None
     tag: Tag = None
     batch_tokens: BatchTokens = None
     set_: Overrides = ()

@@ -18,6 +18,7 @@ from nmt.errors import DataError
 from nmt.files.atomic import check_output, open_output
 from nmt.files.lines import MAX_CHUNK_LINES, LineDecoder, is_standard, open_input, read_chunks
 from nmt.files.progress import file_bar
+from nmt.inference.direction import LanguageOptions
 from nmt.inference.scorer import PairScore, Scorer
 
 _Pairs = list[tuple[str, str]]
@@ -32,16 +33,17 @@ def score(options: ScoreOptions) -> None:
         CheckpointError: The model is missing or damaged.
         DataError: The input cannot be read or is not parallel, or the output cannot be written.
     """
-    source, target, tag = options.source, options.target, options.tag
+    source, target = options.source, options.target
+    languages = LanguageOptions(options.from_, options.to, options.tag)
     check_output(options.output, source, target, options.model)
     decoding = given(options, "length_penalty", "batch_tokens")
     scorer = Scorer.load(options.model, **loading(options))
     scorer = scorer.with_options(**decoding_changes(options.model, options.set_, decoding))
-    scorer.score([], tag=tag)  # check the tag before reading
+    scorer.score([], languages)  # check languages and tag before reading
     number = 0
     with open_output(options.output) as writer, file_bar("scoring", source, unit="pairs") as bar:
         for chunk in _read_files(source, target) if source and target else _read_table():
-            for found in scorer.score(chunk, tag=tag, progress=bar.update):
+            for found in scorer.score(chunk, languages, progress=bar.update):
                 writer.write(_line(found, options).encode("utf-8", "replace") + b"\n")
             writer.flush()
             number += len(chunk)

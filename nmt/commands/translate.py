@@ -74,7 +74,7 @@ def translate(options: TranslateOptions) -> None:
         ):
             if team.size == 1:
                 translator = translator.with_options(progress=bar.update)
-            chunks = _read(reader, options, team.size)
+            chunks = _read(reader, options, team.size, translator)
             writer = _Writer(output, options, translator.options.decoding.n_best)
             # In streaming mode, do not read ahead.
             has_more = partial(text_lines.has_input, reader, 0.0)
@@ -90,19 +90,23 @@ def load_translator(options: TranslateOptions) -> Translator:
     model, beam_size = options.model, options.beam_size
     chosen = mbr(options, beam_size)
     if chosen is not None:
-        target = load_config(model / "config.yaml").target_language
+        target = options.to or load_config(model / "config.yaml").target_language
         chosen = chosen.loaded(target, options.device)
     translator = Translator.load(
         model,
         **loading(options),
         mbr=chosen,
         outputs=options.outputs,
+        source_language=options.from_,
+        target_language=options.to,
         tag=options.tag,
         # JSON lines can contain a prefix, so `auto` must choose an engine that supports prefixes.
         # An explicit engine is checked when such a line arrives.
         constraints=options.input_format == "json" and options.engine == "auto",
         **decoding_changes(model, options.set_, options.search),
     )
+    if options.input_format == "text" and not translator.tokenizers.source.languages:
+        _ = translator.direction  # checked before reading; lines of OPUS-MT may have their own tags
     decoding = translator.options.decoding
     options.check_output(decoding.n_best)
     if (decoding.sampling or decoding.return_alternatives) and beam_size not in (None, 1):
@@ -119,7 +123,9 @@ def load_translator(options: TranslateOptions) -> Translator:
     return translator
 
 
-def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> Iterator[Chunk]:
+def _read(
+    reader: IO[bytes], options: TranslateOptions, num_processes: int, translator: Translator
+) -> Iterator[Chunk]:
     """Yield chunks of input lines; warn about the wrong format or language."""
     source, reads_json = options.source, options.input_format == "json"
     if source and not reads_json:
@@ -135,7 +141,7 @@ def _read(reader: IO[bytes], options: TranslateOptions, num_processes: int) -> I
         texts = decoder.decode(chunk, number)
         is_plain = number == 1 and not (reads_json or options.tag)
         if is_plain and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
-            warn_of_language("the input", texts, load_config(options.model / "config.yaml"))
+            warn_of_language("the input", texts, translator)
         lines: list[Request | DataError] = [Request(text) for text in texts]
         if reads_json:
             lines = [_parsed(text, row, named) for row, text in enumerate(texts, number)]

@@ -26,6 +26,7 @@ from nmt.checkpoint.model_folder import SHORTLIST, is_ctranslate2, readable, wri
 from nmt.config.model import DecodingConfig
 from nmt.config.training import full_device_name, full_dtype_name
 from nmt.errors import CheckpointError, ConfigError
+from nmt.inference.direction import Languages
 from nmt.registry import Registry, chosen
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.tokenizer import Tokenizers
@@ -363,7 +364,7 @@ class LoadedModel:
     decoding: DecodingConfig  # Decoding section of the model's configuration.
     # Maximum source length in training, in subwords; the minimum over the models of an ensemble.
     max_length: int
-    languages: tuple[str, str]  # Source and target language code.
+    languages: Languages = field(default_factory=Languages)
 
 
 # Loads the model of a folder. Raises `EngineLacksError` if it does not support the needs.

@@ -39,8 +39,10 @@ class Request:
     # other subwords is a different phrase.
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()  # Phrases that the translation must not contain.
-    # Target language or domain, for models trained with tags: ``de`` means ``<2de>`` or ``<de>``.
+    # Domain or target language, for models trained with tags: ``bt`` means ``<bt>`` or ``<2bt>``.
     tag: str | None = None
+    source_language: str | None = None  # Language codes, for models with several directions.
+    target_language: str | None = None
     # Other JSON fields, copied to the output. They must not have the name of a result field.
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -142,8 +144,9 @@ RESULT_FIELDS = {each.name for each in fields(Result)} | {"translation"}
 RESULT_FIELDS -= {"text", "num_tokens", "retry_seconds"}
 """Names of all possible fields of `Result.as_dict`."""
 ERROR = "error"  # JSON field of a line that could not be translated.
-_RESERVED = {"low_confidence", "prefix", "required", "forbidden", "tag", ERROR, *RESULT_FIELDS}
-_MEANINGS = {name: name for name in ("source", "prefix", "required", "forbidden", "tag")}
+_TEXTS = ("prefix", "tag", "from", "to")  # Request fields with an optional string.
+_RESERVED = {"low_confidence", "required", "forbidden", ERROR, *_TEXTS, *RESULT_FIELDS}
+_MEANINGS = {name: name for name in ("source", "required", "forbidden", *_TEXTS)}
 _MEANINGS |= {"forced": "required", "constraints": "required"}
 _MEANINGS |= {"forced_prefix": "prefix", "target_prefix": "prefix"}
 """Request field by its name, or by its name in other toolkits."""
@@ -190,8 +193,8 @@ def parse_request(line: str, number: int) -> Request:
     if not isinstance(values, dict):
         raise refused("is not a JSON object")
     others = {x: values[x] for x in values if x not in _RESERVED or x == "source"}
-    texts, phrases = {"source": None, "prefix": "", "tag": "", **values}, []
-    for name in ("source", "prefix", "tag"):
+    texts, phrases = {"source": None, **dict.fromkeys(_TEXTS, ""), **values}, []
+    for name in ("source", *_TEXTS):
         if not isinstance(texts[name], str):
             raise refused(f"needs a string in {name}")
         texts[name] = without_surrogates(texts[name])
@@ -203,7 +206,8 @@ def parse_request(line: str, number: int) -> Request:
     # Replace line breaks, so that one request stays one line of output.
     text = re.sub(r"[\r\n]+", " ", texts["source"].strip("\r\n"))
     others.pop("source", None)
-    return Request(text, texts["prefix"], phrases[0], phrases[1], texts["tag"] or None, others)
+    tag, source, target = (texts[name] or None for name in ("tag", "from", "to"))
+    return Request(text, texts["prefix"], phrases[0], phrases[1], tag, source, target, others)
 
 
 @lru_cache(256)

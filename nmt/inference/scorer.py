@@ -17,6 +17,7 @@ from typing import Any
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError
+from nmt.inference.direction import UNSET, LanguageOptions
 from nmt.inference.engine import EngineOptions, LoadedModel, Needs, batch_by_length
 from nmt.inference.request import Links, TokenScore, align_words, score_tokens, subwords
 from nmt.inference.segment import encode_fitting
@@ -94,7 +95,7 @@ class Scorer:
     @property
     def languages(self) -> tuple[str, str]:
         """Source and target language code."""
-        return self._loaded.languages
+        return self._loaded.languages.directions[0]
 
     def with_options(self, **changes: Any) -> Scorer:
         """Return a scorer of the same model with other decoding options.
@@ -107,25 +108,26 @@ class Scorer:
     def score(
         self,
         pairs: Iterable[tuple[str, str]],
+        languages: LanguageOptions = UNSET,
         *,
-        tag: str | None = None,
         progress: Callable[[int], object] = lambda _: None,
     ) -> list[PairScore]:
         """Score pairs of source and target lines. Results are in the same order.
 
         Args:
             pairs: Source and target lines.
-            tag: Language or domain tag in front of every source, for models trained with tags.
+            languages: Languages and tag of all pairs, for models with several languages or tags.
             progress: Called after each batch with the number of scored pairs.
 
         Raises:
-            ConfigError: The model does not have this tag.
+            ConfigError: The model does not have this tag or language, or it has several languages,
+                and none is chosen.
             CheckpointError: The model's weights are damaged.
         """
         texts = list(pairs)
-        first, encoded = self._encode(texts, tag)
+        before, first, encoded = self._encode(texts, languages)
         usable = {
-            row: (first + source, target)
+            row: (before + source, first + target)
             for row, (source, target) in enumerate(encoded)
             if source and target is not None
         }
@@ -133,10 +135,11 @@ class Scorer:
         penalty = length_penalty(self.options)
         results = []
         for row, pair in enumerate(texts):
-            if own := log_probs.get(row):
+            if found := log_probs.get(row):
+                own, size = found[len(first) :], len(found)  # as in the search
                 total = math.fsum(own)
-                tokens = score_tokens(self._pieces, usable[row][1], own)
-                results.append(PairScore(*pair, total, total / penalty(len(own)), tokens))
+                tokens = score_tokens(self._pieces, usable[row][1][len(first) :], own)
+                results.append(PairScore(*pair, total, total / penalty(size), tokens))
             else:
                 value = 0.0 if encoded[row] == ([], []) else -math.inf
                 results.append(PairScore(*pair, value, value))
@@ -170,7 +173,9 @@ class Scorer:
             raise CheckpointError(problem, fix="Set `checkpoint` to step-N, or train again.")
         return found
 
-    def align(self, pairs: Iterable[tuple[str, str]], *, tag: str | None = None) -> list[Links]:
+    def align(
+        self, pairs: Iterable[tuple[str, str]], languages: LanguageOptions = UNSET
+    ) -> list[Links]:
         """Align the words of each pair by attention.
 
         Returns:
@@ -178,27 +183,30 @@ class Scorer:
             long.
         """
         found, sources = list[Links](), subwords(self._loaded.tokenizers.source)
-        first, encoded = self._encode(list(pairs), tag)
+        before, first, encoded = self._encode(list(pairs), languages)
         for source, target in encoded:
             if not (source and target):
                 found.append(())
                 continue
-            (weights,) = self._loaded.engine.attention([first + source], [target])
+            (weights,) = self._loaded.engine.attention([before + source], [first + target])
             words = [sources[i] for i in source], [self._pieces[i] for i in target]
-            found.append(align_words([row[len(first) :] for row in weights], *words).links)
+            weights = [row[len(before) :] for row in weights[len(first) :]]
+            found.append(align_words(weights, *words).links)
         return found
 
     def _encode(
-        self, texts: Sequence[tuple[str, str]], tag: str | None
-    ) -> tuple[list[int], list[tuple[list[int] | None, list[int] | None]]]:
-        """Return the ids of the tag, and of both sides of each pair; see the function `_encode`."""
+        self, texts: Sequence[tuple[str, str]], languages: LanguageOptions
+    ) -> tuple[list[int], list[int], list[tuple[list[int] | None, list[int] | None]]]:
+        """Return the tags of both sides, and the ids of each pair; see the function `_encode`."""
         source, target = self._loaded.tokenizers
-        first, sides = [] if tag is None else [source.tag_id(tag)], list(zip(*texts, strict=True))
-        if not sides:
-            return first, []
-        sources = _encode(source, sides[0], self._longest_source - len(first), "source")
-        targets = _encode(target, sides[1], self._longest_target, "target")
-        return first, list(zip(sources, targets, strict=True))
+        tags = self._loaded.languages.choose(self._loaded.tokenizers, languages)
+        before, first = [*tags.source_ids], [] if tags.start is None else [tags.start]
+        if not texts:
+            return before, first, []
+        sides = list(zip(*texts, strict=True))
+        sources = _encode(source, sides[0], self._longest_source - len(before), "source")
+        targets = _encode(target, sides[1], self._longest_target - len(first), "target")
+        return before, first, list(zip(sources, targets, strict=True))
 
 
 def _encode(

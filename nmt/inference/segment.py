@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
+from nmt.inference.direction import Tags
 from nmt.inference.request import Request
-from nmt.search.hypothesis import NONE, Constraints, contains
-from nmt.text.tokenizer import TAGS_SHOWN, Tokenizer, Tokenizers
+from nmt.search.hypothesis import NONE, Constraints, Ids, contains
+from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +42,19 @@ class Segment:
 
     line: int  # Index of its line, from 0.
     ids: Sequence[int]  # Source ids, without tag and EOS; never empty.
-    tag: tuple[int, ...] = ()  # Id of the language or domain tag, if any.
+    tag: tuple[int, ...] = ()  # Ids of the tags of language and domain, if any.
     constraints: Constraints = NONE  # Constraints on its translation.
+    target_language: str = ""  # Code of the target language.
 
     @property
     def read_ids(self) -> list[int]:
-        """Input of the model: tag and source ids."""
+        """Input of the encoder: tags and source ids."""
         return [*self.tag, *self.ids]
+
+    @property
+    def start_ids(self) -> Ids:
+        """Start token of the target, if any."""
+        return self.constraints.first_ids[: self.constraints.start is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,8 @@ def segment(
     tokenizers: Tokenizers,
     decoding: DecodingConfig,
     max_length: int | None,
-    tag: str | None = None,
+    tags_of: Callable[[Request, bool], Tags] = lambda *_: Tags(),
     first_line: int = 1,
-    target_language: str = "",
 ) -> SegmentedLines:
     """Encode lines and split long ones. A blank line has no segment.
 
@@ -87,13 +93,11 @@ def segment(
         requests: One request for each line.
         tokenizers: Source and target tokenizer.
         decoding: Options of the search, to detect constraints that contradict them.
-        max_length: Maximum subwords of a segment, tag included; None does not split lines.
-        tag: Tag of lines without one.
+        max_length: Maximum subwords of a segment, tags included; None does not split lines.
+        tags_of: Returns the tags of a request; raises `ConfigError`. The second argument is whether
+            the text begins with the tag of its language.
         first_line: Number of the first line, for warnings.
-        target_language: Language code. If the code means several languages, such as ``mul``, a line
-            without a tag is an error. Tags for variants of ``zh`` are optional.
     """
-    languages, is_group = tokenizers.source.languages, len(re.split("[-_]", target_language)[0]) > 2
     texts = [_shortened(x.text, number) for number, x in enumerate(requests, first_line)]
     segments: list[Segment] = []
     failures: dict[int, DataError] = {}
@@ -104,19 +108,14 @@ def segment(
             continue
         try:
             own = tokenizers.source.language_of(text)  # part of the ids of the first segment
-            name = request.tag or (None if own else tag)
-            tags = tuple(tokenizers.source.tag_id(x) for x in (name, own) if x is not None)
-            if is_group and len(languages) > 1 and not tags:
-                problem = "the model translates into several languages, and the line has no tag."
-                examples = ", ".join(x.strip("<>") for x in languages[:TAGS_SHOWN])
-                fix = f"Set `tag` to a tag such as {examples}."
-                raise DataError(problem, fix=fix)
+            (_, language), tags, start = tags_of(request, own is not None)
+            tags += () if own is None else (tokenizers.source.tag_id(own),)
             longest = None if max_length is None else max_length - len(tags)
             parts = [ids or []]
             if longest is not None and (ids is None or len(ids) > longest):
                 parts = _encode_parts(text, tokenizers.source, longest)
             longest = max_length or len(parts[0]) + len(tags)
-            first = _constraints(request, tokenizers.target, decoding, longest)
+            first = _constraints(request, tokenizers.target, decoding, longest, start)
         except (ConfigError, DataError) as error:  # ConfigError: unknown tag
             failures[row] = DataError(error.problem, fix=error.fix)
             continue
@@ -127,11 +126,12 @@ def segment(
             )
             counts = (f"{x:,}" for x in (row + first_line, len(text), len(parts)))
             logger.warning(said, *counts, longest)
-        others = Constraints(forbidden=first.forbidden) if first.forbidden else NONE
+        others = NONE if first == NONE else Constraints(forbidden=first.forbidden, start=start)
         # Normalization may drop all characters of a text: the result has no segment.
         for number, part in enumerate(filter(None, parts)):
             added = tags if number or own is None else tags[:-1]
-            segments.append(Segment(row, part, added, others if number else first))
+            own_constraints = others if number else first
+            segments.append(Segment(row, part, added, own_constraints, language))
     if num_cut > _MOST_NAMED:
         logger.warning("%s more lines were cut into segments", f"{num_cut - _MOST_NAMED:,}")
     return SegmentedLines(requests, segments, failures)
@@ -225,7 +225,11 @@ def _spans(
 
 
 def _constraints(
-    request: Request, tokenizer: Tokenizer, decoding: DecodingConfig, longest: int
+    request: Request,
+    tokenizer: Tokenizer,
+    decoding: DecodingConfig,
+    longest: int,
+    start: int | None,
 ) -> Constraints:
     """Encode the constraints of a request. Blank phrases are ignored.
 
@@ -234,17 +238,19 @@ def _constraints(
         tokenizer: Target tokenizer.
         decoding: Options of the search.
         longest: Maximum source length in subwords, which limits the output length.
+        start: Start token of the target.
 
     Raises:
         DataError: The constraints contradict each other or the search, or are too long.
     """
     if not request.is_constrained:
-        return NONE
+        return NONE if start is None else Constraints(start=start)
     forbidden = _phrases(tokenizer, request.forbidden)
     found = Constraints(
         prefix=tuple(tokenizer.encode(request.prefix)) if request.prefix else (),
         required=_phrases(tokenizer, request.required),
         forbidden=forbidden + _inside_words(tokenizer, request.forbidden),
+        start=start,
     )
     most = int(decoding.max_length_factor * longest + decoding.max_length_offset)
     problem = found.contradiction(decoding.no_repeat_ngram_size)

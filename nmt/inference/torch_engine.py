@@ -15,6 +15,7 @@ from nmt.device.device import choose_device, free_bytes, prepare_process
 from nmt.device.precision import fastest_dtype
 from nmt.errors import CheckpointError, ConfigError
 from nmt.inference.cuda_graphs import GraphedDecodeToken
+from nmt.inference.direction import Languages
 from nmt.inference.engine import (
     BatchCapacity,
     Engine,
@@ -261,7 +262,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
         tokenizers,
         config.decoding,
         min(bundles[i].config.filters.max_length for i in counted),
-        (config.source_language, config.target_language),
+        Languages.of(config),
     )
 
 

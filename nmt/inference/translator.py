@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nmt.checkpoint.model_folder import load_folder_config
+from nmt.config.data import Direction
 from nmt.config.loader import change_options
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference import engine as engines
 from nmt.inference.confidence import ConfidenceModel, read_confidence
+from nmt.inference.direction import LanguageOptions, Languages, MissingLanguageError, Tags
 from nmt.inference.guard import GuardLimits, Output, check
 from nmt.inference.request import (
     AlignedSegment,
@@ -54,8 +57,11 @@ class TranslationOptions:
     # Maximum source subwords of a segment. Longer lines are split, translated and joined again.
     # None does not split lines.
     max_length: int | None = 256
-    target_language: str = ""  # Code of the target language, for the space between segments.
-    tag: str | None = None  # Language or domain tag of requests without a tag.
+    languages: Languages = field(default_factory=Languages)  # Languages of the model.
+    # Languages of requests without their own. None: the only languages of the model.
+    source_language: str | None = None
+    target_language: str | None = None
+    tag: str | None = None  # Tag of a domain, or of the target language.
     guard: bool = True  # Whether to check translations: see `nmt.inference.guard`.
     retry: bool = True  # Whether the guard searches again, or only sets `alarms`.
     limits: GuardLimits = field(default_factory=GuardLimits)  # Limits of the guard's alarms.
@@ -68,6 +74,11 @@ class TranslationOptions:
     def search(self) -> DecodingConfig:
         """Decoding options of the engine. With MBR they request all candidates."""
         return self.mbr.search_options(self.decoding) if self.mbr else self.decoding
+
+    @property
+    def language(self) -> LanguageOptions:
+        """Languages and tag of requests without their own."""
+        return LanguageOptions(self.source_language, self.target_language, self.tag)
 
     @property
     def needs(self) -> engines.Needs:
@@ -101,7 +112,7 @@ class Translator:
 
     Raises:
         EngineLacksError: The engine does not support an option.
-        ConfigError: The model does not have the tag.
+        ConfigError: The model does not have the tag or a language.
     """
 
     def __init__(
@@ -109,9 +120,18 @@ class Translator:
     ) -> None:
         if lacking := engine.lacks(options.needs):
             raise engines.EngineLacksError.of(engine.name, lacking)
-        if options.tag is not None:
-            tokenizers.source.tag_id(options.tag)
+        with suppress(MissingLanguageError):  # each request may choose its own
+            options.languages.choose(tokenizers, options.language)
         self.engine, self.tokenizers, self.options = engine, tokenizers, options
+
+    @property
+    def direction(self) -> Direction:
+        """Languages of requests without their own.
+
+        Raises:
+            MissingLanguageError: The model has several languages, and the options choose none.
+        """
+        return self.options.languages.choose(self.tokenizers, self.options.language).direction
 
     @classmethod
     def load(cls, folder: Path | str, *, split: bool = True, **options: Any) -> Translator:
@@ -137,7 +157,7 @@ class Translator:
         wanted = TranslationOptions(
             decoding=config.decoding,
             max_length=config.filters.max_length if split else None,
-            target_language=config.target_language,
+            languages=Languages.of(config),
             confidence=read_confidence(folder),
         )
         wanted = _changed(wanted, options)
@@ -215,10 +235,18 @@ class Translator:
             needs = replace(options.needs, constraints=True)
             if lacking := self.engine.lacks(needs):
                 raise engines.EngineLacksError.of(self.engine.name, lacking)
-        decoding, longest, language = options.decoding, options.max_length, options.target_language
-        found = segment(
-            requests, self.tokenizers, decoding, longest, options.tag, first_line, language
-        )
+
+        @cache
+        def choose(asked: LanguageOptions, has_tag: bool) -> Tags:
+            languages, default = options.languages, options.language
+            return languages.choose(self.tokenizers, asked, default, has_tag=has_tag)
+
+        def tags_of(request: Request, has_tag: bool) -> Tags:
+            asked = request.source_language, request.target_language, request.tag
+            return choose(LanguageOptions(*asked), has_tag)
+
+        decoding, longest = options.decoding, options.max_length
+        found = segment(requests, self.tokenizers, decoding, longest, tags_of, first_line)
         return replace(found, failures={**found.failures, **unread})
 
     def finish(self, lines: SegmentedLines) -> list[Result | DataError]:
@@ -271,14 +299,18 @@ class Translator:
         for batch in engine.batches(lengths, self.options.search, len(target)):
             own = [rows[index] for index in batch]
             best = [outputs[row].hypotheses[0].ids for row in own]
-            pairs = [segments[row].read_ids for row in own], best
+            starts = [segments[row].start_ids for row in own]
+            targets = [[*start, *ids] for start, ids in zip(starts, best, strict=True)]
+            pairs = [segments[row].read_ids for row in own], targets
             if wanted & {"alignments", "attention"}:
                 for row, ids, weights in zip(own, best, engine.attention(*pairs), strict=True):
                     words = [source[i] for i in segments[row].ids], [target[i] for i in ids]
+                    weights = weights[len(segments[row].start_ids) :]
                     weights = [each[len(segments[row].tag) :] for each in weights]
                     details[row] = Details(align_words(weights, *words))
             if "token_scores" in wanted:
                 for row, ids, scores in zip(own, best, engine.token_log_probs(*pairs), strict=True):
+                    scores = scores[len(segments[row].start_ids) :]
                     details[row] = details[row]._replace(tokens=score_tokens(target, ids, scores))
         return details
 
@@ -378,7 +410,9 @@ def join(
             results.append(DataError(problem, fix=fix))
         else:
             found = [details[row] for row in own]
-            results.append(_result(request.text, parts, found, text_of, options))
+            # Blank lines have no segment, and need no space between segments.
+            language = lines.segments[own[0]].target_language if own else ""
+            results.append(_result(request.text, parts, found, text_of, language, options))
     return results
 
 
@@ -387,13 +421,14 @@ def _result(
     parts: Sequence[Output],
     details: Sequence[Details],
     text_of: Callable[[Sequence[int]], str],
+    language: str,
     options: TranslationOptions,
 ) -> Result:
     if len(parts) == 1:
         found = [Alternative(text_of(h.ids), h.score, h.log_prob) for h in parts[0].hypotheses]
     else:  # segments are independent: join the best hypothesis of each
         best = [part.hypotheses[0] for part in parts]
-        text = joiner_for(options.target_language).join(text_of(each.ids) for each in best)
+        text = joiner_for(language).join(text_of(each.ids) for each in best)
         score = sum(hypothesis.score for hypothesis in best) / max(1, len(best))
         found = [Alternative(text, score, sum((hypothesis.log_prob for hypothesis in best), 0.0))]
     wanted, is_truncated = options.outputs, bool(parts) and len(source) > LONGEST_LINE

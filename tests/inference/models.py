@@ -14,6 +14,7 @@ from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.data import TokenizerConfig
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
+from nmt.inference.direction import Languages
 from nmt.inference.engine import LoadedModel
 from nmt.inference.stepper import Mixture
 from nmt.inference.torch_engine import TorchEngine
@@ -92,7 +93,8 @@ def loaded(
     config: RunConfig | None = None,
 ) -> LoadedModel:
     config, engine = config or run_config(), TorchEngine(*models, mixture=mixture)
-    return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, ("de", "en"))
+    languages, most = Languages.of(config), config.filters.max_length
+    return LoadedModel(engine, tokenizers, config.decoding, most, languages)
 
 
 def shortlist_bytes(common: Any, candidates: Any) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError, DataError
+from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
 from nmt.inference.segment import segment
@@ -204,6 +205,6 @@ def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
     pairs = [(TAGGED_LINES[0], TAGGED_LINES[1]), ("", "")]
     ids = tagged.source.encode(TAGGED_LINES[0]), tagged.target.encode(TAGGED_LINES[1])
     (expected,) = scorer.score_ids([([4, *ids[0]], ids[1])])
-    scores = [score.log_prob for score in scorer.score(pairs, tag="de")]
+    scores = [score.log_prob for score in scorer.score(pairs, LanguageOptions(tag="de"))]
     assert scores == [pytest.approx(math.fsum(expected)), 0.0]
     assert scorer.score(pairs)[0].log_prob != pytest.approx(math.fsum(expected))

@@ -14,6 +14,7 @@ from nmt.commands.evaluate import EvaluatedModel
 from nmt.extras.analysis.gates import gates_of
 from nmt.extras.analysis.reports import change_rows
 from nmt.extras.analysis.robustness import load_scorer
+from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Links
 from nmt.metrics.metric import MetricOptions, Scorer, label_of
 from nmt.metrics.result import Evaluation, EvaluationReport, paired_tests, score_rows
@@ -94,7 +95,7 @@ def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[
         chosen[f"Most different: {name} and {shown[1].name}"] = apart[:_SHOWN]
     if models and each.source:  # word alignments of the worst sentences
         pairs = [(each.source[row], shown[0].lines[row]) for row in worst]
-        aligned = load_scorer(models[0]).align(pairs, tag=models[0].tag)
+        aligned = load_scorer(models[0]).align(pairs, LanguageOptions(tag=models[0].tag))
         links = dict(zip(worst, aligned, strict=True))
 
     def sentence(row: int) -> dict[str, Any]:

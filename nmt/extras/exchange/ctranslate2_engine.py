@@ -43,6 +43,7 @@ from nmt.extras.exchange.ctranslate2 import (
     positions_needed,
 )
 from nmt.files.json_file import Manifest, field, read_json
+from nmt.inference.direction import Languages
 from nmt.inference.engine import (
     Engine,
     EngineLacksError,
@@ -290,8 +291,8 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
     if dtype not in (None, engine.dtype):
         fix = f"Remove `dtype`, or export again with `quantization` {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
-    languages = config.source_language, config.target_language
-    return LoadedModel(engine, tokenizers, config.decoding, config.filters.max_length, languages)
+    most, languages = config.filters.max_length, Languages.of(config)
+    return LoadedModel(engine, tokenizers, config.decoding, most, languages)
 
 
 def _too_long(config: RunConfig, needs: Needs) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from nmt.checkpoint.model_folder import CARD, find_model, is_ctranslate2, load_folder_config
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.json_file import Manifest
+from nmt.inference.direction import LanguageOptions
 from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
@@ -77,11 +78,12 @@ class ServedModel:
 
     def score(self, pairs: Sequence[tuple[str, str]], tag: str | None) -> list[dict[str, Any]]:
         """Score given translations, as `nmt score` does."""
-        own, pair = self.with_options(outputs={"token_scores"}), (self.source, self.target)
+        own = self.with_options(outputs={"token_scores"})
         decoding, most = own.options.decoding, own.options.max_length or 0
-        scorer = Scorer(LoadedModel(own.engine, own.tokenizers, decoding, most, pair))
+        languages = own.options.languages
+        scorer = Scorer(LoadedModel(own.engine, own.tokenizers, decoding, most, languages))
         with self.searching(own):
-            return [score.as_dict() for score in scorer.score(pairs, tag=tag)]
+            return [x.as_dict() for x in scorer.score(pairs, LanguageOptions(tag=tag))]
 
     def describe(self) -> dict[str, Any]:
         """Return the public description of the model, for GET /v1/models."""

@@ -380,15 +380,18 @@ def test_a_model_of_several_languages_needs_a_known_tag(
     group, single = translator("mul"), translator("de")
     texts = [">>fra<< A dog runs.", "A dog runs.", ">>xyz<< A dog runs."]
     tagged, plain, unknown = group.try_translate(texts)
-    (named,) = group.with_options(tag="fra").translate(["A dog runs."])
     assert isinstance(tagged, Result)
-    assert (tagged.text, tagged.log_prob) == (named.text, named.log_prob)
-    for error, text in ((unknown, "no tag '>>xyz<<'"), (plain, "the line has no tag")):
+    for options in ({"tag": "fra"}, {"target_language": "fra"}):
+        (named,) = group.with_options(**options).translate(["A dog runs."])
+        assert (tagged.text, tagged.log_prob) == (named.text, named.log_prob)
+    for error, text in ((unknown, "no tag '>>xyz<<'"), (plain, "the target is not set")):
         assert isinstance(error, DataError)
         assert text in error.problem
         assert "deu, fra, ita, spa" in error.fix
     with pytest.raises(ConfigError, match="Did you mean >>fra<<"):
         group.with_options(tag=">>fre<<")
+    with pytest.raises(ConfigError, match="into 'fr'. Did you mean fra"):
+        group.with_options(target_language="fr")
     # Tags may also name variants of one language, as in models for Chinese.
     assert isinstance(single.try_translate(texts)[1], Result)
     # Every segment of a long line gets the tag.
