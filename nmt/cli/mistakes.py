@@ -163,10 +163,10 @@ class Spelling:
         flag, _, fixed = target.partition(" ")
         line.found[name] = ours
         if flag in ("--input", "--output", *SIDES) and _LANGUAGE.fullmatch(value):
-            is_known = flag not in SIDES  # from the model
-            needless = "not needed: the language pair is stored in the model"
-            line.found[name] = needless if is_known else "--languages"
-            line.codes += [] if is_known else [value]
+            ours = {"--input": "--from", "--output": "--to"}.get(flag, "--languages")
+            line.found[name] = ours
+            line.codes += [value] if flag in SIDES else []
+            line.flags += [] if flag in SIDES else [ours, value]
         elif target.isupper():
             if target in line.arguments:
                 values = f"{line.arguments[target]} and {value}"
@@ -201,6 +201,8 @@ class Spelling:
                 fits = fits and "--set" in self._num_values
             elif target == "--hypothesis" and word in ("i", "input"):
                 fits = "--hypothesis" in self._num_values and not is_named  # else of the model
+            elif target == "--to" and word in ("t", "target", "f", "format"):
+                fits = "--to" in self._num_values and "--from" not in self._num_values  # export
             elif target in (*SIDES, "PREFIX") and self.trains:
                 fits = not is_named
             else:

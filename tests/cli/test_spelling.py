@@ -35,8 +35,7 @@ MISTAKES = {
     # Flags of other tools.
     "translate M -s in.de -t out": "nmt translate: unknown option -s (here: --input), -t "
     "(here: --output).",
-    "translate M in.de -s de": "nmt translate: unknown option -s (here: not needed: the "
-    "language pair is stored in the model).",
+    "translate M in.de -s de": "nmt translate: unknown option -s (here: --from).",
     "translate M --no-cuda": "nmt translate: unknown option --no-cuda (here: --device cpu).",
     "translate M --lr 1": f"nmt translate: unknown option --lr (here: {KEYS} in the "
     "configuration).",
@@ -124,7 +123,9 @@ def test_a_mistake_is_answered_with_what_is_wrong(typed: str) -> None:
 @pytest.mark.parametrize(("typed", "right"), [
     ("translate M -s in.de --beam 3 --gpu 0",
      "translate M --input in.de --beam-size 3 --device cuda"),
-    ("translate M -s de -t en --gpu 1 in.de", "translate M in.de --device cuda:1"),
+    ("translate M -s de -t en --gpu 1 in.de",
+     "translate M in.de --from de --to en --device cuda:1"),
+    ("translate M --tgt-lang en", "translate M --to en"),
     ("translate --model M -q --fp16 --src=-", "translate M -q --dtype float16 --input -"),
     ("translate M -o 'a b' --greedy", "translate M -o 'a b' --beam-size 1"),
     ("train -v --lr 0.1 --config c.yaml",
