@@ -390,7 +390,7 @@ def test_a_model_of_several_languages_needs_a_known_tag(
         assert "deu, fra, ita, spa" in error.fix
     with pytest.raises(ConfigError, match="Did you mean >>fra<<"):
         group.with_options(tag=">>fre<<")
-    with pytest.raises(ConfigError, match="into 'fr'. Did you mean fra"):
+    with pytest.raises(ConfigError, match=r"into 'fr'\. Did you mean fra"):
         group.with_options(target_language="fr")
     # Tags may also name variants of one language, as in models for Chinese.
     assert isinstance(single.try_translate(texts)[1], Result)
