@@ -238,8 +238,12 @@ class Translator:
 
         @cache
         def choose(asked: LanguageOptions, has_tag: bool) -> Tags:
-            languages, default = options.languages, options.language
-            return languages.choose(self.tokenizers, asked, default, has_tag=has_tag)
+            default = options.language
+            if has_tag:
+                default = LanguageOptions(default.source)
+            both = zip(asked, default, strict=True)
+            chosen = LanguageOptions(*(x if y is None else y for y, x in both))
+            return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)
 
         def tags_of(request: Request, has_tag: bool) -> Tags:
             asked = request.source_language, request.target_language, request.tag

@@ -39,12 +39,12 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
     [
         # No tags: nothing changes, unless the user chooses a language with a tag.
         (ONE, None, {}, ("en-ary", (), None)),
-        (ONE, None, {"target": "ary"}, ("en-ary_Arab", (7,), None)),
+        (ONE, None, {"target": "ary"}, ("en-ary", (7,), None)),
+        (ONE, None, {"target": "de", "tag": "bt"}, ("en-de", (4, 8), None)),
         (ONE, None, {"tag": "bt"}, ("en-ary", (8,), None)),
-        (ONE, None, {"tag": "de", "source": "en"}, ("en-de", (4,), None)),
+        (ONE, None, {"tag": "de", "source": "en"}, ("en-ary", (4,), None)),
         # The tag of the target language, then that of the domain.
         (TWO, "source", {"target": "fr", "tag": "bt"}, ("en-fr", (5, 8), None)),
-        (TWO, "source", {"tag": "<2fr>"}, ("en-fr", (5,), None)),
         (MANY, "source", {"target": "en"}, ("-en", (6,), None)),  # from German or French
         (MANY, "source", {"source": "de"}, ("de-en", (6,), None)),  # the only target
         (MANY, "source", {"source": "de", "target": "fr"}, ("de-fr", (5,), None)),  # not trained
@@ -66,12 +66,17 @@ def test_languages_choose_tags(
 @pytest.mark.parametrize(
     ("directions", "tags", "options", "problem", "fix"),
     [
-        (TWO, "source", {}, "several languages, and the target is not set", "`to`.*: de, fr."),
-        (MANY, "both", {"target": "en"}, "and the source is not set", "`from`.*: de, fr."),
+        (TWO, "source", {}, "several target languages, and none is chosen", "`to`.*: de, fr."),
+        (
+            MANY,
+            "both",
+            {"target": "en"},
+            "several source languages, and none is chosen",
+            "`from`.*: de, fr.",
+        ),
         (ONE, None, {"target": "it"}, "does not translate into 'it'", "language: ary, de, fr"),
         (TWO, "source", {"source": "it", "target": "de"}, "not translate from 'it'", "age: en."),
         (ONE, "target", {"target": "arx_Arab"}, "Did you mean ary_Arab", "Set `to`"),
-        (TWO, "source", {"tag": "de", "target": "de"}, "cannot be combined", "Remove `tag`"),
         (TWO, "source", {"tag": "xy", "target": "de"}, "no tag 'xy'", "Use a tag such as"),
     ],
 )
@@ -81,7 +86,7 @@ def test_unclear_languages_are_errors(
 ) -> None:  # fmt: skip
     with pytest.raises(ConfigError, match=rf"(?s){problem}.*{fix}") as caught:
         Languages(directions, tags).choose(tagged, LanguageOptions(**options))
-    assert isinstance(caught.value, MissingLanguageError) == ("not set" in problem)
+    assert isinstance(caught.value, MissingLanguageError) == ("none is chosen" in problem)
 
 
 def test_a_code_must_name_one_language(tagged: Tokenizers) -> None:
@@ -89,14 +94,6 @@ def test_a_code_must_name_one_language(tagged: Tokenizers) -> None:
     with pytest.raises(ConfigError, match=r"into 'zh'.*\n.*: zh-Hans, zh-Hant\."):
         chinese.choose(tagged, LanguageOptions(target="zh"))
     assert chinese.choose(tagged, LanguageOptions(target="zh-Hant")).direction.target == "zh-Hant"
-
-
-def test_a_line_wins_over_the_default(tagged: Tokenizers) -> None:
-    languages, default = Languages(TWO, "source"), LanguageOptions("en", "de", "bt")
-    for options, ids in (
-        ({}, (4, 8)), ({"target": "fr"}, (5, 8)), ({"tag": "fr"}, (5,)), ({"tag": "<bt>"}, (4, 8)),
-    ):  # fmt: skip
-        assert languages.choose(tagged, LanguageOptions(**options), default).source_ids == ids
 
 
 def test_imported_models_offer_all_pairs_of_tagged_languages(tagged: Tokenizers) -> None:
@@ -126,8 +123,14 @@ def test_each_line_is_translated_into_its_language(targeted: Translator) -> None
         (alone,) = targeted.with_options(target_language=code).translate([line])
         assert alone.text == result.text
         assert alone.score == pytest.approx(result.score, abs=1e-5)
-    german = targeted.with_options(target_language="de").translate(LINES)
-    assert [x.text for x in german] != [x.text for x in together]
+    default = targeted.with_options(target_language="de")  # a line wins
+    requests = [Request(LINES[0], target_language="fr"), Request(LINES[0])]
+    french, german = default.translate(requests)
+    assert (french.text, german.text) == (
+        targeted.with_options(target_language="fr").translate(LINES[:1])[0].text,
+        together[0].text,
+    )
+    assert french.text != german.text
     missing, unknown, fine = targeted.try_translate(
         ["Hund", Request("Hund", target_language="it"), Request("Hund", target_language="fr")]
     )

@@ -384,7 +384,7 @@ def test_a_model_of_several_languages_needs_a_known_tag(
     for options in ({"tag": "fra"}, {"target_language": "fra"}):
         (named,) = group.with_options(**options).translate(["A dog runs."])
         assert (tagged.text, tagged.log_prob) == (named.text, named.log_prob)
-    for error, text in ((unknown, "no tag '>>xyz<<'"), (plain, "the target is not set")):
+    for error, text in ((unknown, "no tag '>>xyz<<'"), (plain, "none is chosen")):
         assert isinstance(error, DataError)
         assert text in error.problem
         assert "deu, fra, ita, spa" in error.fix
