@@ -97,6 +97,11 @@ class Tokenizer:
             raise TokenizerError(problem, fix="Use a model created by `nmt prepare`.")
         return cls(processor)
 
+    @classmethod
+    def parse(cls, model: bytes) -> Tokenizer:
+        """Return the tokenizer of the content of a model file, without checks."""
+        return cls(sentencepiece.SentencePieceProcessor(model_proto=model))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model only. The receiving process caches it, so it loads each model once."""
         return _tokenizer_of, (self._processor.serialized_model_proto(),)
@@ -120,6 +125,10 @@ class Tokenizer:
         if not self._is_imported:
             return ids
         return [self._as_imported(*pair) for pair in zip(lines, ids, strict=True)]
+
+    def normalize(self, lines: Sequence[str]) -> list[str]:
+        """Return each line as it is before segmentation, with spaces as U+2581."""
+        return list(self._processor.normalize([without_surrogates(line) for line in lines]))
 
     @cached_property
     def _is_imported(self) -> bool:
@@ -208,7 +217,7 @@ class Tokenizer:
 
 @lru_cache(maxsize=4)
 def _tokenizer_of(model: bytes) -> Tokenizer:
-    return Tokenizer(sentencepiece.SentencePieceProcessor(model_proto=model))
+    return Tokenizer.parse(model)
 
 
 def train_sentencepiece(
