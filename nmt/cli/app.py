@@ -152,9 +152,23 @@ class _Command(TyperCommand):
         check_line = load_attribute("nmt.cli.mistakes:check_line")  # slow import: reads all keys
         check_line(ctx.command_path, self.params, args)
         try:
-            return super().parse_args(ctx, list(args))
+            return super().parse_args(ctx, self._spread(args))
         except _USAGE_ERROR as error:
             raise self._explained(error, ctx, args) from None
+
+    def _spread(self, words: list[str]) -> list[str]:
+        """Repeat options with several values, such as FILE..., before each of their values."""
+        several = {
+            x for each in self.params if f"{each.metavar}".endswith("...") for x in each.opts
+        }
+        spread, option = list[str](), ""
+        for word in words:
+            if word.startswith("-"):
+                option = word if word in several else ""
+            elif option and spread[-1] != option:
+                spread.append(option)
+            spread.append(word)
+        return spread
 
     def _explained(self, error: Any, ctx: Any, args: list[str]) -> ConfigError:
         """Convert an error of Typer; if an argument is missing, add the complete command."""

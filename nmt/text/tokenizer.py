@@ -122,7 +122,7 @@ class Tokenizer:
         except UnicodeEncodeError:  # rare; checking every line would be slow
             lines = [without_surrogates(line) for line in lines]
         ids = list(self._processor.encode(list(lines), num_threads=threads))
-        if not self._is_imported:
+        if not self.is_imported:
             return ids
         return [self._as_imported(*pair) for pair in zip(lines, ids, strict=True)]
 
@@ -131,7 +131,7 @@ class Tokenizer:
         return list(self._processor.normalize([without_surrogates(line) for line in lines]))
 
     @cached_property
-    def _is_imported(self) -> bool:
+    def is_imported(self) -> bool:
         """Whether the vocabulary has ids that SentencePiece never produces: an imported model."""
         model = self._processor
         return bool(self.languages) or any(map(model.is_unused, range(self.vocab_size)))

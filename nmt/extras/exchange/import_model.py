@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-from nmt.checkpoint.files import MODEL, tensor_differences
-from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, check_new_folder, write_model_folder
+from nmt.checkpoint.files import tensor_differences
+from nmt.checkpoint.model_folder import CONFIG, check_new_folder, write_model_folder
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
-from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder, write_card
@@ -33,15 +31,26 @@ from nmt.extras.exchange.imported import COPY_AGAIN, FloatArray, Imported, Vocab
 from nmt.extras.exchange.m2m import read_m2m
 from nmt.extras.exchange.marian import DECODER, check_sizes, read_marian, read_marian_mt
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions
+from nmt.extras.exchange.resize import (
+    TABLES,
+    Resized,
+    Sizes,
+    is_resized,
+    language_tags,
+    log_sizes,
+    resize,
+    resize_folder,
+    write_model,
+)
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.languages import primary_code
-from nmt.text.tokenizer import JOINT, SOURCE, TARGET
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _, _EOS = _SPECIAL
 _ADAPTER = "adapter_config.json"  # of the package peft
 _NO_ROW = -1
+_RESIZED = "The vocabulary was changed after training."
 # Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
 _NEVER = -30.0
 # Codes of the usual source and the usual target language of a multilingual model.
@@ -58,48 +67,67 @@ class ImportSummary(WrittenFolder):
     """What `nmt import` has written."""
 
     languages: tuple[str, str]  # Codes of source and target.
+    before: Sizes | None = None  # If the vocabulary was changed.
+    after: Sizes | None = None
 
 
 def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSummary:
-    """Convert a Marian, MarianMT, M2M-100 or NLLB-200 model to a model folder.
+    """Convert a model of another toolkit, or change the vocabulary of a model of nmt.
 
     Args:
-        options: Source, output and languages.
+        options: Source, output, languages, and changes of the vocabulary.
         origin: Sentence about the origin of the model, for the model card.
 
     Raises:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
         ConfigError: ``output`` exists, or the languages are unknown or not valid codes.
+        DataError: A text file is missing, damaged or not UTF-8.
     """
     check_new_folder(options.output, options.source)
-    with _unpacked(options.source) as place:
-        model = _read(place, options.source)
-        # A file that is mapped into memory must exist until the model is written.
-        languages = write_imported(model, options, origin)
+    if is_resized(options) and (options.source / CONFIG).is_file():
+        summary = ImportSummary(options.output, *resize_folder(options, _RESIZED))
+    else:
+        with _unpacked(options.source) as place:
+            model = _read(place, options.source)
+            # A file that is mapped into memory must exist until the model is written.
+            summary = write_imported(model, options, origin)
+    if summary.before and summary.after:
+        log_sizes(summary.before, summary.after)
     log_next_commands(options.output)
-    return ImportSummary(options.output, languages)
+    return summary
 
 
-def write_imported(model: Imported, options: ImportOptions, origin: str) -> tuple[str, str]:
+def write_imported(model: Imported, options: ImportOptions, origin: str) -> ImportSummary:
     """Write a model folder: vocabularies and weights in the order of nmt.
 
     Args:
         model: The model.
-        options: Output and languages.
+        options: Output, languages, and changes of the vocabulary.
         origin: Sentence about the origin of the model, for the model card.
-
-    Returns:
-        The codes of source and target language.
     """
     output, shape = options.output, model.model
-    codes = _codes(options.languages, model)
     sides, shared = (model.source, model.target), shape.shares_inputs
     if shared and model.source.tokens != model.target.tokens:
         problem = "The model has one embedding matrix for two different vocabularies."
         raise CheckpointError(problem, fix=COPY_AGAIN)
     orders = [_ordered(x, sides if shared else (x,), model.start) for x in sides]
-    sizes = len(orders[0].rows), len(orders[1].rows)
+    models = [_sentencepiece(x, y.tokens) for x, y in zip(sides, orders, strict=True)]
+    before, resized = None, list[Resized]()
+    if is_resized(options):
+        # The languages of a multilingual model are known afterwards.
+        codes = () if model.language_tags else _codes(options.languages, model.languages, ())
+        resized = resize(models, codes, options, shared=shared)
+        before, models = Sizes.of(models, model.weights), [side.model for side in resized]
+        orders = [  # before the weights are copied: the matrices may take gigabytes
+            _Order((), [x.rows[i] for i in y.kept], [x.outputs[i] for i in y.kept])
+            for x, y in zip(orders, resized, strict=True)
+        ]
+    tags = [*language_tags(models[0])] if model.language_tags else []
+    codes = _codes(options.languages, model.languages, tags)
+    sizes = len(models[0].pieces), len(models[1].pieces)
     weights = _reordered(model.weights, *orders)
+    for name in weights.keys() & TABLES.keys() if resized else ():
+        weights[name] = resized[TABLES[name]].grow(weights[name])
     with torch.device("meta"):
         expected = build_model(shape, *sizes).state_dict()
     if problems := tensor_differences(weights, expected):
@@ -120,7 +148,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> tupl
             "vocab_size": sizes[0] if shared else {"source": sizes[0], "target": sizes[1]},
             "joint": shared,
             "byte_fallback": spec.byte_fallback,
-            "user_defined_symbols": [x for x in orders[0].tokens if x in _tags(model)],
+            "user_defined_symbols": tags,
         },
         "filters": {"max_length": model.max_length},
         "model": shape,
@@ -130,18 +158,12 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> tupl
     config = RunConfig.model_validate(values)
 
     def write(folder: Path) -> None:
-        (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
-        (folder / TOKENIZER).mkdir()
-        contents = [_sentencepiece(x, y.tokens) for x, y in zip(sides, orders, strict=True)]
-        names = [JOINT] if contents[0] == contents[1] else [SOURCE, TARGET]
-        for name, content in zip(names, contents, strict=False):
-            (folder / TOKENIZER / name).write_bytes(content)
-        save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
+        write_model(folder, config, models, weights)
         count = sum(x.size for x in weights.values())
         write_card(folder, config, origin, parameters=count, vocab_sizes=sizes, weights="float32")
 
     write_model_folder(output, None, 0, write)
-    return codes
+    return ImportSummary(output, codes, before, before and Sizes.of(models, weights))
 
 
 def _read(place: Path, source: Path) -> Imported:
@@ -184,17 +206,11 @@ def _unpacked(source: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _tags(model: Imported) -> Collection[str]:
-    """Return the language tags that nmt adds; those of OPUS-MT are part of the text."""
-    return model.source.symbols if model.language_tags else ()
-
-
-def _codes(given: str | None, model: Imported) -> tuple[str, str]:
+def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) -> tuple[str, str]:
     """Return the codes of source and target language: given, named by the files, or usual."""
-    tags = _tags(model)
     codes = [tag.removeprefix("<2").removesuffix(">") for tag in tags]
     codes.sort(key=lambda code: ([primary_code(code) not in usual for usual in _USUAL], code))
-    named = model.languages or codes[:2]
+    named = named or codes[:2]
     if given is None and len(named) == 2:
         return named[0], named[1]
     source, _, target = (given or "").partition("-")
@@ -266,7 +282,7 @@ def _reordered(
     return weights
 
 
-def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> bytes:
+def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
     """Return a SentencePiece model with the special tokens first, then ``tokens``, in this order.
 
     Subwords of ``side`` keep their score and type. New tokens are user-defined if they are
@@ -279,12 +295,15 @@ def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> bytes:
     for index, text in enumerate(_SPECIAL):
         kind = kinds.UNKNOWN if index == UNK_ID else kinds.CONTROL
         model.pieces.add(piece=text, score=0.0, type=kind)
+    # BPE merges unused subwords too, and splits them again: after all other merges.
+    unused = min(piece.score for piece in side.sentencepiece.pieces) - 1
     for token in tokens:
-        kind = kinds.USER_DEFINED if token in side.symbols else kinds.UNUSED
-        new = kinds(piece=token, score=0.0, type=kind)
+        is_symbol = token in side.symbols
+        kind = kinds.USER_DEFINED if is_symbol else kinds.UNUSED
+        new = kinds(piece=token, score=0.0 if is_symbol else unused, type=kind)
         model.pieces.append(present.get(token, new))
     spec = model.trainer_spec
     spec.vocab_size = len(model.pieces)
     spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD_ID, UNK_ID, BOS_ID, EOS_ID
     spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = _SPECIAL
-    return bytes(model.SerializeToString(deterministic=True))
+    return model

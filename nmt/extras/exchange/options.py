@@ -35,18 +35,35 @@ class ExportOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions(Options):
-    """The model to import.
+    """The model to import, and the changes of its vocabulary.
 
     Args:
         source: Folder or .zip of a MarianMT, M2M-100 or NLLB-200 (Hugging Face) or OPUS-MT model,
             or a Marian .npz file.
         languages: Language pair of the model, such as en-de. With several languages: the pair that
             is used unless `from` and `to` are set.
+        keep_vocabulary: Text in all languages that you translate. Subwords that occur in none of
+            these files are dropped. If source and target have separate vocabularies, a file such as
+            train.de.gz counts for the side with the language de only. With this or another change
+            of the vocabulary, SOURCE can also be a run or model folder.
+        keep_language: Languages whose tags stay; the other language tags are dropped.
+        add_vocabulary: Text in a language or script that the model lacks; new subwords are learned
+            from it. Train the model further to use them.
+        add_pieces: Maximum number of new subwords.
+        add_language: Languages to add a tag for.
+        like: Related language of the model. Its tag gives the new tags their first embedding; by
+            default, they get the mean of all language tags.
     """
 
     source: Annotated[Path, Flag(argument=True)]
     output: OutputFolder
     languages: _Languages = None
+    keep_vocabulary: Annotated[tuple[Path, ...], Flag(metavar="FILE...")] = ()
+    keep_language: Annotated[tuple[str, ...], Flag(metavar="CODE...")] = ()
+    add_vocabulary: Annotated[tuple[Path, ...], Flag(metavar="FILE...")] = ()
+    add_pieces: Annotated[int | None, Flag(min=1, shown="2,000")] = None
+    add_language: Annotated[tuple[str, ...], Flag(metavar="CODE...")] = ()
+    like: Annotated[str | None, Flag(metavar="CODE")] = None
     json: Json = False
 
 

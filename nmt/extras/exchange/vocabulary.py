@@ -21,7 +21,7 @@ import heapq
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import inf, log
 from typing import Any
 from unicodedata import category
@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from sentencepiece.sentencepiece_model_pb2 import (  # type: ignore[attr-defined]
     ModelProto,
+    NormalizerSpec,
     TrainerSpec,
 )
 
@@ -49,38 +50,28 @@ def is_bpe(model: Any) -> bool:
     return bool(model.trainer_spec.model_type == TrainerSpec.BPE)
 
 
-def tokenizer_of(model: Any) -> Tokenizer:
-    """Return a tokenizer that applies a SentencePiece model."""
-    return Tokenizer.parse(model.SerializeToString(deterministic=True))
+def tokenizer_of(model: Any, *, is_raw: bool = False, shows_unused: bool = False) -> Tokenizer:
+    """Return a tokenizer that applies a SentencePiece model.
+
+    Args:
+        model: The model.
+        is_raw: Split text as it is, without normalization and first space.
+        shows_unused: Show the unused pieces that BPE builds, and otherwise splits again.
+    """
+    changed = with_pieces(model, model.pieces)
+    for piece in changed.pieces if shows_unused else ():
+        piece.type = _KINDS.NORMAL if piece.type == _KINDS.UNUSED else piece.type
+    if is_raw:
+        plain = NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False)
+        changed.normalizer_spec.CopyFrom(plain)
+    return Tokenizer.parse(changed.SerializeToString(deterministic=True))
 
 
 def with_pieces(model: Any, pieces: Iterable[Any]) -> Any:
     """Return a copy of a SentencePiece model with other pieces."""
-    changed = ModelProto(
-        trainer_spec=model.trainer_spec,
-        normalizer_spec=model.normalizer_spec,
-        denormalizer_spec=model.denormalizer_spec,
-        pieces=pieces,
-    )
+    spec, normalizer = model.trainer_spec, model.normalizer_spec
+    changed = ModelProto(trainer_spec=spec, normalizer_spec=normalizer, pieces=pieces)
     changed.trainer_spec.vocab_size = len(changed.pieces)
-    return changed
-
-
-def tracer_of(model: Any) -> Tokenizer:
-    """Return a tokenizer that also shows the unused pieces that BPE builds and splits again."""
-    changed = with_pieces(model, model.pieces)
-    for piece in changed.pieces:
-        if piece.type == _KINDS.UNUSED:
-            piece.type = _KINDS.NORMAL
-    return tokenizer_of(changed)
-
-
-def _raw(model: Any) -> Any:
-    """Return a copy that splits text as it is, without normalization and first space."""
-    changed = with_pieces(model, model.pieces)
-    changed.normalizer_spec.Clear()
-    changed.normalizer_spec.add_dummy_prefix = False
-    changed.normalizer_spec.remove_extra_whitespaces = False
     return changed
 
 
@@ -105,7 +96,7 @@ def kept_pieces(
 
     Args:
         model: SentencePiece model in the layout of nmt: the special tokens come first.
-        used: Pieces that occur in the text, for BPE also as `tracer_of` shows them. (V,).
+        used: Pieces that occur in the text, for BPE also with the unused ones that it builds. (V,).
         dropped: User-defined symbols to drop.
 
     Returns:
@@ -113,20 +104,21 @@ def kept_pieces(
     """
     kept, texts = used.copy(), [piece.piece for piece in model.pieces]
     kinds = np.array([piece.type for piece in model.pieces])
+    scores = np.array([piece.score for piece in model.pieces])
     kept |= np.isin(kinds, (_KINDS.USER_DEFINED, _KINDS.BYTE))
     kept[:NUM_SPECIAL] = True
-    plain = np.isin(kinds, (_KINDS.NORMAL, _KINDS.UNUSED))
-    ids = {texts[row]: row for row in np.flatnonzero(plain)}
+    is_plain, normal = np.isin(kinds, (_KINDS.NORMAL, _KINDS.UNUSED)), kinds == _KINDS.NORMAL
+    ids = {texts[row]: row for row in np.flatnonzero(is_plain)}
     if is_bpe(model):
-        scores = {text: model.pieces[row].score for text, row in ids.items()}
-        for row in np.flatnonzero(used & plain):
-            kept[[ids[text] for text in _merges(texts[row], scores)]] = True
-    elif len(normal := np.flatnonzero(kinds == _KINDS.NORMAL)):
-        ranked = [model.pieces[row].score for row in normal]
-        kept[normal[[np.argmin(ranked), np.argmax(ranked)]]] = True
-    characters = {char for row in np.flatnonzero(kept & plain) for char in texts[row]}
-    characters |= {_SPACE, *map(chr, range(128))}
-    kept[[ids[char] for char in characters & ids.keys()]] = True
+        ranks = {text: scores[row] for text, row in ids.items()}
+        for row in np.flatnonzero(used & is_plain):
+            kept[[ids[text] for text in _merges(texts[row], ranks)]] = True
+    else:  # the first lowest and the first highest score
+        kept[[np.argmin(np.where(normal, sign * scores, np.inf)) for sign in (1, -1)]] = True
+    needed = {_SPACE, *map(chr, range(128))}.union(
+        *(texts[x] for x in np.flatnonzero(kept & is_plain))
+    )
+    kept[[ids[char] for char in needed & ids.keys()]] = True
     kept[[row for row, text in enumerate(texts) if text in dropped]] = False
     return kept
 
@@ -156,18 +148,14 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
     forbidden = known.union(*(_barred(model) for model in models if is_bpe(model)))
     characters = Counter[str]()
     for word, count in words.items():
-        for char in word:
-            characters[char] += count
-    new = {
-        char: count
-        for char, count in characters.most_common(num + len(known))
-        if count >= _FEWEST and char not in known and category(char) != "Cc"
-    }
-    new = dict([*new.items()][:num])
+        characters.update(dict.fromkeys(word, count))
+    unseen = [x for x in characters if x not in known and category(x) != "Cc"]
+    unseen.sort(key=characters.__getitem__, reverse=True)
+    new = {x: characters[x] for x in unseen[:num] if characters[x] >= _FEWEST}
 
     def is_possible(text: str) -> bool:
-        parts = len([*groupby(text.lstrip(_SPACE), lambda char: _CLASSES.get(category(char)[0]))])
-        return parts <= 1 and len(text) <= _LONGEST and text not in forbidden
+        classes = {_CLASSES.get(category(char)[0]) for char in text.lstrip(_SPACE)}
+        return len(classes) <= 1 and len(text) <= _LONGEST and text not in forbidden
 
     segmented = _segmented(grown(models[-1], (), dict.fromkeys(new, -inf)), [*words])
     for text, count in _frequent_pairs(segmented, [*words.values()], is_possible):
@@ -180,12 +168,9 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
 
 def _barred(model: Any) -> set[str]:
     """Return the beginnings and ends of old pieces that their own text does not reach."""
-    texts = {
-        piece.piece: row
-        for row, piece in enumerate(model.pieces)
-        if piece.type in (_KINDS.NORMAL, _KINDS.UNUSED)
-    }
-    rows = tracer_of(_raw(model)).encode_batch([*texts])
+    plain = (_KINDS.NORMAL, _KINDS.UNUSED)
+    texts = {piece.piece: row for row, piece in enumerate(model.pieces) if piece.type in plain}
+    rows = tokenizer_of(model, is_raw=True, shows_unused=True).encode_batch([*texts])
     lost = [text for ids, (text, row) in zip(rows, texts.items(), strict=True) if ids != [row]]
     cuts = [(text, cut) for text in lost for cut in range(1, len(text))]
     return {part for text, cut in cuts for part in (text[:cut], text[cut:])}
@@ -194,7 +179,7 @@ def _barred(model: Any) -> set[str]:
 def _segmented(model: Any, texts: Sequence[str]) -> list[list[str]]:
     """Return the pieces of each text; empty strings for unknown characters and bytes."""
     plain = [piece.piece if piece.type == _KINDS.NORMAL else "" for piece in model.pieces]
-    rows = tokenizer_of(_raw(model)).encode_batch(texts)
+    rows = tokenizer_of(model, is_raw=True).encode_batch(texts)
     return [[plain[index] for index in ids] for ids in rows]
 
 
@@ -212,32 +197,31 @@ def _frequent_pairs(
         The joined text and its frequency.
     """
     frequency, places = Counter[tuple[str, str]](), defaultdict[tuple[str, str], set[int]](set)
+    touched = set[tuple[str, str]]()
 
     def add(place: int, sign: int) -> None:
-        for pair in pairwise(words[place]):
-            if all(pair):
-                frequency[pair] += sign * counts[place]
-                touched.add(pair)
-                places[pair].add(place)
+        for pair in filter(all, pairwise(words[place])):
+            frequency[pair] += sign * counts[place]
+            touched.add(pair)
+            places[pair].add(place)
 
-    touched = set[tuple[str, str]]()
     for place in range(len(words)):
         add(place, 1)
-    heap = [(-count, pair) for pair, count in frequency.items()]
-    heapq.heapify(heap)
-    while heap:
-        count, pair = heapq.heappop(heap)
-        # Entries with an old frequency are skipped: the pair has a newer entry.
-        if -count != frequency[pair] or -count < _FEWEST or not is_possible("".join(pair)):
-            continue
-        yield "".join(pair), -count
-        touched = set()
-        for place in places.pop(pair):
-            add(place, -1)
-            words[place] = _joined(words[place], pair)
-            add(place, 1)
+    heap: list[tuple[int, tuple[str, str]]] = []
+    while True:
         for other in touched:
             heapq.heappush(heap, (-frequency[other], other))
+        touched.clear()
+        if not heap or -heap[0][0] < _FEWEST:
+            return
+        count, pair = heapq.heappop(heap)
+        # Entries with an old frequency are skipped: the pair has a newer entry.
+        if -count == frequency[pair] and is_possible("".join(pair)):
+            yield "".join(pair), -count
+            for place in places.pop(pair):
+                add(place, -1)
+                words[place] = _joined(words[place], pair)
+                add(place, 1)
 
 
 def _joined(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
@@ -260,49 +244,25 @@ def grown(model: Any, tags: Sequence[str], pieces: Mapping[str, float]) -> Any:
             model gets them as scores, between its lowest and highest score. In a BPE model, the
             order counts, and all new pieces follow all old ones.
     """
-    scores = [piece.score for piece in model.pieces if piece.type == _KINDS.NORMAL] or [0.0]
-    low, high = min(scores), max(scores)
+    scores = [piece.score for piece in model.pieces if piece.type == _KINDS.NORMAL]
+    low, high = min(scores, default=0.0), max(scores, default=0.0)
+    new = {text: min(max(score, low), high) for text, score in pieces.items()}
     if is_bpe(model):
         lowest = min(piece.score for piece in model.pieces)
         new = {text: lowest - rank for rank, text in enumerate(pieces, start=1)}
-    else:
-        new = {text: min(max(score, low), high) for text, score in pieces.items()}
-    place = tags_end(model)
-    return with_pieces(
-        model,
-        [
-            *model.pieces[:place],
-            *(_KINDS(piece=tag, score=0.0, type=_KINDS.USER_DEFINED) for tag in tags),
-            *model.pieces[place:],
-            *(_KINDS(piece=text, score=score) for text, score in new.items()),
-        ],
-    )
+    old, place = list(model.pieces), tags_end(model)
+    old[place:place] = [_KINDS(piece=tag, score=0.0, type=_KINDS.USER_DEFINED) for tag in tags]
+    return with_pieces(model, [*old, *(_KINDS(piece=x, score=y) for x, y in new.items())])
 
 
 def tags_end(model: Any) -> int:
     """Return the id after the user-defined symbols at the beginning of a vocabulary."""
-    kinds = [piece.type for piece in model.pieces]
     first = (_KINDS.CONTROL, _KINDS.USER_DEFINED, _KINDS.UNKNOWN)
-    return next((row for row, kind in enumerate(kinds) if kind not in first), len(kinds))
+    return next(x for x, piece in enumerate(model.pieces) if piece.type not in first)
 
 
 def old_pieces(model: Any, texts: Sequence[str]) -> list[list[int]]:
     """Return the ids of the pieces that spell each text; unknown characters are left out."""
     known = [piece.type in (_KINDS.NORMAL, _KINDS.BYTE) for piece in model.pieces]
-    rows = tokenizer_of(_raw(model)).encode_batch(texts)
+    rows = tokenizer_of(model, is_raw=True).encode_batch(texts)
     return [[index for index in ids if known[index]] for ids in rows]
-
-
-def mean_rows(
-    table: npt.NDArray[np.float32], origins: Sequence[Sequence[int]], otherwise: Sequence[int]
-) -> npt.NDArray[np.float32]:
-    """Return the mean of some rows of a matrix (V, D) or vector (V,), for each new row.
-
-    Args:
-        table: The old rows.
-        origins: Ids of the old rows for each new row.
-        otherwise: Ids of the old rows for a new row without any.
-    """
-    rest = table[list(otherwise)].mean(0)
-    rows = [table[ids].mean(0) if len(ids) else rest for ids in map(list, origins)]
-    return np.stack(rows) if rows else table[:0]

@@ -96,7 +96,7 @@ def test_a_trimmed_vocabulary_tokenizes_the_kept_text_as_before(
     model = odd(model, oddities)
     used = np.zeros(len(model.pieces), np.bool_)
     before = vocabulary.tokenizer_of(model)
-    for tokenizer in (before, vocabulary.tracer_of(model)):
+    for tokenizer in (before, vocabulary.tokenizer_of(model, shows_unused=True)):
         used[[index for ids in tokenizer.encode_batch(lines) for index in ids]] = True
     kept = np.flatnonzero(vocabulary.kept_pieces(model, used))
     trimmed = vocabulary.with_pieces(model, [model.pieces[row] for row in kept])
@@ -143,7 +143,10 @@ def made_of(kind: int, pieces: dict[str, float], unused: str = "") -> Any:
 
 def trimmed_to(model: Any, line: str) -> list[str]:
     used = np.zeros(len(model.pieces), np.bool_)
-    for tokenizer in (vocabulary.tokenizer_of(model), vocabulary.tracer_of(model)):
+    for tokenizer in (
+        vocabulary.tokenizer_of(model),
+        vocabulary.tokenizer_of(model, shows_unused=True),
+    ):
         used[tokenizer.encode(line)] = True
     kept = np.flatnonzero(vocabulary.kept_pieces(model, used))
     return [model.pieces[row].piece for row in kept[4:]]
