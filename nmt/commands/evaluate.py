@@ -35,12 +35,13 @@ from nmt.metrics.metric import MetricOptions, References, Scorer, label_of, requ
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
 from nmt.registry import Registry
+from nmt.text.languages import primary_code
 from nmt.training.report import record_evaluation
 
 logger = logging.getLogger(__name__)
 
 _EXTRA, _EXTERNAL = "nmt.extras.analysis", "external"
-# The first four are functions from a scored `EvaluatedSet` to a `Section` or None. The others read
+# The first five are functions from a scored `EvaluatedSet` to a `Section` or None. The others read
 # options and files for `evaluate` and `EvaluatedSet`.
 ANALYSES: Registry[Callable[..., Any]] = Registry(
     "analysis",
@@ -48,6 +49,7 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
         "gates": f"{_EXTRA}.gates:gate_section",
         "slices": f"{_EXTRA}.slices:slice_section",
         "robustness": f"{_EXTRA}.robustness:robustness_section",
+        "languages": f"{_EXTRA}.languages:language_section",
         "confidence": f"{_EXTRA}.confidence:confidence_section",
         "fail_under": f"{_EXTRA}.gates:parse_gates",
         "contrastive": f"{_EXTRA}.robustness:Contrastive",
@@ -87,7 +89,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         "confidence": ANALYSES.find("confidence"),  # always, if the extra is installed
         "gates": options.fail_under or options.fail_if_worse,
     }
-    analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
     writers = {path: REPORTS[path.suffix] for path in options.report}
     gates = ANALYSES["fail_under"](options.fail_under) if options.fail_under else {}
     contrastive = ANALYSES["contrastive"](options.contrastive) if options.contrastive else None
@@ -97,6 +98,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     base = options.baseline_model
     baseline = EvaluatedModel(base, options, is_baseline=True) if base else None
     everyone = [*models, *([baseline] if baseline else [])]
+    asked["languages"] = any(model.has_languages for model in everyone)
+    analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
     tests = evaluation_set.load_test_sets(options, everyone[0].config if everyone else None)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
     inputs = [path for owner in sets for path in owner.inputs]
@@ -145,6 +148,9 @@ class EvaluatedModel:
         self.config = load_config(folder / "config.yaml", overrides)
         refuse_idle(options.set_, _READ)
         self.folder, self.tag, self.loading = folder, options.tag, loading(options)
+        # Several languages: tags choose them, or a group of languages (OPUS-MT) and `languages`.
+        is_group = options.languages and len(primary_code(self.config.target_language)) > 2
+        self.has_languages = bool(self.config.language_tags or is_group)
         self._mbr = None if is_baseline else mbr(options, options.beam_size)
         if is_baseline:  # always the best checkpoint, and not an ensemble
             self.loading |= {"checkpoint": "best", "ensemble": None}
@@ -153,8 +159,8 @@ class EvaluatedModel:
         self.name = " + ".join(map(str, self.inputs))
         self._translator: Translator | None = None
 
-    def translate(self, name: str, lines: Sequence[str], tag: str | None = None) -> System:
-        """Translate lines; ``name`` is the name of the text in the log."""
+    def translate(self, name: str, lines: Sequence[str], test: EvaluationSet) -> System:
+        """Translate lines of ``test``; ``name`` is the name of the text in the log."""
         if self._translator is None:
             language, device = self.config.target_language, self.loading["device"]
             utility = self._mbr and self._mbr.loaded(language, device)
@@ -164,7 +170,11 @@ class EvaluatedModel:
         logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.name)
         begin = time.perf_counter()
         with progress_bar("translating", unit="lines", total=len(lines)) as bar:
-            asked = translator.with_options(progress=bar.update, tag=self.tag or tag)
+            chosen: dict[str, Any] = {"tag": self.tag or test.tag}
+            if self.has_languages:
+                codes = test.source_language, test.target_language
+                chosen |= {"source_language": codes[0], "target_language": codes[1]}
+            asked = translator.with_options(progress=bar.update, **chosen)
             results = asked.translate(lines)
         seconds = time.perf_counter() - begin
         if message := GuardCounts().add(dict(enumerate(results, 1))).message(seconds):
@@ -252,7 +262,7 @@ class EvaluatedSet:
         """Translate the test set."""
         if self.test.source is None:
             raise ConfigError("There is no source text.", fix="Add `source` FILE.")
-        return model.translate(self.test.name, self.test.source, self.test.tag)
+        return model.translate(self.test.name, self.test.source, self.test)
 
     def score(self) -> list[DataError]:
         """Score and compare the systems. Return the errors of the external metric."""
@@ -278,10 +288,13 @@ class EvaluatedSet:
                 scores = {scorer.name: scorer.sentence_scores(table) for scorer, table in tables}
                 self.systems[number] = replace(system, sentence_scores=scores)
         is_tested = self.pairs or self.baseline
+        codes = self.test.source_language, self.test.target_language
+        has_languages = any(model.has_languages for model in self.models)
         return Evaluation(
             test=self.test.name,
             references=self.test.references,
             source=self.test.source,
+            languages=codes if has_languages else (None, None),
             systems=tuple(self.systems),
             baseline=self.baseline,
             paired_test=self.resampling.paired_test if is_tested else None,

@@ -16,7 +16,7 @@ import numpy as np
 from nmt.checkpoint.run import trained_on
 from nmt.commands.options import EngineOptions, EvaluateOptions, MbrOptions, SearchOptions
 from nmt.commands.result import TextResult
-from nmt.config.data import CorpusConfig, DataConfig
+from nmt.config.data import CorpusConfig, DataConfig, Direction
 from nmt.config.flag import changed
 from nmt.config.loader import load_config
 from nmt.config.run import RunConfig, check_languages
@@ -145,7 +145,7 @@ def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[E
         ConfigError: A test set is unknown, or no test set is configured.
         DataError: A file is missing, damaged, empty or not parallel.
     """
-    target = _target_language(options, config)
+    pair = _language_pair(options, config)
     has_files = bool(options.reference or options.source)
     names = options.test or (() if has_files or config is None else tuple(config.data.test))
     if not (names or has_files):
@@ -154,9 +154,14 @@ def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[E
         raise ConfigError(f"{where} to score against.", fix=fix)
     if len(names) + has_files > 1:
         _check_several(options)
-    sets = [_named(name, options.languages, target, config) for name in names]
+    sets = [_named(name, options.languages, pair, config) for name in names]
     if options.reference:
-        sets.append(replace(_read_files(options.source, options.reference, target), is_named=False))
+        if config and pair is None:
+            shown = ", ".join(map(str, config.directions))
+            fix = f"Add `languages` with one of these pairs: {shown}."
+            raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
+        files = _read_files(options.source, options.reference, pair)
+        sets.append(replace(files, is_named=False))
     elif options.source:
         raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
     return sets
@@ -175,9 +180,10 @@ def _check_several(options: EvaluateOptions) -> None:
         raise ConfigError(problem, fix=_KEEPS_ALL)
 
 
-def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str | None:
+def _language_pair(options: EvaluateOptions, config: RunConfig | None) -> Direction | None:
+    """Return the languages of files and of sacreBLEU's test sets; None if they are not known."""
     if options.languages is None:
-        return config.target_language if config else None
+        return config.directions[0] if config and len(config.directions) == 1 else None
     source, _, target = options.languages.partition("-")
     if not (source and target) or "-" in target:
         fix = "Use SOURCE-TARGET, for example `languages` en-de."
@@ -185,14 +191,13 @@ def _target_language(options: EvaluateOptions, config: RunConfig | None) -> str 
     if options.reference:  # sacreBLEU checks the codes of its own sets
         where = f"`languages` {options.languages}"
         check_languages({f"{where}, source": source, f"{where}, target": target})
-    return target
+    return Direction(source, target)
 
 
 def _named(
-    name: str, pair: str | None, target: str | None, config: RunConfig | None
+    name: str, pair: str | None, direction: Direction | None, config: RunConfig | None
 ) -> EvaluationSet:
     own = _configured_sets(config.data) if config else {}
-    own_pair = "-".join(config.languages.values()) if config else None
     if config and name in own:
         own_pair = str(config.direction(own[name]))
         if pair not in (None, own_pair):
@@ -200,17 +205,17 @@ def _named(
             fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
         return replace(_from_config(name, own[name], config), name=name, tag=own[name].tag)
-    if not (pair := pair or own_pair):
+    if direction is None:
         fix = "Add `languages` PAIR, for example `languages` en-de."
         raise ConfigError(f"Test set {name}: the language pair is unknown.", fix=fix)
     try:
-        source, references = published_test_set(name, pair)
+        source, references = published_test_set(name, str(direction))
     except ConfigError as error:
         if not own:
             raise
         names = f"The model's configuration contains {', '.join(own)}.{did_you_mean(name, own)}"
         raise ConfigError(f"{error.problem} {names}", fix=error.fix) from error
-    return replace(_read_files(source, references, target), name=name)
+    return replace(_read_files(source, references, direction), name=name)
 
 
 def _configured_sets(data: DataConfig) -> dict[str, CorpusConfig]:
@@ -224,8 +229,7 @@ def _from_config(name: str, corpus: CorpusConfig, config: RunConfig) -> Evaluati
     if corpus.sacrebleu is not None:
         source, references = published_test_set(corpus.sacrebleu, str(direction))
     if references:  # Test sets keep every line; the training filters do not apply.
-        test = _read_files(source, references, direction.target).first(corpus.max_pairs)
-        return replace(test, source_language=direction.source)
+        return _read_files(source, references, direction).first(corpus.max_pairs)
     options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)
     pairs = []
     for pair in read_corpus(corpus, options):
@@ -244,7 +248,7 @@ def _from_config(name: str, corpus: CorpusConfig, config: RunConfig) -> Evaluati
 
 
 def _read_files(
-    source: Path | None, references: Sequence[Path], target_language: str | None
+    source: Path | None, references: Sequence[Path], direction: Direction | None
 ) -> EvaluationSet:
     files = (*references, *([source] if source else []))
     first, *others = sides = [read_text(path) for path in files]
@@ -259,7 +263,8 @@ def _read_files(
         name=references[0].name,
         source=sides[-1] if source else None,
         references=tuple(sides[: len(references)]),
-        target_language=target_language,
+        source_language=direction and direction.source,
+        target_language=direction and direction.target,
         files=files,
     )
 

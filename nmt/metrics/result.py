@@ -66,6 +66,8 @@ class Evaluation:
     # Streams of reference lines. Line i of each stream is a reference of sentence i.
     references: Sequence[Sequence[str]]
     source: Sequence[str] | None = None  # Source lines, if known.
+    # Source and target language, if the models translate several languages.
+    languages: tuple[str | None, str | None] = (None, None)
     systems: tuple[System, ...]
     baseline: System | None = None  # The system that all others are compared with.
     paired_test: str | None = None  # Description of the significance test; None without p-values.
@@ -138,9 +140,13 @@ class EvaluationReport:
         return GateError("A quality gate was not met.\n  " + "\n  ".join(missed), fix=fix)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. Several test sets are a list under ``evaluations``."""
+        """Return plain values for JSON.
+
+        Several test sets are a list under ``evaluations``; ``mean`` has the means of their scores.
+        """
         several = [each.as_dict() for each in self.evaluations]
-        values = several[0] if len(several) == 1 else {"evaluations": several}
+        together = {"evaluations": several, "mean": mean_scores(self.evaluations)}
+        values: dict[str, Any] = several[0] if len(several) == 1 else together
         values |= {section.key: list(section.values) for section in self.sections}
         if self.sentence_level:
             values["sentences"] = list(self._sentences())
@@ -179,8 +185,24 @@ def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
     return [(each, f"{each.test}: " if len(evaluations) > 1 else "") for each in evaluations]
 
 
+def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
+    """Return the mean over all test sets, by system and metric, for systems of all test sets."""
+    columns = [each.named_systems() for each in evaluations]
+    return {
+        name: {
+            scores[0].metric: sum(score.value for score in scores) / len(scores)
+            for scores in zip(*(named[name].scores for named in columns), strict=True)
+        }
+        for name in columns[0]
+        if all(name in named for named in columns)
+    }
+
+
 def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Return a table: a row for each system, a column for each metric of each test set."""
+    """Return a table: a row for each system, a column for each metric of each test set.
+
+    Several test sets are followed by their mean.
+    """
     columns = [each.named_systems() for each in evaluations]
     head, rows = ["system"], {name: [name] for named in columns for name in named}
     for each, named in zip(evaluations, columns, strict=True):
@@ -189,6 +211,12 @@ def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
         head += (prefix + metric for metric in metrics)
         for name, row in rows.items():
             row += map(show_score, named[name].scores) if name in named else ["-"] * len(metrics)
+    if len(evaluations) > 1:
+        means, metrics = mean_scores(evaluations), [x.metric for x in each.systems[0].scores]
+        head += (f"mean {label_of(metric)}" for metric in metrics)
+        for name, row in rows.items():
+            own = means.get(name, {})
+            row += (rounded(x, own[x]) if x in own else "-" for x in metrics)
     return [head, *rows.values()]
 
 

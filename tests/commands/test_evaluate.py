@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from nmt import EvaluateOptions, evaluate
 from nmt.cli.app import app
-from nmt.config.loader import dump_config
+from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
 from nmt.inference.request import Result as Translation
 from nmt.metrics.result import EvaluationReport
@@ -273,8 +273,8 @@ def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None
 def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     lines = invoke(model, "--resamples", 0, "--metric", "chrf").stdout.splitlines()
     assert lines[:2] == ["one: 10 sentences, 1 reference", "two: 10 sentences, 1 reference"]
-    assert lines[3].split() == ["system", "one", "chrF", "two", "chrF"]
-    assert lines[4].split() == [str(model), "100.00", "100.00"]
+    assert lines[3].split() == ["system", "one", "chrF", "two", "chrF", "mean", "chrF"]
+    assert lines[4].split() == [str(model), "100.00", "100.00", "100.00"]
     table = write(model.parent / "table.tsv", [f"{line}\t{line.upper()}" for line in SENTENCES[:3]])
     text = (model / "config.yaml").read_text()
     more = text.replace("  test:\n", f"  test:\n    3: {{tsv: {table}}}\n")
@@ -284,6 +284,36 @@ def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     listed = invoke(model, "--list").stdout.splitlines()
     assert listed[:4] == ["3", "one", "two", "valid"]
     assert any(re.match("wmt14: .*en-de", line) for line in listed)
+
+
+def test_each_test_set_is_translated_in_its_direction(
+    model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(model / "config.yaml").model_dump(exclude_unset=True)
+    (corpus,) = config["data"]["train"]
+    turned = corpus | {"source_language": "de", "target_language": "en", "name": "turned"}
+    config["data"] |= {"train": [corpus, turned], "test": {"one": corpus, "two": turned}}
+    (model / "config.yaml").write_text(dump_config(RunConfig.model_validate(config)))
+    asked: list[tuple[str | None, str | None]] = []
+
+    def with_options(self: Any, **options: Any) -> Any:
+        asked.append((options["source_language"], options["target_language"]))
+        return self
+
+    monkeypatch.setattr(UpperCaser, "with_options", with_options)
+    found = scores_of(model, "--metric", "chrf")
+    assert asked == [("en", "de"), ("de", "en")]
+    scores = [x["systems"][0]["scores"][0]["value"] for x in found["evaluations"]]
+    assert found["mean"] == {str(model): {"chrf": pytest.approx(sum(scores) / 2)}}
+    shares = [x["languages"] for x in found["evaluations"]]
+    assert [x[0]["languages"] for x in shares] == ["en-de", "de-en"]
+    assert "wrong language" in invoke(model, "--metric", "chrf").stdout
+    assert "wrong language" not in invoke(*files).stdout
+    flags = ("--source", files[0], "--reference", files[1])
+    assert "`languages`" not in refused(model, *flags)
+    assert "--languages with one of these pairs: en-de, de-en" in refused(model, *flags)
+    scores_of(model, *flags, "-l", "de-en")
+    assert asked[-1] == ("de", "en")
 
 
 def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Path]) -> None:
@@ -298,8 +328,9 @@ def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Pat
     assert [len(each["systems"]) for each in found] == [1, 1, 2]
     (score,) = found[2]["systems"][1]["scores"]
     lines = invoke(*flags).stdout.splitlines()
-    assert lines[4].split() == ["system", "one", "chrF", "valid", "chrF", "reference.en", "chrF"]
-    assert lines[6].split() == ["hypothesis.en", "-", "-", f"{score['value']:.2f}"]
+    names = ("one", "valid", "reference.en", "mean")
+    assert lines[4].split() == ["system", *chain(*((name, "chrF") for name in names))]
+    assert lines[6].split() == ["hypothesis.en", "-", "-", f"{score['value']:.2f}", "-"]
     for flag in ("--baseline", "--hypothesis"):
         several = (model, "-t", "one", "-t", "two", flag, hypothesis)
         assert "several test sets" in refused(*several)

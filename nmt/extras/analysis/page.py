@@ -95,7 +95,8 @@ def _lists(each: Evaluation, models: Sequence[EvaluatedModel]) -> Iterator[dict[
         chosen[f"Most different: {name} and {shown[1].name}"] = apart[:_SHOWN]
     if models and each.source:  # word alignments of the worst sentences
         pairs = [(each.source[row], shown[0].lines[row]) for row in worst]
-        aligned = load_scorer(models[0]).align(pairs, LanguageOptions(tag=models[0].tag))
+        languages = LanguageOptions(*each.languages, models[0].tag)
+        aligned = load_scorer(models[0]).align(pairs, languages)
         links = dict(zip(worst, aligned, strict=True))
 
     def sentence(row: int) -> dict[str, Any]:

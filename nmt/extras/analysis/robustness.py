@@ -43,10 +43,11 @@ def robustness_section(scored: EvaluatedSet) -> Section:
     test, values = scored.test, list[dict[str, Any]]()
     rows: dict[tuple[str, str], list[str]] = {}
     for model, system in zip(scored.models, scored.systems, strict=False):
-        read, written = map(joiner_for, model.config.languages.values())
+        codes, own = model.config.languages.values(), (test.source_language, test.target_language)
+        read, written = (joiner_for(x or y) for x, y in zip(own, codes, strict=True))
         for noisy in noisy_sources(test.source or (), read, scored.resampling.seed):
             name = f"{test.name} ({noisy.noise})"
-            translated = model.translate(name, noisy.lines, test.tag).lines
+            translated = model.translate(name, noisy.lines, test).lines
             values += noise_losses(system, noisy, translated, written, scored)
     for x in values:  # a row for each system and noise, and a column for each metric
         shown = partial(rounded, x["metric"])

@@ -76,7 +76,7 @@ def full_page(known: list[Any] | None = None) -> str:
     )
     curve = Curve("chrF", [(step, step / 2) for step in range(1, 90, 8)], marked=True)
     chart = Chart("Translation quality", "score, 0 to 100", [curve], end=90, size=(520, 280))
-    scorer = SimpleNamespace(align=lambda pairs, **_: [((0, 0), (0, 1), (1, 2))] * len(pairs))
+    scorer = SimpleNamespace(align=lambda pairs, _: [((0, 0), (0, 1), (1, 2))] * len(pairs))
     model: Any = SimpleNamespace(name=system.name, folder=Path(system.name), tag=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "run_charts", lambda _: [chart])

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
 
+from nmt.commands.evaluation_set import EvaluationSet
 from nmt.errors import DataError
 from nmt.extras.analysis.confidence import confidence_quality, confidence_section
 from nmt.extras.analysis.reports import as_markdown
@@ -46,13 +47,13 @@ class Copier:
 
     config = SimpleNamespace(languages={"source": "en", "target": "de"})
 
-    def translate(self, _name: str, lines: list[str], _tag: str | None) -> System:
+    def translate(self, _name: str, lines: list[str], _test: EvaluationSet) -> System:
         return System("copy", lines)
 
 
 def robustness(metrics: tuple[str, ...] = ("chrf",), resamples: int = 50) -> Section:
     scored: Any = SimpleNamespace(
-        test=SimpleNamespace(name="set", source=LINES, references=[LINES], tag=None),
+        test=EvaluationSet(name="set", source=tuple(LINES), references=(tuple(LINES),)),
         models=[Copier()],
         systems=[System("copy", LINES)],
         resampling=Resampling(resamples),
