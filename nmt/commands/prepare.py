@@ -28,23 +28,23 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from random import Random
 from typing import IO, Any
 
-from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.checkpoint.model_folder import CONFIG, SHORTLIST, load_folder_config
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions
 from nmt.commands.result import TextResult
-from nmt.config.data import CorpusConfig
+from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig, check_languages
 from nmt.config.section import bound_values
 from nmt.data import filters as pair_filters
 from nmt.data import prepare_report, prepared
-from nmt.data.checks import Overlap, held_out_sets, report_name
+from nmt.data.checks import Overlap, held_out_sets, name_of_test
 from nmt.data.corpus import VALID, check_files, check_sources
 from nmt.data.filters import Diagnosis, FilterChain, Material
 from nmt.data.hubs import check_hub
@@ -59,7 +59,7 @@ from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
 from nmt.files import atomic
 from nmt.files.progress import progress_bar
-from nmt.text.tokenizer import Tokenizers, tokenizer_hash
+from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def prepare_data(
     if fresh and not (reads_stdin and piped):
         atomic.remove_leftovers(folder.parent, folder.name)
         return fresh.written_to(options.report_dir, lists=folder)
-    _check(config)
+    _check(config, options)
 
     if options.report_only:
         with tempfile.TemporaryDirectory(prefix="nmt-prepare-") as name:
@@ -173,39 +173,48 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         TokenizerError: The vocabulary size does not fit the text.
     """
     begin, recipe, folder = time.perf_counter(), reading.recipe, reading.folder
-    filters = pair_filters.training_filters(recipe.filters, *recipe.languages)
-    sets, unchecked = held_out_sets(recipe.data, recipe.languages)
+    config = recipe.config
+    sets, unchecked = held_out_sets(recipe)
+    directions = {name: config.direction(x) for name, x in {**sets, **recipe.corpora}.items()}
+    chains = {
+        pair: pair_filters.training_filters(config.filters, *pair)
+        for pair in dict.fromkeys(directions[name] for name in recipe.corpora)
+    }
+    filters = next(iter(chains.values()))  # all chains have the same actions
     # Not `folder`, which Windows could not rename while workers have files in it mapped.
     scratch = reading.shards or folder
-    with Findings(folder, filters, recipe.corpora, VALID) as findings:
+    with Findings(folder, filters, recipe.corpora, recipe.valid_sets) as findings:
         held_out = {name: _look_at_set(reading, findings, name, sets[name]) for name in sets}
-        overlap = Overlap(held_out)
+        overlap = Overlap(held_out, directions)
         material = Material(
-            filters=recipe.filters, languages=recipe.languages, corpora=recipe.corpora,
-            held_out=held_out, score_with=score_with, folder=folder, scratch=scratch,
-            workers=reading.workers,
+            filters=config.filters, languages=next(iter(chains)), directions=directions,
+            corpora=recipe.corpora, held_out=held_out, score_with=score_with, folder=folder,
+            scratch=scratch, workers=reading.workers,
         )  # fmt: skip
         diagnosis = pair_filters.make_diagnosis(material, filters)
         with reading.stage("reading"):
-            sample = _look(reading, filters, findings, overlap, diagnosis)
+            sample = _look(reading, chains, findings, overlap, diagnosis)
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
         with reading.stage("vocabulary"), progress_bar("learning subwords", leave=False):
-            known = recipe.init_from and recipe.init_from / TOKENIZER
-            tokenizers = learn_tokenizers(sample, folder / TOKENIZER, recipe.tokenizer, known)
+            tokenizers = learn_tokenizers(sample, folder / TOKENIZER, recipe)
         with reading.stage("encoding"):
             # Test sets are encoded only if the diagnosis compares their words with training data.
             scanned = [*recipe.data.test] if diagnosis.compares_words else []
-            others = [report_name(name) for name in sets if name in (VALID, *scanned)]
-            to_encode = [*recipe.corpora, *others]
+            to_encode = [*recipe.corpora, *recipe.valid_sets]
+            to_encode += [name_of_test(name) for name in sets if name in scanned]
             encoded = _encode(reading, to_encode, tokenizers, scratch / "lines")
         if diagnosis.compares_words:
             with reading.stage("lexicon"):
                 diagnosis.learn(encoded.lines, encoded.spans, tokenizers.vocab_sizes)
         with reading.stage("writing"):
             _write(reading, TRAIN, (filters, findings), encoded, diagnosis)
-            valid_filters = pair_filters.held_out_filters(recipe.filters)
+            valid_filters = pair_filters.held_out_filters(config.filters)
             _write(reading, VALID, (valid_filters, findings), encoded, Diagnosis(material))
-        train = ParallelStore.open(folder / TRAIN)
+        train, valid = (ParallelStore.open(folder / part) for part in (TRAIN, VALID))
+        sides, valid_sides = (
+            prepare_report.report_sides(store, [*map(config.direction, corpora)], tokenizers)
+            for store, corpora in ((train, recipe.data.training), (valid, recipe.data.validation))
+        )
         with reading.stage("shortlist"), progress_bar("making shortlists", leave=False):
             sizes, lexicon = tokenizers.vocab_sizes, diagnosis.lexicon
             write_shortlist(folder / SHORTLIST, train, sizes, lexicon)
@@ -223,14 +232,11 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         overlap=overlap.counts(said.near),
         unchecked=unchecked,
         lengths=prepare_report.sample_lengths(train),
-        sides=[
-            prepare_report.report_side(train, "source", recipe.languages[0], tokenizers.source),
-            prepare_report.report_side(train, "target", recipe.languages[1], tokenizers.target),
-        ],
-        joint=recipe.tokenizer.joint,
+        sides=sides,
+        joint=config.tokenizer.joint,
         skipped={**filters.skipped, **said.skipped},
-        notes=[*filters.notes, *said.notes],
-        warnings=[*odd, *said.warnings],
+        notes=[*dict.fromkeys(x for each in chains.values() for x in each.notes), *said.notes],
+        warnings=[*odd, *said.warnings, *prepare_report.coverage_warnings(valid_sides)],
         seconds=time.perf_counter() - begin,
         stages=reading.stages,
     )
@@ -243,12 +249,13 @@ def _look_at_set(
 
     `_write` later drops validation pairs with too many subwords.
     """
-    where, usable = report_name(name), list[SentencePair]()
-    look = Look(pair_filters.held_out_filters(reading.recipe.filters), where)
+    is_valid, usable = name in reading.recipe.valid_sets, list[SentencePair]()
+    where = name if is_valid else name_of_test(name)
+    look = Look(pair_filters.held_out_filters(reading.recipe.config.filters), where)
     for block in reading.blocks(corpus):
         result = look(block)
-        usable += reading.saw(where, block, result)
-        if name == VALID:
+        usable += reading.saw(where, corpus, block, result)
+        if is_valid:
             findings.take(name, result.values)
             findings.counts[name][READ] += len(block)
     return usable
@@ -256,21 +263,24 @@ def _look_at_set(
 
 def _look(
     reading: Reading,
-    filters: FilterChain,
+    chains: Mapping[Direction, FilterChain],
     findings: Findings,
     overlap: Overlap,
     diagnosis: Diagnosis,
 ) -> Reservoir:
     """First pass over the training corpora. Return the sample that the vocabulary learns from."""
     recipe, random = reading.recipe, Random(_NOISE_SEED)
-    sample = Reservoir(recipe.tokenizer.sample_sentences // 2)  # of pairs: two sentences each
+    sample = Reservoir(
+        recipe.config.tokenizer.sample_sentences // 2
+    )  # of pairs: two sentences each
     for name, corpus in recipe.corpora.items():
-        look, rates = Look(filters, name, diagnosis.look), corpus.noise.rates
+        direction, rates = recipe.config.direction(corpus), corpus.noise.rates
+        look = Look(chains[direction], name, diagnosis.look)
         for block, result in reading.map("reading", name, look, diagnosis.depends_on):
             found = findings.take(name, result.values)
             findings.counts[name][READ] += len(block)
-            kept = reading.saw(name, block, result)
-            overlap.see(kept)
+            kept = reading.saw(name, corpus, block, result)
+            overlap.see(kept, direction)
             diagnosis.see(name, kept, result.arrays, found)
             for source, target, _ in kept:
                 pair = source, target
@@ -304,11 +314,11 @@ def _write(
 ) -> None:
     """Third pass: drop pairs of a part by ``judges`` and diagnosis; store the kept token ids."""
     recipe, (filters, findings), (tokenizers, lines, spans) = reading.recipe, judges, encoded
-    corpora = recipe.corpora if part == TRAIN else {VALID: recipe.data.valid[0]}
+    corpora = recipe.corpora if part == TRAIN else recipe.valid_sets
     place = reading.folder / part
     with StoreWriter(place, max(tokenizers.vocab_sizes)) as writer:
         for index, (name, corpus) in enumerate(corpora.items()):
-            tag = None if corpus.tag is None else tokenizers.source.tag_id(corpus.tag)
+            of_source, of_target = recipe.tag_ids(corpus, tokenizers)
             blocks = reading.known_blocks(name, encoded, diagnosis)
             for block, (arrays, values) in map_blocks(
                 f"writing {name}", blocks, Decide(filters, name),
@@ -319,14 +329,15 @@ def _write(
                 is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
                 source, target = lines.block(start, start + len(block))
                 writer.append(
-                    source.selected(is_kept, tag),
-                    target.selected(is_kept),
+                    source.selected(is_kept, of_source),
+                    target.selected(is_kept, of_target),
                     index,
                     lines.lines[start : start + len(block)][is_kept],
                 )
                 if part == VALID:
                     _append_text(place, [*compress(block.pairs, is_kept)])
-    findings.check_kept("training" if part == TRAIN else "validation", corpora)
+    for names in [[*corpora]] if part == TRAIN else [[name] for name in corpora]:
+        findings.check_kept("training" if part == TRAIN else "validation", names)
 
 
 def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
@@ -338,24 +349,30 @@ def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
 
 def recipe_of(config: RunConfig) -> Recipe:
     """Return the settings that determine the prepared data."""
-    return Recipe(
-        data=config.data,
-        tokenizer=config.tokenizer.model_copy(update={"user_defined_symbols": config.tag_symbols}),
-        filters=config.filters,
-        languages=(config.source_language, config.target_language),
-        init_from=config.training.init_from if config.training.keeps_vocabulary else None,
-        bound=bound_values(config, "data"),
-    )
+    return Recipe(config=config, bound=bound_values(config, "data"))
 
 
-def _check(config: RunConfig) -> None:
+def _check(config: RunConfig, options: PreparationOptions) -> None:
     """Check settings and files before reading the corpora."""
     check_languages(config.language_codes)
+    if options.score_with and len(config.directions) > 1:
+        found = ", ".join(map(str, config.directions))
+        problem = f"`score_with` scores a single direction, but data.train has {found}."
+        raise ConfigError(problem, fix="Score each direction with its own configuration.")
     init_from = config.training.init_from
     if init_from is not None and not (init_from / TOKENIZER).is_dir():
         problem = f"training.init_from {init_from} is not a model: it has no {TOKENIZER} folder."
         fix = "Use a run folder, or a folder created by `nmt average` or `nmt import`."
         raise ConfigError(problem, fix=fix)
+    if init_from is not None and config.training.keeps_vocabulary:
+        has_config, now = (init_from / CONFIG).is_file(), config.language_tags or "null"
+        was = load_folder_config(init_from).language_tags if has_config else None
+        if was not in (None, now):
+            problem = f"data.language_tags is {now}, but {was} in training.init_from {init_from}."
+            raise ConfigError(problem, fix=f"Set data.language_tags to {was}.")
+        tokenizers = load_tokenizers(init_from / TOKENIZER)
+        for corpus in config.data.corpora.values():
+            recipe_of(config).tag_ids(corpus, tokenizers)  # which raises an error without a tag
     check_files(config.data.corpora)
     check_hub(config.data)
 

@@ -132,27 +132,18 @@ class RunConfig(Section):
         return self.data.language_tags or ("source" if has_several else None)
 
     @property
-    def tag_symbols(self) -> tuple[str, ...]:
-        """The user-defined symbols of a new vocabulary: tags of corpora and languages.
+    def tag_symbols(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The user-defined symbols of a new source (or joint) and a new target vocabulary.
 
-        ``tokenizer.user_defined_symbols`` replaces the tags of the corpora.
+        They are the tags of languages, then ``tokenizer.user_defined_symbols`` or, by default, the
+        tags of the corpora.
         """
-        tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
-        languages = [f"<2{code}>" for code in self._tagged[0]]
-        languages += [f"<2{code}>" for code in self._tagged[1] if self.tokenizer.joint]
-        return tuple(dict.fromkeys([*languages, *(self.tokenizer.user_defined_symbols or tags)]))
-
-    @property
-    def target_tag_symbols(self) -> tuple[str, ...]:
-        """The user-defined symbols of a new, separate target vocabulary: tags of languages."""
-        return () if self.tokenizer.joint else tuple(f"<2{code}>" for code in self._tagged[1])
-
-    @property
-    def _tagged(self) -> tuple[list[str], list[str]]:
-        """The languages of the training corpora that have tags on the source and the target."""
         codes = [tagged_languages(self.language_tags, each) for each in self.directions]
-        source, target = ([*dict.fromkeys(filter(None, side))] for side in zip(*codes, strict=True))
-        return source, target
+        source, target = ([f"<2{x}>" for x in side if x] for side in zip(*codes, strict=True))
+        tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
+        tags = [*(self.tokenizer.user_defined_symbols or tags)]
+        both = source + target + tags if self.tokenizer.joint else source + tags
+        return tuple(dict.fromkeys(both)), tuple(dict.fromkeys(target))
 
     @field_validator("name")
     @classmethod
@@ -196,8 +187,8 @@ class RunConfig(Section):
         # With init_from, the vocabulary and its tags come from another model.
         corpora = {} if self.training.keeps_vocabulary else self.data.corpora
         for where, corpus in corpora.items():
-            if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols) is None:
-                known = ", ".join(self.tag_symbols) or "none"
+            if corpus.tag is not None and tag_symbol(corpus.tag, self.tag_symbols[0]) is None:
+                known = ", ".join(self.tag_symbols[0]) or "none"
                 yield f"{where}.tag {corpus.tag} is not a user-defined symbol (defined: {known})"
         if self.filters.min_length > longest:
             yield f"filters.min_length is above filters.max_length ({longest})"

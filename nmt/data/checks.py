@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice, starmap
+from itertools import chain, islice
 
 import numpy as np
 
-from nmt.config.data import CorpusConfig, DataConfig
-from nmt.data.corpus import VALID, corpus_files, is_piped, read_corpus
+from nmt.config.data import CorpusConfig, Direction
+from nmt.data.corpus import corpus_files, is_piped, read_corpus
 from nmt.data.hubs import cached_test_sets, is_on_hub
 from nmt.data.pairs import ReadOptions, SentencePair
+from nmt.data.prepared import Recipe
 from nmt.errors import DataError
 from nmt.text.languages import WORDS, common_words, letters_of, script_of
 
@@ -28,7 +29,7 @@ _FIRST_PAIRS = 500
 _FEWEST_OF_LANGUAGE = 20
 _FEWEST_MARKS = 3
 Texts = Sequence[tuple[str, str]]  # sources and targets
-_Key = tuple[str, str]
+_Key = tuple[Direction, str, str]  # direction, source, target
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
@@ -163,52 +164,58 @@ class CorpusCheck:
             yield f"{looks}. Are the sides swapped?"
 
 
-def held_out_sets(
-    data: DataConfig, languages: tuple[str, str]
-) -> tuple[dict[str, CorpusConfig], list[str]]:
+def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
     """Return the held-out sets to search for in the training data.
 
     Returns:
         The available sets by name, from the configuration and sacrebleu's cache; and the names of
         the configured sets that are not downloaded.
     """
-    cached = cached_test_sets("-".join(languages))
-    sets = {VALID: data.valid[0], **data.test}
+    config, data, sets = recipe.config, recipe.data, {**recipe.valid_sets, **recipe.data.test}
     # Data sets of training and validation are downloaded anyway.
-    here = {None, *cached, *(each.huggingface for each in (*data.training, *data.validation))}
+    here = {None, *(each.huggingface for each in (*data.training, *data.validation))}
     remote = [
         name for name, each in data.test.items()
-        if each.sacrebleu not in here or (is_on_hub(each) and each.huggingface not in here)
+        if (each.sacrebleu and each.sacrebleu not in cached_test_sets(str(config.direction(each))))
+        or (is_on_hub(each) and each.huggingface not in here)
     ]  # fmt: skip
     named = {each.sacrebleu for each in sets.values()}
+    cached = cached_test_sets("-".join(config.languages.values()))
     for name, (source, target) in cached.items():
         if name not in named:
             sets.setdefault(name, CorpusConfig(source=source, target=target))
     return {name: each for name, each in sets.items() if name not in remote}, remote
 
 
-def report_name(name: str) -> str:
-    """Return the name of a held-out set in reports: ``data.test.NAME`` for a test set."""
-    return name if name == VALID else f"data.test.{name}"
+def name_of_test(name: str) -> str:
+    """Return the name of a test set in reports that also contain training corpora."""
+    return f"data.test.{name}"
 
 
 class Overlap:
     """Counts the held-out sentences that occur unchanged in the training data.
 
-    Only the held-out sentences are kept in memory.
+    Only corpora of the same direction are compared. Only the held-out sentences are kept in
+    memory.
 
     Args:
         sets: Source, target and line number of each pair, by the name of the set.
+        directions: Languages of each set.
     """
 
-    def __init__(self, sets: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:
-        self._sets = {name: [_keys(*pair) for pair in pairs] for name, pairs in sets.items()}
+    def __init__(
+        self, sets: Mapping[str, Sequence[SentencePair]], directions: Mapping[str, Direction]
+    ) -> None:
+        self._sets = {
+            name: [_keys(directions[name], *pair) for pair in pairs] for name, pairs in sets.items()
+        }
         self._wanted = {key for pairs in self._sets.values() for keys in pairs for key in keys}
         self._seen = set[_Key]()
 
-    def see(self, pairs: Sequence[tuple[str, str, int]]) -> None:
+    def see(self, pairs: Sequence[tuple[str, str, int]], direction: Direction) -> None:
         """Record the held-out sentences that occur in a block of training pairs."""
-        self._seen |= self._wanted.intersection(chain.from_iterable(starmap(_keys, pairs)))
+        keys = chain.from_iterable(_keys(direction, *pair) for pair in pairs)
+        self._seen |= self._wanted.intersection(keys)
 
     def counts(self, near: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """Return the counts of `PrepareReport.overlap`, by set.
@@ -230,7 +237,7 @@ class Overlap:
         return counts
 
 
-def _keys(source: str, target: str, _line: int) -> tuple[_Key, _Key, _Key]:
+def _keys(direction: Direction, source: str, target: str, _: int) -> tuple[_Key, _Key, _Key]:
     """Return keys that identify the source, the target and the pair. No side may be blank."""
     source, target = " ".join(source.split()), " ".join(target.split())
-    return (source, ""), ("", target), (source, target)
+    return (direction, source, ""), (direction, "", target), (direction, source, target)

@@ -70,7 +70,7 @@ def check_sources(data: DataConfig) -> bool:
     """
     corpora = data.corpora.values()
     files = [path for corpus in corpora for path in corpus_files(corpus)]
-    count = sum(map(is_piped, data.training))
+    count = sum(map(is_piped, data.train))
     if count > 1 or sum(map(is_standard, files)) > count:
         problem = "Standard input (-) can only be the tsv of a single training corpus."
         raise ConfigError(problem, fix="Write the other corpora to files, and use their paths.")

@@ -244,7 +244,8 @@ class Material:
     """The inputs of a `Diagnosis`."""
 
     filters: FilterConfig
-    languages: tuple[str, str]
+    languages: tuple[str, str]  # of the first training corpus
+    directions: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # by corpus and set
     corpora: Mapping[str, CorpusConfig]  # training corpora, by their names in reports
     held_out: Mapping[str, Sequence[SentencePair]]  # usable pairs of each held-out set
     score_with: Sequence[Path] = ()  # models that score the pairs

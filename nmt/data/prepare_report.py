@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from nmt.config.data import FilterConfig
+from nmt.config.data import Direction, FilterConfig
 from nmt.config.flag import meanings_of
 from nmt.data.filters import NEAR, FilterChain, Found
 from nmt.data.prepared import AGAIN, TOKENIZER, PreparedData, Recipe, are_unchanged
@@ -26,7 +26,7 @@ from nmt.errors import DataError
 from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
 from nmt.report.page import Chart, Curve, render, render_chart
-from nmt.text.tokenizer import Tokenizer, tokenizer_hash
+from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 
 REPORT, PAGE = "report.json", "report.html"
 _TEXT_WIDTH = 40
@@ -38,6 +38,11 @@ READ, KEPT = "read", "kept"
 _COLUMNS = "corpus", "line", "reason", "value", "limit"
 _EXAMPLE = "corpus", "line", "source", "target", "value"
 _NUM_EXAMPLES = 5
+_Side = Literal["source", "target"]
+_SIDES: tuple[_Side, _Side] = "source", "target"
+# A character without a subword becomes three bytes or more, so 5% of the subwords means that about
+# one character in fifty of a text with short subwords is unseen. Usual text has less than 0.5%.
+_MOST_FALLBACK = 0.05
 
 
 def printable(value: float | str) -> str:
@@ -68,11 +73,11 @@ class Findings(ExitStack):
         folder: Folder for the lists.
         training: Filters of the training pairs.
         corpora: Names of the training corpora.
-        held_out: Name of the validation set, in which every finding drops the pair.
+        held_out: Names of the validation sets, in which every finding drops the pair.
     """
 
     def __init__(
-        self, folder: Path, training: FilterChain, corpora: Iterable[str], held_out: str
+        self, folder: Path, training: FilterChain, corpora: Iterable[str], held_out: Iterable[str]
     ) -> None:
         super().__init__()
         self._training, self._corpora = training, [*corpora]
@@ -83,7 +88,7 @@ class Findings(ExitStack):
         self._reasons = defaultdict[str, Counter[str]](Counter)
         self._examples = defaultdict[str, list[Found]](list)
         # Pairs read, pairs kept, and dropped pairs by the first reason that drops them.
-        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, held_out)}
+        self.counts = {name: Counter({READ: 0, KEPT: 0}) for name in (*self._corpora, *held_out)}
 
     def take(self, corpus: str, values: tuple[Sequence[Any], Mapping[str, int]]) -> list[Found]:
         """Add the findings and the counts of a block, and return the findings."""
@@ -147,6 +152,7 @@ class SideReport:
     """Statistics of one side of the training data. Lengths are in subwords per sentence."""
 
     language: str
+    side: str = ""  # source or target
     vocab_size: int
     tokens: int  # total number of subwords
     mean_length: float
@@ -159,28 +165,57 @@ class SideReport:
     lengths: Sequence[int] = ()  # number of sentences by length, up to the 99.9th percentile
 
 
-def report_side(
-    store: ParallelStore, side: Literal["source", "target"], language: str, tokenizer: Tokenizer
-) -> SideReport:
-    """Compute the statistics of one side of a store. The store must not be empty."""
-    lengths = np.bincount(store.source_lengths if side == "source" else store.target_lengths)
-    uses = store.token_counts(side, tokenizer.vocab_size)
-    is_fallback = np.array([*map(tokenizer.is_fallback, range(tokenizer.vocab_size))])
-    upto, most_used = np.cumsum(lengths), np.cumsum(np.sort(uses)[::-1])
-    tokens, sentences = int(most_used[-1]), int(upto[-1])
-    return SideReport(
-        language=language,
-        vocab_size=len(uses),
-        tokens=tokens,
-        mean_length=tokens / sentences,
-        median_length=int(np.searchsorted(upto, 0.5 * sentences)),
-        p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
-        max_length=len(lengths) - 1,
-        fallback_rate=int(uses[is_fallback].sum()) / tokens,
-        num_used=int((uses > 0).sum()),
-        num_for_most=int(np.searchsorted(most_used, 0.99 * tokens)) + 1,
-        lengths=lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
-    )
+def report_sides(
+    store: ParallelStore, directions: Sequence[Direction], tokenizers: Tokenizers
+) -> list[SideReport]:
+    """Compute the statistics of each language: first on the source side, then on the target side.
+
+    Args:
+        store: Training or validation pairs.
+        directions: Languages of each corpus in the store.
+        tokenizers: Tokenizers of both sides.
+    """
+    reports = list[SideReport]()
+    for place, (side, tokenizer) in enumerate(zip(_SIDES, tokenizers, strict=True)):
+        size, whole = tokenizer.vocab_size, (store.source_lengths, store.target_lengths)[place]
+        is_fallback = np.array([*map(tokenizer.is_fallback, range(size))])
+        for language in dict.fromkeys(direction[place] for direction in directions):
+            numbers = [n for n, each in enumerate(directions) if each[place] == language]
+            parts = [store.rows_of(number) for number in numbers]
+            lengths = np.bincount(np.concatenate([whole[rows] for rows in parts]))
+            uses = np.sum([store.token_counts(side, size, rows) for rows in parts], axis=0)
+            upto, most_used = np.cumsum(lengths), np.cumsum(np.sort(uses)[::-1])
+            if not (tokens := int(most_used[-1])):
+                continue
+            sentences = int(upto[-1])
+            report = SideReport(
+                side=side,
+                language=language,
+                vocab_size=size,
+                tokens=tokens,
+                mean_length=tokens / sentences,
+                median_length=int(np.searchsorted(upto, 0.5 * sentences)),
+                p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
+                max_length=len(lengths) - 1,
+                fallback_rate=int(uses[is_fallback].sum()) / tokens,
+                num_used=int((uses > 0).sum()),
+                num_for_most=int(np.searchsorted(most_used, 0.99 * tokens)) + 1,
+                lengths=lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
+            )
+            reports.append(report)
+    return reports
+
+
+def coverage_warnings(valid: Iterable[SideReport]) -> Iterator[str]:
+    """Yield a warning for each language of validation pairs that the vocabulary covers badly."""
+    for side in valid:
+        if side.fallback_rate > _MOST_FALLBACK:
+            yield (
+                f"the vocabulary covers the validation text in {side.language} ({side.side}) badly:"
+                f" {side.fallback_rate:.0%} of its subwords are single bytes or unknown. Add text "
+                "in this language to data.train, raise tokenizer.vocab_size, or choose a "
+                "training.init_from that has learned this language"
+            )
 
 
 def sample_lengths(store: ParallelStore) -> list[list[int]]:

@@ -13,14 +13,15 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter
 
-from nmt.config.data import CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
-from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped
+from nmt.config.data import CorpusConfig, DataConfig, tagged_languages
+from nmt.config.run import RunConfig
+from nmt.data.corpus import VALID, corpus_files, corpus_names, is_piped, valid_names
 from nmt.data.pairs import SPOOL
 from nmt.data.store import ParallelStore
 from nmt.errors import DataError, shell_command
 from nmt.files.json_file import FileRecord, damage, read_json, sha256_of_file, sha256_of_json
 from nmt.files.lines import STANDARD, is_standard, read_lines
-from nmt.text.tokenizer import load_tokenizers, tokenizer_hash
+from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -142,12 +143,12 @@ class PreparedData:
 
     @property
     def valid_source(self) -> list[str]:
-        """Source lines of the validation set."""
+        """Source lines of all validation sets, in the order of the token store."""
         return read_lines(self.folder / VALID / "source.txt")
 
     @property
     def valid_target(self) -> list[str]:
-        """Reference lines of the validation set."""
+        """Reference lines of all validation sets, in the order of the token store."""
         return read_lines(self.folder / VALID / "target.txt")
 
 
@@ -155,30 +156,59 @@ class PreparedData:
 class Recipe:
     """The parts of a configuration that determine the prepared data."""
 
-    data: DataConfig
-    tokenizer: TokenizerConfig  # with the tags of the corpora
-    filters: FilterConfig
-    languages: tuple[str, str]
-    init_from: Path | None  # fine-tuning keeps the vocabulary of the model that it starts from
+    config: RunConfig
     input: Path | None = None  # a copy of standard input, if it is a corpus
     bound: Mapping[str, Any]  # values of the keys that ``Binds("data")`` marks
+
+    @property
+    def data(self) -> DataConfig:
+        """The data section, which contains the path of the copy of standard input."""
+        return self.config.data
+
+    @property
+    def init_from(self) -> Path | None:
+        """The model whose vocabulary is copied; None if a vocabulary is learned."""
+        training = self.config.training
+        return training.init_from if training.keeps_vocabulary else None
 
     def spooled(self, piped: IO[bytes] | None, folder: Path) -> Recipe:
         """Copy standard input, which can be read only once, and return a recipe with the copy."""
         train, path = list(self.data.train), folder / SPOOL
-        for number, (name, corpus) in enumerate(self.corpora.items()):
+        for number, (name, corpus) in enumerate(zip(self.corpora, train, strict=False)):
             if is_piped(corpus) and piped is not None:
                 with path.open("wb") as file:
                     shutil.copyfileobj(piped, file)
                 train[number] = corpus.model_copy(update={"tsv": path, "name": name})
                 data = self.data.model_copy(update={"train": tuple(train)})
-                return replace(self, data=data, input=path)
+                return replace(
+                    self, config=self.config.model_copy(update={"data": data}), input=path
+                )
         return self
 
     @property
     def corpora(self) -> dict[str, CorpusConfig]:
         """Training corpora, by their names in reports."""
-        return dict(zip(corpus_names(self.data.train), self.data.train, strict=True))
+        return dict(zip(corpus_names(self.data.training), self.data.training, strict=True))
+
+    @property
+    def valid_sets(self) -> dict[str, CorpusConfig]:
+        """Validation sets, by their names in reports."""
+        return dict(zip(valid_names(self.data), self.data.validation, strict=True))
+
+    def tag_ids(self, corpus: CorpusConfig, tokenizers: Tokenizers) -> tuple[list[int], list[int]]:
+        """Return the ids in front of each source and target: language tag, then ``tag``.
+
+        Raises:
+            ConfigError: The vocabulary does not contain a tag.
+        """
+        codes = tagged_languages(self.config.language_tags, self.config.direction(corpus))
+        source, target = (
+            [] if code is None else [model.language_id(code)]
+            for code, model in zip(codes, tokenizers, strict=True)
+        )
+        # A tag of the configuration may be the tag of the language.
+        tag = [] if corpus.tag is None else [tokenizers.source.tag_id(corpus.tag)]
+        return [*dict.fromkeys((*source, *tag))], target
 
     @property
     def files(self) -> list[Path]:
@@ -195,7 +225,7 @@ class Recipe:
         """
         bound = dict(self.bound)
         if self.init_from is None:  # the vocabulary is learned from text with noise
-            bound["noise"] = [corpus.noise.rates for corpus in self.data.train]
+            bound["noise"] = [corpus.noise.rates for corpus in self.data.training]
         else:
             place = self.init_from / TOKENIZER
             is_gone = vocab_hash is not None and not place.is_dir()

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.config.data import CorpusConfig, TokenizerConfig
-from nmt.data.checks import CorpusCheck, report_name
-from nmt.data.corpus import BLOCK_PAIRS, VALID, Block, read_blocks
+from nmt.config.data import CorpusConfig
+from nmt.data.checks import CorpusCheck, name_of_test
+from nmt.data.corpus import BLOCK_PAIRS, Block, read_blocks
 from nmt.data.filters import Diagnosis, FilterChain, Finding, Found
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.prepare_report import KEPT
@@ -113,7 +113,7 @@ class Encode:
 class Known(NamedTuple):
     """Additional inputs of `Decide` for a block."""
 
-    lengths: npt.NDArray[np.int64]  # subwords of source and target, tag included. (2, lines)
+    lengths: npt.NDArray[np.int64]  # subwords of source and target, tags included. (2, lines)
     is_kept: Mask  # whether the first pass has kept each line
     found: Mapping[int, Sequence[Finding]]  # findings of the diagnosis, by position in the block
 
@@ -177,8 +177,9 @@ class Reading:
 
     def blocks(self, corpus: CorpusConfig) -> Iterator[Block]:
         """Yield the blocks of a corpus."""
-        filters = self.recipe.filters
-        options = ReadOptions(*self.recipe.languages, filters.on_bad_utf8, filters.max_characters)
+        filters = self.recipe.config.filters
+        languages = self.recipe.config.direction(corpus)
+        options = ReadOptions(*languages, filters.on_bad_utf8, filters.max_characters)
         return read_blocks(corpus, options)
 
     def map(
@@ -191,8 +192,10 @@ class Reading:
         """
         corpus = self.corpora[name]
         if self.shards is not None:
-            settings = [each.model_dump(mode="json") for each in (corpus, self.recipe.filters)]
-            key = [__version__, verb, name, self.recipe.languages, settings, depends_on]
+            settings = [
+                each.model_dump(mode="json") for each in (corpus, self.recipe.config.filters)
+            ]
+            key = [__version__, verb, name, self.recipe.config.languages, settings, depends_on]
             function = Stored(function, self.shards, sha256_of_json(key), BLOCK_PAIRS)
         blocks, total = self.blocks(corpus), self.num_lines.get(name)
         return map_blocks(f"{verb} {name}", blocks, function, workers=self.workers, total=total)
@@ -201,29 +204,32 @@ class Reading:
     def corpora(self) -> dict[str, CorpusConfig]:
         """Training corpora and held-out sets."""
         data = self.recipe.data
-        sets = {report_name(name): corpus for name, corpus in data.test.items()}
-        return {**self.recipe.corpora, VALID: data.valid[0], **sets}
+        sets = {name_of_test(name): corpus for name, corpus in data.test.items()}
+        return {**self.recipe.corpora, **self.recipe.valid_sets, **sets}
 
-    def saw(self, name: str, block: Block, result: Result) -> list[SentencePair]:
+    def saw(
+        self, name: str, corpus: CorpusConfig, block: Block, result: Result
+    ) -> list[SentencePair]:
         """Record the result of the first pass for a block; return the kept pairs."""
         is_kept = result.arrays["is_kept"]
         kept = kept_pairs(block, is_kept)
         self.num_lines[name] = self.num_lines.get(name, 0) + len(block)
         self.is_kept.setdefault(name, []).append(is_kept)
-        check = self.checks.setdefault(name, CorpusCheck(*self.recipe.languages))
+        check = self.checks.setdefault(name, CorpusCheck(*self.recipe.config.direction(corpus)))
         check.update([pair[:2] for pair in kept])
         return kept
 
     def known_blocks(self, name: str, encoded: Encoded, diagnosis: Diagnosis) -> Iterator[Block]:
         """Yield the blocks of a corpus with the inputs of the second pass."""
         corpus, (first, end) = self.corpora[name], encoded.spans[name]
+        tags = self.recipe.tag_ids(corpus, encoded.tokenizers)
         for number, block in enumerate(self.blocks(corpus)):
             start = block.first - 1
             rows = slice(first + start, first + start + len(block))
             if rows.stop > end:
                 raise has_changed(name)
-            source = encoded.lines.source_lengths[rows] + (corpus.tag is not None)
-            lengths = np.array([source, encoded.lines.target_lengths[rows]])
+            sides = encoded.lines.source_lengths[rows], encoded.lines.target_lengths[rows]
+            lengths = np.array([side + len(ids) for side, ids in zip(sides, tags, strict=True)])
             is_kept = self.is_kept[name][number]
             known = Known(lengths, is_kept, diagnosis.of_block(name, start, is_kept))
             yield replace(block, known=known)
@@ -276,36 +282,36 @@ class Reservoir:
             yield self._pairs.pop()
 
 
-def learn_tokenizers(
-    sample: Reservoir, folder: Path, config: TokenizerConfig, init_from: Path | None = None
-) -> Tokenizers:
+def learn_tokenizers(sample: Reservoir, folder: Path, recipe: Recipe) -> Tokenizers:
     """Learn the tokenizers, or copy them from a model; write them into a new folder.
 
     Args:
         sample: Text to learn from. It is empty afterwards.
         folder: The new folder.
-        config: The tokenizer section of the configuration.
-        init_from: Tokenizer folder of a model to copy instead. Fine-tuning keeps the vocabulary of
-            the model that it starts from.
+        recipe: Settings of the tokenizers, or the model that fine-tuning starts from and whose
+            vocabulary it keeps.
 
     Raises:
         DataError: The sample is empty.
-        TokenizerError: The vocabulary size does not fit the text, or ``init_from`` is damaged.
+        TokenizerError: The vocabulary size does not fit the text, or the model is damaged.
     """
     if not len(sample):
         problem = "The training corpora have no sentence pair with text on both sides."
         raise DataError(problem, fix="Check the files of data.train.")
     folder.mkdir()
     texts: dict[str, Iterable[str]] = {}
-    if init_from is not None:
-        tokenizer.load_tokenizers(init_from)  # raises an error if they are damaged
-        for path in init_from.glob("*.model"):
+    if recipe.init_from is not None:
+        start = recipe.init_from / folder.name
+        tokenizer.load_tokenizers(start)  # raises an error if they are damaged
+        for path in start.glob("*.model"):
             shutil.copy(path, folder)
-    elif config.joint:
+    elif recipe.config.tokenizer.joint:
         texts = {tokenizer.JOINT: chain.from_iterable(sample.drain())}
     else:
         sources, targets = zip(*sample.drain(), strict=True)
         texts = {tokenizer.SOURCE: sources, tokenizer.TARGET: targets}
     for name, lines in texts.items():
+        symbols = {"user_defined_symbols": recipe.config.tag_symbols[name == tokenizer.TARGET]}
+        config = recipe.config.tokenizer.model_copy(update=symbols)
         tokenizer.train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
     return tokenizer.load_tokenizers(folder)

@@ -129,12 +129,15 @@ class NoiseAdder:
         if UNK_ID in source or UNK_ID in target:
             return source, target
         models = self.tokenizers
-        tag = [index for index in source[:1] if index in models.source.tags.values()]
-        texts = models.source.decode(source[len(tag) :]), models.target.decode(target)
+        old = models.source.without_tags(source), models.target.without_tags(target)
+        texts = models.source.decode(old[0]), models.target.decode(old[1])
         texts = _with_noise(texts, kinds, random)
-        words = models.source.encode(texts[0])
-        new = tag + words, models.target.encode(texts[1])
-        fits = words and all(0 < len(side) <= self.longest for side in new)
+        words = models.source.encode(texts[0]), models.target.encode(texts[1])
+        new = (
+            source[: len(source) - len(old[0])] + words[0],
+            target[: len(target) - len(old[1])] + words[1],
+        )
+        fits = all(words) and all(len(side) <= self.longest for side in new)
         return new if fits else (source, target)
 
 

@@ -43,13 +43,13 @@ class FlatIds(NamedTuple):
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths)
 
-    def selected(self, is_wanted: npt.NDArray[np.bool_], first: int | None = None) -> FlatIds:
-        """Return the selected sentences, each with the id ``first`` in front if it is not None."""
+    def selected(self, is_wanted: npt.NDArray[np.bool_], first: Sequence[int] = ()) -> FlatIds:
+        """Return the selected sentences, each with the ids ``first`` in front."""
         lengths = self.lengths[is_wanted]
         ids = self.ids[np.repeat(is_wanted, self.lengths)]
-        if first is not None:
-            ids = np.insert(ids, np.cumsum(lengths) - lengths, first)
-        return FlatIds(ids, lengths + (first is not None))
+        starts = np.repeat(np.cumsum(lengths) - lengths, len(first))
+        ids = np.insert(ids, starts, np.tile(np.asarray(first, ids.dtype), len(lengths)))
+        return FlatIds(ids, lengths + len(first))
 
 
 class Lengths(Protocol):
@@ -95,7 +95,7 @@ class ParallelStore:
         self.source_lengths, self.target_lengths = (
             np.diff(offsets).astype(np.int32) for offsets in self._offsets
         )
-        self.corpus = _mapped(folder / "corpus.bin", "<u2")  # index in ``data.train``. (n,)
+        self.corpus = _mapped(folder / "corpus.bin", "<u2")  # index of the corpus or set. (n,)
         self.lines = _mapped(folder / "lines.bin", "<i8")  # number in the corpus, from 1. (n,)
 
     @classmethod
@@ -139,11 +139,18 @@ class ParallelStore:
         starts = self._offsets[side][rows] - offsets[:-1]
         return self._ids[side][np.arange(offsets[-1]) + np.repeat(starts, lengths)], offsets
 
+    def rows_of(self, corpus: int) -> slice:
+        """Return the rows of a corpus; a store contains one corpus after the other."""
+        return slice(*np.searchsorted(self.corpus, (corpus, corpus + 1)).tolist())
+
     def token_counts(
-        self, side: Literal["source", "target"], vocab_size: int
+        self, side: Literal["source", "target"], vocab_size: int, rows: slice = slice(None)
     ) -> npt.NDArray[np.int64]:
-        """Return the number of occurrences of each id on a side. (vocab_size,)."""
-        ids, counts = self._ids[_SIDES.index(side)], np.zeros(vocab_size, dtype=np.int64)
+        """Return the number of occurrences of each id on a side of the rows. (vocab_size,)."""
+        place, counts = _SIDES.index(side), np.zeros(vocab_size, dtype=np.int64)
+        start, stop, _ = rows.indices(len(self))
+        offsets = self._offsets[place]
+        ids = self._ids[place][int(offsets[start]) : int(offsets[stop])]
         for start in range(0, len(ids), _COUNTED_AT_ONCE):
             counts += np.bincount(ids[start : start + _COUNTED_AT_ONCE], minlength=vocab_size)
         return counts
@@ -191,7 +198,7 @@ class StoreWriter(ExitStack):
         Args:
             source: Source ids.
             target: Target ids.
-            corpus: Index of the corpus in ``data.train``.
+            corpus: Index of the corpus: in `DataConfig.training` or `DataConfig.validation`.
             lines: Line number of each pair in the corpus, from 1.
         """
         for side, flat in zip(_SIDES, (source, target), strict=True):

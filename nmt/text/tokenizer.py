@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import sentencepiece
 
-from nmt.config.data import TAG_PATTERN, TokenizerConfig, tag_symbol
+from nmt.config.data import TAG_PATTERN, TokenizerConfig, language_symbol, tag_symbol
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError, did_you_mean
 from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID, without_surrogates
 
@@ -206,6 +206,20 @@ class Tokenizer:
             raise ConfigError(problem, fix=fix)
         return self.tags[symbol]
 
+    def language_id(self, code: str) -> int:
+        """Return the id of the tag of a language; see `nmt.config.data.language_symbol`.
+
+        Raises:
+            ConfigError: The vocabulary does not contain a tag of this language.
+        """
+        symbol = language_symbol(code, self.tags)
+        return self.tag_id(f"<2{code}>" if symbol is None else symbol)
+
+    def without_tags(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return ids without the tags at the start, which `nmt prepare` adds to a text."""
+        known = set(self.tags.values())
+        return ids[next((at for at, index in enumerate(ids) if index not in known), len(ids)) :]
+
     def piece(self, index: int) -> str:
         """Return the subword of an id, with U+2581 at the beginning of a word."""
         return str(self._processor.id_to_piece(index))
@@ -229,7 +243,7 @@ def train_sentencepiece(
         lines: The training text. The order matters. Lines above 40,000 bytes are ignored.
         path: The new file. Its name (`JOINT`, `SOURCE` or `TARGET`) selects the vocabulary size
             from ``config``. The file is removed if training fails.
-        config: Kind and vocabulary sizes.
+        config: Kind and vocabulary sizes, and symbols of this vocabulary.
         threads: Number of CPU threads. It changes the last digits of unigram probabilities, and the
             model file records it.
 
@@ -248,7 +262,7 @@ def train_sentencepiece(
                 model_writer=file,
                 model_type=config.kind,
                 vocab_size=size,
-                user_defined_symbols=[] if is_target else list(config.user_defined_symbols),
+                user_defined_symbols=list(config.user_defined_symbols),
                 control_symbols=[f"<unused{number}>" for number in range(unused)],
                 # With kind: word, a lower coverage would drop every word with a rare character.
                 character_coverage=1.0 if config.kind == "word" else config.character_coverage,

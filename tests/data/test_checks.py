@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nmt.config.data import Direction
 from nmt.data.checks import CorpusCheck, Overlap, other_language
 from nmt.data.pairs import SentencePair
 from nmt.files.lines import read_lines
@@ -79,13 +80,15 @@ def test_unrelated_and_identical_sides_are_noticed(multi30k: Pairs) -> None:
 
 def test_held_out_sentences_of_both_sides_are_counted() -> None:
     """FAULTS 39."""
+    there = Direction("de", "en")
     overlap = Overlap({
         "valid": [SentencePair("eins", "one", 1), SentencePair("zwei", "two", 2)],
         "test": [SentencePair("eins", "a", 1), SentencePair("vier", "four", 3)],
-    })  # fmt: skip
+    }, {"valid": there, "test": there})  # fmt: skip
     first, last = SentencePair("eins ", "one", 8), SentencePair("zwei", "deux", 9)
-    for pairs in ([first, last], [SentencePair("fünf", "four", 10)]):
-        overlap.see(pairs)
+    overlap.see([first, last], there)
+    overlap.see([SentencePair("fünf", "four", 10)], there)
+    overlap.see([SentencePair("vier", "two", 11)], Direction("de", "fr"))  # other languages
     assert overlap.counts({"test": 3}) == {
         "valid": {"pairs": 2, "sources_in_train": 2, "near_sources_in_train": 0,
                   "targets_in_train": 1, "pairs_in_train": 1},

@@ -59,7 +59,7 @@ class CorpusDiagnosis(filters.Diagnosis):
     def __init__(self, material: filters.Material) -> None:
         super().__init__(material)
         self._actions = filters.filter_actions(material.filters)
-        self._leaks = Leaks(material.held_out)
+        self._leaks = Leaks(material.held_out, material.directions)
         self._repeat_finder = RepeatFinder(material.scratch)
         self._repeats: Future[Repeats] | None = None
         self.look = Look("near_duplicate" in self._actions, self._leaks.index)

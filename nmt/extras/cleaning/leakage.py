@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -189,9 +190,15 @@ class Leaks:
 
     Args:
         sets: Sentence pairs by name of the held-out set.
+        directions: Languages of each corpus and set. Only those in the same languages are compared.
     """
 
-    def __init__(self, sets: Mapping[str, Sequence[SentencePair]]) -> None:
+    def __init__(
+        self,
+        sets: Mapping[str, Sequence[SentencePair]],
+        directions: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    ) -> None:
+        self._directions = directions
         self._places = [(name, pair.line) for name, pairs in sets.items() for pair in pairs]
         self.sources = [pair.source for pairs in sets.values() for pair in pairs]
         self.index = LeakageIndex(self.sources)
@@ -209,6 +216,8 @@ class Leaks:
                 exact copy. (leaks, 3).
         """
         for row, held_out, is_exact in leaks.tolist():
+            if self._directions.get(corpus) != self._directions.get(self._places[held_out][0]):
+                continue
             is_first = bool(is_exact) > self._kinds.get(held_out, -1)
             self._kinds[held_out] = bool(is_exact) or self._kinds.get(held_out, False)
             self._num_listed[held_out] += 1
