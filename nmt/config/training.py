@@ -123,8 +123,8 @@ class ValidationConfig(Section):
 
     Args:
         beam_size: Beam size for BLEU and chrF; 1 (greedy search) is fastest.
-        max_sentences: Maximum sentences to translate for BLEU and chrF; the loss always uses the
-            whole set.
+        max_sentences: Maximum sentences of each set to translate for BLEU and chrF; the loss always
+            uses the whole set.
         metric: Metric that selects the best checkpoint and stops early: ``loss``, ``command``, or
             a metric of ``nmt evaluate``, such as ``bleu`` or ``comet:MODEL``.
         command: Program that scores the translations, for example ``python score.py {source}
