@@ -202,11 +202,13 @@ def _charts(
     def of_sets(key: str, label: str) -> list[Curve]:
         return [curve(lines, key, name or label, marked=True) for name, lines in sets.items()]
 
-    loss_curves = [loss, *of_sets("objective", "validation")]
-    scored = [(key, METRICS[key].label) for key in ("bleu", "chrf")]
-    quality = {"Translation quality": [each for x in scored for each in of_sets(*x)]}
-    if len(sets) > 1:  # a chart for each metric, with a curve for each set
-        quality = {label: of_sets(key, label) for key, label in scored}
+    losses = [loss, *of_sets("objective", "validation")]
+    bleu, chrf = (of_sets(key, METRICS[key].label) for key in ("bleu", "chrf"))
+    quality = [chart("Translation quality", "score, 0 to 100", [*bleu, *chrf], size=_WIDE)]
+    if len(sets) > 1:  # a set has the same colour in all charts
+        losses = [*losses[1:], loss]
+        quality = [chart("BLEU", "score, 0 to 100", bleu, size=_WIDE)]
+        quality += [chart("chrF", "score, 0 to 100", chrf)]
     speed = curve(updates, "target_tokens_per_second", noisy=True)
     norm = curve(updates, "gradient_norm", noisy=True)
     smoothing = starts[-1].get("label_smoothing") if starts else None
@@ -214,11 +216,8 @@ def _charts(
     scores = {key for line in validations for key in line if key in (*METRICS, "command")}
     others = sorted(scores - {"bleu", "chrf"})
     return [
-        chart("Loss", f"nats per target token{smoothed}", loss_curves, size=_WIDE),
-        *(
-            chart(title, "score, 0 to 100", curves, size=_WIDE, limits=(0, 100))
-            for title, curves in quality.items()
-        ),
+        chart("Loss", f"nats per target token{smoothed}", losses, size=_WIDE),
+        *(replace(each, limits=(0, 100)) for each in quality),
         *(chart(label_of(x), "score", of_sets(x, "")) for x in others),
         chart("Learning rate", "per update", [curve(updates, "learning_rate")], from_zero=True),
         chart("Speed", "target tokens per second", [speed], from_zero=True),
