@@ -20,7 +20,7 @@ from nmt.config.run import RunConfig
 from nmt.config.training import TRACKERS as BUILTIN_TRACKERS
 from nmt.data.corpus import corpus_names, valid_names
 from nmt.data.loader import Loader
-from nmt.data.plan import build_stages, replay_weights, tempered_weights
+from nmt.data.plan import build_stages, epoch_weights
 from nmt.data.prepare_report import KEPT, READ
 from nmt.data.prepared import PreparedData
 from nmt.data.resegment import NoiseAdder, Resegment, Resegmenter, in_turn
@@ -102,9 +102,6 @@ def build(
             "training.optimizer.kind to adafactor, or use a device with more memory.",
         ) from error
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
-    weights = [corpus.weight for corpus in corpora.training]
-    if corpora.replay:
-        weights = replay_weights(weights, sizes, len(corpora.train), corpora.replay.share)
     longest, bos = config.filters.max_length, config.model.source_bos
     is_error = lower_is_better(validation.metric_name)
     # Half of the cores. The other half queues work on the device and writes checkpoints.
@@ -112,7 +109,7 @@ def build(
     loader = Loader(
         data.train,
         batch,
-        weights=tempered_weights(weights, sizes, corpora.temperature),
+        weights=epoch_weights(corpora, sizes),
         stages=build_stages(corpora, sizes, lower_is_better=is_error),
         seed=training.seed,
         rank=processes.rank,

@@ -75,6 +75,14 @@ def replay_weights(
     return [*weights[:num_others], *(weight * factor for weight in weights[num_others:])]
 
 
+def epoch_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
+    """Return how often an epoch without stages reads each training corpus, by its ``sizes``."""
+    weights = [corpus.weight for corpus in data.training]
+    if data.replay:
+        return replay_weights(weights, sizes, len(data.train), data.replay.share)
+    return tempered_weights(weights, sizes, data.temperature)
+
+
 def build_stages(data: DataConfig, sizes: Sequence[int], *, lower_is_better: bool) -> list[Stage]:
     """Return the stages of training; an empty list if ``data.stages`` is empty.
 

@@ -313,7 +313,10 @@ def test_each_validation_set_has_its_curve_and_its_change_since_the_first_valida
     sets = [row for row in rows if row[0] in ("new", "old")]
     both = ["de-en", "1,200"]
     assert [row[:4] for row in sets] == [["new", *both, "yes"], ["old", *both, "no"]]
-    assert [row[5] for row in sets] == ["31.00\xa0→\xa030.00 (-1.00)", "40.50\xa0→\xa030.25 (-10.25)"]
+    assert [row[5] for row in sets] == [
+        "31.00\xa0→\xa030.00 (-1.00)",
+        "40.50\xa0→\xa030.25 (-10.25)",
+    ]
     validations = {row[0]: row[-2:] for row in rows}
     assert (validations["200"], validations["0"]) == (["30.00", "30.25"], ["31.00", "40.50"])
     assert texts(root, ".//section/h3") == ["new", "old"]  # samples

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ import numpy.typing as npt
 from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig, usual_vocab_size
 from nmt.data.corpus import corpus_names
+from nmt.data.plan import epoch_weights
 from nmt.data.prepare_report import KEPT, PrepareReport
 from nmt.errors import DataError
 from nmt.training.schedule import build_schedule
@@ -89,7 +91,7 @@ def advise(config: RunConfig, plan: Plan | None = None) -> Iterator[str]:
             f"{int(100 * (1 - total / in_epoch))}% of the pairs are never used; to use all pairs, "
             f"{change}"
         )
-    num_pairs = _num_pairs(config, plan.report) if plan.report else 0
+    num_pairs = sum(_sizes(config, plan.report)) if plan.report else 0
     if plan.report is None or num_pairs < _FEW_PAIRS:
         return
     if in_epoch and in_epoch < _FEW_UPDATES:
@@ -129,14 +131,16 @@ def _about_vocabulary(config: RunConfig, num_pairs: int, report: PrepareReport) 
         )
 
 
-def _num_pairs(config: RunConfig, report: PrepareReport) -> int:
-    counts = (report.counts.get(name, {}) for name in corpus_names(config.data.train))
-    return sum(count.get(KEPT, 0) for count in counts)
+def _sizes(config: RunConfig, report: PrepareReport) -> list[int]:
+    counts = (report.counts.get(name, {}) for name in corpus_names(config.data.training))
+    return [count.get(KEPT, 0) for count in counts]
 
 
 def _updates_per_epoch(config: RunConfig, report: PrepareReport) -> float | None:
-    batch, num_pairs = config.batch, _num_pairs(config, report)
-    tokens = sum(side.tokens for side in report.sides) + 2 * num_pairs
+    batch, sizes = config.batch, _sizes(config, report)
+    num_pairs = sum(map(mul, sizes, epoch_weights(config.data, sizes)))
+    tokens = sum(side.tokens for side in report.sides) + 2 * sum(sizes)
+    tokens = round(tokens * num_pairs / (sum(sizes) or 1))
     most = batch.tokens_per_update or batch.max_tokens
     counts = [tokens / most] if isinstance(most, int) else []
     counts += [num_pairs / batch.max_sentences] if batch.max_sentences else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,20 @@ def test_a_share_of_the_run_is_the_warm_up_of_as_many_updates(shape: str) -> Non
     assert rates == [steps(step) for step in range(1, 501)]
     if shape != "constant":
         assert rates.index(max(rates)) == 29
+
+
+def test_an_epoch_has_the_updates_of_the_pairs_that_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """18 subwords and EOS on both sides: 20,000 pairs fill 380 batches. Replay adds a fifth."""
+    monkeypatch.setattr(PrepareReport, "read", lambda _: report(20_000))
+    assert Plan.estimate(config()).updates_per_epoch == 380
+    both = replace(report(20_000), counts={"a": {"kept": 8000}, "general": {"kept": 12_000}})
+    monkeypatch.setattr(PrepareReport, "read", lambda _: both)
+    values = config().model_dump(exclude_unset=True)
+    values["data"]["replay"] = {"share": 0.2, "train": [{"demo": "train", "name": "general"}]}
+    mixed = RunConfig.model_validate(values)
+    assert Plan.estimate(mixed).updates_per_epoch == 190  # 8,000 pairs and 2,000 of 12,000
 
 
 def test_an_epoch_that_is_never_finished_is_a_warning() -> None:
