@@ -397,7 +397,10 @@ def _finish(
     summary = checkpoints.average_at_end(config.training, summary, setup.validator, reporter)
     if is_first:
         threads, device = config.training.threads, config.training.device
-        load = partial(Translator.load, run_dir, engine="torch", device=device, threads=threads)
+        load = partial(
+            Translator.load, run_dir, engine="torch", device=device, threads=threads,
+            languages=train_setup.languages_of(config),
+        )  # fmt: skip
         calibrate_confidence(
             run_dir,
             *train_setup.choosing_lines(config, data),

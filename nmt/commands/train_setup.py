@@ -15,7 +15,7 @@ import torch
 from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint
 from nmt.checkpoint.model_folder import CONFIG, find_model, load_folder_config, read_weights
 from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
-from nmt.config.data import BatchConfig
+from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TRACKERS as BUILTIN_TRACKERS
 from nmt.data.corpus import corpus_names, valid_names
@@ -31,7 +31,9 @@ from nmt.device.distributed import Processes
 from nmt.device.precision import choose_precision
 from nmt.errors import CheckpointError, ConfigError, DeviceError
 from nmt.files.atomic import write_errors
+from nmt.inference.direction import Languages
 from nmt.inference.request import Request
+from nmt.inference.translator import TranslationOptions
 from nmt.metrics.metric import lower_is_better, split_argument
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry, load_attribute
@@ -146,10 +148,15 @@ def _validation_sets(
                 sources,
                 references,
                 load_tokenizers(data.tokenizer_dir),
-                config.decoding.plain(validation.beam_size),
-                max_length=config.filters.max_length,
+                TranslationOptions(
+                    # Without slow options that hardly change the scores.
+                    decoding=config.decoding.plain(validation.beam_size),
+                    max_length=config.filters.max_length,
+                    retry=False,
+                    languages=languages_of(config),
+                    **_tags_of(config, corpus),
+                ),
                 language=config.direction(corpus).target,
-                tag=corpus.tag,
                 metric=validation.metric,
                 device=str(updater.device),
                 command=validation.command,
@@ -163,12 +170,23 @@ def _validation_sets(
     return sets
 
 
+def languages_of(config: RunConfig) -> Languages:
+    """Return the languages of the model; none without language tags, which no line then gets."""
+    return Languages.of(config) if config.language_tags else Languages()
+
+
+def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
+    """Return the tags that a corpus has in the prepared data, as fields of a `Request`."""
+    direction = config.direction(corpus) if config.language_tags else (None, None)
+    return {"source_language": direction[0], "target_language": direction[1], "tag": corpus.tag}
+
+
 def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
     """Return source and reference lines of the validation sets that choose the best checkpoint."""
     corpora = config.data.valid
     lines = zip(data.valid.corpus.tolist(), data.valid_source, data.valid_target, strict=True)
     chosen = [
-        (Request(source, tag=corpora[number].tag), target)
+        (Request(source, **_tags_of(config, corpora[number])), target)
         for number, source, target in lines
         if number < len(corpora)
     ]

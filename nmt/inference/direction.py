@@ -103,7 +103,8 @@ class Languages:
             first = target
         before = () if first is None else (_tag_id(tokenizers.source, first),)
         after = None if start is None else _tag_id(tokenizers.target, start)
-        return Tags(direction, before + added, after)
+        # The tag of a corpus may be the tag of its language.
+        return Tags(direction, tuple(dict.fromkeys(before + added)), after)
 
     def _tagged(self, tokenizers: Tokenizers) -> tuple[list[str], list[str]]:
         """Return the languages of each side that have a tag in the vocabulary."""

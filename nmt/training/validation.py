@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from nmt.config.model import DecodingConfig
 from nmt.data.loader import Batch, Loader
 from nmt.data.plan import epoch_random, plan_batches
 from nmt.data.store import Rows
@@ -148,11 +147,8 @@ class HeldOutText:
     sources: Sequence[str]
     references: Sequence[str]
     tokenizers: Tokenizers
-    # Without slow options that hardly change the scores: see `DecodingConfig.plain`.
-    decoding: DecodingConfig
-    max_length: int  # Maximum length of a source in subwords, as in training.
+    options: TranslationOptions
     language: str  # Language code of the references.
-    tag: str | None = None  # Token at the beginning of each source.
     # Metric that chooses the best checkpoint. `REPORTED_METRICS` are computed in addition.
     metric: str = "bleu"
     device: str = "cpu"  # Device of a neural metric.
@@ -164,17 +160,13 @@ class HeldOutText:
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
         """Return a translator that calls ``progress`` with the number of translated sources."""
         factor, offset = self.longest
+        decoding = self.options.decoding
         limits = {
-            "max_length_factor": min(factor, self.decoding.max_length_factor),
-            "max_length_offset": min(offset, self.decoding.max_length_offset),
+            "max_length_factor": min(factor, decoding.max_length_factor),
+            "max_length_offset": min(offset, decoding.max_length_offset),
         }
-        options = TranslationOptions(
-            decoding=self.decoding.model_copy(update=limits),
-            max_length=self.max_length,
-            retry=False,
-            tag=self.tag,
-            progress=progress,
-        )
+        decoding = decoding.model_copy(update=limits)
+        options = replace(self.options, decoding=decoding, progress=progress)
         return Translator(engine, self.tokenizers, options)
 
     @cached_property
