@@ -142,6 +142,7 @@ def _validation_sets(
     corpora = config.data.validation
     for number, (name, corpus) in enumerate(zip(valid_names(config.data), corpora, strict=True)):
         rows, text = np.flatnonzero(data.valid.corpus == number), None
+        direction = config.direction(corpus)
         if any(sides):
             sources, references = ([side[row] for row in rows[:most]] for side in sides)
             text = HeldOutText(
@@ -156,7 +157,7 @@ def _validation_sets(
                     languages=languages_of(config),
                     **_tags_of(config, corpus),
                 ),
-                language=config.direction(corpus).target,
+                language=direction.target,
                 metric=validation.metric,
                 device=str(updater.device),
                 command=validation.command,
@@ -166,7 +167,8 @@ def _validation_sets(
                 if validation.metric == COMMAND:
                     text.run_command(text.references, is_trial=True)
         batches = fixed_batches(loader, processes, rows)
-        sets.append(ValidationSet(name, batches, text, number < len(config.data.valid)))
+        is_choosing = number < len(config.data.valid)
+        sets.append(ValidationSet(name, direction, len(rows), batches, text, is_choosing))
     return sets
 
 
@@ -183,14 +185,11 @@ def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
 
 def choosing_lines(config: RunConfig, data: PreparedData) -> tuple[list[Request], list[str]]:
     """Return source and reference lines of the validation sets that choose the best checkpoint."""
-    corpora = config.data.valid
-    lines = zip(data.valid.corpus.tolist(), data.valid_source, data.valid_target, strict=True)
-    chosen = [
-        (Request(source, **_tags_of(config, corpora[number])), target)
-        for number, source, target in lines
-        if number < len(corpora)
-    ]
-    return [request for request, _ in chosen], [target for _, target in chosen]
+    corpora, numbers = config.data.valid, data.valid.corpus.tolist()
+    tags = [_tags_of(config, corpora[number]) for number in numbers if number < len(corpora)]
+    # The sets of `data.valid` come first.
+    requests = [Request(line, **each) for line, each in zip(data.valid_source, tags, strict=False)]
+    return requests, data.valid_target[: len(requests)]
 
 
 def _updater(
@@ -299,7 +298,7 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
         "metric": config.training.validation.metric_name,
         "label_smoothing": config.training.label_smoothing,
         "pairs": pairs,
-        **_validation_facts(config, setup.data),
+        **_facts_of_sets(setup.validator),
         "dropped": {name: number for name, number in reasons if name not in (READ, KEPT)},
         "total_steps": progress.total_steps,
     }
@@ -312,22 +311,16 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
     return Event(progress.step, text, "start", facts)
 
 
-def _validation_facts(config: RunConfig, data: PreparedData) -> dict[str, Any]:
-    """Return what the report shows of several validation sets; empty for one set."""
-    corpora, num_choosing = config.data.validation, len(config.data.valid)
-    names, sizes = valid_names(config.data), np.bincount(data.valid.corpus, minlength=len(corpora))
-    if len(names) == 1:
+def _facts_of_sets(validator: Validator) -> dict[str, Any]:
+    """Return what the report shows about several validation sets; empty for one set."""
+    if len(validator.sets) == 1:
         return {}
+    several = sum(held_out.is_choosing for held_out in validator.sets) > 1
     sets = {
-        name: {
-            "direction": str(config.direction(corpora[number])),
-            "pairs": int(sizes[number]),
-            "is_choosing": number < num_choosing,
-        }
-        for number, name in enumerate(names)
+        x.name: {"direction": str(x.direction), "pairs": x.num_pairs, "is_choosing": x.is_choosing}
+        for x in validator.sets
     }
-    combination = config.training.validation.choose_by if num_choosing > 1 else None
-    return {"combination": combination, "sets": sets}
+    return {"combination": validator.choose_by if several else None, "sets": sets}
 
 
 def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:

@@ -82,28 +82,26 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
     if len(charts) < 2:
         return next(iter(charts.values()), [])
     curves = {
-        name: {_full_title(chart, curve): (chart, curve) for chart in own for curve in chart.curves}
+        name: {
+            (chart.title, curve.label): (chart, curve) for chart in own for curve in chart.curves
+        }
         for name, own in charts.items()
     }
-    both = {title: x for own in curves.values() for title, x in own.items()}
+    both = {key: chart for own in curves.values() for key, (chart, _) in own.items()}
     return [
         replace(
             chart,
-            title=title,
+            title=", ".join(filter(None, key)),
             # A run without this curve has an empty one, so that the runs keep their colours.
             curves=[
-                replace(own[title][1], label=name) if title in own else Curve(name, ())
+                replace(own[key][1], label=name) if key in own else Curve(name, ())
                 for name, own in curves.items()
             ],
-            end=max(own[title][0].end for own in curves.values() if title in own),
+            end=max(own[0].end for own in charts.values()),
             marks=(),
         )
-        for title, (chart, _) in both.items()
+        for key, chart in both.items()
     ]
-
-
-def _full_title(chart: Chart, curve: Curve) -> str:
-    return ", ".join(filter(None, (chart.title, curve.label)))
 
 
 def _records(run_dir: Path) -> Iterator[Line]:
@@ -204,11 +202,9 @@ def _charts(
 
     losses = [loss, *of_sets("objective", "validation")]
     bleu, chrf = (of_sets(key, METRICS[key].label) for key in ("bleu", "chrf"))
-    quality = [chart("Translation quality", "score, 0 to 100", [*bleu, *chrf], size=_WIDE)]
+    quality = {"Translation quality": [*bleu, *chrf]}
     if len(sets) > 1:  # a set has the same colour in all charts
-        losses = [*losses[1:], loss]
-        quality = [chart("BLEU", "score, 0 to 100", bleu, size=_WIDE)]
-        quality += [chart("chrF", "score, 0 to 100", chrf)]
+        losses, quality = [*losses[1:], loss], {"BLEU": bleu, "chrF": chrf}
     speed = curve(updates, "target_tokens_per_second", noisy=True)
     norm = curve(updates, "gradient_norm", noisy=True)
     smoothing = starts[-1].get("label_smoothing") if starts else None
@@ -217,7 +213,10 @@ def _charts(
     others = sorted(scores - {"bleu", "chrf"})
     return [
         chart("Loss", f"nats per target token{smoothed}", losses, size=_WIDE),
-        *(replace(each, limits=(0, 100)) for each in quality),
+        *(
+            chart(title, "score, 0 to 100", curves, size=_WIDE, limits=(0, 100))
+            for title, curves in quality.items()
+        ),
         *(chart(label_of(x), "score", of_sets(x, "")) for x in others),
         chart("Learning rate", "per update", [curve(updates, "learning_rate")], from_zero=True),
         chart("Speed", "target tokens per second", [speed], from_zero=True),
@@ -236,9 +235,7 @@ def _lines_of_sets(
     combination = starts[-1].get("combination") if starts else None
     combined = {combination or "": validations} if combination or not names else {}
     return combined | {
-        name: [
-            {"step": x["step"], **x["sets"][name]} for x in validations if name in x.get("sets", ())
-        ]
+        name: [{**x.get("sets", {}).get(name, {}), "step": x["step"]} for x in validations]
         for name in names
     }
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from nmt.config.data import Direction
 from nmt.data.loader import Batch, Loader
 from nmt.data.plan import epoch_random, plan_batches
 from nmt.data.store import Rows
@@ -54,7 +55,7 @@ class Scores:
     samples: tuple[tuple[str, str, str], ...] = ()
     sample_chrf: tuple[float, ...] = ()  # chrF of each sample.
     # Training loss per token, without dropout, for comparison with the loss of the updates.
-    objective: float | None = None
+    objective: float = math.nan
     # Number of suspicious translations; None if the set has no text.
     alarms: int | None = None
     # Scores of each set by name, if there are several; then the scores above choose the best.
@@ -115,26 +116,21 @@ def combine(
     20.0
     """
     chosen = [sets[name] for name in choosing]
+    first, choose = chosen[0], fmean if choose_by == "mean" else min
     if len(chosen) == 1:
-        return replace(chosen[0], sets=sets if len(sets) > 1 else {})
+        return replace(first, sets=sets if len(sets) > 1 else {})
 
-    def pick(values: Sequence[float]) -> float:
-        chooses = fmean if choose_by == "mean" else min
-        return math.nan if any(map(math.isnan, values)) else chooses(values)
+    def pick(metric: str, values: Sequence[float]) -> float:
+        if any(map(math.isnan, values)):
+            return math.nan
+        return as_quality(metric, choose(as_quality(metric, value) for value in values))
 
-    first, metrics = chosen[0], set.intersection(*({*scores.text} for scores in chosen))
-    objectives = [-scores.objective for scores in chosen if scores.objective is not None]
-    alarms = [scores.alarms for scores in chosen if scores.alarms is not None]
     return Scores(
-        -pick([-scores.loss for scores in chosen]),
-        {
-            name: as_quality(name, pick([as_quality(name, x.text[name]) for x in chosen]))
-            for name in first.text
-            if name in metrics
-        },
+        pick("loss", [scores.loss for scores in chosen]),
+        {name: pick(name, [scores.text[name] for scores in chosen]) for name in first.text},
         first.bleu_tokenizer if len({x.bleu_tokenizer for x in chosen}) == 1 else None,
-        objective=-pick(objectives) if objectives else None,
-        alarms=sum(alarms) if alarms else None,
+        objective=pick("loss", [scores.objective for scores in chosen]),
+        alarms=sum(scores.alarms or 0 for scores in chosen),
         sets=sets,
         combination=choose_by,
     )
@@ -219,6 +215,8 @@ class ValidationSet:
     """A validation set, as one process needs it."""
 
     name: str
+    direction: Direction  # Its languages.
+    num_pairs: int
     batches: Sequence[Batch]  # Batches of this process: see `fixed_batches`.
     text: HeldOutText | None  # None if the set has no text or is not translated.
     is_choosing: bool = True  # Whether its scores choose the best checkpoint.
