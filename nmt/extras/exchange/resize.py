@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
 from math import prod
@@ -67,30 +67,25 @@ class Resized:
         return np.concatenate([table[: self.place], tags, table[self.place :], pieces])
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a model, before or after."""
+def sizes_of(models: Sequence[Any], weights: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Return the entries of two vocabularies, parameters, and megabytes of float32 weights.
 
-    source_entries: int
-    target_entries: int
-    parameters: int
-    megabytes: float  # Of the weights in float32, in units of 1,000,000 bytes.
-
-    @classmethod
-    def of(cls, models: Sequence[Any], weights: Mapping[str, FloatArray]) -> Sizes:
-        """Return the sizes of two vocabularies, and of the weights that belong to them."""
-        rows = [len(model.pieces) for model in models]
-        sizes = [
-            (rows[TABLES[name]] if name in TABLES else len(array)) * prod(array.shape[1:])
-            for name, array in weights.items()
-        ]
-        return cls(rows[0], rows[1], sum(sizes), round(4 * sum(sizes) / 1e6, 1))
+    Args:
+        models: SentencePiece models of source and target.
+        weights: By name; their tables may have the rows of another vocabulary.
+    """
+    entries = [len(model.pieces) for model in models]
+    count = sum(
+        (entries[TABLES[name]] if name in TABLES else len(array)) * prod(array.shape[1:])
+        for name, array in weights.items()
+    )
+    names = ("source_entries", "target_entries", "parameters", "megabytes")
+    return dict(zip(names, (*entries, count, round(4 * count / 1e6, 1)), strict=True))
 
 
-def log_sizes(before: Sizes, after: Sizes) -> None:
+def log_sizes(before: Mapping[str, float], after: Mapping[str, float]) -> None:
     """Log a table of the sizes of a model before and after."""
-    pairs = zip(asdict(before).items(), asdict(after).values(), strict=True)
-    lines = [f"{x.replace('_', ' '):<16}{old:>15,}{new:>15,}" for (x, old), new in pairs]
+    lines = [f"{x.replace('_', ' '):<16}{before[x]:>15,}{after[x]:>15,}" for x in before]
     logger.info("%s", "\n".join([f"{'':<16}{'before':>15}{'after':>15}", *lines]))
 
 
@@ -136,7 +131,7 @@ def resize(
             raise ConfigError(f"`{name}` has no text for the language {codes[side]}.", fix=fix)
         return [path for path, is_read in zip(paths, counts, strict=True) if is_read]
 
-    there = list(dict.fromkeys(tag for model in models for tag in language_tags(model)))
+    there = dict.fromkeys(tag for model in models for tag in language_tags(model))
     known = [tag.strip("<>").removeprefix("2") for tag in there]
     for code in filter(None, (*options.keep_language, options.like)):
         if language_symbol(code, there) is None:
@@ -244,9 +239,9 @@ def _grow(
 
 
 def write_model(
-    folder: Path, config: RunConfig, models: Sequence[Any], weights: Mapping[str, FloatArray]
+    folder: Path, config: RunConfig, models: Sequence[Any], weights: Mapping[str, Any], origin: str
 ) -> None:
-    """Write configuration, SentencePiece models (one file if they are equal) and weights."""
+    """Write all files of a model folder; one SentencePiece model if both sides have the same."""
     (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
     (folder / TOKENIZER).mkdir()
     contents = [model.SerializeToString(deterministic=True) for model in models]
@@ -254,9 +249,12 @@ def write_model(
     for name, content in zip(names, contents, strict=False):
         (folder / TOKENIZER / name).write_bytes(content)
     save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
+    facts: dict[str, Any] = {"parameters": sum(x.size for x in weights.values())}
+    facts |= {"vocab_sizes": [len(model.pieces) for model in models], "weights": "float32"}
+    write_card(folder, config, origin, **facts)
 
 
-def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str], Sizes, Sizes]:
+def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str], Any, Any]:
     """Write a copy of the best checkpoint of an nmt model, with another vocabulary.
 
     The copy has no shortlist and no confidence scores: both belong to the old vocabulary.
@@ -274,27 +272,20 @@ def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str],
     old, config = [read_sentencepiece(place / name) for name in names], bundle.config
     codes = config.source_language, config.target_language
     sides = resize(old, codes, options, shared=config.model.shares_inputs)
-    models = [side.model for side in sides]
-    weights = {name: tensor.numpy() for name, tensor in bundle.model.state_dict().items()}
-    before = Sizes.of(old, weights)
+    models, state = [side.model for side in sides], bundle.model.state_dict()
+    weights = {name: tensor.numpy() for name, tensor in state.items()}
+    before = sizes_of(old, weights)
     for name in weights.keys() & TABLES.keys():
         side = sides[TABLES[name]]
         weights[name] = side.grow(weights[name][side.kept])
-    after = Sizes.of(models, weights)
-    sizes = after.source_entries, after.target_entries
+    sizes = tuple(len(model.pieces) for model in models)
     size = sizes[0] if config.tokenizer.joint else {"source": sizes[0], "target": sizes[1]}
-    changes = {"vocab_size": size, "pad_vocab_by": 0}
-    config = config.model_copy(
-        update={
-            "tokenizer": config.tokenizer.model_copy(update=changes),
-            "decoding": config.decoding.model_copy(update={"shortlist": False}),
-        }
-    )
+    tokenizer = config.tokenizer.model_copy(update={"vocab_size": size, "pad_vocab_by": 0})
+    decoding = config.decoding.model_copy(update={"shortlist": False})
+    config = config.model_copy(update={"tokenizer": tokenizer, "decoding": decoding})
 
     def write(folder: Path) -> None:
-        write_model(folder, config, models, weights)
-        count = after.parameters
-        write_card(folder, config, origin, parameters=count, vocab_sizes=sizes, weights="float32")
+        write_model(folder, config, models, weights, origin)
 
     model_folder.write_model_folder(options.output, None, bundle.step, write)
-    return codes, before, after
+    return codes, before, sizes_of(models, weights)
