@@ -39,7 +39,8 @@ def small_run(*, joint: bool, kind: str = "bpe") -> Path:
     Path("vocabulary").mkdir()
     for name in names:
         path = Path("vocabulary", f"{name}.model")
-        train_sentencepiece(TEXT, path, TokenizerConfig.model_validate(settings), threads=1)
+        text = TEXT if name == "joint" else [*TEXT[::-1], name]
+        train_sentencepiece(text, path, TokenizerConfig.model_validate(settings), threads=1)
     embeddings = {"embeddings": "tied" if joint else "separate"}
     config = run_config(embeddings, tokenizer=settings)
     write_run(Path("run"), Path("vocabulary"), config)
