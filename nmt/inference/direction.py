@@ -114,6 +114,11 @@ class Languages:
         return [], _codes(tokenizers.source)
 
 
+def names_language(tag: str) -> bool:
+    """Whether a symbol of a vocabulary is the tag of a language: ``<2de>`` or ``>>deu<<``."""
+    return _LANGUAGE_TAG.fullmatch(tag) is not None
+
+
 def _codes(tokenizer: Tokenizer) -> list[str]:
     found = map(_LANGUAGE_TAG.fullmatch, tokenizer.tags)
     return [match[1] or match[2] for match in found if match]

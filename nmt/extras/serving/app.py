@@ -40,8 +40,8 @@ async def translate(
 ) -> Response:
     """Translate texts. With ``Accept: application/x-ndjson``, stream one JSON line per text."""
     service.check_size(len(body.texts), sum(item.num_characters for item in body.items))
-    model, about = await service.choose(body, [item.text for item in body.items])
-    answers = service.translate(body, model, client)
+    route, about = await service.choose(body, [item.text for item in body.items])
+    answers = service.translate(body, route, client)
     if _LINES in accept:
         lines = _lines(answers, service.options.deadline)
         return StreamingResponse(lines, media_type=_LINES)
@@ -73,17 +73,17 @@ async def score(body: bodies.ScoreBody, service: Served, client: Client) -> Resp
     """Score given translations: log probability, in total and per token."""
     pairs = [(pair.source, pair.target) for pair in body.pairs]
     service.check_size(len(pairs), sum(len(text) for pair in pairs for text in pair))
-    model, _ = await service.choose(body, [source for source, _ in pairs])
-    scores = await service.score(model, pairs, body.tag, client)
-    return JSONResponse({"model": model.name, "scores": scores})
+    route, _ = await service.choose(body, [source for source, _ in pairs])
+    scores = await service.score(route, pairs, body.tag, client)
+    return JSONResponse({"model": route.model.name, "scores": scores})
 
 
 @router.post("/v1/documents")
 async def documents(body: bodies.DocumentBody, service: Served, client: Client) -> Response:
     """Translate a text, HTML or SubRip document, and keep its structure."""
     service.check_size(0, len(body.text))
-    model, about = await service.choose(body, [body.text])
-    return JSONResponse({**about, **await service.document(body, model, client)})
+    route, about = await service.choose(body, [body.text])
+    return JSONResponse({**about, **await service.document(body, route, client)})
 
 
 @router.get("/v1/models", dependencies=[Depends(known_client)])

@@ -69,14 +69,17 @@ class Text(Body):
         """Characters of the text and of its constraints together."""
         return sum(map(len, (self.text, self.prefix, *self.required, *self.forbidden)))
 
-    def request(self, sentence: str, *, is_first: bool) -> Request:
+    def request(
+        self, sentence: str, languages: tuple[str | None, str | None], *, is_first: bool
+    ) -> Request:
         """Return the request for one sentence.
 
         Only the first sentence gets the prefix and the required phrases.
         """
         required = tuple(self.required) if is_first else ()
         prefix = self.prefix if is_first else ""
-        return Request(sentence, prefix, required, tuple(self.forbidden), self.tag or None)
+        forbidden, tag = tuple(self.forbidden), self.tag or None
+        return Request(sentence, prefix, required, forbidden, tag, *languages)
 
 
 class Decoding(Body):

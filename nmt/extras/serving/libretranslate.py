@@ -31,21 +31,21 @@ async def translate(body: bodies.LibreBody, service: Served, request: Request) -
     """Translate text or HTML, as LibreTranslate does."""
     client = _admit(request, service, body)
     alternatives, choice = body.alternatives, bodies.Choice(source=body.source, target=body.target)
-    model, about = await service.choose(choice, body.texts)
+    route, about = await service.choose(choice, body.texts)
     translated: list[str] = []
     others: list[list[str]] = []
     if body.format == "html":
         for text in body.texts:
             document = bodies.DocumentBody(format="html", text=text)
-            translated.append((await service.document(document, model, client))["text"])
+            translated.append((await service.document(document, route, client))["text"])
             others.append([])
     else:
         options = bodies.Decoding()
         if alternatives:
-            own = model.translator.options.decoding.beam_size
+            own = route.model.translator.options.decoding.beam_size
             options = bodies.Decoding(n_best=alternatives + 1, beam_size=max(own, alternatives + 1))
         texts = bodies.TranslateBody(texts=[*body.texts], options=options)
-        async for values in service.translate(texts, model, client):
+        async for values in service.translate(texts, route, client):
             if "error" in values:
                 raise RefusedError(422, values["error"], values["fix"])
             translated.append(values["translation"])
@@ -92,7 +92,7 @@ async def settings(service: Served, request: Request) -> JSONResponse:
     has_keys = request.app.state.gate.keys is not None
     first = {
         side: {"code": code, "name": language_name(code)}
-        for side, code in (("source", model.source), ("target", model.target))
+        for side, code in zip(("source", "target"), model.directions[0], strict=True)
     }
     return JSONResponse({
         "apiKeys": has_keys,

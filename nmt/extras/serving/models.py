@@ -13,7 +13,7 @@ from typing import Any
 from nmt.checkpoint.model_folder import CARD, find_model, is_ctranslate2, load_folder_config
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.json_file import Manifest
-from nmt.inference.direction import LanguageOptions
+from nmt.inference.direction import LanguageOptions, names_language
 from nmt.inference.engine import EngineLacksError, LoadedModel
 from nmt.inference.request import Request, Result
 from nmt.inference.scorer import Scorer
@@ -51,7 +51,11 @@ class ServedModel:
             files = find_model(folder)
             self._sha256, self._step = files.sha256, files.step
         self.translator = Translator.load(folder, **loading)
-        self.translator.translate([_WARM_UP])
+        languages = self.translator.options.languages
+        self.directions = languages.offered(self.translator.tokenizers)
+        # One of several directions; alone, a direction needs no choice.
+        first = self.directions[0] if len(self.directions) > 1 else (None, None)
+        self.translator.translate([request_for(_WARM_UP, first)])
         self._complete: Translator | None = None
         self._threads, self._loading = loading.get("threads"), threading.Lock()
         self._gpu = threading.Lock()  # CUDA graphs allow one search at a time
@@ -76,20 +80,23 @@ class ServedModel:
         """Return the context for a search: on a GPU, a lock; on a CPU, nothing."""
         return self._gpu if translator.engine.on_gpu else nullcontext()
 
-    def score(self, pairs: Sequence[tuple[str, str]], tag: str | None) -> list[dict[str, Any]]:
+    def score(
+        self, pairs: Sequence[tuple[str, str]], options: LanguageOptions
+    ) -> list[dict[str, Any]]:
         """Score given translations, as `nmt score` does."""
         own = self.with_options(outputs={"token_scores"})
         decoding, most = own.options.decoding, own.options.max_length or 0
         languages = own.options.languages
         scorer = Scorer(LoadedModel(own.engine, own.tokenizers, decoding, most, languages))
         with self.searching(own):
-            return [x.as_dict() for x in scorer.score(pairs, LanguageOptions(tag=tag))]
+            return [score.as_dict() for score in scorer.score(pairs, options)]
 
     def describe(self) -> dict[str, Any]:
         """Return the public description of the model, for GET /v1/models."""
         translator = self.translator
         engine, other = translator.engine.name, None if self.is_export else "torch"
-        card = self.folder / CARD
+        card, tags = self.folder / CARD, sorted(translator.tokenizers.source.tags)
+        codes = dict.fromkeys(code for pair in self.directions for code in pair)
         return {
             "name": self.name,
             "source": self.source,
@@ -97,6 +104,8 @@ class ServedModel:
             "source_name": language_name(self.source),
             "target_name": language_name(self.target),
             "rtl": {"source": is_rtl(self.source), "target": is_rtl(self.target)},
+            "directions": [list(pair) for pair in self.directions],
+            "languages": {x: {"name": language_name(x), "rtl": is_rtl(x)} for x in codes},
             "sha256": self._sha256,
             "step": self._step,
             "dtype": translator.engine.dtype,
@@ -104,10 +113,30 @@ class ServedModel:
                 "translate": engine, "alignment": other, "prefix": other, "score": other or engine,
             },
             "confidence": translator.options.confidence is not None,
-            "tags": sorted(translator.tokenizers.source.tags),
+            "tags": [x for x in tags if len(self.directions) == 1 or not names_language(x)],
             "decoding": translator.options.decoding.model_dump(mode="json"),
             "card": card.read_text("utf-8", "replace")[:_MOST_CARD] if card.is_file() else None,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The model and the languages of a request."""
+
+    model: ServedModel
+    source: str
+    target: str
+    is_chosen: bool  # Whether the model has several directions, and this one is chosen.
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Languages to choose for each text; None without a choice."""
+        return (self.source, self.target) if self.is_chosen else (None, None)
+
+
+def request_for(text: str, languages: tuple[str | None, str | None]) -> Request:
+    """Return a request without constraints."""
+    return Request(text, source_language=languages[0], target_language=languages[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,16 @@ from nmt.extras.serving import bodies
 from nmt.extras.serving.batching import Batcher
 from nmt.extras.serving.bodies import RefusedError, join_results
 from nmt.extras.serving.documents import read_document
-from nmt.extras.serving.models import ServedModel, Task, detect
+from nmt.extras.serving.models import Route, ServedModel, Task, detect, request_for
 from nmt.extras.serving.options import ServeOptions
+from nmt.inference.direction import LanguageOptions
 from nmt.inference.request import Request, Result
 from nmt.inference.segment import joiner_for
 from nmt.text.sentences import split_text
 
 _OUTPUTS = {"tokens": "token_scores", "alignment": "alignments", "attention": "attention"}
 _DETECTED_CHARACTERS = 2000
+_MOST_SHOWN = 20  # pairs of languages in an error
 # Longest text with attention: a matrix has source words times target words.
 _ATTENDED_CHARACTERS = 2000
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -72,7 +74,7 @@ class Service:
         self.metrics.waiting.set_function(lambda: self.batcher.num_waiting)
         self.is_stopping = False
         # If several models have the same languages, requests by language use the first model.
-        self.pairs = {(x.source, x.target): x for x in reversed([*models.values()])}
+        self.pairs = {pair: x for x in reversed([*models.values()]) for pair in x.directions}
 
     def check_size(self, texts: int, characters: int) -> None:
         """Check a request against the limits.
@@ -89,8 +91,8 @@ class Service:
 
     async def choose(
         self, choice: bodies.Choice, texts: Sequence[str]
-    ) -> tuple[ServedModel, dict[str, Any]]:
-        """Return the model for a request, and the fields of the answer that describe the model.
+    ) -> tuple[Route, dict[str, Any]]:
+        """Return model and languages of a request, and the fields of the answer that name them.
 
         Raises:
             RefusedError: No model matches, or several models match.
@@ -101,28 +103,30 @@ class Service:
             sample = " ".join(texts)[:_DETECTED_CHARACTERS]
             for code, sure in (await asyncio.to_thread(detect, sample, sources))[:1]:
                 source, about = code, {"detected": sure}
+        served = self.pairs
         if choice.model is not None:
             if (model := self.models.get(choice.model)) is None:
                 fix = f"Use one of these models: {', '.join(self.models)}."
                 raise RefusedError(422, f"There is no model {choice.model[:40]!r}.", fix)
-            if source not in (None, model.source) or target not in (None, model.target):
-                problem = f"{model.name} translates {model.source}-{model.target}."
-                raise RefusedError(422, problem, "Remove source and target.")
-        else:
-            pairs = [(a, b) for a, b in self.pairs if source in (None, a) and target in (None, b)]
-            fits = [self.pairs[pair] for pair in pairs]
-            if len(fits) != 1:
-                asked = f"{source or 'any language'} to {target or 'any language'}"[:80]
-                number = "Several models translate" if fits else "No model translates"
-                served = ", ".join("-".join(pair) for pair in sorted(self.pairs))
-                fix = f"Set source and target to one of these pairs: {served}."
-                raise RefusedError(422, f"{number} {asked}.", fix)
-            model = fits[0]
-        about = {"model": model.name, "source": model.source, "target": model.target, **about}
-        return model, about
+            served = dict.fromkeys(model.directions, model)
+        fits = [x for x in served if source in (None, x.source) and target in (None, x.target)]
+        shown = ", ".join(map(str, sorted(served)[:_MOST_SHOWN]))
+        if choice.model is not None and not fits:
+            raise RefusedError(422, f"{choice.model} translates {shown}.", "Change the languages.")
+        # A text can have the tag of its language, if the model of a group is chosen by name.
+        if len(fits) != 1 and (choice.model is None or target is not None):
+            asked = f"{source or 'any language'} to {target or 'any language'}"[:80]
+            number = "Several models translate" if fits else "No model translates"
+            fix = f"Set source and target to one of these pairs: {shown}."
+            raise RefusedError(422, f"{number} {asked}.", fix)
+        model, is_one = served[fits[0]], len(fits) == 1
+        pair = fits[0] if is_one else (model.source, model.target)
+        route = Route(model, *pair, is_one and len(model.directions) > 1)
+        about = {"model": model.name, "source": pair[0], "target": pair[1], **about}
+        return route, about
 
     def translate(
-        self, body: bodies.TranslateBody, model: ServedModel, client: str
+        self, body: bodies.TranslateBody, route: Route, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the answer for each text in order, each as soon as it is ready.
 
@@ -141,20 +145,21 @@ class Service:
         outputs = {_OUTPUTS[name] for name in body.want if name in _OUTPUTS}
         if "alignments" in outputs:  # the attention shows whether the words match, see `_of_words`
             outputs.add("attention")
-        own, changes = model.translator.options.decoding, body.options.changes()
+        model, changes = route.model, body.options.changes()
+        own = model.translator.options.decoding
         if "alternatives" in body.want and "n_best" not in changes:
             changes["n_best"] = changes.get("beam_size", own.beam_size)
         change_options(own, changes)  # checks the options before the answer begins
         task = Task(model, tuple(sorted(changes.items())), frozenset(outputs))
-        return self._answers(body, task, client)
+        return self._answers(body, task, route, client)
 
     async def _answers(
-        self, body: bodies.TranslateBody, task: Task, client: str
+        self, body: bodies.TranslateBody, task: Task, route: Route, client: str
     ) -> AsyncGenerator[dict[str, Any]]:
-        language, joiner = task.model.source, joiner_for(task.model.target)
+        language, joiner = route.source, joiner_for(route.target)
         splits = [split_text(item.text, language, into_sentences=body.split) for item in body.items]
         requests = [
-            item.request(sentence, is_first=not number)
+            item.request(sentence, route.languages, is_first=not number)
             for item, split in zip(body.items, splits, strict=True)
             for number, sentence in enumerate(split.sentences)
         ]
@@ -189,7 +194,7 @@ class Service:
         return self.batcher.submit(client, [(tasks[x.is_constrained], x) for x in requests])
 
     async def document(
-        self, body: bodies.DocumentBody, model: ServedModel, client: str
+        self, body: bodies.DocumentBody, route: Route, client: str
     ) -> dict[str, Any]:
         """Return the translated document, its number of sentences, and its number of warnings.
 
@@ -197,27 +202,29 @@ class Service:
             NmtError: The document does not have its format, a sentence cannot be translated, or the
                 options contradict each other.
         """
-        document = await asyncio.to_thread(read_document, body.text, body.format, model.source)
-        changes = body.options.changes()
+        document = await asyncio.to_thread(read_document, body.text, body.format, route.source)
+        model, changes = route.model, body.options.changes()
         change_options(model.translator.options.decoding, changes)
         outputs = frozenset[str]() if model.is_export else frozenset({"alignments"})
         task = Task(model, tuple(sorted(changes.items())), outputs)
-        futures = self._submit(task, [Request(each) for each in document.sentences], client)
+        requests = [request_for(each, route.languages) for each in document.sentences]
+        futures = self._submit(task, requests, client)
         try:
             results = await asyncio.gather(*futures)
         finally:
             for future in futures:
                 future.cancel()
         found = [(result.text, result.alignment) for result in results]
-        text = await asyncio.to_thread(document.rebuild, found, joiner_for(model.target))
+        text = await asyncio.to_thread(document.rebuild, found, joiner_for(route.target))
         alarms = sum(bool(result.alarms) for result in results)
         return {"format": body.format, "text": text, "num_texts": len(results), "alarms": alarms}
 
     async def score(
-        self, model: ServedModel, pairs: Sequence[tuple[str, str]], tag: str | None, client: str
+        self, route: Route, pairs: Sequence[tuple[str, str]], tag: str | None, client: str
     ) -> list[dict[str, Any]]:
         """Score given translations in one of the batcher's threads."""
-        return await self.batcher.run(client, lambda: model.score(pairs, tag))
+        options = LanguageOptions(*route.languages, tag)
+        return await self.batcher.run(client, lambda: route.model.score(pairs, options))
 
 
 async def _service(request: HttpRequest) -> Service:

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from nmt.config.data import TokenizerConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.serving.models import ServedModel, name_models
 from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.translator import Translator
+from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
 from tests.extras.serving.conftest import Inside
+from tests.inference.conftest import sentences
+from tests.inference.models import run_config, save_run, small_model
 
 
 def test_models_are_chosen_by_name_or_languages(inside: Inside) -> None:
@@ -29,6 +34,40 @@ def test_models_are_chosen_by_name_or_languages(inside: Inside) -> None:
                             ({"model": "de-en", "target": "fr"}, "translates de-en")):  # fmt: skip
         answer = ask(**choice)
         assert (answer.status_code, problem in answer.json()["error"]) == (422, True)
+
+
+def test_each_direction_of_a_model_is_offered(inside: Inside, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    settings = TokenizerConfig(vocab_size=330, user_defined_symbols=("<2en>", "<2de>"))
+    path = tmp_path / "tokenizer/joint.model"
+    train_sentencepiece(iter(sentences(300, 0)), path, settings, threads=1)
+    tokenizers, one, whole = load_tokenizers(path.parent), run_config(), run_config().model_dump()
+    turned = {"source": "b", "target": "c", "source_language": "en", "target_language": "de"}
+    data = {**whole["data"], "train": [*whole["data"]["train"], turned], "language_tags": "target"}
+    config = type(one).model_validate({**whole, "data": data})
+    place = save_run(tmp_path / "run", small_model(tokenizers), path.parent, config)
+    client = inside({"two": ServedModel("two", place, {"engine": "torch"})})
+
+    def ask(**body: Any) -> Any:
+        return client.post("/v1/translate", json={"texts": ["Hund und Katze"], **body}).json()
+
+    for source, target in (("de", "en"), ("en", "de")):
+        (expected,) = Translator.load(place, engine="torch", target_language=target).translate(
+            ["Hund und Katze"]
+        )
+        for choice in ({"source": source, "target": target}, {"model": "two", "target": target}):
+            found = ask(**choice)
+            assert (found["source"], found["target"]) == (source, target)
+            assert found["translations"][0]["translation"] == expected.text
+        libre = client.post("/translate", json={"q": "Hund und Katze", "target": target})
+        assert libre.json()["translatedText"] == expected.text
+    assert "Several models" in ask()["error"]
+    assert "several target languages" in ask(model="two")["error"]
+    (described,) = client.get("/v1/models").json()["models"]
+    assert described["directions"] == [["de", "en"], ["en", "de"]]
+    assert described["tags"] == []
+    languages = {x["code"]: x["targets"] for x in client.get("/languages").json()}
+    assert languages == {"de": ["en"], "en": ["de"]}
 
 
 def test_an_engine_that_fails_on_one_text_answers_the_others(
