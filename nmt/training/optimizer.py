@@ -75,7 +75,7 @@ class FlatParameters:
         model: The model, already on its device.
         dtype: Dtype of the model's parameters. If it is not float32, the buffers keep a float32
             master copy and sum gradients in float32.
-        frozen_dtype: Dtype of frozen parameters that another file contains (`training.lora`). They
+        frozen_dtype: Dtype of frozen matrices that another file contains (`training.lora`). They
             are converted in place, so they are held once, and are not part of the buffers. None:
             frozen parameters are kept like trained ones.
     """
@@ -93,7 +93,8 @@ class FlatParameters:
         if frozen_dtype is not None:
             self._held, self._frozen = [parameter for _, parameter in self._frozen], []
             for parameter in self._held:
-                parameter.data = parameter.data.to(frozen_dtype)
+                is_vector = parameter.ndim == 1  # small, and norms need the dtype of their input
+                parameter.data = parameter.data.to(dtype if is_vector else frozen_dtype)
         # Elements of the trained matrices, which come first, and of all trained parameters.
         self.matrix_size = sum(p.numel() for name, p in trained if is_matrix(name, p))
         self.trained_size = sum(p.numel() for _, p in trained)
@@ -122,7 +123,7 @@ class FlatParameters:
     @property
     def has_narrow(self) -> bool:
         """Whether frozen parameters have fewer bits than trained ones."""
-        return any(parameter.dtype.itemsize < 4 for parameter in self._held[:1])
+        return any(parameter.dtype.itemsize < 4 for parameter in self._held)
 
     def _take(self, parameter: nn.Parameter) -> None:
         """Move a gradient of the working dtype into the float32 buffer.

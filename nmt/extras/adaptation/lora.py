@@ -6,7 +6,8 @@ the base model. Fused matrices, such as those of query, key and value, have one 
 
 Checkpoints contain the adapters only, and the SHA-256 of the weights of the base model
 (`nmt.checkpoint.files.AdapterRecord`). `merged_model` adds the products to the weights of the
-base model, so that everything after training has a model without adapters.
+base model, so that everything after training has a model without adapters. Averages of weights are
+those of A and B, not of their products.
 
 Shapes: N tokens, r rank.
 """

@@ -18,6 +18,7 @@ from nmt.checkpoint.model_folder import find_model, load_model
 from nmt.commands.average import average
 from nmt.commands.options import AverageOptions
 from nmt.config.training import LoraConfig, OptimizerConfig
+from nmt.device.precision import Precision
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.adaptation.lora import AdaptedLinear, add_adapters, merge
 from nmt.extras.exchange.export import export
@@ -95,18 +96,24 @@ def test_an_adapted_model_starts_as_the_base_model_and_trains_adapters_only() ->
     assert all(re.fullmatch(r"decoder\..*\.lora_[ab]\.\d", name) for name in changed)
 
 
-def test_frozen_weights_are_held_once_in_16_bits_and_lent_in_32() -> None:
-    model = small_model()
+@pytest.mark.parametrize("precision", [BF16, Precision("float16", "cpu")])
+def test_frozen_weights_are_held_once_in_16_bits_and_lent_in_32(precision: Precision) -> None:
+    """The second is like a GPU: under autocast, trained weights and vectors have 32 bits."""
+    model, dtype = small_model(), precision.dtype
     add_adapters(model, LoraConfig(rank=2, layers=("attention",)))
-    bf16 = torch.bfloat16
-    optimizer = build_optimizer(model, OptimizerConfig(), bf16, frozen_dtype=bf16)
-    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert optimizer.parameters._master.numel() == num_trained
-    updater_of(model, optimizer, BF16)([batch_of([4, 2])], 0.1)
+    optimizer = build_optimizer(
+        model, OptimizerConfig(), precision.weight_dtype, frozen_dtype=dtype
+    )
+    trained = [p for p in model.parameters() if p.requires_grad]
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    assert {p.dtype for p in trained} == {precision.weight_dtype}
+    assert {p.dtype for p in frozen if p.ndim > 1} == {dtype}
+    assert optimizer.parameters._master.numel() == sum(p.numel() for p in trained)
+    updater = updater_of(model, optimizer, precision)
+    assert not updater([batch_of([4, 2])], 0.1).skipped
     with optimizer.parameters.lend(optimizer.weights()):
         assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in frozen if p.ndim > 1} == {dtype}
 
 
 def test_nothing_to_train_is_an_error() -> None:
