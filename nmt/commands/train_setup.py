@@ -50,16 +50,7 @@ from nmt.training.update import Updater
 from nmt.training.validation import COMMAND, HeldOutText, ValidationSet, Validator, fixed_batches
 
 # Keys of the model section that may differ when weights are loaded from another model.
-_REGULARISATION = (
-    "preset", "dropout", "attention_dropout", "decoder_attention_dropout", "activation_dropout",
-    "word_dropout",
-)  # fmt: skip
-# Keys that may differ, too, for each of `training.init_differences`.
-_DIFFERING = {
-    "layers": ("encoder_layers", "decoder_layers"),
-    "encoder": ("encoder_layers", "ff_dim"),
-    "decoder": ("decoder_layers", "decoder_ff_dim"),
-}
+_REGULARISATION = ("preset", "dropout", "attention_dropout", "activation_dropout", "word_dropout")
 _MOST_WORKERS = 4
 _ADAPT = "nmt.extras.adaptation.lora:adapt"
 _PARTIAL = "nmt.extras.adaptation.start:initial_weights"
@@ -342,7 +333,7 @@ def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
     else:
         optimizer.load_weights(read_weights(start).model.state_dict())
     was, now = ((c.source_language, c.target_language) for c in (start.config, config))
-    if was != now:
+    if was != now and not config.language_tags:
         text = f"from {was[0]} to {was[1]}, but this run translates from {now[0]} to {now[1]}"
         notes.append(f"{folder} was trained to translate {text}")
     size = start.tokenizers.target.vocab_size
@@ -362,19 +353,16 @@ def check_start(config: RunConfig) -> None:
     where = config.training.init_from
     if where is None or not (where / CONFIG).is_file():  # `init_from` reports it later
         return
-    was, now = (
-        each.model_dump()
-        | {"decoder_ff_dim": each.decoder_ff, "decoder_model_dim": each.decoder_dim}
-        for each in (load_folder_config(where).model, config.model)
-    )
+    was, now = (c.model.model_dump() for c in (load_folder_config(where), config))
     differences = config.training.init_differences
-    allowed = {*_REGULARISATION}.union(*(_DIFFERING.get(name, ()) for name in differences))
+    new_sizes = ("encoder", "decoder") if "layers" in differences else differences
+    allowed = {*_REGULARISATION, *(f"{side}_layers" for side in new_sizes)}
     keys = [key for key in now if key not in allowed and was[key] != now[key]]
     if keys:
         problem = f"The model in {where} (training.init_from) has different settings:"
         lines = [f"model.{x}: {was[x]} in that model, {now[x]} in this configuration" for x in keys]
         fix = "Remove the model section, so that the settings of that model are used."
-        if {*keys} <= {*_DIFFERING["layers"]}:
+        if all(key.endswith("_layers") for key in keys):
             fix = "Set training.init_differences to [layers], or remove these keys."
         raise ConfigError("\n  ".join([problem, *lines]), fix=fix)
 

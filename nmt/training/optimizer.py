@@ -120,11 +120,6 @@ class FlatParameters:
                 parameter.register_post_accumulate_grad_hook(self._take)
         self.clear()
 
-    @property
-    def has_narrow(self) -> bool:
-        """Whether frozen parameters have fewer bits than trained ones."""
-        return any(parameter.dtype.itemsize < 4 for parameter in self._held)
-
     def _take(self, parameter: nn.Parameter) -> None:
         """Move a gradient of the working dtype into the float32 buffer.
 
@@ -167,13 +162,13 @@ class FlatParameters:
     def lend(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Make the model use ``weights``, in float32 and without a copy, inside the context.
 
-        Frozen parameters of another file are copied to float32.
+        Parameters without an entry stay; frozen ones of another file are copied to float32.
         """
-        own = [(parameter, parameter.data) for _, parameter in self._trained + self._frozen]
-        own += [(parameter, parameter.data) for parameter in self._held]
+        named = self._trained + self._frozen
+        own = [(p, p.data) for p in [*self._held, *(parameter for _, parameter in named)]]
         try:
-            for name, parameter in self._trained + self._frozen:
-                parameter.data = weights[name]
+            for name, parameter in named:
+                parameter.data = weights.get(name, parameter.data)
             for parameter in self._held:
                 parameter.data = parameter.data.float()
             yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
@@ -298,9 +297,8 @@ class Validator:
         """Return translations of the lines of this process, and whether each is suspicious."""
         rank, size = self.updater.processes.rank, self.updater.processes.size
         own, optimizer = text.sources[rank::size], self.updater.optimizer
-        lent: Any = nullcontext()
-        if self.updater.precision.repeats_sizes or optimizer.parameters.has_narrow:
-            lent = optimizer.parameters.lend(optimizer.weights())
+        is_narrow = self.updater.precision.weight_dtype != torch.float32
+        lent = optimizer.parameters.lend(optimizer.weights() if is_narrow else {})
         options: dict[str, Any] = {"total": len(own), "leave": False, "shown": not rank}
         with lent, progress_bar("validating: translation", unit="lines", **options) as bar:
             results = text.translator(self._engine, bar.update).translate(own)

@@ -134,10 +134,8 @@ def adapt(model: Transformer, config: RunConfig, recorded: AdapterRecord | None)
     start, lora = config.training.init_from, config.training.lora
     assert start is not None
     assert lora is not None
-    if recorded is None:
-        base = find_model(start)
-    else:
-        base = find_base(start, config.run_dir, recorded["base"])
+    found = recorded and find_base(start, config.run_dir, recorded["base"])
+    base = found or find_model(start)
     model.load_state_dict(read_weights(base).model.state_dict())
     add_adapters(model, lora)
     return AdapterRecord(base=base.sha256, scale=lora.alpha / lora.rank)
