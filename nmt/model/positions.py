@@ -215,7 +215,8 @@ class Embedding(nn.Module):
             (N, D).
         """
         values = F.embedding(ids, vectors)
-        if torch.is_autocast_enabled(values.device.type):
+        kind = values.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             values = values.float()  # frozen embeddings may have 16 bits
         if self._scale != 1:
             values = values * self._scale

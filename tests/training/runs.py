@@ -328,7 +328,7 @@ def arm() -> None:
         setattr(kind, name, counted)
     saves, write, rename = 0, safetensors.torch.save_file, Path.rename
 
-    def save_file(tensors: Any, path: Path) -> None:
+    def save_file(tensors: Any, path: Path, metadata: Any) -> None:
         nonlocal saves
         saves += path.name == files.MODEL
         if harm.place == "save" and path.name == files.MODEL:
@@ -336,7 +336,7 @@ def arm() -> None:
         if saves in harm.full_saves:
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(tensors, path)
+        write(tensors, path, metadata)
 
     def renamed(path: Path, target: Path) -> Path:
         moved = rename(path, target)
