@@ -25,7 +25,7 @@ from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.run import RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
-from nmt.extras.exchange import resize
+from nmt.extras.exchange import vocabulary
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder
 from nmt.extras.exchange.hugging_face import HF_CONFIG, read_settings
 from nmt.extras.exchange.imported import COPY_AGAIN, FloatArray, Imported, Vocabulary, reading
@@ -74,15 +74,15 @@ def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSum
         DataError: A text file is missing, damaged or not UTF-8.
     """
     check_new_folder(options.output, options.source)
-    if resize.is_resized(options) and (options.source / CONFIG).is_file():
-        summary = ImportSummary(options.output, *resize.resize_folder(options, _RESIZED))
+    if vocabulary.is_resized(options) and (options.source / CONFIG).is_file():
+        summary = ImportSummary(options.output, *vocabulary.resize_folder(options, _RESIZED))
     else:
         with _unpacked(options.source) as place:
             model = _read(place, options.source)
             # A file that is mapped into memory must exist until the model is written.
             summary = write_imported(model, options, origin)
     if summary.before and summary.after:
-        resize.log_sizes(summary.before, summary.after)
+        vocabulary.log_sizes(summary.before, summary.after)
     log_next_commands(options.output)
     return summary
 
@@ -102,22 +102,25 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
         raise CheckpointError(problem, fix=COPY_AGAIN)
     orders = [_ordered(x, sides if shared else (x,), model.start) for x in sides]
     models = [_sentencepiece(x, y.tokens) for x, y in zip(sides, orders, strict=True)]
-    before, resized = None, list[resize.Resized]()
-    if resize.is_resized(options):
+    before, resized = None, list[vocabulary.Resized]()
+    if vocabulary.is_resized(options):
         # The languages of a multilingual model are known afterwards.
         codes = () if model.language_tags else _codes(options.languages, model.languages, ())
-        resized = resize.resize(models, codes, options, shared=shared)
-        before, models = resize.sizes_of(models, model.weights), [side.model for side in resized]
+        resized = vocabulary.resize(models, codes, options, shared=shared)
+        before, models = (
+            vocabulary.sizes_of(models, model.weights),
+            [side.model for side in resized],
+        )
         orders = [  # before the weights are copied: the matrices may take gigabytes
             _Order((), [x.rows[i] for i in y.kept], [x.outputs[i] for i in y.kept])
             for x, y in zip(orders, resized, strict=True)
         ]
-    tags = [*resize.language_tags(models[0])] if model.language_tags else []
+    tags = [*vocabulary.language_tags(models[0])] if model.language_tags else []
     codes = _codes(options.languages, model.languages, tags)
     sizes = len(models[0].pieces), len(models[1].pieces)
     weights = _reordered(model.weights, *orders)
-    for name in weights.keys() & resize.TABLES.keys() if resized else ():
-        weights[name] = resized[resize.TABLES[name]].grow(weights[name])
+    for name in weights.keys() & vocabulary.TABLES.keys() if resized else ():
+        weights[name] = resized[vocabulary.TABLES[name]].grow(weights[name])
     with torch.device("meta"):
         expected = build_model(shape, *sizes).state_dict()
     if problems := tensor_differences(weights, expected):
@@ -148,10 +151,10 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
     config = RunConfig.model_validate(values)
 
     def write(folder: Path) -> None:
-        resize.write_model(folder, config, models, weights, origin)
+        vocabulary.write_model(folder, config, models, weights, origin)
 
     write_model_folder(output, None, 0, write)
-    return ImportSummary(output, codes, before, before and resize.sizes_of(models, weights))
+    return ImportSummary(output, codes, before, before and vocabulary.sizes_of(models, weights))
 
 
 def _read(place: Path, source: Path) -> Imported:

@@ -116,8 +116,8 @@ def test_new_entries_start_at_the_mean_of_old_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"keep_language": ["nl"]}, "no tag of the language nl"),
-        ({"add_language": ["ary"], "like": "ar"}, "no tag of the language ar"),
+        ({"keep_language": ["nl"]}, "no tag '<2nl>'"),
+        ({"add_language": ["ary"], "like": "ar"}, "no tag '<2ar>'"),
         ({"add_language": ["de"]}, "tag of the language de already"),
         ({"add_pieces": 5}, "no effect without `add_vocabulary`"),
         ({"keep_vocabulary": ["kept.de"]}, "no text for the language en"),
