@@ -214,6 +214,8 @@ def test_two_processes_get_the_same_validation_scores_as_one(server: Server) -> 
     # One process learns pairs by heart; two go on from there, without a step that would be felt.
     data: dict[str, Any] = {"train.0.max_pairs": 30, "valid.max_pairs": 15}
     data |= {"valid.source": "train.de", "valid.target": "train.en"}
+    old = "source: valid.de, target: valid.en, max_pairs: 7"
+    data |= {"replay.train": f"[{{{old}}}]", "replay.valid": f"{{{old}, name: old}}"}
     flags = [f"--set=data.{key}={value}" for key, value in data.items()]
     flags += ["--set=prepared_dir=by-heart", "--set=model.dropout=0", "--set=batch.max_tokens=66"]
     settings = {"validation.max_sentences": 15, "validate_every": NEVER, "save_every": NEVER}
@@ -223,12 +225,17 @@ def test_two_processes_get_the_same_validation_scores_as_one(server: Server) -> 
     two.finish(*flags, num=2, **settings, **still, max_steps=1)
     for name, weight in one.weights().items():
         np.testing.assert_allclose(two.weights()[name], weight, atol=1e-20, rtol=0)
-    found, expected = two.lines("validation")[-1], one.lines("validation")[-1]
+    first, found = two.lines("validation")
+    assert (first["step"], found["step"]) == (0, 1)  # before the first update, to see forgetting
+    expected = one.lines("validation")[-1]
     assert expected["bleu"] > 5
     assert expected["chrf"] > 30
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
-    for key in ("bleu", "chrf", "samples"):
-        assert found[key] == expected[key]
+    for name in ("valid", "old"):
+        same = expected["sets"][name]
+        for scores in (first["sets"][name], found["sets"][name]):
+            assert scores["loss"] == pytest.approx(same["loss"], rel=1e-6)
+            for key in ("bleu", "chrf", "samples"):
+                assert scores[key] == same[key]
 
 
 def test_processes_exchange_values_and_notice_a_lost_peer(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import logging
 from dataclasses import replace
@@ -17,9 +18,11 @@ import torch.nn.functional as F
 from nmt.checkpoint.files import AVERAGE, checkpoint_dir, list_checkpoints, load_checkpoint
 from nmt.checkpoint.model_folder import SHORTLIST, load_model
 from nmt.commands.train import fit
+from nmt.commands.train_setup import choosing_lines
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData
 from nmt.device.distributed import Processes
+from nmt.inference.torch_engine import TorchEngine
 from nmt.model.decoder_state import DecoderState
 from nmt.model.transformer import Transformer
 from nmt.packed import Packed
@@ -85,6 +88,83 @@ def test_the_validated_average_has_the_written_weights(options: dict[str, Any]) 
     setup.updater.optimizer.load_weights(newest.model)
     assert record["score"] == of_mean
     assert record["score"] != setup.validator().value("loss")
+
+
+def test_each_set_has_the_scores_that_it_has_alone_and_they_choose_by_mean_or_minimum() -> None:
+    """And the same updates are made. A set of `data.replay` is reported only."""
+    for side, step in (("de", 1), ("en", -1)):
+        text = Path("train.de").read_text().splitlines()
+        Path(f"other.{side}").write_text("".join(f"{line[::step]}\n" for line in text[:9]))
+    files, names = ("valid", "other"), ["of valid", "of other", "old"]
+    a, b = ({"name": f"of {x}", "source": f"{x}.de", "target": f"{x}.en"} for x in files)
+    pairs = {"source": "train.en", "target": "train.de"}
+    old = {"train": [pairs], "valid": {"name": "old", **pairs, "max_pairs": 10}}
+
+    def lines(run_dir: str, *valid: dict[str, Any], **validation: str) -> list[dict[str, Any]]:
+        config = make_config(run_dir, validation={"metric": "chrf", **validation})
+        values = config.model_dump() | {"prepared_dir": run_dir + "-prepared"}
+        values["data"] |= {"valid": valid, "replay": old}
+        fit(RunConfig.model_validate(values))
+        found = [*map(json.loads, (config.run_dir / "metrics.jsonl").read_text().splitlines())]
+        state = load_checkpoint(checkpoint_dir(config.run_dir, 10)).state
+        history = [line["chrf"] for line in found if line["kind"] == "validation"]
+        assert [score for _, score in state["progress"]["history"]] == history
+        return found
+
+    def without_times(found: list[dict[str, Any]]) -> list[Any]:
+        return [{k: x for k, x in line.items() if "second" not in k} for line in found]
+
+    of_two, of_b = lines("two", a, b), lines("b", b, choose_by="minimum")
+    least = lines("least", a, b, choose_by="minimum")
+    for two, one, minimum in zip(*map(without_times, (of_two, of_b, least)), strict=True):
+        if two["kind"] == "update":
+            assert two == one == minimum
+            continue
+        assert list(two["sets"]) == names
+        assert two["sets"] == minimum["sets"]
+        assert one["sets"] == {name: two["sets"][name] for name in names[1:]}
+        assert {key: one[key] for key in two["sets"]["of other"]} == two["sets"]["of other"]
+        for key in ("loss", "bleu", "chrf"):
+            values = [two["sets"][name][key] for name in names[:2]]
+            worst = max(values) if key == "loss" else min(values)
+            assert (two[key], minimum[key]) == (pytest.approx(sum(values) / 2), worst)
+    start = json.loads(Path("two/starts.jsonl").read_text())
+    assert start["combination"] == "mean"
+    assert start["sets"]["old"] == {"direction": "de-en", "pairs": 10, "is_choosing": False}
+
+
+@pytest.mark.parametrize("tags", ["source", "target", "both", None])
+def test_a_set_is_translated_and_scored_in_its_direction_with_the_tags_of_its_pairs(
+    tags: str | None,
+) -> None:
+    """A domain tag comes after the tag of a language. Chinese has another tokenizer of BLEU."""
+    values = make_config().model_dump()
+    values["data"] |= {"train": [], "valid": [], "language_tags": tags}
+    for part, (code, tag) in itertools.product(("train", "valid"), (("en", None), ("zh", "<x>"))):
+        corpus = {"source": f"{part}.de", "target": f"{part}.en", "target_language": code}
+        values["data"][part].append({**corpus, "name": f"{part}-{code}", "tag": tag})
+    config = RunConfig.model_validate(values)
+    fit(config)
+    setup, data = setup_of(config), PreparedData.open(config.prepared_dir)
+    for number, held_out in enumerate(setup.validator.sets):
+        assert held_out.text is not None
+        rows = np.flatnonzero(data.valid.corpus == number)[:8]
+        sources, targets = (
+            np.split(ids, offsets[1:-1])
+            for ids, offsets in (data.valid.source_ids(rows), data.valid.target_ids(rows))
+        )
+        translator = held_out.text.translator(TorchEngine(setup.updater.model), lambda _: None)
+        segments = translator.segment(held_out.text.sources).segments
+        assert [each.read_ids for each in segments] == [ids.tolist() for ids in sources]
+        starts = [ids.tolist()[: tags in ("target", "both")] for ids in targets]
+        assert [[*each.start_ids] for each in segments] == starts
+    line = json.loads((config.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    found = {name: scores["bleu_tokenizer"] for name, scores in line["sets"].items()}
+    assert found == {"valid-en": "13a", "valid-zh": "zh"}
+    assert line["bleu_tokenizer"] is None
+    requests, references = choosing_lines(config, data)  # for the confidence of translations
+    assert [request.tag for request in requests] == [None] * 12 + ["<x>"] * 12
+    assert references == data.valid_target
 
 
 def test_the_scale_of_a_float16_loss_survives_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
