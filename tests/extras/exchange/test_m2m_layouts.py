@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
     languages: tuple[str, str]  # as transformers writes them
     weights: str = "safetensors"  # or bin; in shards
-    search: tuple[tuple[str, Any], ...] = (("max_length", 40),)
+    search: tuple[tuple[str, Any], ...] = (("max_length", 60),)
     model: tuple[tuple[str, Any], ...] = ()
 
 
@@ -42,7 +42,7 @@ LAYOUTS = {
     "nllb-200, new": Layout(
         NLLB, model=(("scale_embedding", False), ("tie_word_embeddings", False))
     ),
-    "m2m100": Layout(M2M, search=(("max_length", 40), ("num_beams", 5), ("early_stopping", True))),
+    "m2m100": Layout(M2M, search=(("max_length", 60), ("num_beams", 5), ("early_stopping", True))),
 }
 
 
@@ -104,11 +104,11 @@ def encoded(tokenizer: Any, layout_languages: tuple[str, str], lines: list[str])
 
 
 def train(model: Any, tokenizer: Any, languages: tuple[str, str]) -> None:
-    batch = encoded(tokenizer, languages, mixed_lines(40))
+    batch = encoded(tokenizer, languages, mixed_lines(60))
     labels = batch["labels"].masked_fill(batch["labels"] == tokenizer.pad_token_id, -100)
     inputs = {x: batch[x] for x in ("input_ids", "attention_mask")}
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(150):
+    for _ in range(250):
         model(**inputs, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -172,22 +172,29 @@ def test_logits_equal_those_of_transformers(pair: Pair) -> None:
 @torch.inference_mode()
 def test_translations_equal_those_of_transformers(pair: Pair, engine: str) -> None:
     source, target = pair.layout.languages
-    lines = [line for line in mixed_lines(80) if line.strip()]
+    lines = mixed_lines(60)
     batch = encoded(pair.tokenizer, pair.layout.languages, lines)
-    forced = pair.tokenizer.convert_tokens_to_ids(
-        target if pair.layout.languages == NLLB else f"__{target}__"
-    )
-    never = [[i] for i in (0, 1, 3)]
-    options: Any = {"engine": engine, "threads": 1, "guard": False}
+    tokens = dict(enumerate(our_tokens(pair.tokenizer)))
+    forced = next(index for index, token in tokens.items() if token == f"<2{target}>")
+    options: Any = {"engine": engine, "threads": 1, "guard": False, "patience": 1.0}
     options |= {"source_language": source, "target_language": target}
     for beams in (1, 4):
         ids = pair.theirs.generate(
             input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
-            forced_bos_token_id=forced, num_beams=beams, early_stopping=True,
-            bad_words_ids=never, renormalize_logits=True,
+            forced_bos_token_id=forced, num_beams=beams, early_stopping=beams > 1,
+            bad_words_ids=[[0], [1], [3]], renormalize_logits=True,
         )  # fmt: skip
-        expected = pair.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        translator = Translator.load(pair.ours, beam_size=beams, patience=1.0, **options)
+        texts = pair.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        translator = Translator.load(pair.ours, beam_size=beams, **options)
         found = [result.text for result in translator.translate(lines)]
-        assert found == expected
-        assert len({*found}) > len(lines) / 2
+        # Hypotheses that end at the limit have EOS here, but not in transformers. Version 4.57
+        # leaves the language tokens of M2M-100 in the text.
+        expected = {
+            line: text.removeprefix(f"__{target}__").strip()
+            for line, text, row in zip(lines, texts, ids.tolist(), strict=True)
+            if 2 in row[1:] and not any(tokens.get(i, "").startswith("<2") for i in row[2:])
+        }
+        assert len({*expected.values()}) > 40
+        differing = expected.items() - dict(zip(lines, found, strict=True)).items()
+        # Several hypotheses that finish in one step: see the module ctranslate2_engine.
+        assert len(differing) <= (engine == "ctranslate2" and beams > 1)
