@@ -180,12 +180,12 @@ def _pull_original(
 
     An unsupported Hugging Face model is refused before the weights are downloaded.
     """
-    from nmt.extras.exchange import hugging_face, import_model  # noqa: PLC0415 - they load torch
+    from nmt.extras.exchange import import_model, imported  # noqa: PLC0415 - they load torch
 
     needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
-    if hugging_face.HF_CONFIG in names:
-        hugging_face.read_settings(Path(download(allow_patterns=[hugging_face.HF_CONFIG])))
-        needed += hugging_face.weight_files(repository, sorted(names))
+    if imported.HF_CONFIG in names:
+        imported.read_settings(Path(download(allow_patterns=[imported.HF_CONFIG])))
+        needed += imported.weight_files(repository, sorted(names))
     elif not any(name.endswith(".npz") for name in names):
         problem = f"{repository} is neither an nmt model folder nor a Marian, M2M-100 or NLLB model"
         fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,15 @@ from nmt.config.run import RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder
-from nmt.extras.exchange.hugging_face import HF_CONFIG, read_settings
-from nmt.extras.exchange.imported import COPY_AGAIN, FloatArray, Imported, Vocabulary, reading
+from nmt.extras.exchange.imported import (
+    COPY_AGAIN,
+    HF_CONFIG,
+    FloatArray,
+    Imported,
+    Vocabulary,
+    read_settings,
+    reading,
+)
 from nmt.extras.exchange.m2m import read_m2m
 from nmt.extras.exchange.marian import DECODER, check_sizes, read_marian, read_marian_mt
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions
@@ -45,11 +52,6 @@ _RESIZED = "The vocabulary was changed after training."
 _NEVER = -30.0
 # Codes of the usual source and the usual target language of a multilingual model.
 _USUAL = (("en", "eng"), ("fr", "fra"))
-# Type of a Hugging Face model -> its reader.
-_READERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Imported]] = {
-    "marian": read_marian_mt,
-    "m2m_100": read_m2m,
-}
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def _read(place: Path, source: Path) -> Imported:
     """Read the model in ``place``, which is ``source`` or its unpacked contents."""
     if (place / HF_CONFIG).is_file():
         settings = read_settings(place)
-        return _READERS[settings["model_type"]](place, settings)
+        read = read_m2m if settings["model_type"] == "m2m_100" else read_marian_mt
+        return read(place, settings)
     if place.suffix == ".npz" or (place / DECODER).is_file() or any(place.glob("*.npz")):
         return read_marian(place)
     problem = "is not a model: it has neither config.json (Hugging Face) nor an .npz file (Marian)"
@@ -212,13 +215,11 @@ def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) 
     if not tags:
         check_languages({"`languages`": source, "`languages` ": target})
         return source, target
-    symbols = [language_symbol(code, tags) for code in (source, target)]
-    for code, symbol in zip((source, target), symbols, strict=True):
-        if symbol is None:
-            problem = f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}"
-            raise ConfigError(problem, fix=f"Use codes of the model, such as {named[0]}.")
-    source, target = (str(symbol)[2:-1] for symbol in symbols)
-    return source, target
+    symbols = {code: language_symbol(code, tags) for code in (source, target)}
+    for code in (code for code, symbol in symbols.items() if symbol is None):
+        problem = f"`languages`: the model has no language {code}.{did_you_mean(code, codes)}"
+        raise ConfigError(problem, fix=f"Use codes of the model, such as {named[0]}.")
+    return str(symbols[source])[2:-1], str(symbols[target])[2:-1]
 
 
 class _Order(NamedTuple):

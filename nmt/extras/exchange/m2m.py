@@ -11,6 +11,7 @@ named in ``tokenizer.json``, ``tokenizer_config.json``, ``added_tokens.json`` or
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,20 @@ import numpy as np
 
 from nmt.config.model import ModelConfig
 from nmt.errors import CheckpointError
-from nmt.extras.exchange.hugging_face import TensorFiles, decoding_of, load_json, tokens_by_id
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,
     COPY_AGAIN,
     EMBEDDINGS,
     HUGGING_FACE,
     Imported,
+    TensorFiles,
     Vocabulary,
+    decoding_of,
+    load_json,
     read_sentencepiece,
     reading,
     refused,
+    tokens_by_id,
     weights_of,
 )
 
@@ -41,15 +45,7 @@ _SENTENCEPIECE = "sentencepiece.bpe.model"
 _FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # in the order of their ids
 _TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer")
 # Value of ``language_codes`` -> the languages of M2M-100 in the order of their ids.
-_LANGUAGES = {
-    "m2m100": (
-        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
-        "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml "
-        "mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl "
-        "tn tr uk ur uz vi wo xh yi yo zh zu"
-    ),
-    "wmt21": "en ha is ja cs ru zh de",
-}
+_LANGUAGES = tomllib.loads(Path(__file__).with_name("m2m.toml").read_text(encoding="utf-8"))
 # A language token of M2M-100, such as __de__, or of NLLB-200, such as deu_Latn.
 _LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
 
@@ -59,7 +55,7 @@ def read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
 
     Args:
         source: The folder.
-        settings: From `nmt.extras.exchange.hugging_face.read_settings`.
+        settings: From `nmt.extras.exchange.imported.read_settings`.
 
     Raises:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.

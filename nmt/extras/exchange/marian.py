@@ -21,7 +21,6 @@ import yaml
 from nmt.config.data import LANGUAGE_CODE
 from nmt.config.loader import parse_document
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.extras.exchange.hugging_face import TensorFiles, decoding_of, load_json, tokens_by_id
 from nmt.extras.exchange.imported import (
     ACTIVATIONS,
     DEFAULT_MAX_LENGTH,
@@ -30,9 +29,13 @@ from nmt.extras.exchange.imported import (
     MARIAN,
     FloatArray,
     Imported,
+    TensorFiles,
     Vocabulary,
+    decoding_of,
+    load_json,
     reading,
     refused,
+    tokens_by_id,
     weights_of,
 )
 from nmt.files.json_file import field
@@ -241,7 +244,7 @@ def read_marian_mt(source: Path, settings: Mapping[str, Any]) -> Imported:
 
     Args:
         source: The folder.
-        settings: From `nmt.extras.exchange.hugging_face.read_settings`.
+        settings: From `nmt.extras.exchange.imported.read_settings`.
 
     Raises:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
