@@ -236,6 +236,13 @@ class Inspected:
             problem = f"{name} needs a vocabulary, but the data of {self.place} is not prepared."
             fix = f"Run `nmt prepare {self.place}` first, or pass a trained model."
             return ConfigError(problem, fix=fix)
+        tags = self.config.language_tags if need in ("sentence", "pass", "model") else None
+        if tags in ("target", "both"):
+            problem = f"{name} cannot draw models whose targets begin with a language tag."
+            return ConfigError(problem, fix="Choose another view, such as vocabulary.")
+        if tags == "source" and self.choice.tag is None:
+            problem = f"{name} needs the tag of the target language."
+            return ConfigError(problem, fix=f"Set `tag` to {', '.join(self.config.tag_symbols[0])}.")
         if need in ("sentence", "pass", "vocabulary") and not (self.choice.source or "").strip():
             fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
             return ConfigError(f"{name} needs a source sentence.", fix=fix)

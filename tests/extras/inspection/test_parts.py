@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -355,6 +356,26 @@ def test_shapes_have_a_batch_and_heads_beside_the_packed_shapes(folders: dict[st
 def test_a_configuration_without_weights_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="needs a trained model"):
         make_part(name, Inspected(CONFIG, InspectOptions(source="merci")))
+
+
+@pytest.mark.parametrize(
+    ("tags", "problem", "fix"),
+    [
+        ("source", "attention needs the tag of the target language", "Set `tag` to <2en>."),
+        ("both", "attention cannot draw models whose targets begin with a language tag", "vocabul"),
+    ],
+)
+def test_models_with_language_tags_need_a_tag_or_are_refused(
+    tags: str, problem: str, fix: str
+) -> None:
+    choice = InspectOptions(source="merci", set_=(f"data.language_tags={tags}",))
+    refused = Inspected(CONFIG, choice).missing("pass", "attention")
+    assert refused is not None
+    assert problem in refused.problem
+    assert fix in refused.fix
+    assert Inspected(CONFIG, choice).missing("configuration", "parameters") is None
+    if tags == "source":
+        assert Inspected(CONFIG, replace(choice, tag="<2en>")).missing("pass", "attention") is None
 
 
 def test_the_tag_is_part_of_the_source_and_an_unknown_tag_is_an_error(tmp_path: Path) -> None:
