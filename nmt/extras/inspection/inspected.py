@@ -242,7 +242,8 @@ class Inspected:
             return ConfigError(problem, fix="Choose another view, such as vocabulary.")
         if tags == "source" and self.choice.tag is None:
             problem = f"{name} needs the tag of the target language."
-            return ConfigError(problem, fix=f"Set `tag` to {', '.join(self.config.tag_symbols[0])}.")
+            symbols = ", ".join(self.config.tag_symbols[0])
+            return ConfigError(problem, fix=f"Set `tag` to {symbols}.")
         if need in ("sentence", "pass", "vocabulary") and not (self.choice.source or "").strip():
             fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
             return ConfigError(f"{name} needs a source sentence.", fix=fix)
