@@ -100,14 +100,11 @@ def augment(options: AugmentOptions) -> AugmentReport:
                     corpus.write(result.arrays["pairs"].tobytes())
             dropped = {name: number for name, number in counts.most_common() if name != "read"}
             report = AugmentReport(
-                corpus=str(output / _CORPUS),
-                read=counts["read"],
-                written=counts["read"] - sum(dropped.values()),
-                dropped=dropped,
-                shards_made=translate.made,
-                seconds=round(time.perf_counter() - begin, 3),
+                corpus=str(output / _CORPUS), read=counts["read"],
+                written=counts["read"] - sum(dropped.values()), dropped=dropped,
+                shards_made=translate.made, seconds=round(time.perf_counter() - begin, 3),
                 tag="<ft>" if forward else "<bt>",
-            )
+            )  # fmt: skip
             write_json(output / _REPORT, asdict(report))
             remove_folder(output / _SHARDS)
             return report

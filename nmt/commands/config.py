@@ -103,7 +103,6 @@ def check(options: CheckOptions) -> TextResult:
             check_files(config.data.corpora)
         except DataError as error:  # the files may be on another machine
             logger.warning("%s: %s", path, error.problem)
-        swapped = swapped_sets(config.data.corpora, *config.languages.values())
-        for text in (*advice(config), *swapped):
+        for text in (*advice(config), *swapped_sets(config)):
             logger.warning("%s: %s", path, text)
     return TextResult("\n".join(good), failure=ConfigError.joined(errors) if errors else None)

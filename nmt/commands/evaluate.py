@@ -46,8 +46,7 @@ _EXTRA, _EXTERNAL = "nmt.extras.analysis", "external"
 ANALYSES: Registry[Callable[..., Any]] = Registry(
     "analysis",
     {
-        "gates": f"{_EXTRA}.gates:gate_section",
-        "slices": f"{_EXTRA}.slices:slice_section",
+        "gates": f"{_EXTRA}.gates:gate_section", "slices": f"{_EXTRA}.slices:slice_section",
         "robustness": f"{_EXTRA}.robustness:robustness_section",
         "languages": f"{_EXTRA}.languages:language_section",
         "confidence": f"{_EXTRA}.confidence:confidence_section",
@@ -55,7 +54,7 @@ ANALYSES: Registry[Callable[..., Any]] = Registry(
         "contrastive": f"{_EXTRA}.robustness:Contrastive",
         "baseline report": f"{_EXTRA}.reports:read_baseline_report",
     },
-)
+)  # fmt: skip
 # Content of a `report` file by its extension.
 REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] = Registry(
     "report format",
@@ -291,15 +290,11 @@ class EvaluatedSet:
         codes = self.test.source_language, self.test.target_language
         has_languages = any(model.has_languages for model in self.models)
         return Evaluation(
-            test=self.test.name,
-            references=self.test.references,
-            source=self.test.source,
-            languages=codes if has_languages else (None, None),
-            systems=tuple(self.systems),
-            baseline=self.baseline,
-            paired_test=self.resampling.paired_test if is_tested else None,
+            test=self.test.name, references=self.test.references, source=self.test.source,
+            languages=codes if has_languages else (None, None), systems=tuple(self.systems),
+            baseline=self.baseline, paired_test=self.resampling.paired_test if is_tested else None,
             sections=tuple(section for section in (self.pairs, *sections) if section),
-        )
+        )  # fmt: skip
 
 
 def _translate(

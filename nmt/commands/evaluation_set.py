@@ -238,13 +238,10 @@ def _from_config(name: str, corpus: CorpusConfig, config: RunConfig) -> Evaluati
             raise DataError(f"{where}: {pair.reason}.", fix="Correct the line.")
         pairs.append(pair)
     return EvaluationSet(
-        name=name,
-        source=tuple(pair.source for pair in pairs),
-        references=(tuple(pair.target for pair in pairs),),
-        source_language=direction.source,
-        target_language=direction.target,
-        files=corpus_files(corpus),
-    )
+        name=name, source=tuple(pair.source for pair in pairs),
+        references=(tuple(pair.target for pair in pairs),), source_language=direction.source,
+        target_language=direction.target, files=corpus_files(corpus),
+    )  # fmt: skip
 
 
 def _read_files(
@@ -260,13 +257,10 @@ def _read_files(
             counts = len(first), len(side)
             raise DataError.not_parallel(str(files[0]), str(path), counts, fix=fix)
     return EvaluationSet(
-        name=references[0].name,
-        source=sides[-1] if source else None,
-        references=tuple(sides[: len(references)]),
-        source_language=direction and direction.source,
-        target_language=direction and direction.target,
-        files=files,
-    )
+        name=references[0].name, source=sides[-1] if source else None,
+        references=tuple(sides[: len(references)]), source_language=direction and direction.source,
+        target_language=direction and direction.target, files=files,
+    )  # fmt: skip
 
 
 def read_text(path: Path) -> tuple[str, ...]:
@@ -354,12 +348,15 @@ def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:
     found: set[int] | None = None
     for data in training_data(folder):
         store, seen = data.train, set[tuple[int, ...]]()
-        encoded = [*map(tuple, load_tokenizers(data.tokenizer_dir).source.encode_batch(lines))]
+        tokenizer = load_tokenizers(data.tokenizer_dir).source
+        encoded = [tuple(tokenizer.without_tags(ids)) for ids in tokenizer.encode_batch(lines)]
         known = np.array([_key(len(x), x[0], x[-1]) for x in {*encoded} if x], np.int64)
         for start in range(0, len(store), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
             stored, offsets = store.source_ids(rows)
             ids, starts, ends = stored.astype(np.int64), offsets[:-1], offsets[1:]
+            for _ in range(2):  # skip the tags of language and corpus
+                starts = starts + np.isin(ids[np.minimum(starts, ends - 1)], [*tokenizer.tag_ids])
             keys = _key(ends - starts, ids[starts], ids[ends - 1])
             matches = np.flatnonzero(np.isin(keys, known))
             seen.update(tuple(ids[starts[x] : ends[x]].tolist()) for x in matches)

@@ -223,23 +223,14 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         reported["reasons"]["language"] |= said.languages
     odd = (f"{name}: {text}" for name, each in reading.checks.items() for text in each.warnings())
     return PrepareReport(
-        folder=str(folder),
-        up_to_date=False,
-        **reported,
-        shifts=[*said.shifts],
-        unrelated=[*said.unrelated],
-        leakage=[*said.leakage],
-        overlap=overlap.counts(said.near),
-        unchecked=unchecked,
-        lengths=prepare_report.sample_lengths(train),
-        sides=sides,
-        joint=config.tokenizer.joint,
-        skipped={**filters.skipped, **said.skipped},
+        folder=str(folder), up_to_date=False, **reported, shifts=[*said.shifts],
+        unrelated=[*said.unrelated], leakage=[*said.leakage], overlap=overlap.counts(said.near),
+        unchecked=unchecked, lengths=prepare_report.sample_lengths(train), sides=sides,
+        joint=config.tokenizer.joint, skipped={**filters.skipped, **said.skipped},
         notes=[*dict.fromkeys(x for each in chains.values() for x in each.notes), *said.notes],
         warnings=[*odd, *said.warnings, *prepare_report.coverage_warnings(valid_sides)],
-        seconds=time.perf_counter() - begin,
-        stages=reading.stages,
-    )
+        seconds=time.perf_counter() - begin, stages=reading.stages,
+    )  # fmt: skip
 
 
 def _look_at_set(

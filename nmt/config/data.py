@@ -293,6 +293,8 @@ class DataConfig(Section):
         yield from self._wrong_stages()
         if not self.valid:
             yield "valid needs at least one validation set"
+        if clash := {corpus.name for corpus in self.validation} & {*self.test}:
+            yield f"valid and test both have a set named {clash.pop()}"
         for name, corpus in self.held_out.items():
             name = name.removeprefix("data.").removeprefix("test.")
             if corpus.noise.rates:

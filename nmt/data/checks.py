@@ -14,6 +14,7 @@ from itertools import chain, islice
 import numpy as np
 
 from nmt.config.data import CorpusConfig, Direction
+from nmt.config.run import RunConfig
 from nmt.data.corpus import corpus_files, is_piped, read_corpus
 from nmt.data.hubs import cached_test_sets, is_on_hub
 from nmt.data.pairs import ReadOptions, SentencePair
@@ -85,19 +86,13 @@ def likely_language(lines: Iterable[str]) -> str | None:
     return likeliest if _is_clear(shares[likeliest], shares[second]) else None
 
 
-def swapped_sets(
-    sets: Mapping[str, CorpusConfig], source_language: str, target_language: str
-) -> Iterator[str]:
+def swapped_sets(config: RunConfig) -> Iterator[str]:
     """Yield a warning for each corpus whose first 500 pairs seem to have swapped sides.
 
-    Args:
-        sets: Corpora by their keys in the configuration. Skips corpora that are on a hub, on
-            standard input, missing or damaged.
-        source_language: Code of the source language of the run.
-        target_language: Code of the target language of the run.
+    Skips corpora that are on a hub, on standard input, missing or damaged.
     """
-    for name, corpus in sets.items():
-        languages = corpus.direction((source_language, target_language))
+    for name, corpus in config.data.corpora.items():
+        languages = config.direction(corpus)
         options = ReadOptions(*languages, "skip")
         with suppress(DataError):
             if corpus_files(corpus) and not is_piped(corpus):

@@ -189,19 +189,15 @@ def report_sides(
                 continue
             sentences = int(upto[-1])
             report = SideReport(
-                side=side,
-                language=language,
-                vocab_size=size,
-                tokens=tokens,
+                side=side, language=language, vocab_size=size, tokens=tokens,
                 mean_length=tokens / sentences,
                 median_length=int(np.searchsorted(upto, 0.5 * sentences)),
                 p99_length=int(np.searchsorted(upto, 0.99 * sentences)),
-                max_length=len(lengths) - 1,
-                fallback_rate=int(uses[is_fallback].sum()) / tokens,
+                max_length=len(lengths) - 1, fallback_rate=int(uses[is_fallback].sum()) / tokens,
                 num_used=int((uses > 0).sum()),
                 num_for_most=int(np.searchsorted(most_used, 0.99 * tokens)) + 1,
                 lengths=lengths[: int(np.searchsorted(upto, 0.999 * sentences)) + 1].tolist(),
-            )
+            )  # fmt: skip
             reports.append(report)
     return reports
 

@@ -64,16 +64,11 @@ class PreparedManifest:
         stores = (Path(name).name + files[name].sha256 for name in files if name.endswith(".bin"))
         source_size, target_size = load_tokenizers(folder / TOKENIZER).vocab_sizes
         return cls(
-            config_hash=config_hash,
-            sources=sources,
+            config_hash=config_hash, sources=sources,
             data_hash=hashlib.sha256("".join(stores).encode()).hexdigest(),
-            vocab_hash=tokenizer_hash(folder / TOKENIZER),
-            source_vocab_size=source_size,
-            target_vocab_size=target_size,
-            counts=counts,
-            scored_with=scored_with,
-            files=files,
-        )
+            vocab_hash=tokenizer_hash(folder / TOKENIZER), source_vocab_size=source_size,
+            target_vocab_size=target_size, counts=counts, scored_with=scored_with, files=files,
+        )  # fmt: skip
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json`` into ``folder``."""

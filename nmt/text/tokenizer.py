@@ -217,8 +217,13 @@ class Tokenizer:
 
     def without_tags(self, ids: Sequence[int]) -> Sequence[int]:
         """Return ids without the tags at the start, which `nmt prepare` adds to a text."""
-        known = set(self.tags.values())
-        return ids[next((at for at, index in enumerate(ids) if index not in known), len(ids)) :]
+        first = (at for at, index in enumerate(ids) if index not in self.tag_ids)
+        return ids[next(first, len(ids)) :]
+
+    @cached_property
+    def tag_ids(self) -> frozenset[int]:
+        """The ids of `tags`."""
+        return frozenset(self.tags.values())
 
     def piece(self, index: int) -> str:
         """Return the subword of an id, with U+2581 at the beginning of a word."""

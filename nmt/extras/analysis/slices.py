@@ -102,7 +102,8 @@ def _training_lines(
         for start in range(0, len(store), _ROWS_AT_ONCE):
             rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(store)))
             ids, offsets = store.source_ids(rows)
-            yield [tokenizer.decode(x.tolist()) for x in np.split(ids, offsets[1:-1])]
+            lines = map(np.ndarray.tolist, np.split(ids, offsets[1:-1]))
+            yield [tokenizer.decode(tokenizer.without_tags(line)) for line in lines]
             progress(len(rows))
 
 
