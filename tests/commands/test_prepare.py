@@ -17,11 +17,21 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from nmt.commands.evaluation_set import rows_in_training
+from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
 from nmt.data.prepared import PreparedData, verify_prepared
-from nmt.errors import DataError, NmtError
+from nmt.errors import ConfigError, DataError, NmtError
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
-from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
+from tests.commands.preparing import (
+    ENGLISH,
+    config_for,
+    corpus,
+    decoded,
+    prepare,
+    write,
+    write_pairs,
+)
 from tests.terminal import terminal
 
 
@@ -355,6 +365,96 @@ def test_sources_begin_with_the_tag_of_their_corpus(tmp_path: Path) -> None:
     assert int(prepared.valid.source_ids(rows[0])[0][0]) == tags["<2en>"]
     assert not {*tags.values()} & {*map(int, prepared.train.target_ids(np.arange(9))[0])}
     assert not prepare(plain).up_to_date
+
+
+FRENCH = ["zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf"]
+
+
+def several(folder: Path, **changes: Any) -> RunConfig:
+    """German to English, French and, in replay, back: each in a format with codes of its own."""
+    data = config_for(folder).data.model_dump(mode="json", exclude_unset=True)
+    source, target = corpus(120)
+    lines = [" ".join(FRENCH[ENGLISH.index(word)] for word in x.split()) for x in target]
+    rows = [{"translation": {"de": a, "fr": b}} for a, b in zip(source, lines, strict=True)]
+    jsonl = {"jsonl": write(folder, "fr.jsonl", [json.dumps(row) for row in rows])}
+    table = ["fr,de", *(f"{b},{a}" for a, b in zip(source, lines, strict=True))]
+    back = {"csv": write(folder, "fr.csv", table), "name": "back"}
+    french = {**jsonl, "target_language": "fr", "name": "french", "tag": "<bt>"}
+    names = {"source_language": "fr", "target_language": "de"}
+    data |= {
+        "train": [*data["train"], french],
+        "valid": [
+            {**data["valid"][0], "name": "first"},
+            {**french, "name": "held out", "max_pairs": 3},
+        ],
+        "replay": {
+            "train": [{**back, **names}],
+            "valid": {**back, **names, "name": "old", "max_pairs": 4},
+        },
+    }
+    tokenizer = {"vocab_size": 90, "byte_fallback": False}
+    return config_for(folder, tokenizer=tokenizer, **{**changes, "data": data | changes["data"]})
+
+
+@pytest.mark.parametrize(("mode", "joint", "first"), [
+    (None, True, [("<2en>", ""), ("<2fr> <bt>", ""), ("<2de>", "")]),
+    ("target", False, [("", "<2en>"), ("<bt>", "<2fr>"), ("", "<2de>")]),
+    ("both", False, [("<2de>", "<2en>"), ("<2de> <bt>", "<2fr>"), ("<2fr>", "<2de>")]),
+])  # fmt: skip
+def test_corpora_of_several_languages_begin_with_their_tags(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str | None,
+    joint: bool,
+    first: list[tuple[str, str]],
+) -> None:
+    tied = {"embeddings": "tied" if joint else "decoder-tied"}
+    config = several(tmp_path, data={"language_tags": mode}, model=tied)
+    tokenizer = config.tokenizer.model_copy(update={"joint": joint})
+    config = config.model_copy(update={"tokenizer": tokenizer})
+    report = prepare(config)
+    assert [*report.counts] == ["numbers", "french", "back", "first", "held out", "old"]
+    data = PreparedData.open(config.prepared_dir)
+    models = load_tokenizers(data.tokenizer_dir)
+    assert np.bincount(data.train.corpus).tolist() == [120, 120, 120]
+    assert np.bincount(data.valid.corpus).tolist() == [5, 3, 4]
+    for store, rows in ((data.train, (0, 120, 240)), (data.valid, (0, 5, 8))):
+        for row, tags in zip(rows, first, strict=True):
+            sides = store.source_ids(np.array([row]))[0], store.target_ids(np.array([row]))[0]
+            for model, ids, tag in zip(models, sides, tags, strict=True):
+                num_tags = len(ids) - len(model.without_tags(ids.tolist()))
+                assert [model.piece(int(x)) for x in ids[:num_tags]] == tag.split()
+    for row in range(12):  # the text of every set, in the order of the store
+        ids = data.valid.source_ids(np.array([row]))[0].tolist()
+        assert models.source.decode(models.source.without_tags(ids)) == data.valid_source[row]
+    monkeypatch.setattr("nmt.commands.evaluation_set.training_data", lambda _: [data])
+    assert rows_in_training(tmp_path, [corpus(2)[0][1], "acht"]) == {0}
+    assert [(x.side, x.language) for x in report.sides] == [
+        ("source", "de"), ("source", "fr"), ("target", "en"), ("target", "fr"), ("target", "de"),
+    ]  # fmt: skip
+    assert not [text for text in report.warnings if "swapped" in text or "badly" in text]
+
+
+def test_a_text_that_the_vocabulary_covers_badly_is_told_before_training(tmp_path: Path) -> None:
+    target = write(tmp_path, "greek.el", ["μηδέν ένα δύο τρία"] * 5)
+    sets = {"source": str(tmp_path / "valid.de"), "target": target}
+    report = prepare(several(tmp_path, data={"valid": sets, "replay": None}))
+    (warning,) = [text for text in report.warnings if "badly" in text]
+    assert warning.startswith("the vocabulary covers the validation text in en (target) badly: ")
+
+
+def test_a_model_to_start_from_must_have_the_tags_in_the_same_places(tmp_path: Path) -> None:
+    run = several(tmp_path, data={"language_tags": "both"})
+    prepare(run)
+    (run.prepared_dir / "config.yaml").write_text(dump_config(run), "utf-8")
+    start = {"training": {"max_steps": 1, "init_from": str(run.prepared_dir)}}
+    again = {"prepared_dir": str(tmp_path / "again"), **start}
+    with pytest.raises(ConfigError, match=r"language_tags is null, but both in training.init_from"):
+        prepare(config_for(tmp_path, **again))
+    data = config_for(tmp_path).data.model_dump(mode="json", exclude_unset=True)
+    data |= {"language_tags": "both", "test": {"x": {"demo": "test", "target_language": "nl"}}}
+    with pytest.raises(ConfigError, match="no tag '<2nl>'"):
+        prepare(config_for(tmp_path, **again, data=data))
 
 
 def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) -> None:

@@ -162,6 +162,28 @@ def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path) -> N
     assert "`set` training.seed=-1: training.seed is -1" in problem
 
 
+def test_there_may_be_several_validation_sets(tmp_path: Path) -> None:
+    sets = "[{demo: valid}, {demo: valid, nam: b}]"
+    path = written(tmp_path, SMALL.replace("{demo: valid}", sets))
+    problem = f"{path}:6: unknown key data.valid.1.nam; did you mean data.valid.name?"
+    assert problem in refusal(path).problem
+    path = written(tmp_path, SMALL.replace("{demo: valid}", sets.replace("nam:", "name:")))
+    two = load_config(path, ["data.valid.1.max_pairs=5"])
+    assert [corpus.max_pairs for corpus in two.data.valid] == [None, 5]
+    assert [*two.data.corpora] == ["data.train.0", "data.valid.0", "data.valid.1"]
+    assert "data.valid has 2 items" in refusal(path, "data.valid.max_pairs=5").problem
+    assert load_config(written(tmp_path, dump_config(two))) == two
+
+
+def test_a_written_configuration_takes_overrides_of_its_single_validation_set(
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path, dump_config(load_config(written(tmp_path, SMALL))))
+    assert load_config(path, ["data.valid.max_pairs=5"]).data.valid[0].max_pairs == 5
+    replay = ["data.replay.train=[{demo: train}]", "data.replay.share=0.5"]
+    assert load_config(path, replay).data.training[1].demo == "train"
+
+
 def test_a_share_of_warmup_is_shown_without_the_updates_that_it_replaces(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL)
     share, steps = ["training.schedule.warmup_ratio=0.1"], ["training.schedule.warmup_steps=9"]

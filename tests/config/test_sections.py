@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from nmt.config.data import (
@@ -11,8 +13,10 @@ from nmt.config.data import (
     CorpusConfig,
     DataConfig,
     FilterConfig,
+    LanguageTags,
     NoiseConfig,
     TokenizerConfig,
+    language_symbol,
 )
 from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
@@ -46,6 +50,12 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "is not a valid name of a test set"),
     (DataConfig, {**DATA, "valid": {"demo": "valid", "noise": {"typos": 0.1}}},
      "valid has a noise section"),
+    (DataConfig, {**DATA, "valid": []}, "valid needs at least one validation set"),
+    (DataConfig, {**DATA, "replay": {"train": DATA["train"]}, "temperature": 5.0},
+     "replay and temperature cannot be combined"),
+    (DataConfig, {**DATA, "valid": {"demo": "valid", "name": "a"}, "test": {"a": {"demo": "test"}}},
+     "both have a set named a"),
+    (TrainingConfig, {"max_steps": 1, "init_differences": ["layers"]}, "differences needs init_fr"),
     (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise `beam_size`"),
     (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
     (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
@@ -99,6 +109,10 @@ def test_a_rule_between_keys_is_explained(
     ({"batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}}, "needs tokenizer.kind bpe"),
     ({"data": {**DATA, "valid": {"demo": "valid", "tag": "fr"}}},
      r"data.valid.tag fr is not a user-defined symbol \(defined: none\)"),
+    ({"data": {**DATA, "valid": [DATA["valid"], {"demo": "valid", "target_language": "fr"}]}},
+     r"data.valid.1: fr is not a target language of data.train \(en\)"),
+    ({"data": {**DATA, "train": [{"demo": "train", "target_language": "de"}]}},
+     "data.train.0: source_language and target_language are both de"),
     ({"model": {**LEARNED, "max_positions": 256}}, "model.max_positions is 256"),
     ({"model": {**LEARNED, "source_bos": True}}, "raise it to 258 or more"),
     ({"model": {**LEARNED, "first_position": 1}}, "raise it to 258 or more"),
@@ -106,6 +120,38 @@ def test_a_rule_between_keys_is_explained(
 def test_a_rule_between_sections_is_explained(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate({**RUN, **values})
+
+
+PAIRS = st.lists(st.permutations(["de", "en", "fr"]).map(lambda x: x[:2]), min_size=1)
+
+
+@given(PAIRS, st.sampled_from(["source", "target", "both", None]), st.booleans())
+def test_a_new_vocabulary_has_exactly_the_tags_that_the_corpora_begin_with(
+    pairs: list[list[str]], mode: LanguageTags | None, joint: bool
+) -> None:
+    keys = ("source_language", "target_language")
+    train = [{"demo": "train", **dict(zip(keys, pair, strict=True))} for pair in pairs]
+    languages = dict(zip(keys, pairs[0], strict=True))
+    data = {"train": train, "valid": {"demo": "valid"}, "language_tags": mode}
+    tied = {"embeddings": "decoder-tied"}
+    changes = {"data": data, "tokenizer": {"joint": joint}, "model": tied}
+    config = RunConfig.model_validate({**RUN, **languages, **changes})
+    has_several = len({target for _, target in pairs}) > 1
+    assert config.language_tags == (mode or ("source" if has_several else None))
+    needed: tuple[set[str], set[str]] = set(), set()
+    for source, target in pairs:
+        first = {"source": target, "both": source}.get(config.language_tags or "")
+        needed[0].update([f"<2{first}>"] if first else [])
+        needed[0 if joint else 1].update([f"<2{target}>"] if mode in ("target", "both") else [])
+    assert tuple(map(set, config.tag_symbols))[: 1 if joint else 2] == needed[: 1 if joint else 2]
+    codes = [config.direction(corpus) for corpus in config.data.train]
+    assert config.directions == tuple(dict.fromkeys(codes))
+
+
+def test_a_code_finds_the_only_tag_of_its_language() -> None:
+    tags = ["<2ary_Arab>", "<2zho_Hans>", "<2zho_Hant>", "<2de>", "<2de-AT>", "<bt>"]
+    found = [language_symbol(code, tags) for code in ("ary", "zho", "de", "de-AT", "de-CH", "ar")]
+    assert found == ["<2ary_Arab>", None, "<2de>", "<2de-AT>", None, None]
 
 
 @pytest.mark.parametrize("code", ["ary", "br", "kr", "uk", "zzz", "ar-MA", "eng_Latn", "EN"])
@@ -116,11 +162,13 @@ def test_a_language_may_have_a_rare_code_or_none_of_a_standard(code: str) -> Non
 def test_wrong_codes_of_languages_are_all_told() -> None:
     """But loaded: a model that was trained with them can be used."""
     values = {**RUN, "source_language": "jp", "target_language": "ar_MA"}
+    values["data"] = {**DATA, "valid": {"demo": "valid", "source_language": "cz"}}
     with pytest.raises(ConfigError) as caught:
-        check_languages(RunConfig.model_validate(values).languages)
+        check_languages(RunConfig.model_validate(values).language_codes)
     assert caught.value.problem == (
         "source_language: jp is a country; the code of Japanese is ja\n"
-        "  target_language: ar_MA has an underscore; write ar."
+        "  target_language: ar_MA has an underscore; write ar\n"
+        "  data.valid.source_language: cz is a country; the code of Czech is cs."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import NoiseConfig, TokenizerConfig
-from nmt.data.resegment import NoiseAdder
+from nmt.data.resegment import NoiseAdder, flat_of
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
@@ -87,6 +88,21 @@ def test_case_and_punctuation_change_both_sides(
     tokenizers: Tokenizers, read: Read, kind: str, expected: tuple[str, str]
 ) -> None:
     assert read(noise_adder(tokenizers, {kind: 1.0}, {}), 0, [0]) == [expected]
+
+
+def test_tags_of_both_sides_stay_at_the_start(tmp_path: Path) -> None:
+    config = TokenizerConfig(vocab_size=330, user_defined_symbols=("<2de>", "<bt>"))
+    train_sentencepiece(SOURCES + TARGETS, tmp_path / "joint.model", config, threads=1)
+    models = load_tokenizers(tmp_path)
+    tags = [models.source.tag_id("de"), models.source.tag_id("bt")]
+    stored = (
+        flat_of([[*tags, *models.source.encode("ein Hund")]]),
+        flat_of([[tags[0], *models.target.encode("a dog")]]),
+    )
+    noise = NoiseAdder(models, np.array([1]), [{"upper_case": 1.0}], seed=1, longest=90)
+    source, target = (ids.tolist() for ids, _ in noise(0, np.array([0]), stored))
+    assert (source[:2], target[:1]) == (tags, tags[:1])
+    assert models.source.decode(source[2:]) == "EIN HUND"
 
 
 @pytest.mark.parametrize("kind", ["typos", "spacing"])

@@ -94,3 +94,16 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s" / "corpus.bin").unlink()
     with pytest.raises(DataError, match="not a complete token store"):
         ParallelStore.open(tmp_path / "s")
+
+
+@settings(max_examples=30)
+@given(PAIRS, st.lists(st.integers(1, 3), max_size=3), st.integers(0, 2**20 - 1))
+def test_selected_sentences_begin_with_the_given_ids(
+    pairs: list[tuple[list[int], list[int]]], first: list[int], bits: int
+) -> None:
+    rows = [source for source, _ in pairs]
+    chosen = [bool(bits >> number & 1) for number in range(len(rows))]
+    flat = FlatIds.of(rows).selected(np.array(chosen), first)
+    wanted = [first + row for row, is_wanted in zip(rows, chosen, strict=True) if is_wanted]
+    assert flat.ids.tolist() == [index for row in wanted for index in row]
+    assert flat.lengths.tolist() == [*map(len, wanted)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.extras.cleaning.leakage import LeakageIndex, are_near, find_leakage, max_edits
+from nmt.data.pairs import SentencePair
+from nmt.extras.cleaning.leakage import LeakageIndex, Leaks, are_near, find_leakage, max_edits
 
 SENTENCE = st.lists(st.sampled_from("abc"), min_size=1, max_size=16)
 
@@ -73,3 +75,12 @@ def test_characters_of_text_without_spaces_and_ends_of_longer_lines_are_compared
     more = "and nobody in the village knows why"
     found = LeakageIndex([line]).find([f"{line} {more}", f"{more} {line}", f"{more} {line} {more}"])
     assert [(leak.row, leak.kind) for leak in found] == [(0, "near"), (1, "near")]
+
+
+def test_a_sentence_of_another_direction_is_not_a_leak() -> None:
+    pair = SentencePair("ein Hund", "a dog", 1)
+    directions = {"train": ("de", "en"), "same": ("de", "en"), "other": ("de", "fr")}
+    leaks = Leaks({"same": [pair], "other": [pair]}, directions)
+    leaks.update("train", [pair], np.array([[0, 0, 1], [0, 1, 0]]))
+    assert [leak["set"] for leak in leaks.found] == ["same"]
+    assert leaks.num_near() == {}
