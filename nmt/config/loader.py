@@ -98,10 +98,13 @@ def _with_start(values: dict[str, Any]) -> dict[str, Any]:
     names = {"model", "tokenizer", "decoding"}
     if isinstance(model, dict) and "preset" in model:  # the other keys are those of the preset
         names.remove("model")
+    data = start.get("data")
+    tags = data.get("language_tags") if isinstance(data, dict) else None
     if "vocabulary" in (training.get("init_differences") or ()):
         names.remove("tokenizer")
+        tags = None
     kept = {name: start[name] for name in names if isinstance(start.get(name), dict)}
-    return filled_in(values, kept)
+    return filled_in(values, kept | ({"data": {"language_tags": tags}} if tags else {}))
 
 
 def _read_keys(path: Path) -> Document:

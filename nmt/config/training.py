@@ -208,7 +208,8 @@ class TrainingConfig(Section):
         ema_decay: Decay of the moving average of the weights, for example 0.999. The average is
             used for validation and translation.
         init_from: Run or model folder to fine-tune: start with its weights and vocabulary. Omitted
-            keys of ``model``, ``tokenizer`` and ``decoding`` have the values of that model.
+            keys of ``model``, ``tokenizer`` and ``decoding``, and ``data.language_tags``, have the
+            values of that model.
         init_differences: Differences from the model of ``init_from``. ``vocabulary``: this run
             learns a vocabulary, and subwords of both vocabularies keep their embeddings.
             ``layers``: the numbers of layers differ. ``encoder`` and ``decoder``: this part starts

@@ -79,6 +79,8 @@ def test_a_difference_that_is_not_named_is_an_error_with_the_key_to_set(base: Pa
 
 def test_omitted_keys_of_a_model_are_those_of_init_from(base: Path) -> None:
     recorded = yaml.safe_load((base / "config.yaml").read_text())
+    recorded["data"]["language_tags"] = "both"
+    (base / "config.yaml").write_text(yaml.safe_dump(recorded), encoding="utf-8")
     values = {key: CONFIG[key] for key in ("name", "source_language", "target_language", "data")}
     values["training"] = {"init_from": str(base), "max_steps": 1}
     values["model"] = {"dropout": 0.2}
@@ -87,6 +89,8 @@ def test_omitted_keys_of_a_model_are_those_of_init_from(base: Path) -> None:
     assert found["model"] == recorded["model"] | {"dropout": 0.2}
     for name in ("tokenizer", "decoding"):
         assert found[name] == recorded[name]
+    assert found["data"]["language_tags"] == "both"
     other = load_config("new.yaml", ["model.preset=tiny", "training.init_differences=[vocabulary]"])
     assert other.model.model_dim != recorded["model"]["model_dim"]
     assert other.tokenizer.vocab_size != recorded["tokenizer"]["vocab_size"]
+    assert other.language_tags is None
