@@ -27,7 +27,7 @@ DOCUMENTS = sorted(
     for pattern in ("README.md", "configs/*.md", "nmt/*.md", "nmt/docs/*.md", "scripts/*.md")
     for path in ROOT.glob(pattern)
 )
-TOURS = ("README.md", "nmt/docs/guide.md", "nmt/docs/tutorial.md")
+TOURS = ("README.md", *(f"nmt/docs/{name}.md" for name in ("guide", "pretrained", "tutorial")))
 GATES = "nmt/docs/guide.md"
 
 # The tours for real, but in seconds: on a toy corpus, with a toy model.
