@@ -30,7 +30,7 @@ _FIRST_PAIRS = 500
 _FEWEST_OF_LANGUAGE = 20
 _FEWEST_MARKS = 3
 Texts = Sequence[tuple[str, str]]  # sources and targets
-_Key = tuple[Direction, str, str]  # direction, source, target
+_Key = tuple[tuple[str, str], ...]  # two languages, then language and text of one or two sides
 
 
 def _mark(language: str) -> re.Pattern[str] | None:
@@ -190,8 +190,8 @@ def name_of_test(name: str) -> str:
 class Overlap:
     """Counts the held-out sentences that occur unchanged in the training data.
 
-    Only corpora of the same direction are compared. Only the held-out sentences are kept in
-    memory.
+    Only corpora of the same two languages are compared, in either direction. Only the held-out
+    sentences are kept in memory.
 
     Args:
         sets: Source, target and line number of each pair, by the name of the set.
@@ -233,6 +233,11 @@ class Overlap:
 
 
 def _keys(direction: Direction, source: str, target: str, _: int) -> tuple[_Key, _Key, _Key]:
-    """Return keys that identify the source, the target and the pair. No side may be blank."""
-    source, target = " ".join(source.split()), " ".join(target.split())
-    return (direction, source, ""), (direction, "", target), (direction, source, target)
+    """Return keys that identify the source, the target and the pair. No side may be blank.
+
+    A pair and the reversed pair have the same key.
+    """
+    languages = min(direction), max(direction)
+    first = direction.source, " ".join(source.split())
+    last = direction.target, " ".join(target.split())
+    return (languages, first), (languages, last), (languages, *sorted((first, last)))
