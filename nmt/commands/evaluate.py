@@ -97,7 +97,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     base = options.baseline_model
     baseline = EvaluatedModel(base, options, is_baseline=True) if base else None
     everyone = [*models, *([baseline] if baseline else [])]
-    asked["languages"] = any(model.has_languages for model in everyone)
+    has_languages = any(model.has_languages for model in everyone)
+    asked["languages"] = has_languages and ANALYSES.find("languages")
     analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
     tests = evaluation_set.load_test_sets(options, everyone[0].config if everyone else None)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
