@@ -352,20 +352,19 @@ class Trainer:
     def _validate(self) -> Scores | None:
         """Validate and report the scores; return None if a signal interrupts the validation."""
         begin, progress = time.perf_counter(), self.progress
-        step, epoch = progress.step, progress.position.epoch
         try:
             scores = self._validator()
         except StoppedBySignal:  # raised in all processes
             self._all_stop = True  # the loop saves and ends; the next start first validates
             return None
-        self._report(scores.event(step, epoch, time.perf_counter() - begin))
+        seconds = time.perf_counter() - begin
+        self._report(scores.event(progress.step, progress.position.epoch, seconds))
         return scores
 
     def _validate_and_save(self) -> None:
         self._read()
         progress, training, step = self.progress, self._training, self.progress.step
-        scores = self._validate()
-        if scores is None:
+        if (scores := self._validate()) is None:
             return
         score = scores.value(training.validation.metric_name)
         progress.history[step] = score
@@ -397,14 +396,12 @@ def _finish(
     summary = checkpoints.average_at_end(config.training, summary, setup.validator, reporter)
     if is_first:
         threads, device = config.training.threads, config.training.device
-        load = partial(
-            Translator.load, run_dir, engine="torch", device=device, threads=threads,
-            languages=train_setup.languages_of(config),
-        )  # fmt: skip
+        load = partial(Translator.load, run_dir, engine="torch", device=device, threads=threads)
+        known = train_setup.languages_of(config)
         calibrate_confidence(
             run_dir,
             *train_setup.choosing_lines(config, data),
-            lambda lines, progress: load(progress=progress).translate(lines),
+            lambda lines, progress: load(progress=progress, languages=known).translate(lines),
         )
         if summary.best_score is None:
             logger.warning("no validation has a score; the last checkpoint is used")
