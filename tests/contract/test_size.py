@@ -29,10 +29,10 @@ LIMITS = {
     "extras/comet": 120, "extras/tracking": 136,
     "extras/inspection": 1910,  # (1,800): every picture of the five texts
     # (1,000): the CTranslate2 engine, four formats in, vocabularies trimmed and grown
-    "extras/exchange": 1800,
+    "extras/exchange": 1920,
     "extras/adaptation": 260,
 }  # fmt: skip
-CORE, EXTRAS, MODULES = 16_475, 8_825, 190
+CORE, EXTRAS, MODULES = 16_515, 8_976, 190  # planned: 25,300 together
 STORIES = ("prepare", "train", "translate", "evaluate")
 STORY_LIMIT = 300
 TEST_LINES = 30_730
