@@ -32,7 +32,7 @@ LIMITS = {
     "extras/exchange": 1920,
     "extras/adaptation": 260,
 }  # fmt: skip
-CORE, EXTRAS, MODULES = 16_515, 8_976, 190  # planned: 25,300 together
+CORE, EXTRAS, MODULES = 16_515, 8_976, 191  # planned: 25,300 lines, 190 modules
 STORIES = ("prepare", "train", "translate", "evaluate")
 STORY_LIMIT = 300
 TEST_LINES = 30_730
