@@ -27,12 +27,18 @@ from nmt.commands.result import log_next_commands
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
-from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions
+from nmt.extras.exchange.options import (
+    EXAMPLE,
+    ImportOptions,
+    PullOptions,
+    PushOptions,
+    is_resized,
+)
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import NAME as MANIFEST
 from nmt.files.json_file import FileRecord, Manifest, read_json
 
-_NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
+NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 # Files that an import reads, except the weights of Hugging Face.
 _IMPORTED = re.compile(
     r"(\w+_)?(config|vocab)\.json|(tokenizer|added_tokens|special_tokens_map)\.json"
@@ -147,8 +153,23 @@ def pull(options: PullOptions) -> PullResult:
             reached.
         ConfigError: ``output`` exists, or ``name`` or the languages are not valid.
     """
-    (repository, revision), output = parse_name(options.name), options.output
+    output, languages = options.output, options.languages
+    own = ImportOptions(source=Path(options.name), output=output, languages=languages)
+    return PullResult(output, fetch(own)[0])
+
+
+def fetch(options: ImportOptions) -> tuple[str, Any]:
+    """Download a model; import it unless it is a model folder that stays as it is.
+
+    Args:
+        options: ``source`` is the name on the hub.
+
+    Returns:
+        Repository and commit, and the result of the import or None.
+    """
+    (repository, revision), output = parse_name(str(options.source)), options.output
     check_new_folder(output, output)
+    summary = None
     with _hub(repository, "pulled") as library:
         api = library.HfApi()
         info = api.model_info(repository, revision=revision)
@@ -156,6 +177,7 @@ def pull(options: PullOptions) -> PullResult:
         download = partial(api.snapshot_download, repository, revision=info.sha)
         if MANIFEST in names:
             check_names(repository, names)
+        if MANIFEST in names and not is_resized(options):
             with atomic_folder(output) as folder:
                 download(local_dir=folder, allow_patterns=sorted(names))
                 shutil.rmtree(folder / ".cache", ignore_errors=True)  # written by huggingface_hub
@@ -165,17 +187,17 @@ def pull(options: PullOptions) -> PullResult:
         else:
             origin = f"Imported from {hub_address()}/{repository}, commit {info.sha}, license: "
             origin += f"{getattr(info.card_data, 'license', None) or 'unknown'}."
-            _pull_original(repository, names, download, options, origin)
-    return PullResult(output, f"{repository}@{info.sha}")
+            summary = _pull_original(repository, names, download, options, origin)
+    return f"{repository}@{info.sha}", summary
 
 
 def _pull_original(
     repository: str,
     names: set[str],
     download: Callable[..., str],
-    options: PullOptions,
+    options: ImportOptions,
     origin: str,
-) -> None:
+) -> Any:
     """Download the files that the import of a model needs; then import it.
 
     An unsupported Hugging Face model is refused before the weights are downloaded.
@@ -183,7 +205,9 @@ def _pull_original(
     from nmt.extras.exchange import import_model, imported  # noqa: PLC0415 - they load torch
 
     needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
-    if imported.HF_CONFIG in names:
+    if MANIFEST in names:
+        needed = sorted(names)
+    elif imported.HF_CONFIG in names:
         imported.read_settings(Path(download(allow_patterns=[imported.HF_CONFIG])))
         needed += imported.weight_files(repository, sorted(names))
     elif not any(name.endswith(".npz") for name in names):
@@ -191,13 +215,12 @@ def _pull_original(
         fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
         raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
     source = Path(download(allow_patterns=needed))
-    own = ImportOptions(source=source, output=options.output, languages=options.languages)
-    import_model.import_model(own, origin=origin)
+    return import_model.import_model(replace(options, source=source), origin=origin)
 
 
 def parse_name(text: str) -> tuple[str, str | None]:
     """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
-    if (match := _NAME.fullmatch(text)) is None:
+    if (match := NAME.fullmatch(text)) is None:
         raise ConfigError(
             f"{text!r} is not a valid Hub name.", fix=f"Write ORG/NAME, such as {EXAMPLE}."
         )

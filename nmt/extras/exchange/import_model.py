@@ -20,13 +20,19 @@ import torch
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.checkpoint.files import tensor_differences
-from nmt.checkpoint.model_folder import CONFIG, check_new_folder, write_model_folder
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    check_new_folder,
+    load_folder_config,
+    write_model_folder,
+)
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.run import RunConfig, check_languages
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder
+from nmt.extras.exchange.hub import NAME, fetch
 from nmt.extras.exchange.imported import (
     COPY_AGAIN,
     HF_CONFIG,
@@ -38,7 +44,7 @@ from nmt.extras.exchange.imported import (
 )
 from nmt.extras.exchange.m2m import read_m2m
 from nmt.extras.exchange.marian import DECODER, check_sizes, read_marian, read_marian_mt
-from nmt.extras.exchange.options import EXAMPLE, ImportOptions
+from nmt.extras.exchange.options import EXAMPLE, ImportOptions, is_resized
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.languages import primary_code
@@ -71,12 +77,19 @@ def import_model(options: ImportOptions, *, origin: str = IMPORTED) -> ImportSum
         origin: Sentence about the origin of the model, for the model card.
 
     Raises:
-        CheckpointError: A file is missing or damaged, or nmt does not support the model.
+        CheckpointError: A file is missing or damaged, nmt does not support the model, or the hub
+            cannot be reached.
         ConfigError: ``output`` exists, or the languages are unknown or not valid codes.
         DataError: A text file is missing, damaged or not UTF-8.
     """
     check_new_folder(options.output, options.source)
-    if vocabulary.is_resized(options) and (options.source / CONFIG).is_file():
+    source, output = options.source, options.output
+    # ORG/NAME is a path or a name on the hub.
+    if NAME.fullmatch(str(source)) and not source.parent.exists():
+        summary = fetch(options)[1]
+        config = load_folder_config(output)
+        return summary or ImportSummary(output, (config.source_language, config.target_language))
+    if is_resized(options) and (options.source / CONFIG).is_file():
         summary = ImportSummary(options.output, *vocabulary.resize_folder(options, _RESIZED))
     else:
         with _unpacked(options.source) as place:
@@ -105,7 +118,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
     orders = [_ordered(x, sides if shared else (x,), model.start) for x in sides]
     models = [_sentencepiece(x, y.tokens) for x, y in zip(sides, orders, strict=True)]
     before, resized = None, list[vocabulary.Resized]()
-    if vocabulary.is_resized(options):
+    if is_resized(options):
         # The languages of a multilingual model are known afterwards.
         codes = () if model.language_tags else _codes(options.languages, model.languages, ())
         resized = vocabulary.resize(models, codes, options, shared=shared)

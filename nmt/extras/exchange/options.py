@@ -8,6 +8,7 @@ from typing import Annotated
 
 from nmt.commands.options import Checkpoint, Json, Model, OutputFolder
 from nmt.config.flag import Flag, Options
+from nmt.errors import ConfigError
 
 EXAMPLE = "Helsinki-NLP/opus-mt-en-de"  # A model on the Hugging Face Hub, for messages.
 _HubName = Annotated[str, Flag(argument=True, metavar="ORG/NAME")]
@@ -38,8 +39,8 @@ class ImportOptions(Options):
     """The model to import, and the changes of its vocabulary.
 
     Args:
-        source: Folder or .zip of a MarianMT, M2M-100 or NLLB-200 (Hugging Face) or OPUS-MT model,
-            or a Marian .npz file.
+        source: Folder or .zip of a MarianMT, M2M-100 or NLLB-200 (Hugging Face) or OPUS-MT model, a
+            Marian .npz file, or the name of a model on the Hugging Face Hub.
         languages: Language pair of the model, such as en-de. With several languages: the pair that
             is used unless `from` and `to` are set.
         keep_vocabulary: Text in all languages that you translate. Subwords that occur in none of
@@ -102,3 +103,17 @@ class PullOptions(Options):
     output: OutputFolder
     languages: _Languages = None
     json: Json = False
+
+
+def is_resized(options: ImportOptions) -> bool:
+    """Whether the options change the vocabulary.
+
+    Raises:
+        ConfigError: An option has no effect without another one.
+    """
+    for name, needed in (("add_pieces", "add_vocabulary"), ("like", "add_language")):
+        if getattr(options, name) and not getattr(options, needed):
+            fix = f"Pass `{needed}`, or remove `{name}`."
+            raise ConfigError(f"`{name}` has no effect without `{needed}`.", fix=fix)
+    kept, added = options.keep_vocabulary, options.add_vocabulary
+    return bool(kept or added or options.keep_language or options.add_language)

@@ -340,20 +340,6 @@ def log_sizes(before: Mapping[str, float], after: Mapping[str, float]) -> None:
     logger.info("%s", "\n".join([f"{'':<16}{'before':>15}{'after':>15}", *lines]))
 
 
-def is_resized(options: ImportOptions) -> bool:
-    """Whether the options change the vocabulary.
-
-    Raises:
-        ConfigError: An option has no effect without another one.
-    """
-    for name, needed in (("add_pieces", "add_vocabulary"), ("like", "add_language")):
-        if getattr(options, name) and not getattr(options, needed):
-            fix = f"Pass `{needed}`, or remove `{name}`."
-            raise ConfigError(f"`{name}` has no effect without `{needed}`.", fix=fix)
-    kept, added = options.keep_vocabulary, options.add_vocabulary
-    return bool(kept or added or options.keep_language or options.add_language)
-
-
 def resize(
     models: Sequence[Any], codes: Sequence[str], options: ImportOptions, *, shared: bool
 ) -> list[Resized]:

@@ -254,6 +254,24 @@ def test_the_files_of_a_multilingual_model_are_pulled(hub: Hub, tmp_path: Path, 
     assert load_model(back).config.language_tags == "both"
 
 
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_model_of_the_hub_is_imported_by_its_name(
+    hub: Hub, model: Path, tmp_path: Path, is_ours: bool
+) -> None:
+    if is_ours:
+        pushed(model)
+    else:
+        load_files(hub, write_nllb(tmp_path / "theirs"))
+    (tmp_path / "in.txt").write_text("a\n", encoding="utf-8")
+    sizes = []
+    for flags in ([], ["--keep-vocabulary", str(tmp_path / "in.txt")]):
+        output = tmp_path / f"own-{len(flags)}"
+        result = CliRunner().invoke(app, ["import", NAME, "-o", str(output), *flags])
+        assert (result.exit_code, result.stdout) == (0, f"{output}\n"), result.stderr
+        sizes.append(load_model(output).tokenizers.source.vocab_size)
+    assert sizes[1] < sizes[0]
+
+
 def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
     hub: Hub, back: Path
 ) -> None:
