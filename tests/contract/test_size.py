@@ -29,13 +29,13 @@ LIMITS = {
     "extras/comet": 120, "extras/tracking": 136,
     "extras/inspection": 1910,  # (1,800): every picture of the five texts
     # (1,000): the CTranslate2 engine, four formats in, vocabularies trimmed and grown
-    "extras/exchange": 1920,
+    "extras/exchange": 1945,
     "extras/adaptation": 260,
 }  # fmt: skip
-CORE, EXTRAS, MODULES = 16_515, 8_976, 191  # planned: 25,300 lines, 190 modules
+CORE, EXTRAS, MODULES = 16_517, 9_001, 191  # planned: 25,300 lines, 190 modules
 STORIES = ("prepare", "train", "translate", "evaluate")
 STORY_LIMIT = 300
-TEST_LINES = 30_730
+TEST_LINES = 30_750
 _SKIPPED = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER, tokenize.ENCODING,
