@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from nmt.commands.score import score
     from nmt.commands.train import train
     from nmt.commands.translate import translate
+    from nmt.extras.distillation.distill import distill
+    from nmt.extras.distillation.options import DistillOptions
     from nmt.extras.exchange.export import export
     from nmt.extras.exchange.hub import pull, push
     from nmt.extras.exchange.import_model import import_model
@@ -54,17 +56,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AugmentOptions", "AverageOptions", "CheckpointError", "ConfigError", "DataError",
-    "DeviceError", "DivergedError", "EvaluateOptions", "ExportOptions", "GateError",
-    "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions", "PullOptions",
-    "PushOptions", "Request", "Result", "Score", "ScoreOptions", "ServeOptions", "TokenizerError",
-    "TrainOptions", "TranslateOptions", "Translator", "__version__", "augment", "average",
-    "doctor", "evaluate", "export", "import_model", "init", "inspect", "load_config", "prepare",
-    "pull", "push", "score", "serve", "train", "translate",
+    "DeviceError", "DistillOptions", "DivergedError", "EvaluateOptions", "ExportOptions",
+    "GateError", "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions",
+    "PullOptions", "PushOptions", "Request", "Result", "Score", "ScoreOptions", "ServeOptions",
+    "TokenizerError", "TrainOptions", "TranslateOptions", "Translator", "__version__", "augment",
+    "average", "distill", "doctor", "evaluate", "export", "import_model", "init", "inspect",
+    "load_config", "prepare", "pull", "push", "score", "serve", "train", "translate",
 ]  # fmt: skip
 
 # Modules of names other than the core's commands, whose modules are named after them.
 _HOMES = {
     "nmt.commands.config": ("load_config",),
+    "nmt.extras.distillation.distill": ("distill",),
+    "nmt.extras.distillation.options": ("DistillOptions",),
     "nmt.extras.exchange.export": ("export",),
     "nmt.extras.exchange.hub": ("pull", "push"),
     "nmt.extras.exchange.import_model": ("import_model",),

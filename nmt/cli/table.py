@@ -20,7 +20,7 @@ COMMANDS = {
 # Headings of ``nmt --help`` -> their commands.
 GROUPS = {
     "Data": ("init", "prepare", "augment"),
-    "Train": ("train", "average"),
+    "Train": ("train", "distill", "average"),
     "Use": ("translate", "score", "serve"),
     "Measure": ("evaluate", "report", "inspect"),
     "Models": ("import", "export", "pull", "push"),

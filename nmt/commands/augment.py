@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sacrebleu
 
 from nmt.checkpoint.model_folder import find_model
 from nmt.commands.loading import decoding_changes, warn_of_language
@@ -21,9 +23,11 @@ from nmt.errors import ConfigError, DataError
 from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file, sha256_of_json
 from nmt.files.lines import decoded_lines, open_binary
+from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
 
-_CORPUS, _REPORT, _SETTINGS, _SHARDS = "corpus.tsv.gz", "report.json", "settings.json", "shards"
+CORPUS, SETTINGS = "corpus.tsv.gz", "settings.json"
+_REPORT, _SHARDS = "report.json", "shards"
 _EMPTY = "empty"
 
 
@@ -57,50 +61,59 @@ def augment(options: AugmentOptions) -> AugmentReport:
 
     Back-translation (Sennrich et al. 2016): the model translates from the target language, and its
     output becomes the source side of the new corpus, with a tag (Caswell et al. 2019). Sampling is
-    often better than beam search (Edunov et al. 2018).
+    often better than beam search (Edunov et al. 2018). Forward translation with references is
+    sequence-level interpolation (Kim and Rush 2016, section 3.3).
 
     Raises:
         ConfigError: An option or tag is wrong, or the folder was created with different settings.
         CheckpointError: The model is missing or damaged.
-        DataError: The text cannot be read, or the folder cannot be written.
+        DataError: A text cannot be read, the references are not parallel to it, or the folder
+            cannot be written.
     """
     begin, text, output, tag = time.perf_counter(), options.text, options.output, options.tag
-    forward = options.forward
+    forward, references, (model, *others) = options.forward, options.references, options.model
+    if references and (options.sample or not forward):
+        problem = "`references` needs `forward`, and cannot be combined with `sample`."
+        raise ConfigError(problem, fix="Add `forward` and remove `sample`, or drop `references`.")
     decoding = given(options, "seed", "beam_size") | ({"sampling": True} if options.sample else {})
-    changes = decoding_changes(options.model, options.set_, decoding) | {"n_best": 1}
+    changes = decoding_changes(model, options.set_, decoding) | {"n_best": 1}
     names = ("checkpoint", "threads", "engine", "guard", "tag")
     changes |= {name: getattr(options, name) for name in names}
     changes |= {"source_language": options.from_, "target_language": options.to}
-    translator = Translator.load(options.model, **changes)
-    files = find_model(options.model, options.checkpoint)
+    translator = Translator.load(model, ensemble=Ensemble(tuple(others)), **changes)
+    if references:
+        translator = translator.with_options(n_best=translator.options.decoding.beam_size)
+    models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
     _ = translator.direction  # fails before the work begins
     warn_of_language(str(text), _lines(text), translator)
     settings = {
-        "text": sha256_of_file(text), "model": files.sha256, "forward": forward, "tag": tag,
+        "text": sha256_of_file(text), "models": models, "forward": forward, "tag": tag,
+        "references": references and sha256_of_file(references),
         "from": options.from_, "to": options.to,
         "shard_lines": options.shard_lines,
         "decoding": translator.options.decoding.model_dump(mode="json"),
     }  # fmt: skip
     fix = "Choose a writable folder on a disk with free space."
     with write_errors(output, DataError, fix=fix):
-        _check_ours(output, settings)
+        check_ours(output, settings, "augment")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
-            write_json(output / _SETTINGS, settings)
+            write_json(output / SETTINGS, settings)
             if (output / _REPORT).is_file():
                 return AugmentReport(**read_json(output / _REPORT) | {"shards_made": 0})
             (output / _SHARDS).mkdir(exist_ok=True)
             # After a kill, only the missing shards are translated.
-            parts, translate = _parts(text, options.shard_lines), _Translate(translator, forward)
+            parts = _parts([text, *filter(None, [references])], options.shard_lines)
+            translate = _Translate(translator, forward)
             stored = Stored(translate, output / _SHARDS, sha256_of_json(settings))
             counts = Counter[str]()
-            with open_output(output / _CORPUS) as corpus:
+            with open_output(output / CORPUS) as corpus:
                 for _, result in map_blocks(f"translating {text}", parts, stored):
                     counts.update(result.values)
                     corpus.write(result.arrays["pairs"].tobytes())
             dropped = {name: number for name, number in counts.most_common() if name != "read"}
             report = AugmentReport(
-                corpus=str(output / _CORPUS), read=counts["read"],
+                corpus=str(output / CORPUS), read=counts["read"],
                 written=counts["read"] - sum(dropped.values()), dropped=dropped,
                 shards_made=translate.made, seconds=round(time.perf_counter() - begin, 3),
                 tag="<ft>" if forward else "<bt>",
@@ -110,25 +123,33 @@ def augment(options: AugmentOptions) -> AugmentReport:
             return report
 
 
-def _check_ours(output: Path, settings: Mapping[str, Any]) -> None:
-    """Check that a folder is new, or was created with the same settings."""
-    place, problem = output / _SETTINGS, ""
+def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
+    """Check that a folder is new, or was created by this command with the same settings.
+
+    Raises:
+        ConfigError: The folder contains something else.
+    """
+    place, problem = output / SETTINGS, ""
     if place.is_file():
         was = read_json(place)
         if differing := [name for name, value in settings.items() if was.get(name) != value]:
             problem = f"{output} was created with different settings: {', '.join(differing)}."
     elif output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
-        problem = f"{output} is not empty and was not created by `nmt augment`."
+        problem = f"{output} is not empty and was not created by `nmt {command}`."
     if problem:
         raise ConfigError(problem, fix="Choose a new folder, or use the same settings to resume.")
 
 
-def _parts(text: Path, size: int) -> Iterator[Block]:
-    """Yield the lines of a text in shards."""
-    lines, first = _lines(text), 1
-    while part := list(islice(lines, size)):
-        yield Block(list, (part,), first)
-        first += len(part)
+def _parts(files: Sequence[Path], size: int) -> Iterator[Block]:
+    """Yield the lines of a text in shards, each with its reference if there are references."""
+    lines, first = zip(*map(_lines, files), strict=True), 1
+    try:
+        while part := list(islice(lines, size)):
+            yield Block(list, tuple(zip(*part, strict=True)), first)
+            first += len(part)
+    except ValueError as error:
+        problem = f"{' and '.join(map(str, files))} have different numbers of lines."
+        raise DataError(problem, fix="Pass one reference for each line of the text.") from error
 
 
 def _lines(text: Path) -> Iterator[str]:
@@ -145,10 +166,14 @@ class _Translate:
     made: int = 0
 
     def __call__(self, block: Block) -> Result:
-        (lines,) = block.columns
+        lines, *references = block.columns
         counts, pairs = Counter({"read": len(lines)}), []
-        for result in self.translator.translate(lines):
-            texts = [side.replace("\t", " ") for side in (result.source, result.text)]
+        for row, result in enumerate(self.translator.translate(lines)):
+            text = result.text
+            if references:
+                found = [each.text for each in result.alternatives] or [text]
+                text = max(found, key=partial(_similarity, references[0][row]))
+            texts = [side.replace("\t", " ") for side in (result.source, text)]
             if not all(map(str.strip, texts)):
                 counts[_EMPTY] += 1
             elif result.alarms:
@@ -157,3 +182,8 @@ class _Translate:
                 pairs.append("\t".join(texts if self.forward else texts[::-1]) + "\n")
         self.made += 1
         return Result({"pairs": np.frombuffer("".join(pairs).encode(), np.uint8)}, counts)
+
+
+def _similarity(reference: str, text: str) -> float:
+    """Return the smoothed BLEU of a translation."""
+    return float(sacrebleu.sentence_bleu(text, [reference]).score)

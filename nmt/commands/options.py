@@ -308,9 +308,12 @@ class AugmentOptions(Options):
 
     Args:
         text: Monolingual text, one sentence per line; may be compressed.
-        model: Model that translates the text.
+        model: Model that translates the text. Repeatable: models with the same languages and
+            vocabulary translate together, as an ensemble.
         output: Output folder.
         forward: Use the text as the source side of the new corpus (forward translation).
+        references: Translations of the text, line by line, with `forward`: the translation of the
+            beam that is most similar to the reference (smoothed BLEU) is used.
         sample: Sample translations instead of searching; often better for training.
         shard_lines: Lines per shard; an interrupted run resumes at the last complete shard.
         engine: Inference engine; auto uses CTranslate2 on CPUs if it supports all options.
@@ -318,9 +321,10 @@ class AugmentOptions(Options):
     """
 
     text: Annotated[Path, Flag(argument=True)]
-    model: Annotated[Path, Flag(metavar="MODEL")]
+    model: Annotated[Files, Flag(metavar="MODEL")]
     output: Annotated[Path, Flag(short="o", metavar="FOLDER")]
     forward: bool = False
+    references: File = None
     from_: FromLanguage = None
     to: ToLanguage = None
     tag: Tag = None

@@ -12,7 +12,8 @@ from nmt.commands import augment as recipe
 from nmt.commands.augment import augment
 from nmt.commands.options import AugmentOptions
 from nmt.data.corpus import Block
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
+from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
@@ -32,13 +33,15 @@ def text(tmp_path: Path) -> Path:
     return place
 
 
-def chosen(text: Path, run: Path, folder: str, **options: Any) -> AugmentOptions:
+def chosen(text: Path, run: Path | tuple[Path, ...], folder: str, **options: Any) -> AugmentOptions:
     usual = {"guard": False, "threads": 1, "beam_size": 1, "shard_lines": 4}
     options = {"engine": "torch", **usual, **options}
-    return AugmentOptions(text=text, model=run, output=Path(folder), **options)
+    return AugmentOptions(
+        text=text, model=run if isinstance(run, tuple) else (run,), output=Path(folder), **options
+    )
 
 
-def augmented(text: Path, run: Path, folder: str, **options: Any) -> list[str]:
+def augmented(text: Path, run: Path | tuple[Path, ...], folder: str, **options: Any) -> list[str]:
     report = augment(chosen(text, run, folder, **options))
     pairs = gzip.decompress(Path(report.corpus).read_bytes()).decode().splitlines()
     assert len(pairs) == report.written == report.read - sum(report.dropped.values())
@@ -117,3 +120,36 @@ def test_a_text_of_another_language_is_warned_about(
     wrong.write_text("that is the dog of a man\n" * 3, encoding="utf-8")
     augmented(wrong, run, "wrong")
     assert "wrong.txt looks like en, but the model translates de" in caplog.text
+
+
+def test_with_references_the_most_similar_translation_of_the_beam_is_used(
+    text: Path, run: Path, tmp_path: Path
+) -> None:
+    """Sentence BLEU of sacreBLEU chooses; with the references of the last line, that line."""
+    translator = Translator.load(run, engine="torch", guard=False, threads=1, beam_size=4, n_best=4)
+    beams = [[x.text for x in each.alternatives] for each in translator.translate(LINES[:9])]
+    references = tmp_path / "references.txt"
+    lines = [*(beam[-1] for beam in beams), "", beams[0][0]]
+    references.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    options = {"forward": True, "references": references, "beam_size": 4}
+    pairs = augmented(text, run, "forward", **options)
+    assert [pair.split("\t")[1] for pair in pairs[:9]] == lines[:9]
+    assert lines[:9] != [beam[0] for beam in beams]
+    references.write_text("one line\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"mono.txt and .*references.txt have different numbers"):
+        augmented(text, run, "short", **options)
+    with pytest.raises(ConfigError, match="`references` needs `forward`"):
+        augmented(text, run, "back", references=references)
+
+
+def test_several_models_translate_as_an_ensemble(text: Path, runs: dict[str, Path]) -> None:
+    folders = runs["plain"], runs["modern"]
+    ensemble = Ensemble((folders[1],))
+    together = Translator.load(
+        folders[0], engine="torch", guard=False, threads=1, beam_size=1, ensemble=ensemble
+    )
+    pairs = augmented(text, folders, "both", forward=True)
+    expected = [result.text for result in together.translate(LINES[:9])]
+    assert [pair.split("\t")[1] for pair in pairs[:9]] == expected
+    with pytest.raises(ConfigError, match="different settings: models"):
+        augmented(text, folders[0], "both", forward=True)

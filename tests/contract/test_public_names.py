@@ -11,12 +11,12 @@ import nmt
 def test_the_public_names_are_these() -> None:
     assert nmt.__all__ == [
         "AugmentOptions", "AverageOptions", "CheckpointError", "ConfigError", "DataError",
-        "DeviceError", "DivergedError", "EvaluateOptions", "ExportOptions", "GateError",
-        "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions",
+        "DeviceError", "DistillOptions", "DivergedError", "EvaluateOptions", "ExportOptions",
+        "GateError", "ImportOptions", "InitOptions", "InspectOptions", "NmtError", "PrepareOptions",
         "PullOptions", "PushOptions", "Request", "Result", "Score", "ScoreOptions", "ServeOptions",
         "TokenizerError", "TrainOptions", "TranslateOptions", "Translator", "__version__",
-        "augment", "average", "doctor", "evaluate", "export", "import_model", "init", "inspect",
-        "load_config", "prepare", "pull", "push", "score", "serve", "train", "translate",
+        "augment", "average", "distill", "doctor", "evaluate", "export", "import_model", "init",
+        "inspect", "load_config", "prepare", "pull", "push", "score", "serve", "train", "translate",
     ]  # fmt: skip
     assert set(nmt.__all__) <= set(dir(nmt))
 

@@ -1,0 +1,1 @@
+"""A small, fast model learns from the translations of larger models (`nmt distill`)."""

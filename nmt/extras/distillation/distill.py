@@ -1,0 +1,227 @@
+"""``nmt distill``: teachers and a text -> a small, fast student.
+
+Sequence-level knowledge distillation (Kim and Rush 2016). The steps are commands of their own::
+
+    text -> translations of the teachers    `augment`
+    -> the student                          `fit`
+    -> an int8 model with a shortlist       `export`
+    -> a table of teacher and student       `_measure`
+
+Each step resumes after a kill, so the same command continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from nmt.checkpoint.files import MODEL
+from nmt.checkpoint.model_folder import ModelFiles, find_model
+from nmt.commands.augment import CORPUS, SETTINGS, augment, check_ours
+from nmt.commands.config import load_config
+from nmt.commands.options import AugmentOptions, given
+from nmt.commands.train import fit
+from nmt.config import loader
+from nmt.config.data import Direction
+from nmt.config.run import RunConfig
+from nmt.data.corpus import read_corpus
+from nmt.data.pairs import ReadOptions, SentencePair
+from nmt.errors import ConfigError, DataError, shell_command
+from nmt.extras.distillation.options import DistillOptions
+from nmt.files.atomic import file_lock, open_output, write_errors, write_json
+from nmt.files.json_file import read_json
+from nmt.inference.direction import LanguageOptions, Languages
+from nmt.inference.engine import Ensemble
+from nmt.inference.translator import Translator
+from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.result import System, show_score, text_table
+from nmt.metrics.scoring import Resampling, score_systems
+from nmt.registry import load_attribute
+
+_CONFIG, _CORPUS, _REPORT = "config.yaml", "corpus", "report.json"
+_EXCHANGE = "nmt.extras.exchange"
+# Kasai et al. (2021): the decoder runs once per token, the encoder once per sentence, so layers are
+# cheap in the encoder.
+_STUDENT = {
+    "model": {"encoder_layers": 6, "decoder_layers": 1},
+    "decoding": {"beam_size": 1, "shortlist": True},
+}
+_ONE_BY_ONE = 100  # Sentences that are translated one at a time.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Size, quality and speed of one system."""
+
+    name: str
+    megabytes: float  # Size of the weights, in 10^6 bytes.
+    bleu: float
+    interval: str  # BLEU with its 95% confidence interval, as text.
+    sentences_per_second: float  # The whole test set in one call.
+    milliseconds: float  # Median time of one sentence alone.
+
+
+@dataclass(frozen=True, slots=True)
+class DistillReport:
+    """The student, and how it compares with the teacher."""
+
+    model: str  # Folder of the exported student.
+    rows: Sequence[Row]
+
+    def as_text(self) -> str:
+        """Return a table and the next command."""
+        head = ["", "MB", "BLEU", "sentences/s", "ms for one"]
+        cells = [
+            [row.name, f"{row.megabytes:,.1f}", row.interval, f"{row.sentences_per_second:,.0f}",
+             f"{row.milliseconds:,.1f}"]
+            for row in self.rows
+        ]  # fmt: skip
+        command = shell_command("translate", self.model, input="FILE", output="FILE")
+        return f"{text_table([head, *cells])}\n\nnext: {command}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self)
+
+
+def distill(options: DistillOptions) -> DistillReport:
+    """Train a student on translations of its teachers; export it, and compare both.
+
+    Raises:
+        ConfigError: An option is wrong, CTranslate2 is not installed, or the folder was created
+            with different settings.
+        CheckpointError: A teacher is missing or damaged.
+        DataError: A text cannot be read, or the folder cannot be written.
+        StoppedBySignal: A signal stopped the training; the same command continues it.
+    """
+    output = options.output
+    load_attribute(f"{_EXCHANGE}.ctranslate2:import_ctranslate2")()  # fails before the work begins
+    files = [find_model(folder) for folder in options.teachers]
+    chosen = LanguageOptions(options.from_, options.to)
+    direction = Languages.of(files[0].config).choose(files[0].tokenizers, chosen).direction
+    student = _student(options, files[0], direction)
+    settings = {
+        "models": [each.sha256 for each in files], "student": student, "set": list(options.set_),
+    }  # fmt: skip
+    with write_errors(output, DataError, fix="Choose a writable folder on a disk with free space."):
+        check_ours(output, settings, "distill")
+        output.mkdir(parents=True, exist_ok=True)
+        with file_lock(output / ".lock", remove=True):
+            write_json(output / SETTINGS, settings)
+            if not (output / _REPORT).is_file():
+                write_json(output / _REPORT, _steps(options, files, student, direction))
+            found = read_json(output / _REPORT)
+    return DistillReport(found["model"], [Row(**row) for row in found["rows"]])
+
+
+def _steps(
+    options: DistillOptions,
+    files: Sequence[ModelFiles],
+    student: Mapping[str, Any],
+    direction: Direction,
+) -> dict[str, Any]:
+    """Translate, train, export and measure; steps that are complete are not repeated."""
+    output, (teacher, *others), model = options.output, options.teachers, options.output / "model"
+    with open_output(output / _CONFIG) as file:
+        file.write(loader.dump_document(student).encode())
+    threads = given(options, "threads")
+    own = [f"training.{name}={value}" for name, value in threads.items()]
+    overrides = (*own, *options.set_)
+    loader.load_config(output / _CONFIG, overrides)  # reports problems before the long work
+    names = ("text", "references", "from_", "to", "beam_size", "threads")
+    shared = {name: getattr(options, name) for name in names}
+    corpus = output / _CORPUS
+    augment(AugmentOptions(model=options.teachers, forward=True, output=corpus, **shared))
+    config = load_config(output / _CONFIG, overrides)  # may count the characters of the corpus
+    fit(config)
+    if not model.is_dir():
+        make: Any = load_attribute(f"{_EXCHANGE}.options:ExportOptions")
+        to_int8 = make(model=config.run_dir, output=model, to="ctranslate2", quantization="int8")
+        load_attribute(f"{_EXCHANGE}.export:export")(to_int8)
+    languages = {"source_language": direction.source, "target_language": direction.target}
+    teaching = given(options, "beam_size")
+    teaching |= languages | {"ensemble": Ensemble(tuple(others))}
+    test, sizes = _test_pairs(config), [each.manifest.files[MODEL].size for each in files]
+    exported = (model / "model.bin").stat().st_size
+    rows = [
+        _measure("teacher", Translator.load(teacher, **teaching, **threads), sum(sizes), test),
+        _measure("student", Translator.load(model, **threads), exported, test),
+    ]
+    return {"model": str(model), "rows": [asdict(row) for row in rows]}
+
+
+def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction) -> dict[str, Any]:
+    """Return the configuration of the student.
+
+    Raises:
+        ConfigError: There is no validation set.
+    """
+    output, config = options.output, teacher.config
+    # An imported model has placeholders for its corpora, and the step 0.
+    held_out = config.data.held_out if teacher.step else {}
+    sets = {
+        key.removeprefix("data."): corpus.model_dump(mode="json", exclude_defaults=True)
+        for key, corpus in held_out.items()
+        if config.direction(corpus) == direction
+    }
+    data: dict[str, Any] = {
+        "valid": [values for key, values in sets.items() if key.startswith("valid")],
+        "test": {x.removeprefix("test."): sets[x] for x in sets if x.startswith("test.")},
+    }
+    values = loader.read_document(options.config).values if options.config else _STUDENT
+    data |= values.get("data") or {}
+    for part, pair in given(options, "valid", "test").items():
+        corpus = {"source": str(pair[0]), "target": str(pair[1])}
+        data[part] = corpus if part == "valid" else {part: corpus}
+    if not data["valid"]:
+        problem = f"{options.teachers[0]} has no validation set for {direction}."
+        raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
+    distilled = {"name": "distilled", "tsv": str(output / _CORPUS / CORPUS)}
+    data["train"] = [distilled, *(data.get("train") or ())]
+    return {
+        **values,
+        "name": values.get("name") or output.resolve().name,
+        "source_language": direction.source,
+        "target_language": direction.target,
+        "prepared_dir": str(output / "prepared"),
+        "run_dir": str(output / "run"),
+        "data": data,
+    }
+
+
+def _test_pairs(config: RunConfig) -> list[SentencePair]:
+    """Return the first test set, or the validation set if there is none."""
+    corpus = next(iter(config.data.test.values()), config.data.valid[0])
+    pairs = read_corpus(corpus, ReadOptions(*config.direction(corpus)))
+    return [pair for pair in pairs if isinstance(pair, SentencePair)]
+
+
+def _measure(
+    name: str, translator: Translator, num_bytes: int, test: Sequence[SentencePair]
+) -> Row:
+    """Translate the test set at once, then some sentences one by one."""
+    source = [pair.source for pair in test]
+    translator.translate(source[:_ONE_BY_ONE])  # the first call is slower
+    begin = time.perf_counter()
+    results = translator.translate(source)
+    seconds, alone = time.perf_counter() - begin, list[float]()
+    for line in source[:_ONE_BY_ONE]:
+        begin = time.perf_counter()
+        translator.translate([line])
+        alone.append(time.perf_counter() - begin)
+    language = MetricOptions(target_language=translator.direction.target)
+    scorer = Scorer("bleu", [[pair.target for pair in test]], language)
+    system = System(name, [result.text for result in results])
+    ((scored,), _, _) = score_systems([system], [scorer], baseline=None, resampling=Resampling())
+    (score,) = scored.scores
+    return Row(
+        name=name,
+        megabytes=num_bytes / 1e6,
+        bleu=score.value,
+        interval=show_score(score),
+        sentences_per_second=len(source) / seconds,
+        milliseconds=1000 * median(alone),
+    )

@@ -1,0 +1,54 @@
+"""Options of `nmt.distill`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from nmt.commands.options import (
+    BeamSize,
+    File,
+    Files,
+    FromLanguage,
+    Json,
+    Overrides,
+    Threads,
+    ToLanguage,
+)
+from nmt.config.flag import Flag, Options
+
+_Pair = tuple[Path, Path] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(Options):
+    """The teachers, the text, and the student.
+
+    Args:
+        teachers: Run or model folders; models with the same vocabulary translate
+            together, as an ensemble.
+        text: Text in the source language, one sentence per line; may be compressed.
+        output: Output folder; the student is in its folder `model`.
+        references: Translations of the text, line by line. The student then learns, of the
+            translations in the beam, the one that is most similar to the reference (smoothed BLEU).
+        beam_size: Beam size of the teachers; 1 is greedy search.
+        config: Configuration of the student. Its training corpora are used together with the
+            translations. By default, the student has a deep encoder and a decoder of one layer.
+        valid: Validation set of the student: a source file and a target file.
+        test: Test set of the table: a source file and a target file.
+    """
+
+    teachers: Annotated[Files, Flag(argument=True, metavar="TEACHER")]
+    text: Annotated[Path, Flag(argument=True)]
+    output: Annotated[Path, Flag(short="o", metavar="FOLDER")]
+    references: File = None
+    from_: FromLanguage = None
+    to: ToLanguage = None
+    beam_size: BeamSize = None
+    config: Annotated[File, Flag(metavar="CONFIG", shown="values for the size of the text")] = None
+    set_: Overrides = ()
+    valid: Annotated[_Pair, Flag(metavar="SOURCE TARGET", shown="that of the teacher")] = None
+    test: Annotated[_Pair, Flag(metavar="SOURCE TARGET", shown="that of the teacher")] = None
+    threads: Threads = None
+    json: Json = False

@@ -1,0 +1,131 @@
+"""Distillation: every step resumes, and the student learns what the teachers say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.checkpoint.model_folder import SHORTLIST, find_model, is_ctranslate2
+from nmt.config.loader import load_config
+from nmt.errors import ConfigError
+from nmt.extras.distillation import distill as story
+from nmt.extras.distillation.distill import DistillReport, distill
+from nmt.extras.distillation.options import DistillOptions
+from tests.extras.adaptation.conftest import train
+from tests.extras.exchange.exported import needs_ctranslate2
+from tests.training.toy import write_corpus
+
+pytestmark = needs_ctranslate2
+STUDENT = """
+tokenizer: {vocab_size: 60, byte_fallback: false}
+model: {preset: tiny, encoder_layers: 2, decoder_layers: 1, model_dim: 16, ff_dim: 32, num_heads: 2}
+training: {max_steps: 4, validate_every: 2, save_every: 2, threads: 1}
+decoding: {beam_size: 1, shortlist: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teachers")
+    write_corpus(folder)
+    (folder / "student.yaml").write_text(STUDENT, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train("first")
+        train("second", {"prepared_dir": "prepared/first"}, seed=2)
+    return folder
+
+
+@pytest.fixture
+def teachers(_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    shutil.copytree(_trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return [Path("runs/first"), Path("runs/second")]
+
+
+def distilled(teachers: list[Path], **options: Any) -> DistillReport:
+    usual: dict[str, Any] = {
+        "output": "small",
+        "config": "student.yaml",
+        "threads": 1,
+        "beam_size": 2,
+    }
+    text = Path("train.de")
+    return distill(DistillOptions(teachers=tuple(teachers), text=text, **usual | options))
+
+
+@pytest.mark.parametrize("num_teachers", [1, 2])
+def test_a_student_stopped_in_every_step_is_the_student_of_one_run(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch, num_teachers: int
+) -> None:
+    teachers = teachers[:num_teachers]
+    whole = distilled(teachers, output="whole")
+    for step in ("augment", "fit", "load_attribute", "_measure"):
+        calls, real = list[int](), getattr(story, step)
+
+        def stopped(
+            *args: Any, real: Any = real, calls: list[int] = calls, name: str = step, **values: Any
+        ) -> Any:
+            calls.append(1)
+            result = real(*args, **values)
+            if len(calls) == (3 if name == "load_attribute" else 1):
+                raise KeyboardInterrupt  # when the step is complete
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(story, step, stopped)
+            with pytest.raises(KeyboardInterrupt):
+                distilled(teachers)
+        assert not Path("small/report.json").exists()
+    report = distilled(teachers)
+    assert [row.name for row in report.rows] == ["teacher", "student"]
+    assert [row.bleu for row in report.rows] == [row.bleu for row in whole.rows]
+    for name in ("model/model.bin", "corpus/corpus.tsv.gz"):
+        assert Path("small", name).read_bytes() == Path("whole", name).read_bytes()
+    monkeypatch.setattr(story, "_steps", None)  # nothing is left to do
+    assert distilled(teachers) == report
+    assert report.rows[1].megabytes == Path("small/model/model.bin").stat().st_size / 1e6
+    assert "nmt translate small/model" in report.as_text()
+    json.dumps(report.as_dict())
+
+
+def test_the_student_is_exported_to_int8_with_a_shortlist(teachers: list[Path]) -> None:
+    model = Path(distilled(teachers[:1]).model)
+    assert is_ctranslate2(model)
+    assert (model / SHORTLIST).is_file()
+    record = json.loads((model / "export.json").read_text(encoding="utf-8"))
+    assert record["quantization"] == "int8"
+
+
+def test_the_corpora_and_sets_of_the_student(teachers: list[Path]) -> None:
+    """Its own corpora are added; validation and test sets are those of the teacher, or given."""
+    Path("more.yaml").write_text(
+        STUDENT + "data: {train: [{source: train.de, target: train.en}], temperature: 2}\n"
+    )
+    distilled(teachers[:1], config="more.yaml", valid=("valid.de", "valid.en"))
+    config = load_config(Path("small/config.yaml"))
+    first, second = config.data.train
+    assert (str(first.tsv), str(second.source)) == ("small/corpus/corpus.tsv.gz", "train.de")
+    assert (config.data.temperature, str(config.data.valid[0].source)) == (2, "valid.de")
+
+
+def test_other_settings_and_a_teacher_without_validation_are_refused(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distilled(teachers[:1])
+    with pytest.raises(ConfigError, match="small was created with different settings: models"):
+        distilled(teachers[1:])
+    with pytest.raises(ConfigError, match="is not empty and was not created by `nmt distill`"):
+        distilled(teachers[:1], output=teachers[0])
+    with pytest.raises(ConfigError, match="vocab_size"):  # before the teachers translate
+        distilled(teachers[:1], output="wrong", set_=("tokenizer.vocab_size=3",))
+    assert not Path("wrong/corpus").exists()
+    monkeypatch.setattr(story, "find_model", lambda folder: replace(find_model(folder), step=0))
+    with pytest.raises(ConfigError, match="second has no validation set for de-en") as caught:
+        distilled(teachers[1:], output="imported")
+    assert "`valid` SOURCE TARGET" in caught.value.fix
