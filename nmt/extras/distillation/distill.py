@@ -32,7 +32,7 @@ from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.distillation.options import DistillOptions
 from nmt.files.atomic import file_lock, open_output, write_errors, write_json
-from nmt.files.json_file import read_json
+from nmt.files.json_file import read_json, sha256_of_file
 from nmt.inference.direction import LanguageOptions, Languages
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
@@ -103,7 +103,9 @@ def distill(options: DistillOptions) -> DistillReport:
     chosen = LanguageOptions(options.from_, options.to)
     direction = Languages.of(files[0].config).choose(files[0].tokenizers, chosen).direction
     student = _student(options, files[0], direction)
+    texts = filter(None, (options.text, options.references))
     settings = {
+        "texts": [sha256_of_file(path) for path in texts], "beam_size": options.beam_size,
         "models": [each.sha256 for each in files], "student": student, "set": list(options.set_),
     }  # fmt: skip
     with write_errors(output, DataError, fix="Choose a writable folder on a disk with free space."):

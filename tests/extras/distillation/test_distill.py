@@ -120,6 +120,8 @@ def test_other_settings_and_a_teacher_without_validation_are_refused(
     distilled(teachers[:1])
     with pytest.raises(ConfigError, match="small was created with different settings: models"):
         distilled(teachers[1:])
+    with pytest.raises(ConfigError, match="different settings: texts, beam_size"):
+        distilled(teachers[:1], references=Path("train.en"), beam_size=1)
     with pytest.raises(ConfigError, match="is not empty and was not created by `nmt distill`"):
         distilled(teachers[:1], output=teachers[0])
     with pytest.raises(ConfigError, match="vocab_size"):  # before the teachers translate
