@@ -23,6 +23,7 @@ NEEDING = {
     "analysis": ["evaluate", TEXT, "--reference", TEXT, "--report", "report.html"],
     "cleaning": ["prepare", HELLO, "--set", "prepared_dir=p", "--score-with", "runs/a,runs/b"],
     "comet": ["evaluate", TEXT, "--reference", TEXT, "--metric", "comet"],
+    "distillation": ["distill", "runs/hello", TEXT, "-o", "small"],
     "exchange": ["export", "runs/hello", "exported"],
     "inspection": ["inspect", "runs/hello"],
     "planning": ["init", TEXT, TEXT],

@@ -34,7 +34,8 @@ NOT_RUN = {
     r"^torchrun|--devices": "several GPUs",
     r"wmt14": "a download",
     r"^nmt pull": "a hub",
-    r"nmt import|models/en-": "somebody else's model",
+    r"nmt import|models/(en-|nllb)": "somebody else's model",
+    r"runs/seed-": "several trainings",
     r"^curl": "a server that runs",
 }
 # The demo in seconds: a toy model that stops soon when it translates.
@@ -112,6 +113,8 @@ def examples() -> list[str]:
 def runnable(line: str) -> str:
     """The same example in seconds; a server checks its models and ends."""
     line = re.sub(r"nmt (train|prepare) (\S+\.yaml)", rf"nmt \1 \2 {SETTINGS}", line)
+    if line.startswith("nmt distill"):
+        line += f" {SETTINGS} --set tokenizer.vocab_size=500"
     return f"{line} --check" if line.startswith("nmt serve") else line
 
 
