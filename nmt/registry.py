@@ -1,20 +1,24 @@
 """Registries: names of alternatives -> objects that are imported on first use.
 
-The core refers to extras only as text in registries. If the folder of an extra is missing, only the
-names of this extra raise an error.
+``registry.toml`` lists the built-in alternatives of each kind as text. The core refers to extras
+only in this way. If the folder of an extra is missing, only the names of this extra raise an error.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nmt.errors import ConfigError
 
 T = TypeVar("T")
 _EXTRAS = "nmt.extras."
+# Kind -> name -> ``module:attribute``.
+_BUILT_IN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _BY_KIND: dict[str, Registry[Any]] = {}
 
 
@@ -23,7 +27,8 @@ class Registry(Generic[T]):
 
     Args:
         kind: Word for an entry in messages, for example ``metric``.
-        homes: ``module:attribute`` of each built-in entry; the module is imported on first use.
+        homes: ``module:attribute`` of each built-in entry; the module is imported on first use. By
+            default, the entries of ``registry.toml``.
         suggest: Whether the error for an unknown name suggests a similar name.
     """
 
@@ -32,7 +37,7 @@ class Registry(Generic[T]):
     ) -> None:
         self.kind, self._suggest = kind, suggest
         _BY_KIND[kind] = self
-        self._homes = dict(homes or {})
+        self._homes = dict(_BUILT_IN.get(kind, {}) if homes is None else homes)
         self._entries: dict[str, T] = {}
 
     def register(self, name: str, entry: T) -> None:

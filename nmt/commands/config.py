@@ -39,9 +39,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     )
 
 
-ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry(
-    "kind of advice", {"plan": "nmt.extras.planning.plan:advise"}
-)
+ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry("kind of advice")
 
 
 def advice(config: RunConfig) -> list[str]:

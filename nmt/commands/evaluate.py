@@ -40,29 +40,12 @@ from nmt.training.report import record_evaluation
 
 logger = logging.getLogger(__name__)
 
-_EXTRA, _EXTERNAL = "nmt.extras.analysis", "external"
-# The first five are functions from a scored `EvaluatedSet` to a `Section` or None. The others read
-# options and files for `evaluate` and `EvaluatedSet`.
-ANALYSES: Registry[Callable[..., Any]] = Registry(
-    "analysis",
-    {
-        "gates": f"{_EXTRA}.gates:gate_section", "slices": f"{_EXTRA}.slices:slice_section",
-        "robustness": f"{_EXTRA}.robustness:robustness_section",
-        "languages": f"{_EXTRA}.languages:language_section",
-        "confidence": f"{_EXTRA}.confidence:confidence_section",
-        "fail_under": f"{_EXTRA}.gates:parse_gates",
-        "contrastive": f"{_EXTRA}.robustness:Contrastive",
-        "baseline report": f"{_EXTRA}.reports:read_baseline_report",
-    },
-)  # fmt: skip
+_EXTERNAL = "external"
+# What they are: see ``nmt/registry.toml``.
+ANALYSES: Registry[Callable[..., Any]] = Registry("analysis")
 # Content of a `report` file by its extension.
 REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] = Registry(
-    "report format",
-    {
-        ".html": f"{_EXTRA}.page:as_page",
-        ".md": f"{_EXTRA}.reports:as_markdown",
-        ".xml": f"{_EXTRA}.reports:as_junit",
-    },
+    "report format"
 )
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
 # Sections of the configuration that an evaluation uses.

@@ -55,9 +55,7 @@ _MOST_WORKERS = 4
 _ADAPT = "nmt.extras.adaptation.lora:adapt"
 _PARTIAL = "nmt.extras.adaptation.start:initial_weights"
 # Names in `training.trackers` -> functions from the configuration to a reporter.
-TRACKERS = Registry[Callable[[RunConfig], Reporter]](
-    "tracker", {name: f"nmt.extras.tracking.services:{name}" for name in BUILTIN_TRACKERS}
-)
+TRACKERS = Registry[Callable[[RunConfig], Reporter]]("tracker")
 
 
 def build(

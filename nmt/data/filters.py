@@ -38,7 +38,6 @@ REASONS = tuple(
 )  # fmt: skip
 NEAR = "near copies of held-out sentences"  # A check that is not a filter.
 _SHORT_PAIR_ALLOWANCE = 3
-_HOME = "nmt.extras.cleaning.filters"
 _CLEANING = "cleaning"
 
 
@@ -87,16 +86,7 @@ FILTERS: Registry[Callable[..., Filter]] = Registry("filter of filters.extra")
 
 
 # Makers of the filters that look at the texts of a pair, in the order in which they are called.
-REASON_FILTERS: Registry[Callable[[FilterConfig, str, str], Filter]] = Registry(
-    "filter",
-    {
-        name: f"{_HOME}:{name}"
-        for name in (
-            "control", "markup", "mojibake", "copy_of_source", "url", "punctuation", "repetition",
-            "numbers", "script", "swapped", "language",
-        )
-    },
-)  # fmt: skip
+REASON_FILTERS: Registry[Callable[[FilterConfig, str, str], Filter]] = Registry("filter")
 
 
 class Blank(Filter):
@@ -320,14 +310,8 @@ class Diagnosis:
         return DiagnosisReport()
 
 
-DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry(
-    "diagnosis of corpora", {_CLEANING: "nmt.extras.cleaning.diagnosis:CorpusDiagnosis"}
-)
-
-
-LEAKAGE: Registry[Callable[..., Any]] = Registry(
-    "search for leakage", {"near": "nmt.extras.cleaning.leakage:find_leakage"}
-)
+DIAGNOSES: Registry[Callable[[Material], Diagnosis]] = Registry("diagnosis of corpora")
+LEAKAGE: Registry[Callable[..., Any]] = Registry("search for leakage")
 
 
 def make_diagnosis(material: Material, filters: FilterChain) -> Diagnosis:

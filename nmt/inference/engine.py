@@ -369,13 +369,7 @@ class LoadedModel:
 
 # Loads the model of a folder. Raises `EngineLacksError` if it does not support the needs.
 EngineLoader: TypeAlias = Callable[[Path, EngineOptions, Needs], LoadedModel]
-ENGINES: Registry[EngineLoader] = Registry(
-    "engine",
-    {
-        "ctranslate2": "nmt.extras.exchange.ctranslate2_engine:load_ctranslate2",
-        "torch": "nmt.inference.torch_engine:load_torch",
-    },
-)
+ENGINES: Registry[EngineLoader] = Registry("engine")
 
 
 def choose_engine(

@@ -76,18 +76,7 @@ class Metric(ABC):
 
 
 # Metrics by their names in flags, configurations and results.
-METRICS: Registry[type[Metric]] = Registry(
-    "metric",
-    {
-        "bleu": "nmt.metrics.sacrebleu:Bleu",
-        "chrf": "nmt.metrics.sacrebleu:Chrf",
-        "chrf++": "nmt.metrics.sacrebleu:ChrfPlusPlus",
-        "ter": "nmt.metrics.sacrebleu:Ter",
-        "comet": "nmt.extras.comet.metric:Comet",
-        "external": "nmt.extras.analysis.external:ExternalMetric",
-    },
-    suggest=False,
-)
+METRICS: Registry[type[Metric]] = Registry("metric", suggest=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

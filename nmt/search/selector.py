@@ -182,17 +182,7 @@ class Selector(ABC):
         """Return the hypotheses of every sentence, in the order of the output."""
 
 
-SELECTORS: Registry[type[Selector]] = Registry(
-    "search",
-    {
-        "greedy": "nmt.search.greedy:GreedySelector",
-        "beam": "nmt.search.beam:BeamSelector",
-        "diverse": "nmt.search.beam:DiverseSelector",
-        "sampling": "nmt.search.greedy:SamplingSelector",
-        "alternatives": "nmt.search.greedy:AlternativesSelector",
-        "constrained": "nmt.search.beam:ConstrainedSelector",
-    },
-)
+SELECTORS: Registry[type[Selector]] = Registry("search")
 
 
 class FinishedHypotheses:

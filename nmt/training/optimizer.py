@@ -303,15 +303,7 @@ class AdamW(Optimizer):
 
 
 OptimizerConstructor = Callable[[FlatParameters, OptimizerConfig], Optimizer]
-OPTIMIZERS = Registry[OptimizerConstructor](
-    "optimizer",
-    {
-        "schedule-free": "nmt.training.optimizers:ScheduleFreeAdamW",
-        "muon": "nmt.training.optimizers:Muon",
-        "adafactor": "nmt.training.optimizers:adafactor",
-    },
-)
-OPTIMIZERS.register("adamw", AdamW)
+OPTIMIZERS = Registry[OptimizerConstructor]("optimizer")
 
 
 def copy_tensors(tensors: Mapping[str, Tensor], places: Iterable[tuple[str, Tensor]]) -> None:
