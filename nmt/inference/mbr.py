@@ -39,7 +39,7 @@ def _bleu(options: MetricOptions) -> UtilityOf:
 
 # Metrics that can compare candidates.
 UTILITIES: Registry[Callable[[MetricOptions], UtilityOf]] = Registry(
-    "utility of MBR decoding", {"comet": "nmt.extras.comet.metric:comet_utility"}, suggest=False
+    "utility of MBR decoding", suggest=False
 )
 UTILITIES.register("chrf", lambda _: lambda _: pairwise_chrf)
 UTILITIES.register("bleu", _bleu)

@@ -83,13 +83,7 @@ class ExportTarget:
             shutil.copyfile(bundle.folder / MODEL, folder / MODEL)
 
 
-EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry(
-    "export target",
-    {
-        "safetensors": "nmt.extras.exchange.export:ExportTarget",
-        "ctranslate2": "nmt.extras.exchange.ctranslate2:CTranslate2Target",
-    },
-)
+EXPORT_TARGETS: Registry[Callable[[], ExportTarget]] = Registry("export target")
 
 
 @dataclass(frozen=True)
