@@ -174,6 +174,8 @@ class CorpusConfig(Section):
 
 _Amount = Annotated[float, Field(gt=0)]
 _ENDS = ("steps", "score")
+_MIX: dict[str, Any] = {"allowed": "a mapping from training corpora to numbers above 0"}
+_UNTIL: dict[str, Any] = {"allowed": "steps, score or a corpus of the mix, with a number"}
 
 
 class StageConfig(Section):
@@ -187,14 +189,8 @@ class StageConfig(Section):
             ``until``; it runs to the end of training.
     """
 
-    mix: dict[str, _Amount] = Field(
-        min_length=1,
-        json_schema_extra={"allowed": "a mapping from training corpora to numbers above 0"},
-    )
-    until: dict[str, _Amount] | None = Field(
-        default=None,
-        json_schema_extra={"allowed": "steps, score or a corpus of the mix, with a number"},
-    )
+    mix: dict[str, _Amount] = Field(min_length=1, json_schema_extra=_MIX)
+    until: dict[str, _Amount] | None = Field(default=None, json_schema_extra=_UNTIL)
 
 
 class _OneOrMany:

@@ -20,6 +20,7 @@ from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, nearest_word
 
 KeyPath = tuple[str | int, ...]  # Keys and list positions from the root.
+Schema = Mapping[str, Any]  # A section or field of a JSON schema.
 
 ANY: Final = "*"  # In a `Key` path: any list position, or any name that users choose.
 
@@ -53,9 +54,7 @@ def all_keys() -> tuple[Key, ...]:
     return tuple(_walk(schema, schema.get("$defs", {}), ()))
 
 
-def _walk(
-    section: Mapping[str, Any], sections: Mapping[str, Any], path: tuple[str, ...]
-) -> Iterator[Key]:
+def _walk(section: Schema, sections: Schema, path: tuple[str, ...]) -> Iterator[Key]:
     """Yield the keys of a section of the JSON schema, and of the sections in it."""
     meanings = meanings_of(section.get("description"))
     for name, field in section.get("properties", {}).items():
@@ -82,7 +81,7 @@ def _walk(
             yield from _walk(below, sections, inner)
 
 
-def describe_schema(field: Mapping[str, Any]) -> str:
+def describe_schema(field: Schema) -> str:
     """Describe the values that a field of a JSON schema allows.
 
     >>> describe_schema({"type": "integer", "minimum": 1})
@@ -92,6 +91,8 @@ def describe_schema(field: Mapping[str, Any]) -> str:
         return str(field["allowed"])
     if options := field.get("anyOf", field.get("allOf")):
         return ", or ".join(map(describe_schema, options))
+    if "enum" in field.get("items", ()):
+        return f"a list of {describe_schema(field['items'])}"
     if "prefixItems" in field:
         parts = (describe_schema(each).partition(",")[0] for each in field["prefixItems"])
         return f"a list of {' and '.join(parts)}"

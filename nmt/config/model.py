@@ -106,10 +106,7 @@ class ModelConfig(Section):
     max_relative_distance: int = Field(default=16, ge=1, le=4096)
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
     qk_norm: bool = False
-    bias: bool | Many[BiasPlace] = Field(
-        default=True,
-        json_schema_extra={"allowed": "true, false, or a list of attention, feed-forward, norm"},
-    )
+    bias: bool | Many[BiasPlace] = True
     embeddings: Literal["separate", "decoder-tied", "inputs-shared", "tied"] = "tied"
     scale_embeddings: bool = True
     output_bias: bool = False

@@ -252,17 +252,13 @@ class Scale:
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Return the values as sections of a configuration."""
+        training = {"max_minutes": self.minutes, "r_drop_weight": self.r_drop_weight}
+        intervals = dict.fromkeys(("validate_every", "save_every"), self.validate_every)
         return {
             "tokenizer": {"vocab_size": self.vocab_size},
             "batch": {"max_tokens": self.max_tokens},
             "model": {"preset": self.preset, "dropout": self.dropout},
-            "training": {
-                "max_minutes": self.minutes,
-                "r_drop_weight": self.r_drop_weight,
-                **self.optimizer,
-                "validate_every": self.validate_every,
-                "save_every": self.validate_every,
-            },
+            "training": {**training, **self.optimizer, **intervals},
         }
 
 

@@ -47,6 +47,8 @@ def split_command(command: object) -> object:
     return shlex.split(command) if isinstance(command, str) else command
 
 
+_Precision = Literal["auto", "float32", "bfloat16", "float16"]
+_Difference = Literal["vocabulary", "layers", "encoder", "decoder"]
 _COMMAND = Field(json_schema_extra={"allowed": "a command as text, or a list of its words"})
 DeviceName = Annotated[
     Literal["auto", "cpu", "cuda", "mps"] | Annotated[str, Field(pattern=r"^cuda:\d{1,3}$")],
@@ -174,9 +176,7 @@ class LoraConfig(Section):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     layers: Many[Literal["attention", "feed-forward", "embeddings"]] = Field(
-        default=("attention", "feed-forward"),
-        min_length=1,
-        json_schema_extra={"allowed": "a list of attention, feed-forward, embeddings"},
+        default=("attention", "feed-forward"), min_length=1
     )
 
 
@@ -236,11 +236,7 @@ class TrainingConfig(Section):
     max_minutes: Annotated[float | None, Binds("budget")] = Field(default=None, gt=0)
     max_epochs: Annotated[int | None, Binds("budget")] = Field(default=None, ge=1)
     seed: Annotated[int, Binds("run")] = Field(default=1, ge=0, lt=2**31)
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        BeforeValidator(full_dtype_name),
-        Binds("run"),
-    ] = "auto"
+    precision: Annotated[_Precision, BeforeValidator(full_dtype_name), Binds("run")] = "auto"
     device: DeviceName = "auto"
     compile: Literal["auto"] | bool = "auto"
     deterministic: bool = True
@@ -253,11 +249,7 @@ class TrainingConfig(Section):
     validation: ValidationConfig = ValidationConfig()
     ema_decay: Annotated[float | None, Binds("run")] = Field(default=None, gt=0, lt=1)
     init_from: FilePath | None = None
-    init_differences: Annotated[
-        Many[Literal["vocabulary", "layers", "encoder", "decoder"]],
-        Field(json_schema_extra={"allowed": "a list of vocabulary, layers, encoder, decoder"}),
-        Binds("run"),
-    ] = ()
+    init_differences: Annotated[Many[_Difference], Binds("run")] = ()
     lora: Annotated[LoraConfig | None, Binds("run")] = None
     freeze: Annotated[Many[str], Binds("run")] = ()
     activation_checkpointing: bool = False
