@@ -164,12 +164,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """
     manifest = Manifest.read(folder)
     manifest.verify(folder, _FILES)
-    return Checkpoint(
-        step=manifest.step,
-        model=load_tensors(folder / MODEL),
-        optimizer=load_tensors(folder / OPTIMIZER),
-        state=read_state(folder),
-    )
+    model, optimizer = (load_tensors(folder / name) for name in (MODEL, OPTIMIZER))
+    state = read_state(folder)
+    return Checkpoint(step=manifest.step, model=model, optimizer=optimizer, state=state)
 
 
 def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from nmt.text.tokenizer import tokenizer_hash
 if TYPE_CHECKING:
     import torch
 
+Identity = Mapping[str, Any]  # What `identity` returns.
 _HASH_LENGTH = 64
 # Schedules that decay until the end depend on the number of updates.
 _ENDING_SCHEDULES = ("linear", "cosine", "wsd")
@@ -169,9 +170,7 @@ def reshared(recorded: Mapping[str, Any], num_processes: int) -> int:
     return total // num_processes
 
 
-def refuse_changed_settings(
-    recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
-) -> None:
+def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path) -> None:
     """Raise an error if a setting has changed that must stay the same when a run is resumed.
 
     The length of training may change. The number of processes may change if the product of
@@ -205,9 +204,7 @@ def refuse_changed_settings(
         raise CheckpointError(f"{run_dir} was trained with other settings:\n  {listed}", fix=fix)
 
 
-def refuse_other_keys(
-    recorded: Mapping[str, Any], present: Mapping[str, Any], run_dir: Path
-) -> None:
+def refuse_other_keys(recorded: Identity, present: Identity, run_dir: Path) -> None:
     """Raise a `CheckpointError` if the run was trained by a version of nmt with different keys.
 
     Args:

@@ -12,11 +12,8 @@ from pathlib import Path
 from nmt.cli.builder import Entry
 
 # Words after ``nmt`` -> the command.
-_FILE = Path(__file__).with_name("commands.toml")
-COMMANDS = {
-    name: Entry(**values)
-    for name, values in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+COMMANDS = {name: Entry(**values) for name, values in _TABLE.items()}
 # Headings of ``nmt --help`` -> their commands.
 GROUPS = {
     "Data": ("init", "prepare", "augment"),

@@ -253,9 +253,7 @@ def _read_files(
         raise DataError(f"{files[0]} has no lines.", fix="Pass a file with references.")
     for path, side in zip(files[1:], others, strict=True):
         if len(side) != len(first):
-            fix = "Export the files together again; line i of each file must be the same sentence."
-            counts = len(first), len(side)
-            raise DataError.not_parallel(str(files[0]), str(path), counts, fix=fix)
+            raise DataError.not_parallel(str(files[0]), str(path), (len(first), len(side)))
     return EvaluationSet(
         name=references[0].name, source=sides[-1] if source else None,
         references=tuple(sides[: len(references)]), source_language=direction and direction.source,

@@ -176,10 +176,8 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
     config = recipe.config
     sets, unchecked = held_out_sets(recipe)
     directions = {name: config.direction(x) for name, x in {**sets, **recipe.corpora}.items()}
-    chains = {
-        pair: pair_filters.training_filters(config.filters, *pair)
-        for pair in dict.fromkeys(directions[name] for name in recipe.corpora)
-    }
+    pairs = dict.fromkeys(directions[name] for name in recipe.corpora)
+    chains = {x: pair_filters.training_filters(config.filters, *x) for x in pairs}
     filters = next(iter(chains.values()))  # all chains have the same actions
     # Not `folder`, which Windows could not rename while workers have files in it mapped.
     scratch = reading.shards or folder
@@ -261,9 +259,7 @@ def _look(
 ) -> Reservoir:
     """First pass over the training corpora. Return the sample that the vocabulary learns from."""
     recipe, random = reading.recipe, Random(_NOISE_SEED)
-    sample = Reservoir(
-        recipe.config.tokenizer.sample_sentences // 2
-    )  # of pairs: two sentences each
+    sample = Reservoir(recipe.config.tokenizer.sample_sentences // 2)  # pairs of two sentences
     for name, corpus in recipe.corpora.items():
         direction, rates = recipe.config.direction(corpus), corpus.noise.rates
         look = Look(chains[direction], name, diagnosis.look)
@@ -319,12 +315,9 @@ def _write(
                 # Row of the block's first line in `lines`; line numbers count from 1.
                 is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
                 source, target = lines.block(start, start + len(block))
-                writer.append(
-                    source.selected(is_kept, of_source),
-                    target.selected(is_kept, of_target),
-                    index,
-                    lines.lines[start : start + len(block)][is_kept],
-                )
+                kept = source.selected(is_kept, of_source), target.selected(is_kept, of_target)
+                numbers = lines.lines[start : start + len(block)][is_kept]
+                writer.append(*kept, index, numbers)
                 if part == VALID:
                     _append_text(place, [*compress(block.pairs, is_kept)])
     for names in [[*corpora]] if part == TRAIN else [[name] for name in corpora]:

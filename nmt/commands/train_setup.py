@@ -87,11 +87,10 @@ def build(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise DeviceError(
-            "Out of memory while building the model and its optimizer.",
-            fix="Choose a smaller model.preset or tokenizer.vocab_size, set "
-            "training.optimizer.kind to adafactor, or use a device with more memory.",
-        ) from error
+        fix = "Choose a smaller model.preset or tokenizer.vocab_size, set training.optimizer.kind "
+        fix += "to adafactor, or use a device with more memory."
+        problem = "Out of memory while building the model and its optimizer."
+        raise DeviceError(problem, fix=fix) from error
     sizes = np.bincount(data.train.corpus, minlength=len(corpora.training)).tolist()
     longest, bos = config.filters.max_length, config.model.source_bos
     is_error = lower_is_better(validation.metric_name)
@@ -113,9 +112,8 @@ def build(
     )
     seed_rank(training.seed, processes.rank)  # processes draw different dropout masks
     loader = fit_batches(updater, loader, longest + bos)
-    sets = _validation_sets(
-        config, data, updater, replace(loader, store=data.valid, resegment=None)
-    )
+    of_valid = replace(loader, store=data.valid, resegment=None)
+    sets = _validation_sets(config, data, updater, of_valid)
     validator = Validator(updater, sets, stop, validation.choose_by)
     starts_pretrained = training.init_from is not None
     is_forgetful = starts_pretrained and not all(held_out.is_choosing for held_out in sets)
@@ -203,12 +201,9 @@ def _updater(
         ema_decay=training.ema_decay,
         frozen_dtype=precision.dtype if adapter else None,
     )
-    objective = LOSSES[loss_name(training)](training)
+    parts = model, optimizer, precision, LOSSES[loss_name(training)](training)
     clip_norm = training.optimizer.clip_norm
-    updater = Updater(
-        model, optimizer, precision, objective, clip_norm=clip_norm, processes=processes
-    )
-    return updater, adapter
+    return Updater(*parts, clip_norm=clip_norm, processes=processes), adapter
 
 
 def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:

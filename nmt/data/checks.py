@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 
 import numpy as np
 
@@ -149,11 +149,9 @@ class CorpusCheck:
     def swapped(self) -> Iterator[str]:
         """Yield a warning if each side looks like the language of the other side."""
         shares = [_marked(side, self._languages)[0] for side in zip(*self._first, strict=True)]
-        known = [i for i in range(2) if shares and self._languages[i] in shares[i]]
-        if known and all(
-            _is_clear(shares[1 - i][self._languages[i]], shares[i][self._languages[i]])
-            for i in known
-        ):
+        known = enumerate(self._languages if shares else ())
+        pairs = [(shares[1 - i][x], shares[i][x]) for i, x in known if x in shares[i]]
+        if pairs and all(starmap(_is_clear, pairs)):
             source, target = self._languages
             looks = f"the source looks like {target} and the target like {source}"
             yield f"{looks}. Are the sides swapped?"

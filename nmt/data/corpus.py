@@ -163,10 +163,8 @@ def read_blocks(
         block = tuple(list(islice(column, most)) for column in columns)
         counts = [len(column) for column in block]
         if len(set(counts)) > 1:  # one file is shorter
-            left, right = (
-                done + count + sum(1 for _ in column)
-                for count, column in zip(counts, columns, strict=True)
-            )
+            others = (sum(1 for _ in column) for column in columns)
+            left, right = (done + sum(sizes) for sizes in zip(counts, others, strict=True))
             raise DataError.not_parallel(names[0], names[1], (left, right))
         if not counts[0]:
             break

@@ -69,20 +69,16 @@ def huggingface_pairs(
         try:
             source, target = in_languages(row.get("translation") or row, languages)
         except (KeyError, TypeError) as error:
-            raise DataError(
-                f"{name}, row {number:,}: no text for {' and '.join(languages)}; "
-                f"the row has the columns {', '.join(map(str, row))}.",
-                fix="Use data with a `translation` column or a column for each language code.",
-            ) from error
+            problem = f"{name}, row {number:,}: no text for {' and '.join(languages)}; "
+            problem += f"the row has the columns {', '.join(map(str, row))}."
+            fix = "Use data with a `translation` column or a column for each language code."
+            raise DataError(problem, fix=fix) from error
         yield "" if source is None else str(source), "" if target is None else str(target)
 
 
 def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
     """Return the texts of both languages. The keys may be ``pt_BR`` instead of ``pt-BR``."""
-    source, target = (
-        texts[language if language in texts else language.replace("-", "_")]
-        for language in languages
-    )
+    source, target = (texts[x if x in texts else x.replace("-", "_")] for x in languages)
     return source, target
 
 
@@ -111,11 +107,10 @@ def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
             for values in zip(*block.values(), strict=True):
                 yield dict(zip(block, values, strict=True))
     except Exception as error:  # `datasets` raises errors of many types
-        raise DataError(
-            f"`datasets` cannot read {name} (subset {config.subset}, split {config.split}): "
-            f"{type(error).__name__}: {error}",
-            fix="Check the name, subset and split, or replace huggingface by source and target.",
-        ) from error
+        place = f"{name} (subset {config.subset}, split {config.split})"
+        problem = f"`datasets` cannot read {place}: {type(error).__name__}: {error}"
+        fix = "Check the name, subset and split, or replace huggingface by source and target."
+        raise DataError(problem, fix=fix) from error
 
 
 def _datasets() -> Any:

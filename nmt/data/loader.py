@@ -104,10 +104,8 @@ def collate(
     (source, source_offsets), (target, offsets) = sides
     packed = _packed(source, source_offsets, EOS_ID, last=True)
     packed = packed.prepend(BOS_ID) if source_bos else packed
-    read, gold = (
-        _packed(target, offsets, special, last=last)
-        for special, last in ((BOS_ID, False), (EOS_ID, True))
-    )
+    read = _packed(target, offsets, BOS_ID, last=False)
+    gold = _packed(target, offsets, EOS_ID, last=True)
     if longest is not None:
         packed, read = round_up(packed, read, longest)
     return Batch(source=packed, target=read, gold=gold.ids, rows=rows)

@@ -124,27 +124,18 @@ class Findings(ExitStack):
         """Return ``counts``, ``findings`` and ``reasons`` of a `PrepareReport`."""
         actions, reasons = self._training.actions, self._reasons
         reported = [name for name in reasons if actions.get(name) == "report"]
-        return {
-            "counts": {
-                name: {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
-                for name, counts in self.counts.items()
-            },
-            "findings": {
-                corpus: {name: n for name in reported if (n := reasons[name][corpus])}
-                for corpus in self._corpora
-            },
-            "reasons": {
-                name: {
-                    "count": reasons[name].total(),
-                    "action": actions.get(name, "drop"),
-                    "examples": [
-                        {field: getattr(each, field) for field in _EXAMPLE}
-                        for each in self._examples[name]
-                    ],
-                }
-                for name in dict.fromkeys((*actions, *reasons))
-            },
-        }
+        found: dict[str, dict[str, Any]] = {"counts": {}, "findings": {}, "reasons": {}}
+        for name, counts in self.counts.items():
+            shown = {what: n for what, n in counts.items() if n or what in (READ, KEPT)}
+            found["counts"][name] = shown
+        for corpus in self._corpora:
+            numbers = {name: n for name in reported if (n := reasons[name][corpus])}
+            found["findings"][corpus] = numbers
+        for name in dict.fromkeys((*actions, *reasons)):
+            each = {"count": reasons[name].total(), "action": actions.get(name, "drop")}
+            examples = [{x: getattr(pair, x) for x in _EXAMPLE} for pair in self._examples[name]]
+            found["reasons"][name] = {**each, "examples": examples}
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +197,10 @@ def coverage_warnings(valid: Iterable[SideReport]) -> Iterator[str]:
     """Yield a warning for each language of validation pairs that the vocabulary covers badly."""
     for side in valid:
         if side.fallback_rate > _MOST_FALLBACK:
-            yield (
-                f"the vocabulary covers the validation text in {side.language} ({side.side}) badly:"
-                f" {side.fallback_rate:.0%} of its subwords are single bytes or unknown. Add text "
-                "in this language to data.train, raise tokenizer.vocab_size, or choose a "
-                "training.init_from that has learned this language"
-            )
+            text = f"the vocabulary covers the validation text in {side.language} ({side.side}) "
+            text += f"badly: {side.fallback_rate:.0%} of its subwords are single bytes or unknown. "
+            text += "Add text in this language to data.train, raise tokenizer.vocab_size, or "
+            yield f"{text}choose a training.init_from that has learned this language"
 
 
 def sample_lengths(store: ParallelStore) -> list[list[int]]:

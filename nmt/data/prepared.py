@@ -175,9 +175,8 @@ class Recipe:
                     shutil.copyfileobj(piped, file)
                 train[number] = corpus.model_copy(update={"tsv": path, "name": name})
                 data = self.data.model_copy(update={"train": tuple(train)})
-                return replace(
-                    self, config=self.config.model_copy(update={"data": data}), input=path
-                )
+                config = self.config.model_copy(update={"data": data})
+                return replace(self, config=config, input=path)
         return self
 
     @property

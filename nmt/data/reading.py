@@ -192,9 +192,8 @@ class Reading:
         """
         corpus = self.corpora[name]
         if self.shards is not None:
-            settings = [
-                each.model_dump(mode="json") for each in (corpus, self.recipe.config.filters)
-            ]
+            sections = corpus, self.recipe.config.filters
+            settings = [section.model_dump(mode="json") for section in sections]
             key = [__version__, verb, name, self.recipe.config.languages, settings, depends_on]
             function = Stored(function, self.shards, sha256_of_json(key), BLOCK_PAIRS)
         blocks, total = self.blocks(corpus), self.num_lines.get(name)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -183,10 +183,8 @@ class StoreWriter(ExitStack):
         super().__init__()
         self.push(self._finish)
         names = [f"{side}.{part}.bin" for side in _SIDES for part in ("ids", "offsets")]
-        self._files: dict[str, BinaryIO] = {
-            name: self.enter_context((folder / name).open("wb"))
-            for name in (*names, "corpus.bin", "lines.bin")
-        }
+        names += ["corpus.bin", "lines.bin"]
+        self._files = {x: self.enter_context((folder / x).open("wb")) for x in names}
         for side in _SIDES:
             self._files[f"{side}.offsets.bin"].write(np.zeros(1, "<i8").tobytes())
 

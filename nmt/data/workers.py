@@ -67,11 +67,9 @@ def map_ahead(
             coming.extend(executor.submit(make, item) for item in islice(items, 1))
             yield result
     except BrokenProcessPool as error:
-        raise DeviceError(
-            "A worker process was killed or could not start.",
-            fix="If memory is short, use fewer workers; the same command resumes. If a Python "
-            "script calls nmt, put the call under `if __name__ == '__main__':`.",
-        ) from error
+        fix = "If memory is short, use fewer workers; the same command resumes. If a Python script "
+        fix += "calls nmt, put the call under `if __name__ == '__main__':`."
+        raise DeviceError("A worker process was killed or could not start.", fix=fix) from error
     finally:
         for future in coming:
             future.cancel()

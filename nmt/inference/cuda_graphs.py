@@ -74,13 +74,9 @@ class _Sizes(NamedTuple):
     @classmethod
     def of(cls, source_mask: Tensor, self_kv: Tensor, length: int) -> _Sizes:
         """Return the graph size that fits this mask and cache with ``length`` target positions."""
-        sentences, width = source_mask.shape[0], source_mask.shape[3]
-        return cls(
-            _num_sentences(sentences),
-            self_kv.shape[2] // sentences,
-            _power_of_two(width, _LEAST_POSITIONS),
-            _power_of_two(length, _LEAST_POSITIONS),
-        )
+        sentences, sides = source_mask.shape[0], (source_mask.shape[3], length)
+        source, target = (_power_of_two(width, _LEAST_POSITIONS) for width in sides)
+        return cls(_num_sentences(sentences), self_kv.shape[2] // sentences, source, target)
 
 
 class _Step:

@@ -39,6 +39,7 @@ Mean = Literal["arithmetic", "geometric"]
 OutputName: TypeAlias = Literal["alignments", "attention", "token_scores"]
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 _CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
+_REWRITE = "run `nmt train CONFIG`, which writes it without training again"
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
@@ -94,10 +95,9 @@ class Ensemble:
         weights = self.weights or (1.0,) * count
         shown = ",".join(f"{weight:g}" for weight in weights)
         if len(weights) != count:
-            raise ConfigError(
-                f"{len(weights)} weights ({shown}) for {count} model{'s' if count > 1 else ''}.",
-                fix="Pass one weight for MODEL and one for each `with`, in this order.",
-            )
+            fix = "Pass one weight for MODEL and one for each `with`, in this order."
+            models = "1 model" if count == 1 else f"{count} models"
+            raise ConfigError(f"{len(weights)} weights ({shown}) for {models}.", fix=fix)
         total = sum(weights)
         if min(weights) < 0 or not 0 < total < math.inf:
             fix = "Pass non-negative weights, and at least one above 0."
@@ -324,7 +324,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        fix = "Delete it, then run `nmt train CONFIG`, which writes it without training again."
+        fix = f"Delete it, then {_REWRITE}."
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
     return parts
 
@@ -337,11 +337,8 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
         CheckpointError: The file is damaged.
     """
     if (parts := read_shortlist(folder, vocab_sizes)) is None:
-        raise ConfigError(
-            f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist.",
-            fix="Run `nmt train CONFIG`, which writes it without training again, or set "
-            "decoding.shortlist to false.",
-        )
+        problem = f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist."
+        raise ConfigError(problem, fix=f"Set decoding.shortlist to false, or {_REWRITE}.")
     return parts
 
 

@@ -317,10 +317,8 @@ class GuardCounts:
         if not self.num_alarmed:
             return None
         left, named = self.num_alarmed - self.num_cleared, ", ".join(map(str, self.left))
-        parts = [
-            f"guard: {self.num_alarmed:,} of {self.num_lines:,} translations are suspicious "
-            f"({', '.join(sorted(self.signs))})"
-        ]
+        share = f"{self.num_alarmed:,} of {self.num_lines:,} translations are suspicious"
+        parts = [f"guard: {share} ({', '.join(sorted(self.signs))})"]
         if self.retry_seconds:
             cost = f"{self.retry_seconds:.1f} of {seconds:.1f} s"
             parts.append(f"a second search fixed {self.num_cleared:,} and took {cost}")

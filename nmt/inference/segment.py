@@ -258,10 +258,8 @@ def _constraints(
     if is_forced and any(contains(found.prefix, phrase) for phrase in found.forbidden):
         problem = "the prefix contains a forbidden phrase"
     elif problem is None and found.num_tokens > most:
-        problem = (
-            f"the prefix and the required phrases have {found.num_tokens:,} subwords, but a "
-            f"translation may have at most {most:,}"
-        )
+        problem = f"the prefix and the required phrases have {found.num_tokens:,} subwords, but a "
+        problem += f"translation may have at most {most:,}"
         fix = "Remove required phrases, or split the line into sentences."
     if problem is None:
         return found

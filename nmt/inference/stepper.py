@@ -101,10 +101,7 @@ class BatchVocabulary:
     def outside(self, found: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
         """Convert hypotheses of the search to ids of the whole vocabulary."""
         table = self.tokens.tolist()
-        return [
-            [replace(one, ids=tuple(table[token] for token in one.ids)) for one in each]
-            for each in found
-        ]
+        return [[replace(x, ids=tuple(table[i] for i in x.ids)) for x in row] for row in found]
 
 
 class Shortlist:
@@ -190,10 +187,8 @@ class ModelStepper:
         self._with_coverage, self._shares_special = with_coverage, not keep_special_mass
         self.tokens = None if vocabulary is None else vocabulary.tokens
         self._allowed = None if vocabulary is None else vocabulary.allowed
-        self._logits = [
-            model.logits if self.tokens is None else model.narrow_output(self.tokens)
-            for model in models
-        ]
+        tokens = self.tokens
+        self._logits = [m.logits if tokens is None else m.narrow_output(tokens) for m in models]
 
     @property
     def max_positions(self) -> int | None:

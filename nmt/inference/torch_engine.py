@@ -166,10 +166,8 @@ class TorchEngine(Engine):
             for model in self._models
         ]
         weights = torch.stack(found).mean(0).cpu()
-        return [
-            weights[i, : len(target_ids), : len(source_ids)].tolist()
-            for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True))
-        ]
+        sizes = zip(weights, map(len, targets), map(len, sources), strict=True)
+        return [matrix[:height, :width].tolist() for matrix, height, width in sizes]
 
     @override
     @torch.inference_mode()
@@ -230,11 +228,9 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     shares = ensemble.shares()
     folders = (folder, *ensemble.others)
     if exported := [str(each) for each in folders if is_ctranslate2(each)]:
-        raise ConfigError(
-            f"{', '.join(exported)} is a CTranslate2 export: it cannot run in torch, score given "
-            "translations or join an ensemble.",
-            fix="Remove `engine`, or use the run folder that was exported.",
-        )
+        lacking = "it cannot run in torch, score given translations or join an ensemble"
+        problem = f"{', '.join(exported)} is a CTranslate2 export: {lacking}."
+        raise ConfigError(problem, fix="Remove `engine`, or use the run folder that was exported.")
     if dtype == "int8":
         raise ConfigError("int8 needs the CTranslate2 engine.", fix="Remove `dtype`.")
     prepare_process(options.threads)
@@ -250,20 +246,15 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if needs.decoding.shortlist:
         lists = Shortlist.load(folder, tokenizers.vocab_sizes, place)
     counted = [i for i, share in enumerate(shares) if share]  # weight 0: model not used
+    decoding, longest = config.decoding, min(bundles[i].config.filters.max_length for i in counted)
     engine = TorchEngine(
         *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),
         is_final=True,
         shortlist=lists,
-        keep_special_mass=config.decoding.keep_special_mass,
+        keep_special_mass=decoding.keep_special_mass,
     )
-    return LoadedModel(
-        engine,
-        tokenizers,
-        config.decoding,
-        min(bundles[i].config.filters.max_length for i in counted),
-        Languages.of(config),
-    )
+    return LoadedModel(engine, tokenizers, decoding, longest, Languages.of(config))
 
 
 def _check_alike(folders: Sequence[Path], bundles: Sequence[ModelBundle]) -> None:

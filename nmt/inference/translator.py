@@ -165,11 +165,9 @@ class Translator:
         if split:  # another model of an ensemble may have a lower limit than the first
             wanted = replace(wanted, max_length=options.get("max_length", loaded.max_length))
         elif (most := loaded.engine.max_positions) is not None:
-            raise ConfigError(
-                f"{folder} cannot read long lines: the model has {most:,} positions.",
-                fix="Remove `no_split` (split=False) to cut lines into segments of at most "
-                f"{loaded.max_length:,} tokens.",
-            )
+            fix = "Remove `no_split` (split=False) to cut lines into segments of at most "
+            problem = f"{folder} cannot read long lines: the model has {most:,} positions."
+            raise ConfigError(problem, fix=f"{fix}{loaded.max_length:,} tokens.")
         return cls(loaded.engine, loaded.tokenizers, wanted)
 
     def with_options(self, **changes: Any) -> Translator:
@@ -257,14 +255,10 @@ class Translator:
         """Translate lines that `segment` returned."""
         options, segments = self.options, lines.segments
         count = _line_counter(lines, options.progress)
-        outputs = check(
-            segments,
-            self._search(segments, options.decoding, count),
-            self.tokenizers,
-            options.decoding,
-            options.limits if options.guard else None,
-            self._search_again if options.retry else None,
-        )
+        found = self._search(segments, options.decoding, count)
+        limits = options.limits if options.guard else None
+        again = self._search_again if options.retry else None
+        outputs = check(segments, found, self.tokenizers, options.decoding, limits, again)
         count(())
         return join(lines, outputs, self._details(segments, outputs), self._text, options)
 

@@ -162,23 +162,20 @@ def _compare(
 ) -> Comparison:
     delta = new.score.value - old.score.value
     is_bootstrap = resampling.significance == "bs" or not resampling.count
+    kind, seed = resampling.significance, resampling.seed
+    count = resampling.count if is_bootstrap else resampling.trials
     found = Comparison(
-        baseline=baseline,
-        delta=delta,
-        p_value=None,
-        significance=resampling.significance,
-        resamples=resampling.count if is_bootstrap else resampling.trials,
-        seed=resampling.seed,
+        baseline=baseline, delta=delta, p_value=None, significance=kind, resamples=count, seed=seed
     )
     if new.samples is None or old.samples is None:
         return found
     if is_bootstrap:
         p_value = paired_p_value(new.samples, old.samples, delta=delta)
     else:
-        score, trials, seed = scorer.metric.score, resampling.trials, resampling.seed
-        drawn = randomised_differences(new.table, old.table, score, trials=trials, seed=seed)
+        score = scorer.metric.score
+        drawn = randomised_differences(new.table, old.table, score, trials=count, seed=seed)
         p_value = share_of_chance(drawn, delta=delta)
-    interval = confidence_interval(new.samples - old.samples, seed=resampling.seed)
+    interval = confidence_interval(new.samples - old.samples, seed=seed)
     p_value = max(p_value, least_p_value(new.table, old.table))
     return replace(found, low=interval.low, high=interval.high, p_value=p_value)
 
@@ -197,17 +194,13 @@ def odd_texts(
     for system in systems:
         endings = sum(line.endswith(" .") for line in system.lines)
         if endings >= min(_TOKENIZED_ENDINGS, len(system.lines)):
-            yield (
-                f"{system.name}: {endings:,} lines end in a space and a full stop. If the text is "
-                "tokenized, its scores are not comparable."
-            )
+            doubt = "If the text is tokenized, its scores are not comparable."
+            yield f"{system.name}: {endings:,} lines end in a space and a full stop. {doubt}"
     sample = "".join(reference[:100])
     is_east_asian = sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3
     if is_east_asian and (tokenize or default_tokenizer(language)) == "13a":
-        yield (
-            "The references look Chinese or Japanese, but BLEU's tokenizer is 13a; set `languages` "
-            "to en-zh or en-ja, or `tokenize` to zh, ja-mecab or char."
-        )
+        fix = "set `languages` to en-zh or en-ja, or `tokenize` to zh, ja-mecab or char."
+        yield f"The references look Chinese or Japanese, but BLEU's tokenizer is 13a; {fix}"
 
 
 def resample_scores(
@@ -290,13 +283,9 @@ def confidence_interval(scores: Floats, *, seed: int = DEFAULT_SEED) -> Confiden
     ordered = np.sort(scores)
     cut = len(ordered) // 40
     low, high = float(ordered[cut]), float(ordered[len(ordered) - cut - 1])
+    mean, count = float(ordered.mean()), len(ordered)
     return Confidence(
-        mean=float(ordered.mean()),
-        half_width=(high - low) / 2,
-        low=low,
-        high=high,
-        resamples=len(ordered),
-        seed=seed,
+        mean=mean, half_width=(high - low) / 2, low=low, high=high, resamples=count, seed=seed
     )
 
 

@@ -353,10 +353,8 @@ def build_model(config: ModelConfig, source_vocab_size: int, target_vocab_size: 
         ValueError: Source and target share embeddings, but their vocabularies differ in size.
     """
     if config.shares_inputs and source_vocab_size != target_vocab_size:
-        raise ValueError(
-            f"{config.embeddings} embeddings need one vocabulary, but the sizes are "
-            f"{source_vocab_size} and {target_vocab_size}"
-        )
+        sizes = f"{source_vocab_size} and {target_vocab_size}"
+        raise ValueError(f"{config.embeddings} embeddings need one vocabulary; sizes: {sizes}")
     return Transformer(config, source_vocab_size, target_vocab_size)
 
 

@@ -100,11 +100,9 @@ class BeamSelector(Selector):
         options, self._count = inputs.options, len(inputs.source)
         self._num_groups, self._n_best = num_groups, options.n_best
         self._beam_size = options.beam_size // num_groups  # of each group
+        size, most = self._beam_size, min(self._beam_size, self._n_best)
         self._finished = FinishedHypotheses(
-            inputs,
-            beam_size=self._beam_size,
-            n_best=min(self._beam_size, self._n_best),
-            pools_per_sentence=num_groups,
+            inputs, beam_size=size, n_best=most, pools_per_sentence=num_groups
         )
 
     @override

@@ -126,10 +126,8 @@ class Progress:
             "padding_waste": 1 - real / max(self.padded_tokens, 1),
             "seconds": seconds,
         }
-        text = (
-            f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  "
-            f"lr {learning_rate:.2e}  grad norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
-        )
+        text = f"step {self.step:,}  epoch {self.position.epoch}  loss {loss:.3f}  lr "
+        text += f"{learning_rate:.2e}  grad norm {gradient_norm:.2f}  {speed:,.0f} target tokens/s"
         self.loss_sum, self.scored_tokens = 0.0, 0
         self.source_tokens = self.target_tokens = self.padded_tokens = 0
         return Event(self.step, text, "update", values)

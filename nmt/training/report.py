@@ -22,6 +22,7 @@ from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_ch
 from nmt.training.events import Event
 
 Line = Mapping[str, Any]  # A parsed line of one of `_RECORDS`.
+Lines = Sequence[Line]
 _RECORDS = ("metrics.jsonl", "starts.jsonl", "evaluations.jsonl")
 _WIDE = 520, 280
 
@@ -82,9 +83,7 @@ def run_charts(runs: Mapping[str, Path]) -> list[Chart]:
     if len(charts) < 2:
         return next(iter(charts.values()), [])
     curves = {
-        name: {
-            (chart.title, curve.label): (chart, curve) for chart in own for curve in chart.curves
-        }
+        name: {(chart.title, x.label): (chart, x) for chart in own for x in chart.curves}
         for name, own in charts.items()
     }
     both = {key: chart for own in curves.values() for key, (chart, _) in own.items()}
@@ -184,14 +183,12 @@ def _by_kind(events: Iterable[Line]) -> list[list[Line]]:
     return [*([lines[step] for step in sorted(lines)] for lines in found.values()), tests]
 
 
-def _charts(
-    updates: Sequence[Line], validations: Sequence[Line], starts: Sequence[Line]
-) -> list[Chart]:
+def _charts(updates: Lines, validations: Lines, starts: Lines) -> list[Chart]:
     end = max([1.0, *(lines[-1]["step"] for lines in (updates, validations) if lines)])
     resumes = [line["step"] for line in starts if line["step"] > 0]
     chart = partial(Chart, end=end, marks=[step for step in resumes if step <= end])
 
-    def curve(lines: Sequence[Line], key: str, label: str = "", **style: bool) -> Curve:
+    def curve(lines: Lines, key: str, label: str = "", **style: bool) -> Curve:
         return Curve(label, [(line["step"], _number(line, key)) for line in lines], **style)
 
     loss = curve(updates, "loss", "training", noisy=True)
@@ -224,9 +221,7 @@ def _charts(
     ]
 
 
-def _lines_of_sets(
-    validations: Sequence[Line], starts: Sequence[Line]
-) -> dict[str, Sequence[Line]]:
+def _lines_of_sets(validations: Lines, starts: Lines) -> dict[str, Lines]:
     """Return the validations of each set by its name; of a single set by an empty name.
 
     If several sets choose the best checkpoint, their mean or minimum comes first.
@@ -246,7 +241,7 @@ def _number(line: Line, key: str) -> float:
     return value if value is not None and abs(value) < LIMIT else math.nan
 
 
-def _best(lines: Sequence[Line], metric: str) -> Line | None:
+def _best(lines: Lines, metric: str) -> Line | None:
     """Return the line with the best ``metric`` (or perplexity); None if all lines lack it."""
     scored = [line for line in lines if not math.isnan(_number(line, metric))]
     choose = min if metric == "perplexity" or lower_is_better(metric) else max

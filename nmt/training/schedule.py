@@ -97,12 +97,12 @@ def _lasting(shape: Callable[..., float]) -> ScheduleConstructor:
     )
 
 
-SCHEDULES.register(
-    "noam",
-    lambda config, model_dim, _: partial(
-        noam, model_dim=model_dim, warmup_steps=config.warmup_steps, factor=config.peak_lr
-    ),
-)
+def _noam(config: ScheduleConfig, model_dim: int, _total_steps: int | None) -> Schedule:
+    warmup, factor = config.warmup_steps, config.peak_lr
+    return partial(noam, model_dim=model_dim, warmup_steps=warmup, factor=factor)
+
+
+SCHEDULES.register("noam", _noam)
 SCHEDULES.register("inverse_sqrt", _lasting(inverse_sqrt))
 SCHEDULES.register("constant", _lasting(constant))
 SCHEDULES.register("linear", _falling(lambda share: share))

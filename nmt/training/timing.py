@@ -102,10 +102,9 @@ class TimePlan:
         at_end_only = updates < min(training.validate_every, training.save_every)
         rarer = "raise training.validate_every and save_every"
         todo = "raise training.max_minutes" if at_end_only else rarer
-        return (
-            f"validation and saving take about {beside:,.1f} of the {minutes:g} minutes of "
-            f"training.max_minutes; to spend more on updates, {todo}, or lower data.valid.max_pairs"
-        )
+        share = f"{beside:,.1f} of the {minutes:g} minutes of training.max_minutes"
+        todo = f"to spend more on updates, {todo}, or lower data.valid.max_pairs"
+        return f"validation and saving take about {share}; {todo}"
 
 
 @contextmanager

@@ -320,8 +320,7 @@ def _too_large(batches: Sequence[Batch], splits: int) -> DeviceError:
     largest = max(batches, key=lambda batch: batch.num_padded_tokens)
     tokens = f"{largest.source.max_length} source and {largest.target.max_length} target tokens"
     pairs = f"{len(largest.rows)} pairs with up to {tokens}"
-    return DeviceError(
-        f"Out of memory with a batch of {pairs}, after it was halved {splits} times.",
-        fix="Lower batch.max_tokens or max_sentences and raise batch.gradient_accumulation, lower "
-        "filters.max_length, or set training.activation_checkpointing to true.",
-    )
+    problem = f"Out of memory with a batch of {pairs}, after it was halved {splits} times."
+    fix = "Lower batch.max_tokens or max_sentences and raise batch.gradient_accumulation, lower "
+    fix += "filters.max_length, or set training.activation_checkpointing to true."
+    return DeviceError(problem, fix=fix)

@@ -154,13 +154,10 @@ class HeldOutText:
 
     def translator(self, engine: TorchEngine, progress: Callable[[int], object]) -> Translator:
         """Return a translator that calls ``progress`` with the number of translated sources."""
-        factor, offset = self.longest
         decoding = self.options.decoding
-        limits = {
-            "max_length_factor": min(factor, decoding.max_length_factor),
-            "max_length_offset": min(offset, decoding.max_length_offset),
-        }
-        decoding = decoding.model_copy(update=limits)
+        limits = zip(("max_length_factor", "max_length_offset"), self.longest, strict=True)
+        lower = {name: min(limit, getattr(decoding, name)) for name, limit in limits}
+        decoding = decoding.model_copy(update=lower)
         options = replace(self.options, decoding=decoding, progress=progress)
         return Translator(engine, self.tokenizers, options)
 
