@@ -101,10 +101,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
         evaluations.append(each.evaluation([analyse(each) for analyse in analyses]))
 
     # The report: its `failure` sets the exit code after a failed gate, metric or output file.
+    sections = (contrastive(models),) if contrastive else ()
     report = EvaluationReport(
-        evaluations=tuple(evaluations),
-        sections=(contrastive(models),) if contrastive else (),
-        sentence_level=options.sentence_level,
+        evaluations=tuple(evaluations), sections=sections, sentence_level=options.sentence_level
     )
     for path, write in writers.items():
         failures += _save(path, write(report, models))
@@ -153,12 +152,11 @@ class EvaluatedModel:
         logger.info("translating %s lines of %s with %s", f"{len(lines):,}", name, self.name)
         begin = time.perf_counter()
         with progress_bar("translating", unit="lines", total=len(lines)) as bar:
-            chosen: dict[str, Any] = {"tag": self.tag or test.tag}
+            chosen: dict[str, Any] = {"tag": self.tag or test.tag, "progress": bar.update}
             if self.has_languages:
-                codes = test.source_language, test.target_language
-                chosen |= {"source_language": codes[0], "target_language": codes[1]}
-            asked = translator.with_options(progress=bar.update, **chosen)
-            results = asked.translate(lines)
+                chosen["source_language"] = test.source_language
+                chosen["target_language"] = test.target_language
+            results = translator.with_options(**chosen).translate(lines)
         seconds = time.perf_counter() - begin
         if message := GuardCounts().add(dict(enumerate(results, 1))).message(seconds):
             logger.info("%s", message)

@@ -90,6 +90,8 @@ BatchTokens = Annotated[Count, Flag(_BATCH, min=1, shown=OF_THE_MODEL)]
 SampleSeed = Annotated[Count, Flag("Random seed of `sample`.", min=0, shown=OF_THE_MODEL)]
 LengthPenalty = Annotated[float | None, Flag(_PENALTY, min=0, shown=OF_THE_MODEL)]
 Json = Annotated[bool, Flag("Print the result as one JSON object.")]
+_Mean = Literal["arithmetic", "geometric"] | None
+_WEIGHTS = Flag(separator=",", metavar="X,X", shown="equal weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +114,8 @@ class ModelOptions(Options):
     device: Annotated[str, Flag(metavar="[auto|cpu|cuda|cuda:N|mps]")] = "auto"
     threads: Threads = None
     with_: Annotated[Files, Flag(metavar="MODEL2")] = ()
-    weights: Annotated[
-        tuple[float, ...] | None, Flag(separator=",", metavar="X,X", shown="equal weights")
-    ] = None
-    ensemble_mean: Annotated[
-        Literal["arithmetic", "geometric"] | None, Flag(shown="arithmetic")
-    ] = None
+    weights: Annotated[tuple[float, ...] | None, _WEIGHTS] = None
+    ensemble_mean: Annotated[_Mean, Flag(shown="arithmetic")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -633,6 +631,9 @@ class SchemaOptions(Options):
     """No options."""
 
 
+_Layout = Literal["text", "markdown"] | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeysOptions(Options):
     """Which keys to describe.
@@ -643,9 +644,7 @@ class KeysOptions(Options):
     """
 
     section: Annotated[str, Flag(argument=True)] = ""
-    format: Annotated[
-        Literal["text", "markdown"] | None, Flag(shown="text in a terminal, else markdown")
-    ] = None
+    format: Annotated[_Layout, Flag(shown="text in a terminal, else markdown")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,13 +68,10 @@ def _walk(section: Schema, sections: Schema, path: tuple[str, ...]) -> Iterator[
         is_section = below is not None and "allowed" not in field
         default, is_given = field.get("default"), is_section or name in section.get("required", ())
         summary = (below or {}).get("description", "").partition("\n\nArgs:")[0]
-        yield Key(
-            outer,
-            allowed="a section" if is_section and inner == outer else describe_schema(field),
-            default="" if is_given else default if type(default) is str else json.dumps(default),
-            description=meanings.get(name, " ".join(summary.split())),
-            is_section=is_section,
-        )
+        allowed = "a section" if is_section and inner == outer else describe_schema(field)
+        shown = "" if is_given else default if type(default) is str else json.dumps(default)
+        about = meanings.get(name, " ".join(summary.split()))
+        yield Key(outer, allowed, shown, about, is_section)
         if below:
             if inner != outer:
                 yield Key(inner, "a section", "", summary, True)

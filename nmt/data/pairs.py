@@ -171,11 +171,10 @@ def _csv_pairs(
             else:
                 yield SentencePair("", "", rows.line_num)
     except (csv.Error, IndexError) as error:
-        raise DataError(
-            f"{path}, line {rows.line_num:,}: expected comma-separated columns {columns[0]} and "
-            f"{columns[1]}, counted from 0 ({error}).",
-            fix="Quote fields that contain commas, quotes or line breaks, or correct `columns`.",
-        ) from error
+        wanted = f"comma-separated columns {columns[0]} and {columns[1]}, counted from 0"
+        problem = f"{path}, line {rows.line_num:,}: expected {wanted} ({error})."
+        fix = "Quote fields that contain commas, quotes or line breaks, or correct `columns`."
+        raise DataError(problem, fix=fix) from error
     yield from bad
 
 

@@ -107,10 +107,8 @@ def fit_confidence(results: Sequence[Result], scores: Sequence[float]) -> Confid
     weights = np.linalg.solve(squares, scaled.T @ (wanted - wanted.mean())) / widths
     names = ("log_prob", "probability", "length", "ratio")
     rows = np.stack([weights, table.min(0), table.max(0)], axis=1).round(_DIGITS).tolist()
-    terms = {
-        name: Term(weight=weight, low=low, high=high)
-        for name, (weight, low, high) in zip(names, rows, strict=True)
-    }
+    named = zip(names, rows, strict=True)
+    terms = {name: Term(weight=x, low=low, high=high) for name, (x, low, high) in named}
     intercept = round(float(wanted.mean() - means @ weights), _DIGITS)
     return ConfidenceModel(intercept=intercept, num_lines=len(results), **terms)
 

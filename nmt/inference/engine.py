@@ -39,7 +39,7 @@ Mean = Literal["arithmetic", "geometric"]
 OutputName: TypeAlias = Literal["alignments", "attention", "token_scores"]
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 _CONVERTED = (None, "float32", "int8")  # Dtypes for which ``auto`` chooses CTranslate2 on a CPU.
-_REWRITE = "run `nmt train CONFIG`, which writes it without training again"
+_REWRITE = "`nmt train CONFIG`, which writes it without training again"
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
@@ -324,7 +324,7 @@ def read_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistParts
         if common.min(initial=0) < 0 or candidates.min() < -1:
             raise ValueError("it contains numbers that are not token ids")
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        fix = f"Delete it, then {_REWRITE}."
+        fix = f"Delete it, then run {_REWRITE}."
         raise CheckpointError(f"{path} is damaged: {error}.", fix=fix) from error
     return parts
 
@@ -338,7 +338,7 @@ def require_shortlist(folder: Path, vocab_sizes: tuple[int, int]) -> ShortlistPa
     """
     if (parts := read_shortlist(folder, vocab_sizes)) is None:
         problem = f"decoding.shortlist is on, but {folder}/{SHORTLIST} does not exist."
-        raise ConfigError(problem, fix=f"Set decoding.shortlist to false, or {_REWRITE}.")
+        raise ConfigError(problem, fix=f"Run {_REWRITE}, or set decoding.shortlist to false.")
     return parts
 
 

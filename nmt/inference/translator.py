@@ -236,9 +236,7 @@ class Translator:
 
         @cache
         def choose(asked: LanguageOptions, has_tag: bool) -> Tags:
-            default = options.language
-            if has_tag:
-                default = LanguageOptions(default.source)
+            default = LanguageOptions(options.source_language) if has_tag else options.language
             both = zip(asked, default, strict=True)
             chosen = LanguageOptions(*(x if y is None else y for y, x in both))
             return options.languages.choose(self.tokenizers, chosen, has_tag=has_tag)

@@ -37,13 +37,8 @@ class System:
     def as_dict(self) -> dict[str, Any]:
         """Return name, scores and translations as plain values for JSON."""
         seen = {} if self.num_in_training is None else {"in_training_data": self.num_in_training}
-        return {
-            "name": self.name,
-            "scores": [score.as_dict() for score in self.scores],
-            **self.settings,
-            **seen,
-            "hypotheses": list(self.lines),
-        }
+        scores, lines = [score.as_dict() for score in self.scores], list(self.lines)
+        return {"name": self.name, "scores": scores, **self.settings, **seen, "hypotheses": lines}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +183,12 @@ def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:
 def mean_scores(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float]]:
     """Return the mean over all test sets, by system and metric, for systems of all test sets."""
     columns = [each.named_systems() for each in evaluations]
-    return {
-        name: {
-            scores[0].metric: sum(score.value for score in scores) / len(scores)
-            for scores in zip(*(named[name].scores for named in columns), strict=True)
-        }
-        for name in columns[0]
-        if all(name in named for named in columns)
-    }
+    means = dict[str, dict[str, float]]()
+    for name in columns[0]:
+        if all(name in named for named in columns):
+            by_metric = zip(*(named[name].scores for named in columns), strict=True)
+            means[name] = {x[0].metric: sum(score.value for score in x) / len(x) for x in by_metric}
+    return means
 
 
 def score_rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:

@@ -428,16 +428,15 @@ def average_at_end(
     scores = validator()
     score = scores.value(training.validation.metric_name)
     result = _best_of(summary, score)
+    is_best = result.best == files.AVERAGE
     if updater.processes.rank == 0:
         # `best` is written first. If this process is killed before the average is written, `best`
         # names a missing folder, and readers fall back to the newest checkpoint.
-        if result.best == files.AVERAGE or files.read_best(run_dir) == run_dir / files.AVERAGE:
+        if is_best or files.read_best(run_dir) == run_dir / files.AVERAGE:
             files.write_best(run_dir, result.best)
         shutil.rmtree(run_dir / files.AVERAGE, ignore_errors=True)
         write_average(run_dir / files.AVERAGE, run_dir, paths, score=score)
-    outcome = (
-        "now the best" if result.best == files.AVERAGE else "not better than the best checkpoint"
-    )
+    outcome = "now the best" if is_best else "not better than the best checkpoint"
     text = f"average of the last {len(steps)} checkpoints: {scores}; {outcome}"
     reporter.report(Event(summary.step, text))
     return result

@@ -187,6 +187,7 @@ def _charts(updates: Lines, validations: Lines, starts: Lines) -> list[Chart]:
     end = max([1.0, *(lines[-1]["step"] for lines in (updates, validations) if lines)])
     resumes = [line["step"] for line in starts if line["step"] > 0]
     chart = partial(Chart, end=end, marks=[step for step in resumes if step <= end])
+    wide = partial(chart, size=_WIDE)
 
     def curve(lines: Lines, key: str, label: str = "", **style: bool) -> Curve:
         return Curve(label, [(line["step"], _number(line, key)) for line in lines], **style)
@@ -209,11 +210,8 @@ def _charts(updates: Lines, validations: Lines, starts: Lines) -> list[Chart]:
     scores = {key for line in validations for key in line if key in (*METRICS, "command")}
     others = sorted(scores - {"bleu", "chrf"})
     return [
-        chart("Loss", f"nats per target token{smoothed}", losses, size=_WIDE),
-        *(
-            chart(title, "score, 0 to 100", curves, size=_WIDE, limits=(0, 100))
-            for title, curves in quality.items()
-        ),
+        wide("Loss", f"nats per target token{smoothed}", losses),
+        *(wide(title, "score, 0 to 100", x, limits=(0, 100)) for title, x in quality.items()),
         *(chart(label_of(x), "score", of_sets(x, "")) for x in others),
         chart("Learning rate", "per update", [curve(updates, "learning_rate")], from_zero=True),
         chart("Speed", "target tokens per second", [speed], from_zero=True),
