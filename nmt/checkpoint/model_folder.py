@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from nmt.checkpoint import files as stored
@@ -28,7 +28,7 @@ from nmt.config.model import ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError, shell_command
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
-from nmt.files.json_file import Manifest, field, read_json
+from nmt.files.json_file import Manifest, field, read_json, what_is_wrong
 from nmt.registry import load_attribute
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 from nmt.version import __version__
@@ -327,11 +327,7 @@ def read_extra(path: Path, kind: type[T], *, fix: str) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        problem: object = error
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise CheckpointError(f"{path} is damaged: {problem}.", fix=fix) from error
+        raise CheckpointError(f"{path} is damaged: {what_is_wrong(error)}.", fix=fix) from error
 
 
 def write_extra(path: Path, content: bytes) -> None:

@@ -158,9 +158,8 @@ class _Command(TyperCommand):
 
     def _spread(self, words: list[str]) -> list[str]:
         """Repeat options with several values, such as FILE..., before each of their values."""
-        several = {
-            x for each in self.params if f"{each.metavar}".endswith("...") for x in each.opts
-        }
+        repeated = (each for each in self.params if f"{each.metavar}".endswith("..."))
+        several = {name for each in repeated for name in each.opts}
         spread, option = list[str](), ""
         for word in words:
             if word.startswith("-"):

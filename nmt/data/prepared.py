@@ -196,10 +196,8 @@ class Recipe:
             ConfigError: The vocabulary does not contain a tag.
         """
         codes = tagged_languages(self.config.language_tags, self.config.direction(corpus))
-        source, target = (
-            [] if code is None else [model.language_id(code)]
-            for code, model in zip(codes, tokenizers, strict=True)
-        )
+        sides = zip(codes, tokenizers, strict=True)
+        source, target = ([] if code is None else [x.language_id(code)] for code, x in sides)
         # A tag of the configuration may be the tag of the language.
         tag = [] if corpus.tag is None else [tokenizers.source.tag_id(corpus.tag)]
         return [*dict.fromkeys((*source, *tag))], target

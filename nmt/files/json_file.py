@@ -110,6 +110,14 @@ def _finite(text: str) -> float:
     return value
 
 
+def what_is_wrong(error: Exception) -> str:
+    """Describe an error in parsed JSON; of a failed validation, the first wrong field."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
 def sha256_of_file(path: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as file:
@@ -200,11 +208,7 @@ class Manifest:
             raise CheckpointError(f"{path} is missing.", fix=fix) from error
         except (OSError, ValueError) as error:
             fix = "Use another checkpoint of the run, or copy or export the model folder again."
-            problem = str(error)
-            if isinstance(error, ValidationError):
-                wrong = error.errors()[0]
-                problem = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
-            raise CheckpointError(f"{path} is damaged: {problem}.", fix=fix) from error
+            raise CheckpointError(f"{path} is damaged: {what_is_wrong(error)}.", fix=fix) from error
         fix = f"Use the release that wrote it: nmt {values.get('package_version', '?')}."
         raise UnknownFormatError(f"{path} has a different format version: {version}.", fix=fix)
 

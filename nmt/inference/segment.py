@@ -19,6 +19,7 @@ from nmt.search.hypothesis import NONE, Constraints, Ids, contains
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
+_CUT = "line %s: %s characters cut into %s segments: the model reads at most %d subwords"
 
 # Maximum characters of a line. The rest is not translated, with a warning and an alarm, so that the
 # time for one line is bounded.
@@ -121,11 +122,8 @@ def segment(
             continue
         num_cut += len(parts) > 1
         if len(parts) > 1 and num_cut <= _MOST_NAMED:
-            said = (
-                "line %s: %s characters cut into %s segments: the model reads at most %d subwords"
-            )
             counts = (f"{x:,}" for x in (row + first_line, len(text), len(parts)))
-            logger.warning(said, *counts, longest)
+            logger.warning(_CUT, *counts, longest)
         others = NONE if first == NONE else Constraints(forbidden=first.forbidden, start=start)
         # Normalization may drop all characters of a text: the result has no segment.
         for number, part in enumerate(filter(None, parts)):

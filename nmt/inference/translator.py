@@ -219,10 +219,8 @@ class Translator:
         self, lines: Iterable[Request | str | DataError], first_line: int = 1
     ) -> SegmentedLines:
         """Split and encode lines for `finish`. Does not use the model: see `try_translate`."""
-        given = list(lines)
-        if isinstance(lines, str) or not all(
-            isinstance(x, (str, Request, DataError)) for x in given
-        ):
+        given, kinds = list(lines), (str, Request, DataError)
+        if isinstance(lines, str) or not all(isinstance(x, kinds) for x in given):
             raise TypeError("lines must be a list of str, one sentence each")
         unread = {row: x for row, x in enumerate(given) if isinstance(x, DataError)}
         requests = [

@@ -217,11 +217,11 @@ class RequiredPhrases:
 
     def __init__(self, phrases: Sequence[Ids]) -> None:
         unique = dict.fromkeys(phrases)
-        self.phrases = tuple(
-            phrase
-            for phrase in unique
-            if not any(contains(other, phrase) for other in unique if other != phrase)
-        )
+
+        def is_inside(phrase: Ids) -> bool:
+            return any(contains(other, phrase) for other in unique if other != phrase)
+
+        self.phrases = tuple(phrase for phrase in unique if not is_inside(phrase))
         self.num_tokens = sum(map(len, self.phrases))  # Tokens of all phrases.
         self.start: Progress = (0,) * len(self.phrases)  # Progress of an empty output.
 
@@ -319,12 +319,9 @@ class ConstrainedSelector(BeamSelector):
             own = self._phrases[sentence]
             if not own.num_tokens:
                 continue
-            both = enumerate(zip(self._progress[sentence], best[row], strict=True))
-            steps = [
-                (beam, token)
-                for beam, (progress, first) in both
-                for token in {first, *own.wanted(progress)}
-            ]
+            both = zip(self._progress[sentence], best[row], strict=True)
+            wanted = ({first, *own.wanted(progress)} for progress, first in both)
+            steps = [(beam, token) for beam, chosen in enumerate(wanted) for token in chosen]
             parents, tokens = torch.tensor(steps).unbind(1)
             totals = beams.totals[row, parents] + log_probs[row, parents, tokens].cpu()
             more = Candidates(parents, tokens, totals)

@@ -49,11 +49,8 @@ class SubwordDropout:
         """
         if not 0 <= rate <= 1:
             raise ValueError(f"rate is {rate}, not between 0 and 1")
-        normal = {
-            piece: index
-            for index, (piece, plain) in enumerate(zip(pieces, is_normal, strict=True))
-            if plain
-        }
+        numbered = enumerate(zip(pieces, is_normal, strict=True))
+        normal = {piece: index for index, (piece, plain) in numbered if plain}
         spelled = {piece: index for piece, index in normal.items() if normal.keys() >= set(piece)}
         self._rate = rate
         self._log_drop = log(rate) if rate else -inf

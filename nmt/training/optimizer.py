@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -190,11 +191,8 @@ class FlatParameters:
 
         Fused weights, such as those of query, key and value, are split into their matrices.
         """
-        return [
-            block
-            for name, matrix in self.views(flat)
-            for block in matrix.split(self._fused_rows.get(name, len(matrix)))
-        ]
+        blocks = (x.split(self._fused_rows.get(name, len(x))) for name, x in self.views(flat))
+        return [*chain.from_iterable(blocks)]
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, float32 view) for each frozen parameter, except those of another file."""

@@ -29,10 +29,9 @@ class ScheduleFreeAdamW(Optimizer):
 
     def __init__(self, parameters: FlatParameters, config: OptimizerConfig) -> None:
         super().__init__(parameters, config)
-        self.step_count, self._weight_sum = (
-            self._keep(name, self._weights.new_zeros((), dtype=precise_dtype(self._weights.device)))
-            for name in ("step", "weight_sum")
-        )
+        dtype = precise_dtype(self._weights.device)
+        self.step_count = self._keep("step", self._weights.new_zeros((), dtype=dtype))
+        self._weight_sum = self._keep("weight_sum", self._weights.new_zeros((), dtype=dtype))
         self._z = self._keep("z", self._weights.clone())
         self._square = self._keep("exp_avg_sq", torch.zeros_like(self._weights))
 
