@@ -17,13 +17,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # A package above its planned size (in parentheses) is paid for by another one: the totals hold.
 LIMITS = {
-    "cli": 700,  # (1,400): the help of commands is in commands.toml
-    "commands": 2400,  # (1,600): the options of every command, and the rules that combine them
-    "config": 1440, "files": 620,  # (1,250, 550): languages of corpora, replay, LoRA
-    "text": 520, "data": 2480,  # (480, 2,200): the lexicon and the demo corpus are in data
-    "model": 1030, "device": 490,  # (1,150, 480)
-    "training": 2060, "search": 940, "inference": 2120,  # (2,000, 930, 2,300)
-    "checkpoint": 700, "metrics": 810, "report": 250,  # (650, 800, 250)
+    "cli": 670,  # (1,400): the help of commands is in commands.toml
+    "commands": 2380,  # (1,600): the options of every command, and the rules that combine them
+    "config": 1430, "files": 620,  # (1,250, 550): languages of corpora, replay, LoRA
+    "text": 490, "data": 2400,  # (480, 2,200): the lexicon and the demo corpus are in data
+    "model": 1020, "device": 490,  # (1,150, 480)
+    "training": 2040, "search": 910, "inference": 2050,  # (2,000, 930, 2,300)
+    "checkpoint": 680, "metrics": 780, "report": 250,  # (650, 800, 250)
     "extras/cleaning": 1380, "extras/serving": 1850,  # (1,500, 1,900)
     "extras/analysis": 920, "extras/planning": 800,  # (1,000, 800)
     "extras/comet": 120, "extras/tracking": 136,
