@@ -255,8 +255,8 @@ def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None)
         raise CheckpointError(f"The vocabulary lacks {' and '.join(missing)}.", fix=COPY_AGAIN)
     theirs = [token for token in side.tokens if token not in _SPECIAL]
     theirs.sort(key=lambda token: token not in side.symbols)  # first, as in vocabularies of nmt
-    texts = dict.fromkeys(text for reader in readers for text in reader.pieces)
-    unknown = [text for text in texts if text not in rows and text not in _SPECIAL]
+    pieces = (piece.piece for reader in readers for piece in reader.sentencepiece.pieces)
+    unknown = [x for x in dict.fromkeys(pieces) if x not in rows and x not in _SPECIAL]
     known = [rows[_EOS], *(rows[token] for token in theirs)]
     first = [rows.get(_PAD, _NO_ROW), rows[_UNK]]  # PAD is part of the softmax, but never chosen
     return _Order(

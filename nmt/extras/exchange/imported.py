@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -53,7 +54,12 @@ LAYERS: Mapping[str, tuple[str, str]] = {
     "feed_forward.outer": ("ffn_{}2", "fc2"),
     "feed_forward_residual.norm": ("ffn_ffn_ln_{}", "final_layer_norm"),
 }  # fmt: skip
-MARIAN, HUGGING_FACE = 0, 1  # columns of `LAYERS`
+MARIAN, HUGGING_FACE = 0, 1  # columns of `LAYERS` and `_STACKS`
+# Beginning of the names in a layer, and name of the norm after the last layer.
+_STACKS: Sequence[tuple[str, str]] = (
+    ("{side}_l{number}_", "{side}_top_ln_{{}}"),
+    ("model.{side}.layers.{index}.", "model.{side}.layer_norm"),
+)
 HF_CONFIG = "config.json"
 # Files with weights that are read: those of the first pattern, otherwise those of the second.
 _WEIGHTS = (r"model(-\d+-of-\d+)?\.safetensors", r"pytorch_model(-\d+-of-\d+)?\.bin")
@@ -69,49 +75,37 @@ _SUPPORTED: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "activation_function": tuple(ACTIVATIONS),
     },
     # Transformers ignores ``normalize_before``, and always normalizes before.
-    "m2m_100": {
-        "normalize_before": (True, None),
-        "activation_function": (*ACTIVATIONS, None),
-    },
+    "m2m_100": {"normalize_before": (True, None), "activation_function": (*ACTIVATIONS, None)},
 }
 # Settings of a search that have the same name and meaning in Hugging Face.
 _SEARCH_KEYS = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 
 
+@dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The vocabulary of one side: a SentencePiece model and the tokens of the embedding matrix.
+    """The vocabulary of one side: a SentencePiece model and the tokens of the embedding matrix."""
 
-    Args:
-        sentencepiece: A ``ModelProto``. A subword that is not among ``tokens`` is unknown to the
-            model.
-        tokens: Tokens in the order of the embedding matrix, including ``<unk>`` and ``</s>``. If
-            None, the subwords of the SentencePiece model.
-        symbols: Tokens that are never split and never learned from text, such as language tags. If
-            None, the OPUS-MT tags among ``tokens``.
-    """
-
-    def __init__(
-        self,
-        sentencepiece: Any,
-        tokens: Sequence[str] | None = None,
-        symbols: Collection[str] | None = None,
-    ) -> None:
-        self.sentencepiece: Any = sentencepiece
-        self.pieces = [piece.piece for piece in sentencepiece.pieces]
-        self.tokens = self.pieces if tokens is None else tokens
-        self.symbols = frozenset(filter(is_tag, self.tokens) if symbols is None else symbols)
+    sentencepiece: Any  # A ``ModelProto``. Subwords not among ``tokens`` are unknown to the model.
+    tokens: Sequence[str]  # In the order of the embedding matrix, with ``<unk>`` and ``</s>``.
+    symbols: Set[str]  # Tokens never split and never learned from text, such as language tags.
 
     @classmethod
     def read(cls, path: Path, tokens: Sequence[str] | None = None) -> Vocabulary:
-        """Read the SentencePiece model ``path``.
+        """Read the SentencePiece model ``path``. Symbols are the OPUS-MT tags among the tokens.
+
+        Args:
+            path: The file.
+            tokens: If None, the subwords of the SentencePiece model.
 
         Raises:
             CheckpointError: The file is missing, or not a SentencePiece model.
         """
-        return cls(read_sentencepiece(path), tokens)
+        model = read_sentencepiece(path)
+        tokens = [piece.piece for piece in model.pieces] if tokens is None else tokens
+        return cls(model, tokens, frozenset(filter(is_tag, tokens)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Imported:
     """A model in memory, with settings converted to those of nmt."""
 
@@ -120,8 +114,8 @@ class Imported:
     weights: Mapping[str, FloatArray]
     source: Vocabulary
     target: Vocabulary  # Has the tokens of ``source`` if the model shares its embedding matrix.
-    start: str | None = None  # First input token of the decoder; None for a vector of zeros.
     decoding: DecodingConfig  # The search options in the files of the model.
+    start: str | None = None  # First input token of the decoder; None for a vector of zeros.
     max_length: int = DEFAULT_MAX_LENGTH  # Longest line in subwords; longer lines are split.
     languages: tuple[str, str] | None = None  # Language codes, if the files contain them.
     language_tags: LanguageTags | None = None  # Place of the tags, if there are several languages.
@@ -170,17 +164,17 @@ def reading(path: Path) -> Iterator[None]:
 def weights_of(
     config: ModelConfig,
     system: int,
-    read: Callable[[str, int, str, str], FloatArray],
+    read: Callable[[str], FloatArray],
     vectors: Sequence[FloatArray],
     output_bias: FloatArray,
 ) -> dict[str, FloatArray]:
-    """Return the weights by their names in nmt, except the norms after the last layers.
+    """Return the weights by their names in nmt.
 
     Args:
         config: Configuration of the model.
         system: `MARIAN` or `HUGGING_FACE`.
-        read: Reads an array, given the side, the layer number from 0, the original name of the
-            sublayer, and "weight" (outputs, inputs) or "bias" (outputs,).
+        read: Reads an array by its original name, which ends in ".weight" (outputs, inputs) or
+            ".bias" (outputs,).
         vectors: Embedding matrices of source and target, and the output projection.
         output_bias: Bias of the output projection.
     """
@@ -189,15 +183,32 @@ def weights_of(
         weights["target_vectors"] = vectors[1]
     if not config.ties_output:
         weights["output_vectors"] = vectors[2]
+    originals, (layer, norm) = dict[str, list[str]](), _STACKS[system]
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        for index in range(layers):
-            for ours, parts in LAYERS.items():
-                if side == "encoder" and ours.startswith("cross"):
-                    continue
-                for kind in ("weight", "bias"):
-                    arrays = [read(side, index, part, kind) for part in parts[system].split()]
-                    weights[f"{side}.{index}.{ours}.{kind}"] = np.concatenate(arrays)
+        if config.norm_position == "pre":
+            originals[f"{side}_norm"] = [norm.format(side=side)]
+        for index, (ours, parts) in product(range(layers), LAYERS.items()):
+            if side == "decoder" or not ours.startswith("cross"):
+                place = layer.format(side=side, index=index, number=index + 1)
+                originals[f"{side}.{index}.{ours}"] = [place + x for x in parts[system].split()]
+    for (ours, theirs), kind in product(originals.items(), ("weight", "bias")):
+        weights[f"{ours}.{kind}"] = np.concatenate([read(f"{name}.{kind}") for name in theirs])
     return weights
+
+
+def config_of(settings: Mapping[str, Any], **others: Any) -> ModelConfig:
+    """Convert what all types of models have in common, from `read_settings`; add ``others``."""
+    return ModelConfig(
+        encoder_layers=settings["encoder_layers"],
+        decoder_layers=settings["decoder_layers"],
+        model_dim=settings["d_model"],
+        ff_dim=settings["encoder_ffn_dim"],
+        decoder_ff_dim=settings["decoder_ffn_dim"],
+        num_heads=settings["encoder_attention_heads"],
+        activation=ACTIVATIONS[settings.get("activation_function") or "relu"],
+        output_bias=True,
+        **others,
+    )
 
 
 def read_settings(source: Path) -> dict[str, Any]:

@@ -18,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config.model import ModelConfig
 from nmt.errors import CheckpointError
 from nmt.extras.exchange.imported import (
-    ACTIVATIONS,
     COPY_AGAIN,
     EMBEDDINGS,
     HUGGING_FACE,
     Imported,
     TensorFiles,
     Vocabulary,
+    config_of,
     decoding_of,
     load_json,
     read_sentencepiece,
@@ -72,50 +71,29 @@ def read_m2m(source: Path, settings: Mapping[str, Any]) -> Imported:
         # Without this key, a stored output projection is not used, as in transformers.
         ties = settings.get("tie_word_embeddings", True)
         vectors.append(vectors[0] if ties else arrays["lm_head.weight"])
-        config = ModelConfig(
-            encoder_layers=settings["encoder_layers"],
-            decoder_layers=settings["decoder_layers"],
-            model_dim=settings["d_model"],
-            ff_dim=settings["encoder_ffn_dim"],
-            decoder_ff_dim=settings["decoder_ffn_dim"],
-            num_heads=settings["encoder_attention_heads"],
+        config = config_of(
+            settings,
             norm_position="pre",
             positions="sinusoidal-halves",
             first_position=2,  # fairseq counts from the id of <pad> + 1
-            activation=ACTIVATIONS[settings.get("activation_function", "relu")],
             embeddings=EMBEDDINGS[2 + bool(ties)],
             scale_embeddings=settings.get("scale_embedding", True),
-            output_bias=True,
             dropout=settings.get("dropout", 0.1),
             attention_dropout=settings.get("attention_dropout", 0.1),
             activation_dropout=settings.get("activation_dropout", 0.0),
         )
         vocabulary = _vocabulary(source, options, len(vectors[0]))
-        weights = weights_of(
-            config,
-            HUGGING_FACE,
-            lambda side, index, part, kind: arrays[f"model.{side}.layers.{index}.{part}.{kind}"],
-            vectors,
-            np.zeros(len(vectors[0]), np.float32),
-        )
-        for side in ("encoder", "decoder"):
-            for kind in ("weight", "bias"):
-                weights[f"{side}_norm.{kind}"] = arrays[f"model.{side}.layer_norm.{kind}"]
+        bias = np.zeros(len(vectors[0]), np.float32)
+        weights = weights_of(config, HUGGING_FACE, arrays.__getitem__, vectors, bias)
         # PAD and UNK are never chosen, and do not share the probability, so that both engines can
         # be used. In a trained model their probability is almost 0.
         decoding = decoding_of({"renormalize_logits": True, **settings})
         start = vocabulary.tokens[settings.get("decoder_start_token_id", 2)]
     pair = str(options.get("src_lang")), str(options.get("tgt_lang"))
     is_known = len({*pair}) == 2 and vocabulary.symbols >= {f"<2{code}>" for code in pair}
+    languages, sides = pair if is_known else None, (vocabulary, vocabulary)
     return Imported(
-        model=config,
-        weights=weights,
-        source=vocabulary,
-        target=vocabulary,
-        start=start,
-        decoding=decoding,
-        languages=pair if is_known else None,
-        language_tags="both",
+        config, weights, *sides, decoding, start, languages=languages, language_tags="both"
     )
 
 
@@ -138,27 +116,23 @@ def _vocabulary(source: Path, options: Mapping[str, Any], size: int) -> Vocabula
         listed = [_content(token) for token in more.get("additional_special_tokens", [])]
     if not any(index >= len(tokens) for index in names):
         names = dict(enumerate(listed, len(tokens)))
-    matches = {index: _LANGUAGE.fullmatch(token) for index, token in names.items()}
-    symbols = {
-        i: f"<2{match[1] or match[2]}>" for i, match in matches.items() if match and i < size
-    }
+    matches = {i: _LANGUAGE.fullmatch(token) for i, token in names.items() if i < size}
+    symbols = {i: f"<2{match[1] or match[2]}>" for i, match in matches.items() if match}
     for index in range(len(tokens), size):
         tokens.append(symbols.get(index) or names.get(index) or f"madeupword{index}")
     if not symbols:
         raise CheckpointError(f"{source} does not name the language tokens.", fix=COPY_AGAIN)
-    return Vocabulary(model, tokens, symbols.values())
+    return Vocabulary(model, tokens, frozenset(symbols.values()))
 
 
 def _added_tokens(source: Path, options: Mapping[str, Any]) -> dict[int, str]:
     """Return the tokens that are not subwords, by their ids, from the files that list ids."""
     of_fast = load_json(source / "tokenizer.json", optional=True).get("added_tokens", [])
-    by_id = options.get("added_tokens_decoder", {})
     by_token = load_json(source / "added_tokens.json", optional=True)
-    return {
-        **{int(token["id"]): _content(token) for token in of_fast},
-        **{int(index): _content(token) for index, token in by_id.items()},
-        **{int(index): token for token, index in by_token.items()},
-    }
+    pairs = [(token["id"], token) for token in of_fast]
+    pairs += options.get("added_tokens_decoder", {}).items()
+    pairs += ((index, token) for token, index in by_token.items())
+    return {int(index): _content(token) for index, token in pairs}
 
 
 def _content(token: Any) -> str:

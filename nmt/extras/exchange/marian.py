@@ -31,6 +31,7 @@ from nmt.extras.exchange.imported import (
     Imported,
     TensorFiles,
     Vocabulary,
+    config_of,
     decoding_of,
     load_json,
     reading,
@@ -93,7 +94,7 @@ def read_marian(source: Path) -> Imported:
         if not source.is_file() and len(paths) != 1:
             raise ValueError(f"the folder contains {len(paths)} .npz files instead of 1")
         path = source if source.is_file() else paths[0]
-        source_side, target_side = _vocabularies(folder, settings)
+        sides = _vocabularies(folder, settings)
         # Marian limits the output to three times the longest source of the batch, so the limit
         # depends on the batch. Marian's beam also shrinks with each finished hypothesis; ours does
         # not.
@@ -110,14 +111,7 @@ def read_marian(source: Path) -> Imported:
         options = _yaml(arrays[_OPTIONS].astype(np.uint8).tobytes().rstrip(b"\0").decode(), path)
         config = _config_of_marian(options)
         weights = _weights_of_marian(arrays, config)
-    return Imported(
-        model=config,
-        weights=weights,
-        source=source_side,
-        target=target_side,
-        decoding=decoding,
-        max_length=max_length,
-    )
+    return Imported(config, weights, *sides, decoding, max_length=max_length)
 
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -173,26 +167,20 @@ def _weights_of_marian(
 ) -> dict[str, FloatArray]:
     is_pre = config.norm_position == "pre"
 
-    def read(name: str, kind: str, suffix: str = "") -> FloatArray:
-        is_norm, is_bias = "_ln_" in name, kind == "bias"
+    def read(name: str) -> FloatArray:
+        place, _, kind = name.rpartition(".")
+        is_norm, is_bias = "_ln_" in place, kind == "bias"
+        suffix = "_pre" if is_pre and is_norm and "_top_" not in place else ""
         kinds = ("scale", "bias") if is_norm else ("W", "b")
-        array = np.asarray(arrays[name.format(kinds[is_bias]) + suffix], np.float32)
+        array = np.asarray(arrays[place.format(kinds[is_bias]) + suffix], np.float32)
         return array.reshape(-1) if is_norm or is_bias else array.T
-
-    def read_part(side: str, index: int, part: str, kind: str) -> FloatArray:
-        suffix = "_pre" if is_pre and "_ln_" in part else ""
-        return read(f"{side}_l{index + 1}_{part}", kind, suffix)
 
     names = ["Wemb"] * 2 if config.shares_inputs else ["encoder_Wemb", "decoder_Wemb"]
     vectors = [np.asarray(arrays[name], np.float32) for name in names]
     if not config.ties_output:
-        vectors.append(read("decoder_ff_logit_out_{}", "weight"))
+        vectors.append(read("decoder_ff_logit_out_{}.weight"))
     bias = arrays.get("decoder_ff_logit_out_b", np.zeros(len(vectors[1]), np.float32))
-    weights = weights_of(config, MARIAN, read_part, vectors, bias)
-    for side in ("encoder", "decoder") if is_pre else ():
-        for kind in ("weight", "bias"):
-            weights[f"{side}_norm.{kind}"] = read(f"{side}_top_ln_{{}}", kind)
-    return weights
+    return weights_of(config, MARIAN, read, vectors, bias)
 
 
 def _vocabularies(folder: Path, settings: Mapping[str, Any]) -> tuple[Vocabulary, Vocabulary]:
@@ -249,15 +237,13 @@ def read_marian_mt(source: Path, settings: Mapping[str, Any]) -> Imported:
     Raises:
         CheckpointError: A file is missing or damaged, or nmt does not support the model.
     """
-    arrays = TensorFiles(source)
-    ids = [source / "vocab.json", source / "target_vocab.json"]
-    source_side, target_side = (
-        Vocabulary.read(source / f"{side}.spm", tokens_by_id(load_json(file), file))
-        for side, file in (("source", ids[0]), ("target", ids[ids[1].is_file()]))
-    )
+    arrays, files = TensorFiles(source), [source / "vocab.json", source / "target_vocab.json"]
+    tokens = [tokens_by_id(load_json(x), x) for x in (files[0], files[files[1].is_file()])]
+    source_side = Vocabulary.read(source / "source.spm", tokens[0])
+    target_side = Vocabulary.read(source / "target.spm", tokens[1])
     with reading(source):
         start: Any = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
-        if start not in range(len(target_side.tokens)):
+        if start not in range(len(tokens[1])):
             raise ValueError(f"decoder_start_token_id {start} is not a token")
         # Shared matrices may be stored once, under any of their names. Compare them, because the
         # versions of the library interpret the configuration differently.
@@ -265,41 +251,22 @@ def read_marian_mt(source: Path, settings: Mapping[str, Any]) -> Imported:
         names = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
         vectors = [arrays[x if x in arrays else shared or x] for x in names]
         vectors.append(arrays["lm_head.weight"] if "lm_head.weight" in arrays else vectors[1])
-        same_tokens = source_side.tokens == target_side.tokens
-        shares = same_tokens and np.array_equal(vectors[0], vectors[1])
+        shares = tokens[0] == tokens[1] and np.array_equal(vectors[0], vectors[1])
         ties = np.array_equal(vectors[2], vectors[1])
-        config = ModelConfig(
-            encoder_layers=settings["encoder_layers"],
-            decoder_layers=settings["decoder_layers"],
-            model_dim=settings["d_model"],
-            ff_dim=settings["encoder_ffn_dim"],
-            decoder_ff_dim=settings["decoder_ffn_dim"],
-            num_heads=settings["encoder_attention_heads"],
+        config = config_of(
+            settings,
             norm_epsilon=1e-5,
             positions="sinusoidal-concatenated",
-            activation=ACTIVATIONS[settings["activation_function"]],
             embeddings=EMBEDDINGS[2 * shares + ties],
             scale_embeddings=settings.get("scale_embedding", False),
-            output_bias=True,
         )
-        weights = weights_of(
-            config,
-            HUGGING_FACE,
-            lambda side, index, part, kind: arrays[f"model.{side}.layers.{index}.{part}.{kind}"],
-            vectors,
-            arrays["final_logits_bias"],
-        )
+        bias = arrays["final_logits_bias"]
+        weights = weights_of(config, HUGGING_FACE, arrays.__getitem__, vectors, bias)
         decoding = decoding_of(settings)
     tokenizer = load_json(source / "tokenizer_config.json", optional=True)
     codes = [str(tokenizer.get(f"{side}_lang") or "") for side in ("source", "target")]
     # A group of languages, such as ROMANCE or deu+eng+fra, has no code of its own.
     codes = [code if re.fullmatch(LANGUAGE_CODE, code) else code and "mul" for code in codes]
-    return Imported(
-        model=config,
-        weights=weights,
-        source=source_side,
-        target=target_side,
-        start=target_side.tokens[start],
-        decoding=decoding,
-        languages=(codes[0], codes[1]) if all(codes) and codes[0] != codes[1] else None,
-    )
+    languages = (codes[0], codes[1]) if all(codes) and codes[0] != codes[1] else None
+    sides = source_side, target_side
+    return Imported(config, weights, *sides, decoding, tokens[1][start], languages=languages)
