@@ -25,7 +25,7 @@ from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.export import ExportTarget
-from nmt.files.atomic import atomic_folder, file_lock, remove_folder
+from nmt.files.atomic import atomic_folder, file_lock, remove_folder, write_json
 from nmt.files.json_file import Manifest, sha256_of_file, sha256_of_json
 from nmt.inference.engine import EngineLacksError, ShortlistParts, require_shortlist
 from nmt.search.hypothesis import limits_of
@@ -154,10 +154,7 @@ class CTranslate2Target(ExportTarget):
         self, folder: Path, bundle: ModelBundle, dtype: str, shortlist: ShortlistParts | None
     ) -> None:
         tokenizers, model = bundle.tokenizers, bundle.config.model
-        source, target = (
-            [side.piece(index) for index in range(side.vocab_size)]
-            for side in (tokenizers.source, tokenizers.target)
-        )
+        source, target = (list(map(side.piece, range(side.vocab_size))) for side in tokenizers)
         positions = num_positions(bundle.config)
         spec = _specification(bundle, positions or _LEAST_POSITIONS)
         spec.register_source_vocabulary(source)
@@ -182,8 +179,7 @@ class CTranslate2Target(ExportTarget):
             "step": bundle.step,
             "sha256": bundle.sha256,
         }
-        text = json.dumps(record, indent=2) + "\n"
-        (folder / RECORD).write_text(text, encoding="utf-8", newline="\n")
+        write_json(folder / RECORD, record)
 
 
 def vocabulary_map(source: Sequence[str], target: Sequence[str], shortlist: ShortlistParts) -> str:
@@ -244,12 +240,11 @@ def _specification(bundle: ModelBundle, num_positions: int) -> Any:
         embeddings.weight, part.scale_embeddings = _array(vectors), config.scale_embeddings
         if config.positions not in ("rotary", "relative"):
             table, first = embedding.position_table(num_positions), config.first_position
-            part.position_encodings.encodings = (
-                # Without encodings, CTranslate2 would add sinusoids.
-                np.zeros((num_positions, dim), np.float32)
-                if table is None
-                else _array(table[first : first + num_positions])
-            )
+            # Without encodings, CTranslate2 would add sinusoids.
+            rows = np.zeros((num_positions, dim), np.float32)
+            if table is not None:
+                rows = _array(table[first : first + num_positions])
+            part.position_encodings.encodings = rows
         parts.append(part)
     spec = specs.TransformerSpec(*parts)
     spec.decoder.start_from_zero_embedding = config.decoder_start == "zero"

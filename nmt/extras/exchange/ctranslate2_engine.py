@@ -157,13 +157,13 @@ class CTranslate2Engine(Engine):
         options: DecodingConfig,
         constraints: Sequence[Constraints] | None = None,
     ) -> list[list[Hypothesis]]:
-        own = constraints or [NONE] * len(sources)
-        if any(replace(each, start=None) != NONE for each in own):
+        fixed = constraints or [NONE] * len(sources)
+        if any(replace(each, start=None) != NONE for each in fixed):
             raise EngineLacksError.of(self.name, [_CONSTRAINTS])
-        starts = [[self._target_tokens[index] for index in each.first_ids] for each in own]
+        starts = [[self._target_tokens[index] for index in each.first_ids] for each in fixed]
         inputs = list(zip(self._texts(sources), starts, strict=True))
         limits = [limits_of(len(ids), options, self.max_positions) for ids in sources]
-        found: list[list[Hypothesis]] = [[] for _ in sources]
+        found = dict[int, list[Hypothesis]]()
         rows: Iterable[int] = range(len(sources))
         for to_the_limit in (False, True):
             key = limits.__getitem__ if to_the_limit else (lambda row: limits[row].shortest)
@@ -171,17 +171,15 @@ class CTranslate2Engine(Engine):
                 batch = list(group)
                 longest = max(limits[row].longest for row in batch)
                 together = Limits(limits[batch[0]].shortest, longest)
-                outputs = self._run(
-                    [inputs[row] for row in batch], together, options, to_the_limit=to_the_limit
-                )
-                for row, hypotheses in zip(batch, outputs, strict=True):
-                    found[row] = hypotheses
+                own = [inputs[row] for row in batch]
+                outputs = self._run(own, together, options, to_the_limit=to_the_limit)
+                found.update(zip(batch, outputs, strict=True))
             rows = [
                 row
                 for row, limit in enumerate(limits)
                 if any(len(starts[row]) + len(x.ids) >= limit.longest - 1 for x in found[row])
             ]
-        return [hypotheses[: options.n_best] for hypotheses in found]
+        return [found[row][: options.n_best] for row in range(len(sources))]
 
     def _run(
         self,

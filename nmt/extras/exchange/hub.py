@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,13 +27,7 @@ from nmt.commands.result import log_next_commands
 from nmt.data.hubs import hub_address, reaches
 from nmt.errors import CheckpointError, ConfigError, DataError, NmtError, shell_command
 from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
-from nmt.extras.exchange.options import (
-    EXAMPLE,
-    ImportOptions,
-    PullOptions,
-    PushOptions,
-    is_resized,
-)
+from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions, is_resized
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import NAME as MANIFEST
 from nmt.files.json_file import FileRecord, Manifest, read_json
@@ -161,6 +155,9 @@ def pull(options: PullOptions) -> PullResult:
 def fetch(options: ImportOptions) -> tuple[str, Any]:
     """Download a model; import it unless it is a model folder that stays as it is.
 
+    Only files that the import needs are downloaded. An unsupported Hugging Face model is refused
+    before the weights are downloaded.
+
     Args:
         options: ``source`` is the name on the hub.
 
@@ -169,7 +166,6 @@ def fetch(options: ImportOptions) -> tuple[str, Any]:
     """
     (repository, revision), output = parse_name(str(options.source)), options.output
     check_new_folder(output, output)
-    summary = None
     with _hub(repository, "pulled") as library:
         api = library.HfApi()
         info = api.model_info(repository, revision=revision)
@@ -184,46 +180,32 @@ def fetch(options: ImportOptions) -> tuple[str, Any]:
                 Manifest.read(folder).verify(folder)
                 find_model(folder)
             log_next_commands(output)
-        else:
-            origin = f"Imported from {hub_address()}/{repository}, commit {info.sha}, license: "
-            origin += f"{getattr(info.card_data, 'license', None) or 'unknown'}."
-            summary = _pull_original(repository, names, download, options, origin)
+            return f"{repository}@{info.sha}", None
+        from nmt.extras.exchange import import_model, imported  # noqa: PLC0415 - they load torch
+
+        needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
+        if MANIFEST in names:
+            needed = sorted(names)
+        elif imported.HF_CONFIG in names:
+            imported.read_settings(Path(download(allow_patterns=[imported.HF_CONFIG])))
+            needed += imported.weight_files(repository, sorted(names))
+        elif not any(name.endswith(".npz") for name in names):
+            kinds = "an nmt model folder nor a Marian, M2M-100 or NLLB model"
+            problem = f"{repository} is neither {kinds}"
+            fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
+            raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
+        source = Path(download(allow_patterns=needed))
+        origin = f"Imported from {hub_address()}/{repository}, commit {info.sha}, license: "
+        origin += f"{getattr(info.card_data, 'license', None) or 'unknown'}."
+        summary = import_model.import_model(replace(options, source=source), origin=origin)
     return f"{repository}@{info.sha}", summary
-
-
-def _pull_original(
-    repository: str,
-    names: set[str],
-    download: Callable[..., str],
-    options: ImportOptions,
-    origin: str,
-) -> Any:
-    """Download the files that the import of a model needs; then import it.
-
-    An unsupported Hugging Face model is refused before the weights are downloaded.
-    """
-    from nmt.extras.exchange import import_model, imported  # noqa: PLC0415 - they load torch
-
-    needed = [name for name in sorted(names) if _IMPORTED.fullmatch(name)]
-    if MANIFEST in names:
-        needed = sorted(names)
-    elif imported.HF_CONFIG in names:
-        imported.read_settings(Path(download(allow_patterns=[imported.HF_CONFIG])))
-        needed += imported.weight_files(repository, sorted(names))
-    elif not any(name.endswith(".npz") for name in names):
-        problem = f"{repository} is neither an nmt model folder nor a Marian, M2M-100 or NLLB model"
-        fix = f"Use a model that `nmt push` uploaded, or an OPUS-MT model, such as {EXAMPLE}."
-        raise CheckpointError(f"{problem}: {MANIFEST} is missing.", fix=fix)
-    source = Path(download(allow_patterns=needed))
-    return import_model.import_model(replace(options, source=source), origin=origin)
 
 
 def parse_name(text: str) -> tuple[str, str | None]:
     """Split ``ORG/NAME`` or ``ORG/NAME@REVISION`` into repository and revision."""
     if (match := NAME.fullmatch(text)) is None:
-        raise ConfigError(
-            f"{text!r} is not a valid Hub name.", fix=f"Write ORG/NAME, such as {EXAMPLE}."
-        )
+        fix = f"Write ORG/NAME, such as {EXAMPLE}."
+        raise ConfigError(f"{text!r} is not a valid Hub name.", fix=fix)
     return match[1], match[2]
 
 

@@ -20,12 +20,7 @@ import torch
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.checkpoint.files import tensor_differences
-from nmt.checkpoint.model_folder import (
-    CONFIG,
-    check_new_folder,
-    load_folder_config,
-    write_model_folder,
-)
+from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_config
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.run import RunConfig, check_languages
@@ -122,10 +117,8 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
         # The languages of a multilingual model are known afterwards.
         codes = () if model.language_tags else _codes(options.languages, model.languages, ())
         resized = vocabulary.resize(models, codes, options, shared=shared)
-        before, models = (
-            vocabulary.sizes_of(models, model.weights),
-            [side.model for side in resized],
-        )
+        before = vocabulary.sizes_of(models, model.weights)
+        models = [side.model for side in resized]
         orders = [  # before the weights are copied: the matrices may take gigabytes
             _Order((), [x.rows[i] for i in y.kept], [x.outputs[i] for i in y.kept])
             for x, y in zip(orders, resized, strict=True)
@@ -133,7 +126,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
     tags = [*vocabulary.language_tags(models[0])] if model.language_tags else []
     codes = _codes(options.languages, model.languages, tags)
     sizes = len(models[0].pieces), len(models[1].pieces)
-    weights = _reordered(model.weights, *orders)
+    weights = _reordered(model.weights, orders)
     for name in weights.keys() & vocabulary.TABLES.keys() if resized else ():
         weights[name] = resized[vocabulary.TABLES[name]].grow(weights[name])
     with torch.device("meta"):
@@ -164,11 +157,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
         "decoding": model.decoding,
     }
     config = RunConfig.model_validate(values)
-
-    def write(folder: Path) -> None:
-        vocabulary.write_model(folder, config, models, weights, origin)
-
-    write_model_folder(output, None, 0, write)
+    vocabulary.write_model(output, config, models, weights, origin)
     return ImportSummary(output, codes, before, before and vocabulary.sizes_of(models, weights))
 
 
@@ -266,17 +255,12 @@ def _ordered(side: Vocabulary, readers: Sequence[Vocabulary], start: str | None)
     )
 
 
-def _reordered(
-    theirs: Mapping[str, FloatArray], source: _Order, target: _Order
-) -> dict[str, FloatArray]:
+def _reordered(theirs: Mapping[str, FloatArray], orders: Sequence[_Order]) -> dict[str, FloatArray]:
     """Return the weights in float32, with embedding matrices and output bias in the new order."""
     weights = {name: np.asarray(value, np.float32) for name, value in theirs.items()}
-    for name, rows, otherwise in (
-        ("source_vectors", source.rows, 0),
-        ("target_vectors", target.rows, 0),
-        ("output_vectors", target.rows, 0),
-        ("output_bias", target.outputs, _NEVER),
-    ):
+    for name, side in vocabulary.TABLES.items():
+        _, rows, outputs = orders[side]
+        rows, otherwise = (outputs, _NEVER) if name == "output_bias" else (rows, 0.0)
         if (table := weights.get(name)) is not None:
             if max(rows) >= len(table):
                 problem = f"{name} has {len(table):,} rows, fewer than the size of the vocabulary."
@@ -294,21 +278,18 @@ def _sentencepiece(side: Vocabulary, tokens: Sequence[str]) -> Any:
     symbols, and unused otherwise, so that text is still split as before.
     """
     present = {piece.piece: piece for piece in side.sentencepiece.pieces}
-    kinds, model = ModelProto.SentencePiece, ModelProto()
-    model.CopyFrom(side.sentencepiece)
-    del model.pieces[:]
-    for index, text in enumerate(_SPECIAL):
-        kind = kinds.UNKNOWN if index == UNK_ID else kinds.CONTROL
-        model.pieces.add(piece=text, score=0.0, type=kind)
+    kinds = ModelProto.SentencePiece
+    pieces = [kinds(piece=text, score=0.0, type=kinds.CONTROL) for text in _SPECIAL]
+    pieces[UNK_ID].type = kinds.UNKNOWN
     # BPE merges unused subwords too, and splits them again: after all other merges.
     unused = min(piece.score for piece in side.sentencepiece.pieces) - 1
     for token in tokens:
         is_symbol = token in side.symbols
         kind = kinds.USER_DEFINED if is_symbol else kinds.UNUSED
         new = kinds(piece=token, score=0.0 if is_symbol else unused, type=kind)
-        model.pieces.append(present.get(token, new))
+        pieces.append(present.get(token, new))
+    model = vocabulary.with_pieces(side.sentencepiece, pieces)
     spec = model.trainer_spec
-    spec.vocab_size = len(model.pieces)
     spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = PAD_ID, UNK_ID, BOS_ID, EOS_ID
     spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = _SPECIAL
     return model

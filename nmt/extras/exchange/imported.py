@@ -154,9 +154,8 @@ def reading(path: Path) -> Iterator[None]:
         elif isinstance(error, UnpicklingError):  # torch's message recommends unsafe loading
             problem = "the pickle contains more than weights"
         elif isinstance(error, ValidationError):
-            problem = "; ".join(
-                f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors()
-            )
+            parts = (f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in error.errors())
+            problem = "; ".join(parts)
         problem = problem.split("\n")[0].rstrip(".")
         raise CheckpointError(f"{path} is damaged: {problem}.", fix=COPY_AGAIN) from error
 

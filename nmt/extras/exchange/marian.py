@@ -140,10 +140,9 @@ def _config_of_marian(options: Mapping[str, Any]) -> ModelConfig:
     places = tuple(str(options.get(f"transformer-{name}", "")) for name in _NORMS)
     if places not in _PLACES:
         raise refused(f"transformer-{', '.join(_NORMS)}: {places}")
-    shares, ties = (
-        bool(options.get("tied-embeddings-all") or options.get(name))
-        for name in ("tied-embeddings-src", "tied-embeddings")
-    )
+    ties_all = bool(options.get("tied-embeddings-all"))
+    shares = ties_all or bool(options.get("tied-embeddings-src"))
+    ties = ties_all or bool(options.get("tied-embeddings"))
     no_positions = options.get("transformer-disable-position-embeddings", False)
     return ModelConfig(
         encoder_layers=options["enc-depth"],

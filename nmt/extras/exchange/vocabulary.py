@@ -36,15 +36,10 @@ from unicodedata import category
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
-from sentencepiece.sentencepiece_model_pb2 import (  # type: ignore[attr-defined]
-    ModelProto,
-    NormalizerSpec,
-    TrainerSpec,
-)
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-from nmt.checkpoint import model_folder
 from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.model_folder import CONFIG, TOKENIZER
+from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_model, write_model_folder
 from nmt.config.data import language_symbol, tag_symbol
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
@@ -61,7 +56,8 @@ from nmt.text.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, is_tag
 logger = logging.getLogger(__name__)
 
 IdArray = npt.NDArray[np.int64]
-# Names of the matrices with a row for each entry of a vocabulary; the side of the
+Mask = npt.NDArray[np.bool_]
+# Names of the matrices with a row for each entry of a vocabulary, and the side of the vocabulary.
 TABLES = {"source_vectors": 0, "target_vectors": 1, "output_vectors": 1, "output_bias": 1}
 ADD_PIECES = 2000  # Maximum number of new pieces by default.
 _LINES_AT_ONCE = 5000
@@ -75,7 +71,7 @@ _LONGEST = 16  # Maximum characters of a new piece, as in SentencePiece.
 
 def is_bpe(model: Any) -> bool:
     """Whether a SentencePiece model merges pairs (BPE)."""
-    return bool(model.trainer_spec.model_type == TrainerSpec.BPE)
+    return bool(model.trainer_spec.model_type == model.trainer_spec.BPE)
 
 
 def tokenizer_of(model: Any, *, is_raw: bool = False, shows_unused: bool = False) -> Tokenizer:
@@ -90,15 +86,15 @@ def tokenizer_of(model: Any, *, is_raw: bool = False, shows_unused: bool = False
     for piece in changed.pieces if shows_unused else ():
         piece.type = _KINDS.NORMAL if piece.type == _KINDS.UNUSED else piece.type
     if is_raw:
-        plain = NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False)
-        changed.normalizer_spec.CopyFrom(plain)
+        spec = changed.normalizer_spec
+        spec.CopyFrom(type(spec)(add_dummy_prefix=False, remove_extra_whitespaces=False))
     return Tokenizer.parse(changed.SerializeToString(deterministic=True))
 
 
 def with_pieces(model: Any, pieces: Iterable[Any]) -> Any:
     """Return a copy of a SentencePiece model with other pieces."""
-    spec, normalizer = model.trainer_spec, model.normalizer_spec
-    changed = ModelProto(trainer_spec=spec, normalizer_spec=normalizer, pieces=pieces)
+    specs = {kind.name: value for kind, value in model.ListFields() if kind.name != "pieces"}
+    changed = ModelProto(pieces=pieces, **specs)
     changed.trainer_spec.vocab_size = len(changed.pieces)
     return changed
 
@@ -114,9 +110,7 @@ def _merges(text: str, scores: Mapping[str, float]) -> Iterator[str]:
         yield symbols[place]
 
 
-def kept_pieces(
-    model: Any, used: npt.NDArray[np.bool_], dropped: Collection[str] = ()
-) -> npt.NDArray[np.bool_]:
+def kept_pieces(model: Any, used: Mask, dropped: Collection[str] = ()) -> Mask:
     """Return which pieces a trimmed vocabulary needs.
 
     These are the special tokens, user-defined symbols, bytes, the used pieces, all pieces that BPE
@@ -143,9 +137,8 @@ def kept_pieces(
             kept[[ids[text] for text in _merges(texts[row], ranks)]] = True
     else:  # the first lowest and the first highest score
         kept[[np.argmin(np.where(normal, sign * scores, np.inf)) for sign in (1, -1)]] = True
-    needed = {_SPACE, *map(chr, range(128))}.union(
-        *(texts[x] for x in np.flatnonzero(kept & is_plain))
-    )
+    spelled = (texts[row] for row in np.flatnonzero(kept & is_plain))
+    needed = {_SPACE, *map(chr, range(128))}.union(*spelled)
     kept[[ids[char] for char in needed & ids.keys()]] = True
     kept[[row for row, text in enumerate(texts) if text in dropped]] = False
     return kept
@@ -177,15 +170,19 @@ def learned_pieces(models: Sequence[Any], words: Mapping[str, int], num: int) ->
     characters = Counter[str]()
     for word, count in words.items():
         characters.update(dict.fromkeys(word, count))
-    unseen = [x for x in characters if x not in known and category(x) != "Cc"]
-    unseen.sort(key=characters.__getitem__, reverse=True)
-    new = {x: characters[x] for x in unseen[:num] if characters[x] >= _FEWEST}
+    common = characters.most_common()
+    unseen = [(x, n) for x, n in common if x not in known and category(x) != "Cc"]
+    new = {text: count for text, count in unseen[:num] if count >= _FEWEST}
 
     def is_possible(text: str) -> bool:
         classes = {_CLASSES.get(category(char)[0]) for char in text.lstrip(_SPACE)}
         return len(classes) <= 1 and len(text) <= _LONGEST and text not in forbidden
 
-    segmented = _segmented(grown(models[-1], (), dict.fromkeys(new, -inf)), [*words])
+    today = grown(models[-1], (), dict.fromkeys(new, -inf))
+    # Empty strings for unknown characters and bytes.
+    plain = [piece.piece if piece.type == _KINDS.NORMAL else "" for piece in today.pieces]
+    rows = tokenizer_of(today, is_raw=True).encode_batch([*words])
+    segmented = [[plain[index] for index in ids] for ids in rows]
     for text, count in _frequent_pairs(segmented, [*words.values()], is_possible):
         if len(new) >= num:
             break
@@ -202,13 +199,6 @@ def _barred(model: Any) -> set[str]:
     lost = [text for ids, (text, row) in zip(rows, texts.items(), strict=True) if ids != [row]]
     cuts = [(text, cut) for text in lost for cut in range(1, len(text))]
     return {part for text, cut in cuts for part in (text[:cut], text[cut:])}
-
-
-def _segmented(model: Any, texts: Sequence[str]) -> list[list[str]]:
-    """Return the pieces of each text; empty strings for unknown characters and bytes."""
-    plain = [piece.piece if piece.type == _KINDS.NORMAL else "" for piece in model.pieces]
-    rows = tokenizer_of(model, is_raw=True).encode_batch(texts)
-    return [[plain[index] for index in ids] for ids in rows]
 
 
 def _frequent_pairs(
@@ -287,13 +277,6 @@ def tags_end(model: Any) -> int:
     """Return the id after the user-defined symbols at the beginning of a vocabulary."""
     first = (_KINDS.CONTROL, _KINDS.USER_DEFINED, _KINDS.UNKNOWN)
     return next(x for x, piece in enumerate(model.pieces) if piece.type not in first)
-
-
-def old_pieces(model: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of the pieces that spell each text; unknown characters are left out."""
-    known = [piece.type in (_KINDS.NORMAL, _KINDS.BYTE) for piece in model.pieces]
-    rows = tokenizer_of(model, is_raw=True).encode_batch(texts)
-    return [[index for index in ids if known[index]] for ids in rows]
 
 
 @dataclass(frozen=True)
@@ -379,8 +362,7 @@ def resize(
     # Vocabularies with the same entries change together.
     for group in [(0,)] if is_joint else [(0, 1)] if shared else [(0,), (1,)]:
         members = [models[side] for side in group]
-        kept = _trim(members, options, [texts("keep_vocabulary", side) for side in group])
-        members = [with_pieces(x, [x.pieces[i] for i in kept]) for x in members]
+        members, kept = _trim(members, options, [texts("keep_vocabulary", side) for side in group])
         sides += _grow(members, kept, options, [texts("add_vocabulary", side) for side in group])
     return sides * 2 if is_joint else sides
 
@@ -391,14 +373,14 @@ def language_tags(model: Any) -> dict[str, int]:
     return {tag: row for tag, row in tags if is_tag(tag) or tag.startswith("<2")}
 
 
-def _blocks(paths: Sequence[Path], what: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield blocks of lines, each with its place in the files."""
+def _blocks(texts: Sequence[Sequence[Path]], what: str) -> Iterator[tuple[int, str, list[str]]]:
+    """Yield blocks of lines, each with the index in ``texts`` and its place in the file."""
     with progress_bar(what, unit="lines", leave=False) as bar:
-        for path in paths:
+        for index, path in ((index, path) for index, paths in enumerate(texts) for path in paths):
             with open_binary(path) as stream:
                 lines, number = decoded_lines(stream, str(path)), 1
                 while block := list(islice(lines, _LINES_AT_ONCE)):
-                    yield f"{path}, lines {number:,} to {number + len(block) - 1:,}", block
+                    yield index, f"{path}, lines {number:,} to {number + len(block) - 1:,}", block
                     number += len(block)
                     bar.update(len(block))
 
@@ -411,8 +393,10 @@ def _ids(tokenizer: Tokenizer, lines: Sequence[str]) -> IdArray:
 
 def _trim(
     models: Sequence[Any], options: ImportOptions, texts: Sequence[Sequence[Path]]
-) -> IdArray:
-    """Return the ids to keep, after comparing the tokens of all kept text before and after.
+) -> tuple[list[Any], IdArray]:
+    """Return trimmed models and the old ids of their entries.
+
+    The tokens of all kept text are compared before and after.
 
     Memory holds one block of lines.
     """
@@ -420,23 +404,23 @@ def _trim(
     wanted = {language_symbol(code, tags) for code in options.keep_language} or {*tags}
     # The last entry is for -1. Without text, all entries stay.
     used = np.full(len(models[0].pieces) + 1, not options.keep_vocabulary)
-    for model, paths in zip(models, texts, strict=True):
-        shown = [tokenizer_of(model)]
-        if shown[0].is_imported and is_bpe(model):
-            shown.append(tokenizer_of(model, shows_unused=True))
-        for _, lines in _blocks(paths, "counting subwords"):
-            for tokenizer in shown:
-                used[_ids(tokenizer, lines)] = True
+    before = [tokenizer_of(model) for model in models]
+    readers = [[tokenizer] for tokenizer in before]
+    for model, both in zip(models, readers, strict=True):
+        if both[0].is_imported and is_bpe(model):
+            both.append(tokenizer_of(model, shows_unused=True))
+    for index, _, lines in _blocks(texts, "counting subwords"):
+        for tokenizer in readers[index]:
+            used[_ids(tokenizer, lines)] = True
     masks = [kept_pieces(model, used[:-1], {*tags} - wanted) for model in models]
     kept = np.flatnonzero(np.any(masks, axis=0))
-    for model, paths in zip(models, texts, strict=True):
-        trimmed = with_pieces(model, [model.pieces[row] for row in kept])
-        before, after = tokenizer_of(model), tokenizer_of(trimmed)
-        for place, lines in _blocks(paths, "comparing subwords"):
-            if not np.array_equal(_ids(before, lines), np.append(kept, -1)[_ids(after, lines)]):
-                fix = "Keep the tags that occur in the text."
-                raise CheckpointError(f"{place}: these tokens would change.", fix=fix)
-    return kept
+    trimmed = [with_pieces(model, [model.pieces[row] for row in kept]) for model in models]
+    after, old_ids = [tokenizer_of(model) for model in trimmed], np.append(kept, -1)
+    for index, place, lines in _blocks(texts, "comparing subwords"):
+        if not np.array_equal(_ids(before[index], lines), old_ids[_ids(after[index], lines)]):
+            fix = "Keep the tags that occur in the text."
+            raise CheckpointError(f"{place}: these tokens would change.", fix=fix)
+    return trimmed, kept
 
 
 def _grow(
@@ -450,40 +434,48 @@ def _grow(
     added = options.add_language if like or not options.like else ()
     new_tags, learned = [form.format(code) for code in added], dict[str, float]()
     if options.add_vocabulary:
-        if model.trainer_spec.model_type not in (TrainerSpec.BPE, TrainerSpec.UNIGRAM):
+        spec = model.trainer_spec
+        if spec.model_type not in (spec.BPE, spec.UNIGRAM):
             problem = "Only BPE and unigram vocabularies can grow; this one has whole words."
             raise CheckpointError(problem, fix="Remove `add_vocabulary`.")
-        words = Counter[str]()
-        for each, paths in zip(models, texts, strict=True):
-            tokenizer = tokenizer_of(each)
-            for _, lines in _blocks(paths, "counting words"):
-                count_words(tokenizer, lines, words)
+        tokenizers, words = [tokenizer_of(each) for each in models], Counter[str]()
+        for index, _, lines in _blocks(texts, "counting words"):
+            count_words(tokenizers[index], lines, words)
         learned = learned_pieces(models, words, options.add_pieces or ADD_PIECES)
+    of_tags = [[tags[like]] if like else [*tags.values()]] * len(new_tags)
+    kinds = np.array([piece.type for piece in model.pieces])
+    known, normal = np.isin(kinds, (_KINDS.NORMAL, _KINDS.BYTE)), kinds == _KINDS.NORMAL
+    rows = tokenizer_of(model, is_raw=True).encode_batch([*learned])
+    of_pieces = [[index for index in ids if known[index]] for ids in rows]  # without unknown ones
     first = Resized(
-        model,
-        kept,
-        tags_end(model),
-        [[tags[like]] if like else [*tags.values()]] * len(new_tags),
-        old_pieces(model, [*learned]),
-        [row for row, piece in enumerate(model.pieces) if piece.type == piece.NORMAL],
+        model, kept, tags_end(model), of_tags, of_pieces, np.flatnonzero(normal).tolist()
     )
     return [replace(first, model=grown(each, new_tags, learned)) for each in models]
 
 
 def write_model(
-    folder: Path, config: RunConfig, models: Sequence[Any], weights: Mapping[str, Any], origin: str
+    output: Path,
+    config: RunConfig,
+    models: Sequence[Any],
+    weights: Mapping[str, Any],
+    origin: str,
+    step: int = 0,
 ) -> None:
-    """Write all files of a model folder; one SentencePiece model if both sides have the same."""
-    (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
-    (folder / TOKENIZER).mkdir()
+    """Write a model folder; one SentencePiece model if both sides have the same."""
     contents = [model.SerializeToString(deterministic=True) for model in models]
     names = [JOINT] if contents[0] == contents[1] else [SOURCE, TARGET]
-    for name, content in zip(names, contents, strict=False):
-        (folder / TOKENIZER / name).write_bytes(content)
-    save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
     facts: dict[str, Any] = {"parameters": sum(x.size for x in weights.values())}
     facts |= {"vocab_sizes": [len(model.pieces) for model in models], "weights": "float32"}
-    write_card(folder, config, origin, **facts)
+
+    def write(folder: Path) -> None:
+        (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
+        (folder / TOKENIZER).mkdir()
+        for name, content in zip(names, contents, strict=False):
+            (folder / TOKENIZER / name).write_bytes(content)
+        save_file({key: np.ascontiguousarray(x) for key, x in weights.items()}, folder / MODEL)
+        write_card(folder, config, origin, **facts)
+
+    write_model_folder(output, None, step, write)
 
 
 def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str], Any, Any]:
@@ -499,7 +491,7 @@ def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str],
         ConfigError: A language is unknown, or a side has no text.
         DataError: A text file is missing, damaged or not UTF-8.
     """
-    bundle, place = model_folder.load_model(options.source), options.source / TOKENIZER
+    bundle, place = load_model(options.source), options.source / TOKENIZER
     names = [JOINT] * 2 if (place / JOINT).is_file() else [SOURCE, TARGET]
     old, config = [read_sentencepiece(place / name) for name in names], bundle.config
     codes = config.source_language, config.target_language
@@ -515,9 +507,5 @@ def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str],
     tokenizer = config.tokenizer.model_copy(update={"vocab_size": size, "pad_vocab_by": 0})
     decoding = config.decoding.model_copy(update={"shortlist": False})
     config = config.model_copy(update={"tokenizer": tokenizer, "decoding": decoding})
-
-    def write(folder: Path) -> None:
-        write_model(folder, config, models, weights, origin)
-
-    model_folder.write_model_folder(options.output, None, bundle.step, write)
+    write_model(options.output, config, models, weights, origin, bundle.step)
     return codes, before, sizes_of(models, weights)
