@@ -41,7 +41,7 @@ class System:
         return {"name": self.name, "scores": scores, **self.settings, **seen, "hypotheses": lines}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """The result of an analysis: a table to read, and the same values as data."""
 

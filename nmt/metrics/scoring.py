@@ -127,7 +127,7 @@ def _every_two(
             rows.setdefault(name, [name]).append(f"{delta} ({show_p_value(found.p_value)})")
     if not values:
         return None
-    return Section(key="pairs", title="Differences", rows=list(rows.values()), values=values)
+    return Section("pairs", "Differences", list(rows.values()), values)
 
 
 def measure(

@@ -11,6 +11,10 @@ from nmt.commands.evaluate import EvaluatedSet
 from nmt.metrics.metric import Floats, MetricOptions, Scorer
 from nmt.metrics.result import Section, System
 
+_MEANING = (
+    "confidence: correlation with sentence chrF (1 is perfect). The calibration error is the mean "
+    "difference between confidence and chrF over ten groups of lines."
+)
 _PARTS = 10
 _FEWEST = 30
 _FLAT = 1e-6  # Smaller ranges are rounding errors.
@@ -28,14 +32,7 @@ def confidence_section(scored: EvaluatedSet) -> Section | None:
          f"{x['calibration_error']:.2f} chrF"]
         for x in qualities
     ]  # fmt: skip
-    return Section(
-        key="confidence",
-        title="Confidence",
-        rows=[head, *rows],
-        values=qualities,
-        meaning="confidence: correlation with sentence chrF (1 is perfect). The calibration error "
-        "is the mean difference between confidence and chrF over ten groups of lines.",
-    )
+    return Section("confidence", "Confidence", [head, *rows], qualities, _MEANING)
 
 
 def confidence_quality(
@@ -60,9 +57,8 @@ def confidence_quality(
     if len(rows) < _FEWEST:
         return None
     expected = np.array([system.results[row].confidence for row in rows], np.float64)
-    scorer = Scorer(
-        "chrf", [[stream[row] for row in rows] for stream in references], MetricOptions()
-    )
+    streams = [[stream[row] for row in rows] for stream in references]
+    scorer = Scorer("chrf", streams, MetricOptions())
     table = scorer.statistics([system.lines[row] for row in rows])
     actual = np.array(scorer.sentence_scores(table), np.float64)
     if np.ptp(expected) < _FLAT or np.ptp(actual) < _FLAT:  # there is no correlation

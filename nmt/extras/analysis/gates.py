@@ -57,14 +57,10 @@ def gate_section(scored: EvaluatedSet) -> Section:
             # Only requested metrics, not metrics that only `fail_under` uses.
             counted = [score for score in system.scores if score.metric in scored.metrics]
             results += check_regressions(system.name, counted, options.alpha)
-    return Section(
-        key="gates",
-        title="Gates",
-        rows=(),
-        values=[without_none(asdict(result)) for result in results],
-        meaning="\n".join(f"gate met: {result}" for result in results if result.met),
-        missed=[str(result) for result in results if not result.met],
-    )
+    values = [without_none(asdict(result)) for result in results]
+    met = "\n".join(f"gate met: {result}" for result in results if result.met)
+    missed = [str(result) for result in results if not result.met]
+    return Section("gates", "Gates", (), values, met, missed)
 
 
 def gates_of(evaluation: Evaluation) -> list[GateResult]:

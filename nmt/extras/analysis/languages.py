@@ -9,6 +9,10 @@ from nmt.commands.evaluate import EvaluatedSet
 from nmt.metrics.result import Section
 from nmt.text import languages
 
+_MEANING = (
+    "wrong language: share of the translations that are in another language of the model, by "
+    "script and py3langid."
+)
 _FOREIGN = 0.5  # Largest share of letters of another script in a text of its language.
 _ODDS = 5.0  # A line is in another language if that is more than this many times as likely.
 
@@ -28,14 +32,7 @@ def language_section(scored: EvaluatedSet) -> Section | None:
     shares = [x["wrong_language"] for x in values]
     shown = ["unknown" if share is None else f"{share:.1%}" for share in shares]
     rows = [[direction, x["system"], text] for x, text in zip(values, shown, strict=True)]
-    return Section(
-        key="languages",
-        title="Languages",
-        rows=[head, *rows],
-        values=values,
-        meaning="wrong language: share of the translations that are in another language of the "
-        "model, by script and py3langid.",
-    )
+    return Section("languages", "Languages", [head, *rows], values, _MEANING)
 
 
 def wrong_language_share(lines: Sequence[str], target: str, codes: Iterable[str]) -> float | None:

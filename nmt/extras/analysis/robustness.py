@@ -54,16 +54,9 @@ def robustness_section(scored: EvaluatedSet) -> Section:
         cell = f"{shown(x['clean'])} -> {shown(x['noisy'])}, loss {shown(x['loss'])}"
         cell += f" ± {shown(x['confidence']['half_width'])}" if "confidence" in x else ""
         rows.setdefault((x["system"], x["noise"]), [x["system"], x["noise"]]).append(cell)
-    return Section(
-        key="robustness",
-        title="Robustness",
-        rows=[
-            ["system", "noise", *dict.fromkeys(label_of(x["metric"]) for x in values)],
-            *rows.values(),
-        ],
-        values=values,
-        meaning="robustness: score lost to each kind of noise in the source.",
-    )
+    head = ["system", "noise", *dict.fromkeys(label_of(x["metric"]) for x in values)]
+    meaning = "robustness: score lost to each kind of noise in the source."
+    return Section("robustness", "Robustness", [head, *rows.values()], values, meaning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +157,11 @@ class Contrastive:
             wrong = scorer.score([(source, wrong) for source, _, wrong, *_ in self._pairs])
             scores = ([each.score for each in side] for side in (right, wrong))
             values += accuracies(model.name, self._pairs, *scores)
-        rows = [
-            [x["system"], x["category"], f"{x['num_pairs']:,}", f"{x['accuracy']:.1%}"]
-            for x in values
-        ]
-        return Section(
-            key="contrastive",
-            title="Contrastive pairs",
-            rows=[["system", "contrastive pairs", "number", "accuracy"], *rows],
-            values=values,
-        )
+        rows = [["system", "contrastive pairs", "number", "accuracy"]]
+        for x in values:
+            row = [x["system"], x["category"], f"{x['num_pairs']:,}", f"{x['accuracy']:.1%}"]
+            rows.append(row)
+        return Section("contrastive", "Contrastive pairs", rows, values)
 
 
 def accuracies(
@@ -212,11 +200,10 @@ def read_pairs(path: Path) -> list[Pair]:
     for number, line in enumerate(read_text(path), start=1):
         cells = line.split("\t")
         if len(cells) not in (3, 4) or not all(cells[:3]):
-            raise DataError(
-                f"{path}, line {number:,}: expected 3 or 4 non-empty columns, found {len(cells)}.",
-                fix="Write source, right translation, wrong translation and optionally a category, "
-                "separated by tabs.",
-            )
+            problem = f"expected 3 or 4 non-empty columns, found {len(cells)}"
+            columns = "source, right translation, wrong translation and optionally a category"
+            fix = f"Write {columns}, separated by tabs."
+            raise DataError(f"{path}, line {number:,}: {problem}.", fix=fix)
         pairs.append(cells)
     if not pairs:
         raise DataError(f"{path} is empty.", fix="Pass a file with contrastive pairs.")

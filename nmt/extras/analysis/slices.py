@@ -192,13 +192,8 @@ def score_slices(
             for system, (count, scores) in own.items()
         ]  # fmt: skip
         values.append({"group": group_name, "name": name, "systems": of_systems})
-    return Section(
-        key="slices",
-        title="Slices",
-        rows=table,
-        values=values,
-        meaning=_MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in found) else ""),
-    )
+    meaning = _MEANING + (_LEAKS_MEAN if any(group == SEEN for group, _ in found) else "")
+    return Section("slices", "Slices", table, values, meaning)
 
 
 def _binned(name: str, values: Iterable[float], limits: Mapping[float, str], rest: str) -> Group:
@@ -276,9 +271,8 @@ def count_in_training(
     borders = np.arange(1, len(lines))
     by_line = np.split(word_counts, np.searchsorted(line_of, borders))
     pairs_by_line = np.split(pair_counts, np.searchsorted(first_of, borders))
-    return [
-        LineCounts(*map(np.ndarray.tolist, x)) for x in zip(by_line, pairs_by_line, strict=True)
-    ]
+    both = zip(by_line, pairs_by_line, strict=True)
+    return [LineCounts(*map(np.ndarray.tolist, x)) for x in both]
 
 
 class _Splitter:
