@@ -167,14 +167,10 @@ def find_base(start: Path, run_dir: Path, sha256: str) -> ModelFiles:
     again = "or train the adapters again, with a new run_dir"
     if present:
         problem = f"The weights of {present[0]} have changed since adapters were trained for them"
-        raise CheckpointError(
-            f"{problem} (expected sha256 {sha256[:12]}...): {run_dir} cannot be used.",
-            fix=f"Restore the weights, {again}.",
-        )
-    raise CheckpointError(
-        f"{run_dir} contains adapters of the base model {start}, which does not exist.",
-        fix=f"Restore the folder {start}, {again}.",
-    )
+        problem += f" (expected sha256 {sha256[:12]}...): {run_dir} cannot be used."
+        raise CheckpointError(problem, fix=f"Restore the weights, {again}.")
+    problem = f"{run_dir} contains adapters of the base model {start}, which does not exist."
+    raise CheckpointError(problem, fix=f"Restore the folder {start}, {again}.")
 
 
 def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:

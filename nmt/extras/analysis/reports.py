@@ -106,17 +106,15 @@ def read_baseline_report(
         fitting = [each for each in found if each.get("references_sha256") == wanted]
         if not fitting:
             names = ", ".join(str(each.get("test")) for each in found)
-            raise ConfigError(
-                f"{path} is a report of a different test set: the references of {names} and {test} "
-                "differ.",
-                fix="Evaluate the baseline on the same sentences and references.",
-            )
+            problem = f"the references of {names} and {test} differ"
+            fix = "Evaluate the baseline on the same sentences and references."
+            raise ConfigError(f"{path} is a report of a different test set: {problem}.", fix=fix)
         (system, *others) = field(fitting[0], "systems", kind=list)
         if others:
-            raise ConfigError(
-                f"{path} contains {len(others) + 1} systems, but a baseline must be one system.",
-                fix="Create the report again with one system.",
+            problem = (
+                f"{path} contains {len(others) + 1} systems, but a baseline must be one system."
             )
+            raise ConfigError(problem, fix="Create the report again with one system.")
         _check_signatures(path, system, scorers)
         lines = system.get("hypotheses")
         if not lines or len(lines) != len(references[0]) or set(map(type, lines)) != {str}:

@@ -91,11 +91,10 @@ def read_scores(path: Path, num_lines: int, *, is_part: bool) -> npt.NDArray[np.
             try:
                 values.append(float(line or b""))
             except ValueError as error:
-                raise DataError(
-                    f"{path}, line {number:,}: {(line or b'').decode('utf-8', 'replace')[:40]!r} "
-                    "is not a number.",
-                    fix="Write one number per line, higher for better pairs, or nan for no score.",
-                ) from error
+                shown = (line or b"").decode("utf-8", "replace")[:40]
+                problem = f"{path}, line {number:,}: {shown!r} is not a number."
+                fix = "Write one number per line, higher for better pairs, or nan for no score."
+                raise DataError(problem, fix=fix) from error
     if len(values) < num_lines or (len(values) > num_lines and not is_part):
         problem = f"{path} has {len(values):,} scores, but the corpus has {num_lines:,} lines."
         raise DataError(problem, fix="Score the corpus again, with one number for every line.")
@@ -137,11 +136,9 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     found = {scorer.languages: scorer for scorer in scorers}
     if not found.keys() >= {languages, languages[::-1]}:
         directions = ", ".join("-".join(each) for each in found)
-        raise ConfigError(
-            f"`score_with` needs two models, {languages[0]}-{languages[1]} and "
-            f"{languages[1]}-{languages[0]}, but got {directions or 'no model'}.",
-            fix="Pass two run or model folders, separated by a comma.",
-        )
+        both = f"{'-'.join(languages)} and {'-'.join(languages[::-1])}"
+        problem = f"`score_with` needs two models, {both}, but got {directions or 'no model'}."
+        raise ConfigError(problem, fix="Pass two run or model folders, separated by a comma.")
     forward, backward = found[languages], found[languages[::-1]]
 
     def score(pairs: Sequence[tuple[str, str]]) -> list[float]:

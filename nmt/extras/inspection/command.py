@@ -137,10 +137,9 @@ def _style(options: InspectOptions) -> Style:
     ending = options.output.suffix.lower() if options.output else ""
     style = options.format_ or _STYLES.get(ending, "html" if options.open_ else "text")
     if ending and _STYLES.get(ending) != style:
-        raise ConfigError(
-            f"`output` {options.output}: the ending {ending} does not match the format {style}.",
-            fix=f"Use one of the endings {', '.join(_STYLES)}, and remove `format`.",
-        )
+        problem = f"the ending {ending} does not match the format {style}"
+        fix = f"Use one of the endings {', '.join(_STYLES)}, and remove `format`."
+        raise ConfigError(f"`output` {options.output}: {problem}.", fix=fix)
     return style
 
 

@@ -175,11 +175,9 @@ def check_options(options: DecodingConfig) -> None:
     """Raise an error for searches other than greedy and beam search."""
     is_other = options.sampling or options.return_alternatives or options.diverse_beam_groups > 1
     if is_other or options.search not in ("auto", "greedy", "beam"):
-        raise ConfigError(
-            "The view `trace` supports greedy and beam search; the decoding section of this model "
-            "selects a different search.",
-            fix="Override the key that selects it, for example: `set` decoding.sampling=false.",
-        )
+        why = "the decoding section of this model selects a different search"
+        fix = "Override the key that selects it, for example: `set` decoding.sampling=false."
+        raise ConfigError(f"The view `trace` supports greedy and beam search; {why}.", fix=fix)
 
 
 def _step(number: int, moment: Moment, tokenizer: Tokenizer) -> fig.Step:

@@ -135,11 +135,9 @@ def init(options: InitOptions) -> Start:
             files = [place / f"train.{code}" for code in codes]
             _write(files, others())
             if not counts["train"]:
-                raise DataError(
-                    "No pair is left for training: every pair shares a sentence with validation or "
-                    "testing.",
-                    fix="Pass a corpus without the sentences of the validation and test sets.",
-                )
+                why = "every pair shares a sentence with validation or testing"
+                fix = "Pass a corpus without the sentences of the validation and test sets."
+                raise DataError(f"No pair is left for training: {why}.", fix=fix)
             size = count_characters([CorpusConfig(source=files[0], target=files[1])], codes)
             start = Start(folder / _CONFIG_NAME, counts, size, options.seed, [*given])
             vocab_size = _vocab_size(files, scale_of(size).vocab_size)
@@ -225,10 +223,7 @@ def _vocab_size(files: Sequence[Path], usual: int) -> int:
 
 
 def _config_text(
-    start: Start,
-    codes: tuple[str, str],
-    given: Mapping[str, tuple[Path, Path]],
-    vocab_size: int,
+    start: Start, codes: tuple[str, str], given: Mapping[str, tuple[Path, Path]], vocab_size: int
 ) -> str:
     files = dict[str, list[str]]()
     for part in _HELD_OUT:
