@@ -177,7 +177,7 @@ def test_scores_have_a_coverage_penalty(seed: int, weight: float, kind: Any, phr
         assert scores == sorted(scores, reverse=True)
         expected = [naive.score(h.ids, h.log_prob) for h in found]
         # The coverage, times 5 at most, is summed in float32.
-        assert scores == pytest.approx(expected, abs=2e-6)
+        assert scores == pytest.approx(expected, rel=1e-6, abs=2e-6)
 
 
 def by_sorting(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
