@@ -1,0 +1,533 @@
+"""Race of toolkits: BLEU after 5, 10, 20 and 40 minutes of training on the same cores.
+
+    taskset -c 0,1 python scripts/race.py run --data ../shared/data/multi30k --results race.jsonl
+    python scripts/race.py draw race.jsonl -o race.svg
+
+All toolkits train a Transformer of one size on the same subwords of Multi30k, German to English,
+and translate test_2016_flickr with their own beam search. BLEU is sacreBLEU, cased, of detokenized
+text. The subwords are those that `nmt prepare` learns for `configs/multi30k.yaml`.
+
+The limit is the wall-clock time of the training command, with its start-up, loading, validations
+and saves. Preparing text and vocabulary does not count. nmt and Hugging Face train once for each
+limit, because their learning rates fall to zero at the end. The schedules of the other toolkits do
+not depend on the end: one training serves all limits, and the newest checkpoint at each limit is
+translated. The settings and their sources are in `RECIPES` and in the templates of the toolkits.
+
+Each result is a line of the results file. Results that the file already has are skipped, so that
+a race can be stopped at any time and continued later. The other toolkits are installed in virtual
+environments below $PEERS_HOME; a toolkit without one is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import sacrebleu
+import sentencepiece
+from race_chart import Curve, draw
+
+ROOT = Path(__file__).resolve().parents[1]
+HUGGING_FACE = str(Path(__file__).with_name("race_hugging_face.py"))
+PARTS = ("train", "val", "test_2016_flickr")
+# The size of the preset `tiny` of nmt, and the width of the beam.
+SIZE = {"layers": 3, "width": 256, "ff_width": 1024, "heads": 4, "beam_size": 5}
+# A training goes on for some seconds after its limit: a checkpoint that is being written at the
+# limit is then complete, and newer than the limit.
+GRACE_SECONDS = 15.0
+START_SECONDS = 8.0  # nmt counts `training.max_minutes` from the end of its start-up
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Settings of training: the toolkit, where they are documented, and those that vary."""
+
+    toolkit: str
+    source: str
+    learning_rate: float = 0.0
+    warmup: int = 0  # updates
+    max_tokens: int = 0  # of a batch; Hugging Face's: both sides, the others': the longer side
+    dropout: float = 0.0
+
+
+RECIPES = {
+    "nmt": Recipe("nmt", "configs/multi30k.yaml"),
+    # The documentation describes fine-tuning only. The optimizer, its schedule and the clipping are
+    # the defaults of TrainingArguments; the values were chosen for 12 minutes on Multi30k.
+    "hugging-face": Recipe("hugging-face", "TrainingArguments", 1e-3, 500, 1536, 0.1),
+    "fairseq": Recipe("fairseq", "examples/translation/README.md", 5e-4, 4000, 4096, 0.3),
+    # The learning rate of noam is a factor. No recipe for small data is documented.
+    "opennmt-py": Recipe("opennmt-py", "docs/source/FAQ.md", 2.0, 8000, 4096, 0.1),
+    "joeynmt": Recipe("joeynmt", "configs/transformer_iwslt14_deen_bpe.yaml", 3e-4, 0, 4096, 0.3),
+    # The three recipes above are for hours on a GPU: their warm-up can be longer than the race.
+    # These have smaller batches and a quick warm-up, chosen without a search. They are optional.
+    "fairseq-quick": Recipe("fairseq", "none", 1e-3, 400, 1024, 0.3),
+    "opennmt-py-quick": Recipe("opennmt-py", "none", 0.32, 400, 1024, 0.1),
+    "joeynmt-quick": Recipe("joeynmt", "none", 3e-4, 0, 1024, 0.3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A training, with the files and limits that all toolkits share."""
+
+    recipe: Recipe
+    work: Path  # text, pieces and vocabulary
+    folder: Path
+    python: Path
+    seed: int
+    seconds: float
+    threads: int
+    save_every: int  # updates
+
+    def fill(self, template: str, **values: object) -> str:
+        """Replace the names of settings, paths and sizes by their values."""
+        own = {name: getattr(self, name) for name in ("work", "folder", "seed", "save_every")}
+        return Template(template).substitute({**asdict(self.recipe), **SIZE, **own, **values})
+
+    def write(self, text: str) -> str:
+        """Write a configuration; return its path."""
+        (self.folder / "config.yaml").write_text(text, encoding="utf-8")
+        return str(self.folder / "config.yaml")
+
+    def program(self, name: str) -> str:
+        """Return the path of a program of the toolkit."""
+        return str(self.python.with_name(name))
+
+    def output_of(self, *command: object, form: str = "pieces") -> list[str]:
+        """Return the lines that a command writes when it reads the test set."""
+        with (self.work / form / "test_2016_flickr.de").open("rb") as file:
+            done = subprocess.run(
+                [*map(str, command)], stdin=file, capture_output=True, cwd=ROOT, check=False
+            )
+        if done.returncode:
+            raise RuntimeError(f"{command[0]} failed:\n{done.stderr.decode()[-2000:]}")
+        return _lines(done.stdout)
+
+
+def _nmt(work: Path, command: str, options: Mapping[str, object]) -> list[str]:
+    train, valid, test = (
+        f"{{source: {work}/text/{part}.de, target: {work}/text/{part}.en}}" for part in PARTS
+    )
+    data = {"data.train": f"[{train}]", "data.valid": valid, "data.test.flickr2016": test}
+    values = {**data, "prepared_dir": work / "prepared", **options}
+    sets = [f"--set={key}={value}" for key, value in values.items()]
+    return [sys.executable, "-m", "nmt", command, "configs/multi30k.yaml", *sets]
+
+
+def _train_nmt(run: Run) -> list[str]:
+    minutes = max(run.seconds - START_SECONDS, 5) / 60
+    training = {"max_steps": "null", "max_minutes": minutes, "threads": run.threads,
+                "seed": run.seed, "device": "cpu"}  # fmt: skip
+    options = {f"training.{key}": value for key, value in training.items()}
+    return [*_nmt(run.work, "train", {"run_dir": run.folder / "run", **options}), "--json", "-q"]
+
+
+def _translate_nmt(run: Run, _: Path) -> list[str]:
+    command = [run.python, "-m", "nmt", "translate", run.folder / "run", "-q"]
+    options = ["--threads", run.threads, "-b", SIZE["beam_size"]]
+    return run.output_of(*command, *options, form="text")
+
+
+def _train_hugging_face(run: Run) -> list[str]:
+    values = {**asdict(run.recipe), **SIZE, "work": str(run.work), "model": f"{run.folder}/model",
+              "seed": run.seed, "threads": run.threads,
+              "until": time.time() + run.seconds}  # fmt: skip
+    return [str(run.python), HUGGING_FACE, run.write(json.dumps(values))]
+
+
+def _translate_hugging_face(run: Run, _: Path) -> list[str]:
+    return run.output_of(run.python, HUGGING_FACE, run.folder / "config.yaml", "--translate")
+
+
+FAIRSEQ = """--cpu --seed=$seed --arch=transformer_iwslt_de_en --share-all-embeddings
+--encoder-layers=$layers --encoder-embed-dim=$width --encoder-ffn-embed-dim=$ff_width
+--decoder-layers=$layers --decoder-embed-dim=$width --decoder-ffn-embed-dim=$ff_width
+--encoder-attention-heads=$heads --decoder-attention-heads=$heads
+--optimizer=adam --adam-betas=(0.9,0.98) --clip-norm=0.0 --weight-decay=0.0001 --dropout=$dropout
+--lr=$learning_rate --lr-scheduler=inverse_sqrt --warmup-updates=$warmup --max-tokens=$max_tokens
+--criterion=label_smoothed_cross_entropy --label-smoothing=0.1
+--disable-validation --save-interval-updates=$save_every --save-dir=$folder --no-epoch-checkpoints
+--no-last-checkpoints --no-save-optimizer-state --log-format=simple"""
+
+
+def _train_fairseq(run: Run) -> list[str]:
+    data = run.work / "fairseq"
+    if not (data / "train.de-en.en.idx").exists():  # binarize, which does not count
+        dictionary = run.work / "dictionary.txt"
+        pieces = read_lines(run.work / "vocabulary.txt")
+        dictionary.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+        options = run.fill(
+            "-s de -t en --joined-dictionary --trainpref $work/pieces/train "
+            "--validpref $work/pieces/val"
+        )
+        run.output_of(run.program("fairseq-preprocess"), *options.split(), "--srcdict", dictionary,
+                      "--destdir", data)  # fmt: skip
+    return [run.program("fairseq-train"), str(data), *run.fill(FAIRSEQ).split()]
+
+
+def _translate_fairseq(run: Run, checkpoint: Path) -> list[str]:
+    options = run.fill("-s de -t en --cpu --beam $beam_size --batch-size 128 --buffer-size 1000")
+    command = [run.program("fairseq-interactive"), run.work / "fairseq", "--path", checkpoint]
+    lines = [line.split("\t") for line in run.output_of(*command, *options.split())]
+    outputs = {int(line[0][2:]): line[2] for line in lines if line[0].startswith("H-")}
+    return [outputs[number] for number in sorted(outputs)]
+
+
+OPENNMT = """{
+data: {corpus: {path_src: $work/pieces/train.de, path_tgt: $work/pieces/train.en, transforms: []}},
+src_vocab: $work/vocabulary.txt, tgt_vocab: $work/vocabulary.txt, share_vocab: true,
+src_vocab_size: 8000, tgt_vocab_size: 8000, save_data: $folder/data, save_model: $folder/model,
+save_checkpoint_steps: $save_every, keep_checkpoint: -1, seed: $seed,
+train_steps: 1000000, valid_steps: 1000000, bucket_size: 32768,
+batch_type: tokens, batch_size: $max_tokens, normalization: tokens, accum_count: [1],
+model_dtype: fp32, optim: adam, adam_beta2: 0.998, learning_rate: $learning_rate,
+decay_method: noam, warmup_steps: $warmup, max_grad_norm: 0, label_smoothing: 0.1,
+param_init: 0, param_init_glorot: true, dropout: [$dropout], attention_dropout: [$dropout],
+encoder_type: transformer, decoder_type: transformer, position_encoding: true,
+enc_layers: $layers, dec_layers: $layers, heads: $heads, hidden_size: $width,
+word_vec_size: $width, transformer_ff: $ff_width, share_embeddings: true,
+share_decoder_embeddings: true}"""
+
+
+def _train_opennmt(run: Run) -> list[str]:
+    return [run.program("onmt_train"), "-config", run.write(run.fill(OPENNMT))]
+
+
+def _translate_opennmt(run: Run, checkpoint: Path) -> list[str]:
+    options = run.fill("-src $work/pieces/test_2016_flickr.de -output $folder/output "
+                       "-beam_size $beam_size -model")  # fmt: skip
+    run.output_of(run.program("onmt_translate"), *options.split(), checkpoint)
+    return read_lines(run.folder / "output")
+
+
+# Only validations save, so they are more frequent than after 1,000 updates, with more patience.
+JOEY = """{
+name: race, model_dir: $folder/model, use_cuda: false, random_seed: $seed,
+data: {dataset_type: plain, train: $work/pieces/train, dev: $work/pieces/val,
+  test: $work/pieces/test_2016_flickr, sample_dev_subset: 200,
+  src: {lang: de, level: word, max_length: 250, lowercase: false, normalize: false,
+    voc_file: $work/joey.txt},
+  trg: {lang: en, level: word, max_length: 250, lowercase: false, normalize: false,
+    voc_file: $work/joey.txt}},
+testing: {beam_size: $beam_size, beam_alpha: 1.0, batch_size: 64, max_output_length: $longest,
+  eval_metrics: [], load_model: $checkpoint},
+training: {optimizer: adam, adam_betas: [0.9, 0.999], normalization: tokens, scheduling: plateau,
+  patience: $patience, decrease_factor: 0.7, learning_rate: $learning_rate,
+  learning_rate_min: 0.00000001, label_smoothing: 0.1, batch_size: $max_tokens, batch_type: token,
+  early_stopping_metric: ppl, epochs: 10000, logging_freq: $save_every, overwrite: true,
+  validation_freq: $save_every, keep_best_ckpts: -1, print_valid_sents: []},
+model: {initializer: xavier_uniform, embed_initializer: xavier_uniform, bias_initializer: zeros,
+  tied_embeddings: true, tied_softmax: true, encoder: $stack, decoder: $stack}}"""
+JOEY_STACK = """{type: transformer, num_layers: $layers, num_heads: $heads, hidden_size: $width,
+  embeddings: {embedding_dim: $width, scale: true, dropout: 0.0}, ff_size: $ff_width,
+  dropout: $dropout, layer_norm: pre}"""
+
+# JoeyNMT 2.3.0 passes an argument that torch has removed.
+JOEY_PROGRAM = """import runpy, torch.optim.lr_scheduler as module
+plateau = module.ReduceLROnPlateau
+module.ReduceLROnPlateau = lambda *args, verbose=False, **options: plateau(*args, **options)
+runpy.run_module("joeynmt", run_name="__main__")"""
+
+
+def _joey(run: Run, command: str, **values: object) -> list[str]:
+    pieces = ["<unk>", "<pad>", "<s>", "</s>", *read_lines(run.work / "vocabulary.txt")]
+    (run.work / "joey.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    patience, stack = 5 * 1000 // run.save_every, run.fill(JOEY_STACK)
+    config = run.fill(JOEY, patience=patience, stack=stack, **values)
+    return [str(run.python), "-c", JOEY_PROGRAM, command, run.write(config)]
+
+
+def _train_joey(run: Run) -> list[str]:
+    # A validation also translates, which nobody reads; the perplexity does not depend on it.
+    return [*_joey(run, "train", checkpoint="null", longest=1), "--skip-test"]
+
+
+def _translate_joey(run: Run, checkpoint: Path) -> list[str]:
+    return run.output_of(*_joey(run, "translate", checkpoint=checkpoint, longest=100))
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """How a toolkit trains and translates."""
+
+    label: str
+    package: str
+    environment: str  # below $PEERS_HOME; "" is this Python
+    train: Callable[[Run], list[str]]
+    translate: Callable[[Run, Path], list[str]]
+    checkpoints: str = ""  # pattern of their names, if one training serves all limits
+
+
+TOOLKITS = {
+    "nmt": Toolkit("nmt", "nmt", "", _train_nmt, _translate_nmt),
+    "hugging-face": Toolkit(
+        "Hugging Face", "transformers", "hf", _train_hugging_face, _translate_hugging_face
+    ),
+    "fairseq": Toolkit(
+        "fairseq", "fairseq", "fairseq", _train_fairseq, _translate_fairseq, "checkpoint_*.pt"
+    ),
+    "opennmt-py": Toolkit(
+        "OpenNMT-py", "OpenNMT-py", "onmt", _train_opennmt, _translate_opennmt, "model_step_*.pt"
+    ),
+    "joeynmt": Toolkit(
+        "JoeyNMT", "joeynmt", "joey", _train_joey, _translate_joey, "model/[0-9]*.ckpt"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A score after a time: a line of the results file."""
+
+    toolkit: str  # a name of `RECIPES`
+    version: str
+    minutes: float  # the limit
+    seed: int
+    bleu: float
+    seconds: float  # from the start of the command to its end, or to its checkpoint
+    updates: int
+    cpu: str
+    threads: int
+    date: str
+    load: float  # average number of running processes in the last minute of the training
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text; of NAME.gz if there is no file NAME."""
+    compressed = path.with_name(f"{path.name}.gz")
+    return _lines(path.read_bytes() if path.exists() else gzip.decompress(compressed.read_bytes()))
+
+
+def _lines(text: bytes) -> list[str]:
+    lines = text.decode().split("\n")  # str.splitlines also splits at other characters
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_results(path: Path) -> list[Result]:
+    """Return the results of a file; an empty list if there is no file."""
+    return [Result(**json.loads(line)) for line in read_lines(path)] if path.exists() else []
+
+
+def missing(
+    results: Iterable[Result], name: str, seed: int, minutes: Iterable[float]
+) -> list[float]:
+    """Return the limits that have no result yet, in ascending order."""
+    done = {(result.toolkit, result.seed, result.minutes) for result in results}
+    return [limit for limit in sorted({*minutes}) if (name, seed, limit) not in done]
+
+
+def newest(checkpoints: Mapping[Path, float], limit: float) -> Path | None:
+    """Return the newest checkpoint whose last write is not after ``limit``; None if there is none.
+
+    Args:
+        checkpoints: Path -> time of the last write.
+        limit: Time.
+    """
+    in_time = (path for path, written in checkpoints.items() if written <= limit)
+    return max(in_time, key=checkpoints.__getitem__, default=None)
+
+
+def cpu_name() -> str:
+    """Return the name of the processor, with the numbers that tell its generation."""
+    path = Path("/proc/cpuinfo")
+    facts = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", facts, re.MULTILINE))
+    return "{model name}, family {cpu family}, model {model}".format_map(found) if found else "?"
+
+
+def prepare(data: Path, work: Path) -> Any:
+    """Write the texts, their pieces and the vocabulary to ``work``; return the tokenizer."""
+    names = [f"{part}.{side}" for part in PARTS for side in ("de", "en")]
+    for folder in ("text", "pieces", "outputs"):
+        (work / folder).mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if not (work / "text" / name).exists():
+            lines = read_lines(data / name)
+            (work / "text" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    subprocess.run(_nmt(work, "prepare", {}), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    model = str(work / "prepared" / "tokenizer" / "joint.model")
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=model)
+    for name in names:
+        rows = tokenizer.encode(read_lines(work / "text" / name), out_type=str)
+        text = "".join(f"{' '.join(row)}\n" for row in rows)
+        (work / "pieces" / name).write_text(text, encoding="utf-8")
+    numbers = range(tokenizer.get_piece_size())
+    pieces = [tokenizer.id_to_piece(number) for number in numbers
+              if not (tokenizer.is_control(number) or tokenizer.is_unknown(number))]  # fmt: skip
+    (work / "vocabulary.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    return tokenizer
+
+
+def execute(command: Sequence[str], log: Path, most_seconds: float) -> float:
+    """Run a command, and end it with all its processes at a limit; return the seconds."""
+    start = time.time()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, cwd=ROOT,
+                                   stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        try:
+            code = process.wait(most_seconds)
+        except subprocess.TimeoutExpired:
+            code = 0
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise RuntimeError(f"{command[0]} ended with exit code {code}:\n{tail}")
+    return time.time() - start
+
+
+def train_and_score(
+    run: Run, name: str, limits: Sequence[float], tokenizer: Any
+) -> Iterator[Result]:
+    """Train once; yield a result for each limit (minutes)."""
+    toolkit = TOOLKITS[run.recipe.toolkit]
+    if toolkit.environment:
+        query = f"import importlib.metadata as m; print(m.version('{toolkit.package}'))"
+        version = run.output_of(run.python, "-c", query)[0]
+    else:
+        version = run.output_of("git", "rev-parse", "--short", "HEAD")[0]
+    references = read_lines(run.work / "text" / "test_2016_flickr.en")
+    command, log, start = toolkit.train(run), run.folder / "log.txt", time.time()
+    most_seconds = run.seconds + GRACE_SECONDS if toolkit.checkpoints else 3 * run.seconds + 300
+    seconds = execute(command, log, most_seconds)
+    load = os.getloadavg()[0]
+    for minutes in limits:
+        if toolkit.checkpoints:
+            files = {path: path.stat().st_mtime for path in run.folder.glob(toolkit.checkpoints)}
+            checkpoint = newest(files, start + minutes * 60)
+            if checkpoint is None:
+                print(f"{name}: no checkpoint after {minutes:g} minutes; lower --save-every")
+                continue
+            seconds = files[checkpoint] - start
+            updates = int(re.findall(r"\d+", checkpoint.stem)[-1])
+        else:
+            checkpoint, updates = run.folder, json.loads(read_lines(log)[-1])["step"]
+        lines = toolkit.translate(run, checkpoint)
+        if run.recipe.toolkit != "nmt":
+            lines = [tokenizer.decode(line.split()) for line in lines]
+        output = run.work / "outputs" / f"{name}.{run.seed}.{minutes:g}.en"
+        output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        bleu = sacrebleu.corpus_bleu(lines, [references]).score
+        yield Result(
+            name, version, minutes, run.seed, round(bleu, 2), round(seconds, 1), updates,
+            cpu_name(), run.threads, time.strftime("%Y-%m-%d"), round(load, 1),
+        )  # fmt: skip
+
+
+def race(options: argparse.Namespace) -> None:
+    """Train and score what the results file lacks."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends the training
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
+    os.environ |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # JoeyNMT loads its own checkpoints
+    work, home = options.work.resolve(), Path(os.environ.get("PEERS_HOME", "peers")).resolve()
+    tokenizer = prepare(options.data, work)
+    for seed, name in ((seed, name) for seed in options.seed for name in options.toolkit):
+        toolkit = TOOLKITS[RECIPES[name].toolkit]
+        python = home / toolkit.environment / "bin" / "python"
+        python = python if toolkit.environment else Path(sys.executable)
+        if not python.exists():
+            print(f"{name}: skipped, because {python} does not exist")
+            continue
+        limits = missing(read_results(options.results), name, seed, options.minutes)
+        for group in [limits] if toolkit.checkpoints and limits else [[each] for each in limits]:
+            folder = work / "runs" / name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            recipe = RECIPES[name]
+            # Smaller batches make more updates, but the disk has no room for more checkpoints.
+            save_every = options.save_every * 4096 // (recipe.max_tokens or 4096)
+            run = Run(recipe, work, folder, python, seed, 60 * group[-1], options.threads,
+                      save_every)  # fmt: skip
+            try:
+                for result in train_and_score(run, name, group, tokenizer):
+                    print(line := json.dumps(asdict(result)), flush=True)
+                    with options.results.open("a", encoding="utf-8") as file:
+                        file.write(f"{line}\n")
+            except RuntimeError as error:  # the others can still race
+                print(f"{name}: {error}", flush=True)
+            if not options.keep:
+                shutil.rmtree(folder)
+
+
+def curves_of(results: Sequence[Result]) -> list[Curve]:
+    """Group results by recipe, in the order of `RECIPES`, and by minutes."""
+    curves = []
+    for name, recipe in RECIPES.items():
+        scores: dict[float, list[float]] = {}
+        for result in sorted(results, key=lambda result: result.minutes):
+            if result.toolkit == name:
+                scores.setdefault(result.minutes, []).append(result.bleu)
+        is_quick, color = name.endswith("-quick"), [*TOOLKITS].index(recipe.toolkit)
+        label = TOOLKITS[recipe.toolkit].label + ", quick" * is_quick
+        kind = "dotted" if is_quick else "bold" if name == "nmt" else ""
+        curves += [Curve(label, color, kind, scores)] if scores else []
+    return curves
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return a Markdown table of the means and half the range of the seeds, and its conditions."""
+    minutes = sorted({result.minutes for result in results})
+    lines = [f"| toolkit | {' | '.join(f'{limit:g} min' for limit in minutes)} |"]
+    lines.append("|---" * (len(minutes) + 1) + "|")
+    for curve in curves_of(results):
+        cells = [curve.label]
+        for scores in (curve.scores.get(limit, ()) for limit in minutes):
+            half = f" ± {(max(scores) - min(scores)) / 2:.1f}" if len(scores) > 1 else ""
+            cells.append(f"{statistics.mean(scores):.1f}{half}" if scores else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    facts = {f"{each.cpu}, {each.threads} threads, {each.date}" for each in results}
+    facts |= {f"{each.toolkit}: version {each.version}" for each in results}
+    late = [f"{each.toolkit}, seed {each.seed}: {each.seconds:.0f} seconds, limit {each.minutes:g} "
+            "minutes" for each in results if each.seconds > 60 * each.minutes]  # fmt: skip
+    return "\n".join([*lines, "", *sorted(facts), *late])
+
+
+def main() -> None:
+    """Run the race, or draw its results."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="train and score what the results file lacks")
+    run.add_argument("--data", type=Path, required=True, help="folder of train.de, val.de, ...")
+    run.add_argument("--results", type=Path, required=True, help="JSON Lines file to add to")
+    run.add_argument("--work", type=Path, default=Path("runs/race"), help="folder of other files")
+    run.add_argument("--toolkit", nargs="+", choices=RECIPES, default=[*TOOLKITS])
+    run.add_argument("--minutes", nargs="+", type=float, default=[5, 10, 20, 40])
+    run.add_argument("--seed", nargs="+", type=int, default=[1, 2])
+    run.add_argument("--threads", type=int, default=2, help="threads, and CPU cores")
+    run.add_argument(
+        "--save-every", type=int, default=25, help="batches of 4096 tokens between two checkpoints"
+    )
+    run.add_argument("--keep", action="store_true", help="keep the folder of each training")
+    drawing = commands.add_parser("draw", help="write an SVG, print a table")
+    drawing.add_argument("results", type=Path)
+    drawing.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    if options.command == "run":
+        race(options)
+    else:
+        results = read_results(options.results)
+        options.output.write_text(draw(curves_of(results)), encoding="utf-8")
+        print(table(results))
+
+
+if __name__ == "__main__":
+    main()

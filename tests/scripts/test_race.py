@@ -1,0 +1,80 @@
+"""The race skips what is done, takes the checkpoint of the right time, and draws its results."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(SCRIPTS))
+    RACE = runpy.run_path(str(SCRIPTS / "race.py"))
+CHART = runpy.run_path(str(SCRIPTS / "race_chart.py"))
+
+
+def result(toolkit: str, minutes: float, seed: int, bleu: float, seconds: float = 299) -> Any:
+    rest = {"version": "1", "updates": 9, "cpu": "Zen", "threads": 2, "date": "today", "load": 2.0}
+    return RACE["Result"](
+        toolkit=toolkit, minutes=minutes, seed=seed, bleu=bleu, seconds=seconds, **rest
+    )
+
+
+def test_results_of_the_file_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "race.jsonl"
+    assert RACE["read_results"](path) == []
+    done = [result("nmt", 5, 1, 30.0), result("nmt", 10, 2, 35.0)]
+    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in done))
+    assert RACE["read_results"](path) == done
+    assert RACE["missing"](done, "nmt", 1, [10, 5, 20]) == [10, 20]
+    assert RACE["missing"](done, "fairseq", 1, [5]) == [5]
+
+
+def test_the_checkpoint_is_the_newest_that_was_complete_at_the_limit() -> None:
+    written = {Path("50.ckpt"): 61.0, Path("25.ckpt"): 30.0, Path("75.ckpt"): 90.5}
+    assert RACE["newest"](written, 90) == Path("50.ckpt")
+    assert RACE["newest"](written, 29) is None
+
+
+def test_a_training_is_ended_at_its_limit_and_a_failure_is_reported(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    assert RACE["execute"](["sh", "-c", "echo begun; sleep 60"], log, 0.5) < 30
+    assert log.read_text() == "begun\n"
+    with pytest.raises(RuntimeError, match="exit code 3:\noh no"):
+        RACE["execute"](["sh", "-c", "echo oh no; exit 3"], log, 30)
+
+
+def test_a_recipe_fills_every_name_of_its_template(tmp_path: Path) -> None:
+    recipe = RACE["RECIPES"]["fairseq"]
+    run = RACE["Run"](recipe, tmp_path, tmp_path / "run", Path("python"), 7, 60.0, 2, 25)
+    options = run.fill(RACE["FAIRSEQ"]).split()
+    assert {"--seed=7", "--lr=0.0005", "--max-tokens=4096", "--decoder-layers=3"} <= {*options}
+    for name in ("OPENNMT", "JOEY", "JOEY_STACK"):
+        text = run.fill(RACE[name], checkpoint="null", longest=1, patience=200, stack="{}")
+        assert f"{tmp_path}/pieces/train" in text or name == "JOEY_STACK"
+
+
+def test_the_chart_and_the_table_show_means_and_the_range_of_the_seeds() -> None:
+    results = [
+        result("nmt", 5, 1, 30.0), result("nmt", 5, 2, 31.0), result("nmt", 10, 1, 35.04, 601),
+        result("fairseq-quick", 5, 1, 12.0), result("fairseq-quick", 10, 1, 35.0),
+    ]  # fmt: skip
+    curves = RACE["curves_of"](results)
+    root = ElementTree.fromstring(CHART["draw"](curves))
+    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"BLEU", "40", "5", "10", "nmt 35.0", "fairseq, quick 35.0"} <= {*texts}
+    lines = [each for each in root.iter() if "line" in each.get("class", "")]
+    assert len(lines) == 2
+    table = RACE["table"](results).splitlines()
+    assert table[2:4] == ["| nmt | 30.5 ± 0.5 | 35.0 |", "| fairseq, quick | 12.0 | 35.0 |"]
+    assert "nmt, seed 1: 601 seconds, limit 10 minutes" in table
+
+
+def test_names_at_one_height_are_moved_apart_and_stay_above_the_bottom() -> None:
+    assert CHART["spread"]([10, 12, 50], 5, 52) == [10, 15, 50]
+    assert CHART["spread"]([10, 50, 51], 5, 52) == [10, 47, 52]
