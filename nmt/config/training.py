@@ -202,7 +202,7 @@ class TrainingConfig(Section):
         threads: Number of CPU threads. null: chosen by PyTorch.
         label_smoothing: Probability spread evenly over the vocabulary (Szegedy et al. 2016).
         loss: Training loss: ``cross_entropy`` (label-smoothed) or ``r_drop``. ``auto``: ``r_drop``
-            if ``r_drop_weight`` is set.
+            if ``r_drop_weight`` is set and ``max_minutes`` is long enough to gain from it.
         r_drop_weight: Weight of R-Drop, the divergence between two passes with different dropout
             (Liang et al. 2021). 5 is usual; doubles the work per update.
         ema_decay: Decay of the moving average of the weights, for example 0.999. The average is

@@ -64,6 +64,8 @@ class Progress:
     total_steps: int | None = None  # Planned updates; None if only patience ends training.
     # `training.max_minutes`, and the number of updates estimated to fit.
     timed: tuple[float, int] | None = None
+    # Loss chosen for these minutes, in place of R-Drop; None for the loss of the configuration.
+    loss: str | None = None
     # `training.max_epochs`, and the number of updates in these epochs.
     epoch_updates: tuple[int, int] | None = None
     history: History = field(default_factory=History)  # Validation scores so far.

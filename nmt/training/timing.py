@@ -26,6 +26,7 @@ from nmt.device.device import free_bytes, measure_peak, random_state, restore_ra
 from nmt.errors import DeviceError
 from nmt.files.progress import progress_bar
 from nmt.training.checkpoints import Progress
+from nmt.training.losses import LOSSES, loss_name
 from nmt.training.update import Updater, UpdateStats
 from nmt.training.validation import Validator
 
@@ -43,6 +44,8 @@ _PAIR_SECONDS = 60e-6
 _PARTS, _LINES = 6, 7  # A validation is timed on 6 batches and 6 times 7 lines.
 _SHARE_OF_MEMORY = 0.75  # Share of the free memory to use; the allocator needs some itself.
 _FIRST_SIZE = 2048
+# R-Drop is used if training without it reads the data at least this often (scripts/RESULTS.md).
+_PASSES_FOR_R_DROP = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +211,26 @@ def time_plan(setup: TrainingSetup, *, most_seconds: float = MOST_SECONDS) -> Ti
     return TimePlan(update, validation + saving, saving, end, spent, num_timed)
 
 
+def wastes_r_drop(setup: TrainingSetup, plan: TimePlan) -> bool:
+    """Whether `training.max_minutes` is too short to gain from R-Drop, and the loss is ``auto``.
+
+    R-Drop doubles the work per update, so a short training learns more from twice the updates.
+    """
+    training, config = setup.training, setup.loader.config
+    if training.max_minutes is None or (training.loss, loss_name(training)) != ("auto", "r_drop"):
+        return False
+    in_epoch = len(setup.loader.plan(0)) / config.gradient_accumulation
+    return 2 * plan.updates_in(training.max_minutes, training) < _PASSES_FOR_R_DROP * in_epoch
+
+
 def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
     """Set ``progress.total_steps`` to the smallest limit of updates, minutes and epochs.
 
     A resumed run uses the number of updates that its checkpoint recorded for the minutes, so that
     it ends at the same step as an uninterrupted run. If `training.max_minutes` has changed, the
     number changes in proportion.
+
+    ``training.loss: auto`` becomes cross-entropy if the minutes are too few for R-Drop.
     """
     training, processes = setup.training, setup.updater.processes
     minutes, epochs, limits = training.max_minutes, training.max_epochs, [training.max_steps]
@@ -225,10 +242,19 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
         text = "timing updates and validation to plan the %g minutes; this takes at most %.0f s"
         logger.info(text, minutes, most)
         plan = time_plan(setup, most_seconds=most)
+        if wastes_r_drop(setup, plan):
+            text = "%g minutes are too few for R-Drop, so it is not used (training.loss)"
+            logger.info(text, minutes)
+            progress.loss, spent = "cross_entropy", plan.spent
+            setup.updater.objective = LOSSES[progress.loss](training)
+            plan = time_plan(setup, most_seconds=most)
+            plan = replace(plan, spent=plan.spent + spent)
         progress.timed = minutes, plan.updates_in(minutes, training)
     else:
         recorded_minutes, steps = progress.timed
         progress.timed = minutes, max(1, round(steps * minutes / recorded_minutes))
+        if progress.loss:
+            setup.updater.objective = LOSSES[progress.loss](training)
     if epochs is None:
         progress.epoch_updates = None
     elif progress.epoch_updates is None or progress.epoch_updates[0] != epochs:

@@ -184,7 +184,7 @@ class Updater:
         self.pace = devices.choose_device_queue(self.device)
         # Keeps float16 gradients in range.
         self.loss_scale = LossScale(self.device) if precision.name == "float16" else None
-        self._objective, self._clip_norm = objective, clip_norm
+        self.objective, self._clip_norm = objective, clip_norm
         self._cross_entropy, self._autocast = CrossEntropy(smoothing=0.0), precision.autocast()
         self._reduction: GradientReduction | None = None
         if self.processes.size > 1:
@@ -201,7 +201,7 @@ class Updater:
     def objective_loss(self, batch: Batch) -> LossSum:
         """Return the summed training loss; ``batch`` is on the model's device."""
         with self._autocast:
-            return self._objective(self.model, batch)
+            return self.objective(self.model, batch)
 
     def __call__(
         self, batches: Sequence[Batch], learning_rate: float, *, stops: bool = False

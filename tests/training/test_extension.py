@@ -45,7 +45,7 @@ def test_a_loss() -> None:
     LOSSES.register("squared_error", lambda _config: SquaredError())
     config = TrainingConfig(max_steps=1, loss="squared_error")
     updater = updater_of(small_model())
-    updater._objective = LOSSES[loss_name(config)](config)
+    updater.objective = LOSSES[loss_name(config)](config)
     found = [updater([batch_of([5, 3])], 0.01).loss_sum for _ in range(5)]
     first = SquaredError()(small_model(), batch_of([5, 3])).loss_sum
     assert found[0] == pytest.approx(first.item())

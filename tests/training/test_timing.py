@@ -27,12 +27,15 @@ from nmt.device.precision import Precision
 from nmt.errors import DeviceError
 from nmt.inference.torch_engine import TorchEngine
 from nmt.training import timing
+from nmt.training.checkpoints import Progress
+from nmt.training.losses import CrossEntropy, RDrop
 from nmt.training.processes import StoppedBySignal
 from nmt.training.timing import (
     TimePlan,
     TrainingSetup,
     fit_batches,
     largest_batches,
+    plan_budget,
     time_plan,
     time_updates,
     tokens_that_fit,
@@ -242,3 +245,37 @@ def test_the_epochs_of_a_budget_are_planned_once_for_all_starts(
     longer = fit(make_config(max_steps=None, max_epochs=4))
     assert planned == [0, 1, 2, 3, 3]
     assert longer.step > summary.step
+
+
+@pytest.mark.parametrize(
+    ("update_seconds", "loss", "expected"),
+    [(0.1, "auto", CrossEntropy), (0.01, "auto", RDrop), (0.1, "r_drop", RDrop)],
+)
+def test_r_drop_is_not_used_where_the_minutes_are_too_few_for_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    update_seconds: float,
+    loss: str,
+    expected: type,
+) -> None:
+    """A minute of toy updates of 0.1 s reads the data 46 times in one pass per update."""
+
+    def timed(setup: TrainingSetup, **_: float) -> TimePlan:
+        passes = 2 if isinstance(setup.updater.objective, RDrop) else 1
+        return TimePlan(update_seconds * passes, 0.0, 0.0, 0.0, spent=1.0)
+
+    monkeypatch.setattr(timing, "time_plan", timed)
+    config = make_config(max_steps=None, max_minutes=1, r_drop_weight=3.0, loss=loss)
+    write_corpus(tmp_path)
+    prepare(config)
+    setup, progress = setup_of(config), Progress()
+    plan_budget(setup, progress)
+    assert isinstance(setup.updater.objective, expected)
+    is_plain = expected is CrossEntropy
+    assert progress.loss == ("cross_entropy" if is_plain else None)
+    # A second measurement is subtracted, too.
+    seconds = 58 if is_plain else 59
+    assert progress.total_steps == int(seconds / update_seconds / (1 if is_plain else 2))
+    resumed = setup_of(config)
+    plan_budget(resumed, Progress.from_dict(progress.as_dict()))
+    assert isinstance(resumed.updater.objective, expected)

@@ -152,10 +152,10 @@ def test_fp16_updates_equal_the_torch_gradient_scaler(monkeypatch: pytest.Monkey
     config, precision = OptimizerConfig(weight_decay=0.1, epsilon=1e-3), Precision("float16", "cpu")
     updater, adam = updater_of(ours, config, precision), adamw_of(theirs)
     scaler = torch.amp.GradScaler("cpu", updater.counters()["loss_scale"], growth_interval=2)
-    good, scales = updater._objective, []
+    good, scales = updater.objective, []
     for step in range(9):
         fault = torch.inf if step == 4 else 1.0
-        updater._objective = _poisoned(good, fault)
+        updater.objective = _poisoned(good, fault)
         batch = batch_of([5, 3, 7], step)
         stats = updater([batch], 0.01)
         adam.zero_grad()

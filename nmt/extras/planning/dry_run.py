@@ -34,7 +34,7 @@ from nmt.training import timing
 from nmt.training.losses import loss_name
 from nmt.training.optimizer import ModelOptimizer
 from nmt.training.processes import StopSignal
-from nmt.training.timing import MOST_SECONDS, TrainingSetup, time_plan
+from nmt.training.timing import MOST_SECONDS, TrainingSetup, time_plan, wastes_r_drop
 
 logger = logging.getLogger(__name__)
 _TOTALS = ("pairs", "batches", "updates", "source_tokens", "target_tokens")
@@ -141,6 +141,9 @@ def _measure(
     padded = sum(len(batch) * int(side[batch].max()) for batch in plan for side in sides)
     if loader is not setup.loader:  # both read the same pairs, in a different number of updates
         timed = replace(timed, update=timed.update * len(setup.loader.plan(0)) / in_epoch)
+    passes = 2 if loss_name(training) == "r_drop" else 1
+    if wastes_r_drop(setup, timed):
+        passes, timed = 1, replace(timed, update=timed.update / 2)
     limits = {} if training.max_steps is None else {"training.max_steps": training.max_steps}
     if training.max_epochs is not None and not why:
         of_epochs = islice(loader.epoch_updates(), training.max_epochs)
@@ -150,7 +153,6 @@ def _measure(
     limit = min(limits, key=limits.__getitem__, default=None)
     updates = limits.get(limit or "")
     sizes, tokens = count_parameters(setup.updater.model), sums.source_tokens + sums.target_tokens
-    passes = 2 if loss_name(training) == "r_drop" else 1
     flops = training_flops(config.model, setup.data.manifest.target_vocab_size, sums, passes=passes)
     report = DryRunReport(
         name=config.name,
