@@ -149,7 +149,7 @@ def test_the_values_of_a_recipe_override_those_for_the_size() -> None:
     assert values["batch"] == {"max_tokens": 2048, "length_noise": 0.2}
     weight = RECIPES["low-resource"]["training"]["r_drop_weight"]
     assert values["training"]["r_drop_weight"] == weight > 0
-    assert values["model"] == {"preset": "tiny", "dropout": 0.1}
+    assert values["model"] == {"preset": "tiny", "positions": "rotary", "dropout": 0.1}
     assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
 
 
