@@ -33,6 +33,7 @@ from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.distillation.options import DistillOptions
 from nmt.files.atomic import file_lock, open_output, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file
+from nmt.files.lines import open_binary
 from nmt.inference.direction import LanguageOptions, Languages
 from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
@@ -103,7 +104,9 @@ def distill(options: DistillOptions) -> DistillReport:
     chosen = LanguageOptions(options.from_, options.to)
     direction = Languages.of(files[0].config).choose(files[0].tokenizers, chosen).direction
     student = _student(options, files[0], direction)
-    texts = filter(None, (options.text, options.references))
+    texts = [*filter(None, (options.text, options.references))]
+    for path in texts:
+        open_binary(path).close()  # explains why a file cannot be read
     settings = {
         "texts": [sha256_of_file(path) for path in texts], "beam_size": options.beam_size,
         "models": [each.sha256 for each in files], "student": student, "set": list(options.set_),
@@ -132,7 +135,8 @@ def _steps(
     threads = given(options, "threads")
     own = [f"training.{name}={value}" for name, value in threads.items()]
     overrides = (*own, *options.set_)
-    loader.load_config(output / _CONFIG, overrides)  # reports problems before the long work
+    # Reports problems before the long work; the size of the corpus is not known yet.
+    loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
     names = ("text", "references", "from_", "to", "beam_size", "threads")
     shared = {name: getattr(options, name) for name in names}
     corpus = output / _CORPUS

@@ -12,7 +12,7 @@ import pytest
 
 from nmt.checkpoint.model_folder import SHORTLIST, find_model, is_ctranslate2
 from nmt.config.loader import load_config
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 from nmt.extras.distillation import distill as story
 from nmt.extras.distillation.distill import DistillReport, distill
 from nmt.extras.distillation.options import DistillOptions
@@ -131,3 +131,19 @@ def test_other_settings_and_a_teacher_without_validation_are_refused(
     with pytest.raises(ConfigError, match="second has no validation set for de-en") as caught:
         distilled(teachers[1:], output="imported")
     assert "`valid` SOURCE TARGET" in caught.value.fix
+
+
+def test_the_usual_student_needs_no_configuration(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is checked before the teachers translate, and so are the texts."""
+
+    def stopped(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(story, "augment", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        distilled(teachers, config=None)
+    with pytest.raises(DataError, match=r"none\.en does not exist"):
+        distilled(teachers, output="other", references=Path("none.en"))
+    assert not Path("other").exists()
