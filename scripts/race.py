@@ -1,6 +1,6 @@
 """Race of toolkits: BLEU after 5, 10, 20 and 40 minutes of training on the same cores.
 
-    taskset -c 0,1 python scripts/race.py run --data ../shared/data/multi30k --results race.jsonl
+    taskset -c 0,1 python scripts/race.py run --data multi30k --results race.jsonl
     python scripts/race.py draw race.jsonl -o race.svg
 
 All toolkits train a Transformer of one size on the same subwords of Multi30k, German to English,
