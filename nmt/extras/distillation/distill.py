@@ -163,7 +163,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     """Return the configuration of the student.
 
     Raises:
-        ConfigError: There is no validation set.
+        ConfigError: The teacher has no validation set, and none is given.
     """
     output, config = options.output, teacher.config
     # An imported model has placeholders for its corpora, and the step 0.
