@@ -127,6 +127,7 @@ def test_other_settings_and_a_teacher_without_validation_are_refused(
     with pytest.raises(ConfigError, match="vocab_size"):  # before the teachers translate
         distilled(teachers[:1], output="wrong", set_=("tokenizer.vocab_size=3",))
     assert not Path("wrong/corpus").exists()
+    assert distilled(teachers[:1], output="wrong").rows  # the corrected command
     monkeypatch.setattr(story, "find_model", lambda folder: replace(find_model(folder), step=0))
     with pytest.raises(ConfigError, match="second has no validation set for de-en") as caught:
         distilled(teachers[1:], output="imported")
