@@ -346,6 +346,9 @@ class Document:
                 raise ValueError(f"{above} is not a section")
             elif isinstance(part, int) and part < len(place):
                 found.append(part)
+            elif part == len(place) and depth == len(path) - 1:
+                found.append(part)
+                place.append(value)
             else:
                 raise ValueError(f"{above} has {len(place)} items, counted from 0")
             index: Any = found[-1]

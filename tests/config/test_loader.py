@@ -134,6 +134,13 @@ def test_overrides_are_typed_as_in_the_file(small: Path) -> None:
     assert config.run_dir == Path("somewhere/else")
 
 
+def test_the_next_number_of_a_list_adds_an_item(small: Path) -> None:
+    config = load_config(small, ["data.train.1={demo: test}", "data.train.1.weight=2"])
+    assert [(corpus.demo, corpus.weight) for corpus in config.data.train] == [
+        ("train", 1.0), ("test", 2.0),
+    ]  # fmt: skip
+
+
 def test_a_path_beside_the_configuration_is_found_from_any_folder(tmp_path: Path) -> None:
     valid = "{source: @config/v.en, target: plain/v.de}"
     path = written(tmp_path, SMALL.replace("{demo: valid}", valid))
@@ -224,6 +231,8 @@ def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, 
     ("training.lr=abc", "unknown key training.lr; did you mean training.schedule.peak_lr?"),
     ("training.schedule.peak_lr=abc", "training.schedule.peak_lr is 'abc'; it must be"),
     ("name.deep=1", "unknown key name.deep"),
+    ("data.train.1.weight=1", "data.train has 1 items, counted from 0"),
+    ("data.train.2={demo: test}", "data.train has 1 items, counted from 0"),
     ("data.train.5.weight=1", "data.train has 1 items, counted from 0"),
     (f"data.train.{'9' * 5000}.weight=1", "data.train has 1 items, counted from 0"),
     ("training.validation.command=false", "must be a command as text, or a list of its words"),
