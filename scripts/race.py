@@ -7,6 +7,11 @@ All toolkits train a Transformer of one size on the same subwords of Multi30k, G
 and translate test_2016_flickr with their own beam search. BLEU is sacreBLEU, cased, of detokenized
 text. The subwords are those that `nmt prepare` learns for `configs/multi30k.yaml`.
 
+Settings: nmt's and Hugging Face's were chosen on the validation set of Multi30k, for 8 and 12
+minutes. fairseq, OpenNMT-py and JoeyNMT race with the recipes of their documentation, which are
+for hours on a GPU, and once more (``-quick``) with smaller batches and a quick warm-up, chosen
+without a search. nmt and Hugging Face use bfloat16 if the processor has it, the others float32.
+
 The limit is the wall-clock time of the training command, with its start-up, loading, validations
 and saves. Preparing text and vocabulary does not count. nmt and Hugging Face train once for each
 limit, because their learning rates fall to zero at the end. The schedules of the other toolkits do
@@ -73,8 +78,7 @@ RECIPES = {
     # The learning rate of noam is a factor. No recipe for small data is documented.
     "opennmt-py": Recipe("opennmt-py", "docs/source/FAQ.md", 2.0, 8000, 4096, 0.1),
     "joeynmt": Recipe("joeynmt", "configs/transformer_iwslt14_deen_bpe.yaml", 3e-4, 0, 4096, 0.3),
-    # The three recipes above are for hours on a GPU: their warm-up can be longer than the race.
-    # These have smaller batches and a quick warm-up, chosen without a search. They are optional.
+    # The warm-up of the three recipes above can be longer than the race.
     "fairseq-quick": Recipe("fairseq", "none", 1e-3, 400, 1024, 0.3),
     "opennmt-py-quick": Recipe("opennmt-py", "none", 0.32, 400, 1024, 0.1),
     "joeynmt-quick": Recipe("joeynmt", "none", 3e-4, 0, 1024, 0.3),
@@ -356,9 +360,8 @@ def prepare(data: Path, work: Path) -> Any:
     for folder in ("text", "pieces", "outputs"):
         (work / folder).mkdir(parents=True, exist_ok=True)
     for name in names:
-        if not (work / "text" / name).exists():
-            lines = read_lines(data / name)
-            (work / "text" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines = read_lines(data / name)
+        (work / "text" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     subprocess.run(_nmt(work, "prepare", {}), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     model = str(work / "prepared" / "tokenizer" / "joint.model")
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=model)
@@ -370,11 +373,16 @@ def prepare(data: Path, work: Path) -> Any:
     pieces = [tokenizer.id_to_piece(number) for number in numbers
               if not (tokenizer.is_control(number) or tokenizer.is_unknown(number))]  # fmt: skip
     (work / "vocabulary.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    shutil.rmtree(work / "fairseq", ignore_errors=True)  # has the pieces and vocabulary of before
     return tokenizer
 
 
-def execute(command: Sequence[str], log: Path, most_seconds: float) -> float:
-    """Run a command, and end it with all its processes at a limit; return the seconds."""
+def execute(command: Sequence[str], log: Path, most_seconds: float) -> float | None:
+    """Run a command, and end it with all its processes at a limit.
+
+    Returns:
+        The seconds; None if the limit ended the command.
+    """
     start = time.time()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, cwd=ROOT,
@@ -382,7 +390,7 @@ def execute(command: Sequence[str], log: Path, most_seconds: float) -> float:
         try:
             code = process.wait(most_seconds)
         except subprocess.TimeoutExpired:
-            code = 0
+            code = None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -390,7 +398,7 @@ def execute(command: Sequence[str], log: Path, most_seconds: float) -> float:
     if code:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise RuntimeError(f"{command[0]} ended with exit code {code}:\n{tail}")
-    return time.time() - start
+    return None if code is None else time.time() - start
 
 
 def train_and_score(
@@ -406,7 +414,9 @@ def train_and_score(
     references = read_lines(run.work / "text" / "test_2016_flickr.en")
     command, log, start = toolkit.train(run), run.folder / "log.txt", time.time()
     most_seconds = run.seconds + GRACE_SECONDS if toolkit.checkpoints else 3 * run.seconds + 300
-    seconds = execute(command, log, most_seconds)
+    seconds = execute(command, log, most_seconds) or 0.0
+    if not (toolkit.checkpoints or seconds):
+        raise RuntimeError(f"the training did not end within {most_seconds:.0f} seconds")
     load = os.getloadavg()[0]
     for minutes in limits:
         if toolkit.checkpoints:
@@ -419,7 +429,11 @@ def train_and_score(
             updates = int(re.findall(r"\d+", checkpoint.stem)[-1])
         else:
             checkpoint, updates = run.folder, json.loads(read_lines(log)[-1])["step"]
-        lines = toolkit.translate(run, checkpoint)
+        try:
+            lines = toolkit.translate(run, checkpoint)
+        except RuntimeError as error:  # another checkpoint may be better
+            print(f"{name}, {minutes:g} minutes: {error}", flush=True)
+            continue
         if run.recipe.toolkit != "nmt":
             lines = [tokenizer.decode(line.split()) for line in lines]
         output = run.work / "outputs" / f"{name}.{run.seed}.{minutes:g}.en"
@@ -449,7 +463,7 @@ def race(options: argparse.Namespace) -> None:
             continue
         limits = missing(read_results(options.results), name, seed, options.minutes)
         for group in [limits] if toolkit.checkpoints and limits else [[each] for each in limits]:
-            folder = work / "runs" / name
+            folder = work / "runs" / f"{name}.{seed}.{group[-1]:g}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             recipe = RECIPES[name]
@@ -496,6 +510,8 @@ def table(results: Sequence[Result]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     facts = {f"{each.cpu}, {each.threads} threads, {each.date}" for each in results}
     facts |= {f"{each.toolkit}: version {each.version}" for each in results}
+    loads = sorted(result.load for result in results)
+    facts.add(f"load at the end of a training: {loads[0]:g} to {loads[-1]:g}")
     late = [f"{each.toolkit}, seed {each.seed}: {each.seconds:.0f} seconds, limit {each.minutes:g} "
             "minutes" for each in results if each.seconds > 60 * each.minutes]  # fmt: skip
     return "\n".join([*lines, "", *sorted(facts), *late])
@@ -509,7 +525,7 @@ def main() -> None:
     run.add_argument("--data", type=Path, required=True, help="folder of train.de, val.de, ...")
     run.add_argument("--results", type=Path, required=True, help="JSON Lines file to add to")
     run.add_argument("--work", type=Path, default=Path("runs/race"), help="folder of other files")
-    run.add_argument("--toolkit", nargs="+", choices=RECIPES, default=[*TOOLKITS])
+    run.add_argument("--toolkit", nargs="+", choices=RECIPES, default=[*RECIPES])
     run.add_argument("--minutes", nargs="+", type=float, default=[5, 10, 20, 40])
     run.add_argument("--seed", nargs="+", type=int, default=[1, 2])
     run.add_argument("--threads", type=int, default=2, help="threads, and CPU cores")

@@ -82,7 +82,14 @@ def augment(options: AugmentOptions) -> AugmentReport:
     changes |= {"source_language": options.from_, "target_language": options.to}
     translator = Translator.load(model, ensemble=Ensemble(tuple(others)), **changes)
     if references:
-        translator = translator.with_options(n_best=translator.options.decoding.beam_size)
+        beam_size = translator.options.decoding.beam_size
+        if beam_size == 1:
+            problem = "`references` choose a translation of the beam, but the beam size is 1."
+            raise ConfigError(problem, fix="Set `beam_size` 5.")
+        translator = translator.with_options(n_best=beam_size)
+        if len({sum(1 for _ in _lines(path)) for path in (text, references)}) > 1:
+            problem = f"{text} and {references} have different numbers of lines."
+            raise DataError(problem, fix="Pass one reference for each line of the text.")
     models = [find_model(folder, options.checkpoint).sha256 for folder in options.model]
     _ = translator.direction  # fails before the work begins
     warn_of_language(str(text), _lines(text), translator)
@@ -134,7 +141,7 @@ def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
         was = read_json(place)
         if differing := [name for name, value in settings.items() if was.get(name) != value]:
             problem = f"{output} was created with different settings: {', '.join(differing)}."
-    elif output.is_dir() and any(path.name != ".lock" for path in output.iterdir()):
+    elif output.is_dir() and any(path.name[0] != "." for path in output.iterdir()):
         problem = f"{output} is not empty and was not created by `nmt {command}`."
     if problem:
         raise ConfigError(problem, fix="Choose a new folder, or use the same settings to resume.")
@@ -143,13 +150,9 @@ def check_ours(output: Path, settings: Mapping[str, Any], command: str) -> None:
 def _parts(files: Sequence[Path], size: int) -> Iterator[Block]:
     """Yield the lines of a text in shards, each with its reference if there are references."""
     lines, first = zip(*map(_lines, files), strict=True), 1
-    try:
-        while part := list(islice(lines, size)):
-            yield Block(list, tuple(zip(*part, strict=True)), first)
-            first += len(part)
-    except ValueError as error:
-        problem = f"{' and '.join(map(str, files))} have different numbers of lines."
-        raise DataError(problem, fix="Pass one reference for each line of the text.") from error
+    while part := list(islice(lines, size)):
+        yield Block(list, tuple(zip(*part, strict=True)), first)
+        first += len(part)
 
 
 def _lines(text: Path) -> Iterator[str]:

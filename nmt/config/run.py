@@ -75,6 +75,11 @@ def filled_in(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     return {**given, **below}
 
 
+def name_of_folder(folder: Path) -> str:
+    """Return a valid name of an experiment that is similar to the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._") or "model"
+
+
 class RunConfig(Section):
     """One experiment, from text files to an evaluated model.
 

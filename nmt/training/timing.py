@@ -45,7 +45,7 @@ _PARTS, _LINES = 6, 7  # A validation is timed on 6 batches and 6 times 7 lines.
 _SHARE_OF_MEMORY = 0.75  # Share of the free memory to use; the allocator needs some itself.
 _FIRST_SIZE = 2048
 # R-Drop is used if training without it reads the data at least this often. With 5,000 pairs and the
-# same time, it changed -0.3 BLEU at 24 passes, and +1.7 at 48; with 6,900, -3 at about 30.
+# same time, BLEU changes by -0.3 at 24 passes, and by +1.7 at 48; with 6,900, by -3 at about 30.
 _PASSES_FOR_R_DROP = 36
 
 
@@ -239,6 +239,7 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
     if minutes is None:
         progress.timed = None
     elif progress.timed is None:
+        progress.loss = None
         most = min(_SHARE_OF_BUDGET * 60 * minutes, MOST_SECONDS)
         text = "timing updates and validation to plan the %g minutes; this takes at most %.0f s"
         logger.info(text, minutes, most)
@@ -254,8 +255,9 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
     else:
         recorded_minutes, steps = progress.timed
         progress.timed = minutes, max(1, round(steps * minutes / recorded_minutes))
-        if progress.loss:
-            setup.updater.objective = LOSSES[progress.loss](training)
+    if progress.loss and plan is None and training.loss == "auto":
+        setup.updater.objective = LOSSES[progress.loss](training)
+        logger.info("R-Drop is not used: training.max_minutes was too short for it at the start")
     if epochs is None:
         progress.epoch_updates = None
     elif progress.epoch_updates is None or progress.epoch_updates[0] != epochs:

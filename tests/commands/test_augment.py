@@ -107,6 +107,10 @@ def test_other_settings_folders_and_unknown_tags_are_refused(text: Path, run: Pa
     with pytest.raises(ConfigError, match="no tag 'de'"):
         augmented(text, run, "other", tag="de")
     assert not Path("other").exists()
+    killed = Path("killed")  # while the settings were written
+    killed.mkdir()
+    (killed / ".settings.json.tmp-1-1").touch()
+    assert augmented(text, run, "killed") == augmented(text, run, "bt")
     before = sorted(run.rglob("*"))
     with pytest.raises(ConfigError, match="is not empty and was not created by"):
         augmented(text, run, str(run))  # the model itself
@@ -138,6 +142,9 @@ def test_with_references_the_most_similar_translation_of_the_beam_is_used(
     references.write_text("one line\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"mono.txt and .*references.txt have different numbers"):
         augmented(text, run, "short", **options)
+    assert not Path("short").exists()  # before the model translates
+    with pytest.raises(ConfigError, match="but the beam size is 1"):
+        augmented(text, run, "greedy", **options | {"beam_size": 1})
     with pytest.raises(ConfigError, match="`references` needs `forward`"):
         augmented(text, run, "back", references=references)
 

@@ -22,7 +22,7 @@ LIMITS = {
     "config": 1430, "files": 620,  # (1,250, 550): languages of corpora, replay, LoRA
     "text": 490, "data": 2400,  # (480, 2,200): the lexicon and the demo corpus are in data
     "model": 1020, "device": 490,  # (1,150, 480)
-    "training": 2040, "search": 910, "inference": 2050,  # (2,000, 930, 2,300)
+    "training": 2042, "search": 910, "inference": 2050,  # (2,000, 930, 2,300)
     "checkpoint": 680, "metrics": 780, "report": 250,  # (650, 800, 250)
     "extras/cleaning": 1350, "extras/serving": 1775,  # (1,500, 1,900)
     "extras/analysis": 860, "extras/planning": 760,  # (1,000, 800)
@@ -30,12 +30,12 @@ LIMITS = {
     "extras/inspection": 1880,  # (1,800): every picture of the five texts
     # (1,000): the CTranslate2 engine, four formats in, vocabularies trimmed and grown
     "extras/exchange": 1850,
-    "extras/adaptation": 150, "extras/distillation": 210,
+    "extras/adaptation": 150, "extras/distillation": 227,
 }  # fmt: skip
-CORE, EXTRAS, MODULES = 16_324, 9_054, 193
+CORE, EXTRAS, MODULES = 16_331, 9_075, 193
 STORIES = ("prepare", "train", "translate", "evaluate")
 STORY_LIMIT = 300
-TEST_LINES = 31_090
+TEST_LINES = 31_188
 _SKIPPED = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER, tokenize.ENCODING,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import runpy
-from dataclasses import asdict
+import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -43,8 +45,11 @@ def test_the_checkpoint_is_the_newest_that_was_complete_at_the_limit() -> None:
 
 def test_a_training_is_ended_at_its_limit_and_a_failure_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    assert RACE["execute"](["sh", "-c", "echo begun; sleep 60"], log, 0.5) < 30
+    begin = time.monotonic()
+    assert RACE["execute"](["sh", "-c", "echo begun; sleep 600"], log, 0.5) is None
+    assert time.monotonic() - begin < 300
     assert log.read_text() == "begun\n"
+    assert RACE["execute"](["true"], log, 300) > 0
     with pytest.raises(RuntimeError, match="exit code 3:\noh no"):
         RACE["execute"](["sh", "-c", "echo oh no; exit 3"], log, 30)
 
@@ -73,6 +78,59 @@ def test_the_chart_and_the_table_show_means_and_the_range_of_the_seeds() -> None
     table = RACE["table"](results).splitlines()
     assert table[2:4] == ["| nmt | 30.5 ± 0.5 | 35.0 |", "| fairseq, quick | 12.0 | 35.0 |"]
     assert "nmt, seed 1: 601 seconds, limit 10 minutes" in table
+    assert "load at the end of a training: 2 to 2" in table
+
+
+class Echo:
+    """A tokenizer that does nothing."""
+
+    def decode(self, pieces: list[str]) -> str:
+        return " ".join(pieces)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A training of a toolkit that is a shell script: it writes checkpoints 1 to 3."""
+    folder = tmp_path / "run"
+    for path in (folder, tmp_path / "text", tmp_path / "pieces", tmp_path / "outputs"):
+        path.mkdir()
+    for name in ("text/test_2016_flickr.en", "pieces/test_2016_flickr.de"):
+        (tmp_path / name).write_text("a b c d\n")
+
+    def train(run: Any) -> list[str]:
+        return ["sh", "-c", f"for i in 1 2 3; do echo $i > {run.folder}/$i.ckpt; done"]
+
+    def translate(run: Any, checkpoint: Path) -> list[str]:
+        if checkpoint.stem == "3":
+            raise RuntimeError("damaged")
+        return list(run.output_of("cat"))
+
+    fake = RACE["Toolkit"]("Fake", "pytest", "fake", train, translate, "[0-9].ckpt")
+    monkeypatch.setitem(RACE["TOOLKITS"], "fake", fake)
+    recipe = RACE["Recipe"]("fake", "none")
+    return RACE["Run"](recipe, tmp_path, folder, Path(sys.executable), 1, 60.0, 2, 25)
+
+
+def test_each_checkpoint_is_translated_even_if_another_is_damaged(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = iter(run.folder / f"{number}.ckpt" for number in (1, 3, 2))
+    score = RACE["train_and_score"]
+    monkeypatch.setitem(score.__globals__, "newest", lambda *_: next(newest))
+    results = list(score(run, "fake", [5, 10, 20], Echo()))
+    assert [(each.minutes, each.updates, each.bleu) for each in results] == [
+        (5, 1, 100.0), (20, 2, 100.0),
+    ]  # fmt: skip
+    assert "fake, 10 minutes: damaged" in capsys.readouterr().out
+
+
+def test_a_training_without_checkpoints_must_end(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = replace(RACE["TOOLKITS"]["fake"], checkpoints="")
+    monkeypatch.setitem(RACE["TOOLKITS"], "fake", fake)
+    score = RACE["train_and_score"]
+    monkeypatch.setitem(score.__globals__, "execute", lambda *_: None)
+    with pytest.raises(RuntimeError, match="did not end within 480 seconds"):
+        list(score(run, "fake", [1], Echo()))
 
 
 def test_names_at_one_height_are_moved_apart_and_stay_above_the_bottom() -> None:

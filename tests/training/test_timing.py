@@ -279,3 +279,25 @@ def test_r_drop_is_not_used_where_the_minutes_are_too_few_for_it(
     resumed = setup_of(config)
     plan_budget(resumed, Progress.from_dict(progress.as_dict()))
     assert isinstance(resumed.updater.objective, expected)
+
+
+def test_a_run_keeps_its_loss_until_its_minutes_are_timed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Minutes, then updates, then more minutes; each is also resumed with equal settings."""
+
+    plan = TimePlan(0.4, 0.0, 0.0, 0.0, spent=1.0)
+    monkeypatch.setattr(timing, "time_plan", lambda *_args, **_options: plan)
+    caplog.set_level("INFO")
+    write_corpus(tmp_path)
+    prepare(make_config(max_steps=1))
+    progress = Progress()
+    limits = [(1, None, CrossEntropy), (None, 5000, CrossEntropy), (60, None, RDrop)]
+    for minutes, steps, expected in limits:
+        for _ in range(2):
+            config = make_config(max_minutes=minutes, max_steps=steps, r_drop_weight=3.0)
+            setup = setup_of(config)
+            plan_budget(setup, progress)
+            assert isinstance(setup.updater.objective, expected)
+            progress = Progress.from_dict(progress.as_dict())
+    assert caplog.text.count("was too short for it at the start") == 3

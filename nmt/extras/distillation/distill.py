@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from nmt.checkpoint.files import MODEL
+from nmt.checkpoint.files import MODEL, adapter_record
 from nmt.checkpoint.model_folder import ModelFiles, find_model
 from nmt.commands.augment import CORPUS, SETTINGS, augment, check_ours
 from nmt.commands.config import load_config
@@ -26,12 +26,12 @@ from nmt.commands.options import AugmentOptions, given
 from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import Direction
-from nmt.config.run import RunConfig
-from nmt.data.corpus import read_corpus
+from nmt.config.run import name_of_folder
+from nmt.data.corpus import check_files, read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.distillation.options import DistillOptions
-from nmt.files.atomic import file_lock, open_output, write_errors, write_json
+from nmt.files.atomic import file_lock, open_output, remove_folder, write_errors, write_json
 from nmt.files.json_file import read_json, sha256_of_file
 from nmt.files.lines import open_binary
 from nmt.inference.direction import LanguageOptions, Languages
@@ -42,7 +42,8 @@ from nmt.metrics.result import System, show_score, text_table
 from nmt.metrics.scoring import Resampling, score_systems
 from nmt.registry import load_attribute
 
-_CONFIG, _CORPUS, _REPORT = "config.yaml", "corpus", "report.json"
+_CONFIG, _CORPUS, _MODEL, _REPORT = "config.yaml", "corpus", "model", "report.json"
+_DISTILLED = "data.train.0"
 _EXCHANGE = "nmt.extras.exchange"
 # Kasai et al. (2021): the decoder runs once per token, the encoder once per sentence, so layers are
 # cheap in the encoder.
@@ -70,6 +71,7 @@ class DistillReport:
     """The student, and how it compares with the teacher."""
 
     model: str  # Folder of the exported student.
+    test: str  # Key of the corpus that was translated, such as ``data.test.flickr2016``.
     rows: Sequence[Row]
 
     def as_text(self) -> str:
@@ -81,7 +83,10 @@ class DistillReport:
             for row in self.rows
         ]  # fmt: skip
         command = shell_command("translate", self.model, input="FILE", output="FILE")
-        return f"{text_table([head, *cells])}\n\nnext: {command}"
+        sets = f"on {self.test}"
+        if self.test.startswith("data.valid"):
+            sets += ", which also chose the best checkpoint; set `test` for a fair comparison"
+        return f"{text_table([head, *cells])}\n{sets}\n\nnext: {command}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -107,20 +112,29 @@ def distill(options: DistillOptions) -> DistillReport:
     texts = [*filter(None, (options.text, options.references))]
     for path in texts:
         open_binary(path).close()  # explains why a file cannot be read
-    settings = {
+    teaching = {
         "texts": [sha256_of_file(path) for path in texts], "beam_size": options.beam_size,
-        "models": [each.sha256 for each in files], "student": student, "set": list(options.set_),
+        "models": [each.sha256 for each in files], "languages": list(direction),
     }  # fmt: skip
+    learning = {"student": student, "set": list(options.set_)}
     with write_errors(output, DataError, fix="Choose a writable folder on a disk with free space."):
         # Until the teachers translate, all settings may change.
-        check_ours(output, settings if (output / _CORPUS).exists() else {}, "distill")
+        check_ours(output, teaching if (output / _CORPUS).exists() else {}, "distill")
         output.mkdir(parents=True, exist_ok=True)
         with file_lock(output / ".lock", remove=True):
-            write_json(output / SETTINGS, settings)
+            settings = output / SETTINGS
+            before = read_json(settings) if settings.is_file() else learning
+            if any(before.get(name) != value for name, value in learning.items()):
+                # `fit` decides whether the same student can continue with these settings.
+                (output / _REPORT).unlink(missing_ok=True)
+                if (output / _MODEL).exists():
+                    remove_folder(output / _MODEL)
+            write_json(settings, teaching | learning)
             if not (output / _REPORT).is_file():
                 write_json(output / _REPORT, _steps(options, files, student, direction))
             found = read_json(output / _REPORT)
-    return DistillReport(found["model"], [Row(**row) for row in found["rows"]])
+    rows = [Row(**row) for row in found["rows"]]
+    return DistillReport(str(output / _MODEL), found["test"], rows)
 
 
 def _steps(
@@ -130,14 +144,17 @@ def _steps(
     direction: Direction,
 ) -> dict[str, Any]:
     """Translate, train, export and measure; steps that are complete are not repeated."""
-    output, (teacher, *others), model = options.output, options.teachers, options.output / "model"
+    output, (teacher, *others), model = options.output, options.teachers, options.output / _MODEL
     with open_output(output / _CONFIG) as file:
         file.write(loader.dump_document(student).encode())
     threads = given(options, "threads")
     own = [f"training.{name}={value}" for name, value in threads.items()]
     overrides = (*own, *options.set_)
     # Reports problems before the long work; the size of the corpus is not known yet.
-    loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
+    config = loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
+    corpora = dict(config.data.corpora)
+    del corpora[_DISTILLED]
+    check_files(corpora)
     names = ("text", "references", "from_", "to", "beam_size", "threads")
     shared = {name: getattr(options, name) for name in names}
     corpus = output / _CORPUS
@@ -151,13 +168,18 @@ def _steps(
     languages = {"source_language": direction.source, "target_language": direction.target}
     teaching = given(options, "beam_size")
     teaching |= languages | {"ensemble": Ensemble(tuple(others))}
-    test, sizes = _test_pairs(config), [each.manifest.files[MODEL].size for each in files]
+    # The first test set, or the validation set if there is none.
+    sets = config.data.held_out
+    key = next((name for name in sets if name.startswith("data.test.")), next(iter(sets)))
+    read = read_corpus(sets[key], ReadOptions(*direction))
+    test = [pair for pair in read if isinstance(pair, SentencePair)]
+    size = sum(map(_num_bytes, files))
     exported = (model / "model.bin").stat().st_size
     rows = [
-        _measure("teacher", Translator.load(teacher, **teaching, **threads), sum(sizes), test),
+        _measure("teacher", Translator.load(teacher, **teaching, **threads), size, test),
         _measure("student", Translator.load(model, **threads), exported, test),
     ]
-    return {"model": str(model), "rows": [asdict(row) for row in rows]}
+    return {"test": key, "rows": [asdict(row) for row in rows]}
 
 
 def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction) -> dict[str, Any]:
@@ -166,7 +188,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     Raises:
         ConfigError: The teacher has no validation set, and `valid` is not set.
     """
-    output, config = options.output, teacher.config
+    config = teacher.config
     # An imported model has placeholders for its corpora, and the step 0.
     held_out = config.data.held_out if teacher.step else {}
     sets = {
@@ -186,24 +208,25 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     if not data["valid"]:
         problem = f"{options.teachers[0]} has no validation set for {direction}."
         raise ConfigError(problem, fix="Pass two files: `valid` SOURCE TARGET.")
-    distilled = {"name": "distilled", "tsv": str(output / _CORPUS / CORPUS)}
-    data["train"] = [distilled, *(data.get("train") or ())]
+    distilled = {"name": "distilled", "tsv": f"{loader.BESIDE}{_CORPUS}/{CORPUS}"}
+    data["train"] = [distilled, *(data.get("train") or ())]  # the first: _DISTILLED
     return {
         **values,
-        "name": values.get("name") or output.resolve().name,
+        "decoding": _STUDENT["decoding"] | (values.get("decoding") or {}),
+        "name": values.get("name") or name_of_folder(options.output),
         "source_language": direction.source,
         "target_language": direction.target,
-        "prepared_dir": str(output / "prepared"),
-        "run_dir": str(output / "run"),
+        "prepared_dir": f"{loader.BESIDE}prepared",
+        "run_dir": f"{loader.BESIDE}run",
         "data": data,
     }
 
 
-def _test_pairs(config: RunConfig) -> list[SentencePair]:
-    """Return the first test set, or the validation set if there is none."""
-    corpus = next(iter(config.data.test.values()), config.data.valid[0])
-    pairs = read_corpus(corpus, ReadOptions(*config.direction(corpus)))
-    return [pair for pair in pairs if isinstance(pair, SentencePair)]
+def _num_bytes(files: ModelFiles) -> int:
+    """Return the size of the weights; those of an adapted model include its base model."""
+    base, is_adapter = files.config.training.init_from, adapter_record(files.folder / MODEL)
+    of_base = _num_bytes(find_model(base)) if base and is_adapter else 0
+    return of_base + files.manifest.files[MODEL].size
 
 
 def _measure(

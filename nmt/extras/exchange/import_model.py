@@ -23,7 +23,7 @@ from nmt.checkpoint.files import tensor_differences
 from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_config
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
-from nmt.config.run import RunConfig, check_languages
+from nmt.config.run import RunConfig, check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder
@@ -140,7 +140,7 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
     corpus = {"name": "not-known", "source": "unknown", "target": "unknown-too"}
     spec = model.target.sentencepiece.trainer_spec
     values = {
-        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", output.resolve().name).strip("-._") or "imported",
+        "name": name_of_folder(output),
         "source_language": codes[0],
         "target_language": codes[1],
         "data": {"train": [corpus], "valid": corpus, "language_tags": model.language_tags},

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from nmt.checkpoint.model_folder import SHORTLIST, find_model, is_ctranslate2
+from nmt.commands import augment as recipe
 from nmt.config.loader import load_config
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, NmtError
 from nmt.extras.distillation import distill as story
 from nmt.extras.distillation.distill import DistillReport, distill
 from nmt.extras.distillation.options import DistillOptions
+from nmt.inference.translator import Translator
 from tests.extras.adaptation.conftest import train
 from tests.extras.exchange.exported import needs_ctranslate2
 from tests.training.toy import write_corpus
@@ -24,8 +26,9 @@ pytestmark = needs_ctranslate2
 STUDENT = """
 tokenizer: {vocab_size: 60, byte_fallback: false}
 model: {preset: tiny, encoder_layers: 2, decoder_layers: 1, model_dim: 16, ff_dim: 32, num_heads: 2}
-training: {max_steps: 4, validate_every: 2, save_every: 2, threads: 1}
-decoding: {beam_size: 1, shortlist: true}
+training:
+  {max_steps: 4, validate_every: 2, save_every: 2, threads: 1, validation: {metric: loss},
+   schedule: {peak_lr: 0.01, warmup_steps: 1}}
 """
 
 
@@ -100,6 +103,8 @@ def test_the_student_is_exported_to_int8_with_a_shortlist(teachers: list[Path]) 
     assert (model / SHORTLIST).is_file()
     record = json.loads((model / "export.json").read_text(encoding="utf-8"))
     assert record["quantization"] == "int8"
+    decoding = Translator.load(model, threads=1).options.decoding
+    assert (decoding.beam_size, decoding.shortlist) == (1, True)
 
 
 def test_the_corpora_and_sets_of_the_student(teachers: list[Path]) -> None:
@@ -121,17 +126,53 @@ def test_other_settings_and_a_teacher_without_validation_are_refused(
     with pytest.raises(ConfigError, match="small was created with different settings: models"):
         distilled(teachers[1:])
     with pytest.raises(ConfigError, match="different settings: texts, beam_size"):
-        distilled(teachers[:1], references=Path("train.en"), beam_size=1)
+        distilled(teachers[:1], references=Path("train.en"), beam_size=3)
     with pytest.raises(ConfigError, match="is not empty and was not created by `nmt distill`"):
         distilled(teachers[:1], output=teachers[0])
     with pytest.raises(ConfigError, match="vocab_size"):  # before the teachers translate
         distilled(teachers[:1], output="wrong", set_=("tokenizer.vocab_size=3",))
+    with pytest.raises(DataError, match=r"data\.valid\.source: none\.de does not exist"):
+        distilled(teachers[:1], output="wrong", valid=("none.de", "valid.en"))
     assert not Path("wrong/corpus").exists()
     assert distilled(teachers[:1], output="wrong").rows  # the corrected command
     monkeypatch.setattr(story, "find_model", lambda folder: replace(find_model(folder), step=0))
     with pytest.raises(ConfigError, match="second has no validation set for de-en") as caught:
         distilled(teachers[1:], output="imported")
     assert "`valid` SOURCE TARGET" in caught.value.fix
+
+
+def test_a_student_can_be_trained_longer_without_translating_again(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may have been moved meanwhile; its name does not have to be that of a run."""
+    distilled(teachers[:1], output="a student")
+    before = Path("a student/model/model.bin").read_bytes()
+    Path("a student").rename("moved")
+    monkeypatch.setattr(recipe, "_Translate", None)
+    report = distilled(teachers[:1], output=Path("moved").resolve(), set_=("training.max_steps=8",))
+    assert (Path(report.model) / "model.bin").read_bytes() != before
+    assert find_model(Path("moved/run")).step == 8
+    with pytest.raises(NmtError, match="ff_dim"):
+        distilled(teachers[:1], output="moved", set_=("model.ff_dim=64",))
+    assert not Path("moved/report.json").exists()
+
+
+def test_the_table_names_its_test_set(teachers: list[Path]) -> None:
+    report = distilled(teachers[:1])
+    assert report.test == "data.valid"
+    assert "which also chose the best checkpoint" in report.as_text()
+    report = distilled(teachers[:1], output="tested", test=("valid.de", "valid.en"))
+    assert "\non data.test.test\n" in report.as_text()
+
+
+def test_the_size_of_an_adapted_teacher_includes_its_base(teachers: list[Path]) -> None:
+    (first, _) = teachers
+    prepared = {"prepared_dir": "prepared/first"}
+    train("adapted", prepared, init_from=str(first), lora={"rank": 2})
+    both = first, Path("runs/adapted")
+    sizes = [find_model(run).manifest.files["model.safetensors"].size for run in both]
+    report = distilled([*both[1:]])
+    assert report.rows[0].megabytes == sum(sizes) / 1e6
 
 
 def test_the_usual_student_needs_no_configuration(
