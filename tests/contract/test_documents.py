@@ -164,7 +164,7 @@ def test_the_steps_of_the_ci_job_pass_and_fail(
 
 @pytest.mark.parametrize("line", commands())
 def test_every_command_uses_flags_that_exist(line: str) -> None:
-    words = shlex.split(re.sub(r"[<>]\s*\S+", "", line))
+    words = shlex.split(re.sub(r"\s[<>]\s+\S+", "", line))
     words = words[words.index("nmt") :]
     command: Any = get_command(app)
     context = None
