@@ -269,7 +269,7 @@ class Reservoir:
             self._characters -= sum(map(len, self._pairs[slot]))
             self._pairs[slot] = (source, target)
         self._characters += len(source) + len(target)
-        if self._characters > self._max_characters and len(self._pairs) > 1:
+        while self._characters > self._max_characters and len(self._pairs) > 1:
             self._capacity = len(self._pairs) // 2
             self._pairs = self._random.sample(self._pairs, self._capacity)
             self._characters = sum(len(source) + len(target) for source, target in self._pairs)

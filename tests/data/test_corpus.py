@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import CorpusConfig
@@ -201,6 +201,7 @@ def test_every_member_is_drawn_equally_often_even_when_the_sample_shrinks() -> N
         assert all(abs(n - mean) < 5 * mean**0.5 for n in uses.values())
 
 
+@example(lengths=[1, 24, 50, 1, 1, 1, 1, 1, 26])  # one half is still too long
 @given(lengths=st.lists(st.integers(1, 50), min_size=1))
 def test_a_sample_stays_below_the_limit_of_characters(lengths: list[int]) -> None:
     sample = Reservoir(1000, max_characters=100, seed=1)
