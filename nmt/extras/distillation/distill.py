@@ -12,6 +12,7 @@ Each step resumes after a kill, so the same command continues where it was stopp
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from nmt.commands.options import AugmentOptions, given
 from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import Direction
-from nmt.config.run import name_of_folder
+from nmt.config.run import RunConfig, name_of_folder
 from nmt.data.corpus import check_files, read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import ConfigError, DataError, shell_command
@@ -47,10 +48,10 @@ _DISTILLED = "data.train.0"
 _EXCHANGE = "nmt.extras.exchange"
 # Kasai et al. (2021): the decoder runs once per token, the encoder once per sentence, so layers are
 # cheap in the encoder.
-_STUDENT = {
-    "model": {"encoder_layers": 6, "decoder_layers": 1},
-    "decoding": {"beam_size": 1, "shortlist": True},
-}
+_LAYERS = {"encoder_layers": 6, "decoder_layers": 1}
+_DECODING = {"beam_size": 1, "shortlist": True}
+# A teacher up to this width is small: its student has the same width and starts with its weights.
+_MAX_WIDTH, _DROPOUT = 512, 0.1
 _ONE_BY_ONE = 100  # Sentences that are translated one at a time.
 
 
@@ -149,9 +150,13 @@ def _steps(
         file.write(loader.dump_document(student).encode())
     threads = given(options, "threads")
     own = [f"training.{name}={value}" for name, value in threads.items()]
+    if not options.config and _can_start(files[0].config):
+        own += [f"training.init_from={json.dumps(str(teacher))}", f"model.dropout={_DROPOUT}"]
+        own += ["training.init_differences=[layers]"]
     overrides = (*own, *options.set_)
     # Reports problems before the long work; the size of the corpus is not known yet.
     config = loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
+    load_attribute(f"{_EXCHANGE}.ctranslate2:CTranslate2Target")().adapt(config)
     corpora = dict(config.data.corpora)
     del corpora[_DISTILLED]
     check_files(corpora)
@@ -200,7 +205,8 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
         "valid": [values for key, values in sets.items() if key.startswith("valid")],
         "test": {x.removeprefix("test."): sets[x] for x in sets if x.startswith("test.")},
     }
-    values = loader.read_document(options.config).values if options.config else _STUDENT
+    usual = {"model": _LAYERS}
+    values = loader.read_document(options.config).values if options.config else usual
     data |= values.get("data") or {}
     for part, pair in given(options, "valid", "test").items():
         corpus = {"source": str(pair[0]), "target": str(pair[1])}
@@ -212,7 +218,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     data["train"] = [distilled, *(data.get("train") or ())]  # the first: _DISTILLED
     return {
         **values,
-        "decoding": _STUDENT["decoding"] | (values.get("decoding") or {}),
+        "decoding": _DECODING | (values.get("decoding") or {}),
         "name": values.get("name") or name_of_folder(options.output),
         "source_language": direction.source,
         "target_language": direction.target,
@@ -220,6 +226,12 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
         "run_dir": f"{loader.BESIDE}run",
         "data": data,
     }
+
+
+def _can_start(teacher: RunConfig) -> bool:
+    """Return whether the usual student starts with the weights of the teacher."""
+    faults = load_attribute(f"{_EXCHANGE}.ctranslate2:not_expressed")(teacher.model)
+    return not faults and not teacher.language_tags and teacher.model.model_dim <= _MAX_WIDTH
 
 
 def _num_bytes(files: ModelFiles) -> int:

@@ -34,7 +34,8 @@ class DistillOptions(Options):
             translations in the beam, the one that is most similar to the reference (smoothed BLEU).
         beam_size: Beam size of the teachers; 1 is greedy search.
         config: Configuration of the student. Its training corpora are used together with the
-            translations. By default, the student has a deep encoder and a decoder of one layer.
+            translations. By default, the student has six encoder layers and one decoder layer,
+            and starts with the weights of the first teacher, unless its width is above 512.
         valid: Validation set of the student: a source file and a target file.
         test: Test set of the table: a source file and a target file.
     """

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nmt.checkpoint.model_folder import SHORTLIST, find_model, is_ctranslate2
+from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, find_model, is_ctranslate2
 from nmt.commands import augment as recipe
 from nmt.config.loader import load_config
+from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.extras.distillation import distill as story
 from nmt.extras.distillation.distill import DistillReport, distill
@@ -173,6 +175,48 @@ def test_the_size_of_an_adapted_teacher_includes_its_base(teachers: list[Path]) 
     sizes = [find_model(run).manifest.files["model.safetensors"].size for run in both]
     report = distilled([*both[1:]])
     assert report.rows[0].megabytes == sum(sizes) / 1e6
+
+
+def test_the_usual_student_starts_with_the_weights_of_the_first_teacher(
+    teachers: list[Path],
+) -> None:
+    steps = ("training.max_minutes=null", "training.max_steps=1", "training.r_drop_weight=0")
+    distilled(teachers, config=None, set_=steps)
+    config = load_config(Path("small/run/config.yaml"))
+    assert (config.model.encoder_layers, config.model.decoder_layers) == (6, 1)
+    assert (config.model.model_dim, config.model.dropout) == (32, 0.1)
+    assert config.training.init_from == teachers[0]
+    assert "taken" in Path("small/run/log.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("model", [{"qk_norm": True}, {"model_dim": 514}])
+def test_a_wide_or_unsupported_teacher_has_a_student_from_scratch(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
+) -> None:
+    def other(folder: Path) -> ModelFiles:
+        files = find_model(folder)
+        values = files.config.model.model_dump() | model
+        changed = files.config.model_copy(update={"model": ModelConfig(**values)})
+        return replace(files, config=changed)
+
+    monkeypatch.setattr(story, "find_model", other)
+    monkeypatch.setattr(story, "augment", lambda _: None)
+    overrides = list[str]()
+
+    def stopped(_: Path, given: Sequence[str]) -> None:
+        overrides.extend(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(story, "load_config", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        distilled(teachers, config=None)
+    assert overrides == ["training.threads=1"]
+
+
+def test_a_student_that_cannot_be_exported_is_refused_first(teachers: list[Path]) -> None:
+    with pytest.raises(ConfigError, match=r"CTranslate2 does not support model\.qk_norm true"):
+        distilled(teachers, set_=("model.qk_norm=true",))
+    assert not Path("small/corpus").exists()
 
 
 def test_the_usual_student_needs_no_configuration(
