@@ -257,7 +257,7 @@ def plan_budget(setup: TrainingSetup, progress: Progress) -> None:
         progress.timed = minutes, max(1, round(steps * minutes / recorded_minutes))
     if progress.loss and plan is None and training.loss == "auto":
         setup.updater.objective = LOSSES[progress.loss](training)
-        logger.info("R-Drop is not used: training.max_minutes was too short for it at the start")
+        logger.info("R-Drop is not used: training.max_minutes was too short when the run began")
     if epochs is None:
         progress.epoch_updates = None
     elif progress.epoch_updates is None or progress.epoch_updates[0] != epochs:

@@ -300,4 +300,4 @@ def test_a_run_keeps_its_loss_until_its_minutes_are_timed_again(
             plan_budget(setup, progress)
             assert isinstance(setup.updater.objective, expected)
             progress = Progress.from_dict(progress.as_dict())
-    assert caplog.text.count("was too short for it at the start") == 3
+    assert caplog.text.count("was too short when the run began") == 3
