@@ -48,10 +48,11 @@ _DISTILLED = "data.train.0"
 _EXCHANGE = "nmt.extras.exchange"
 # Kasai et al. (2021): the decoder runs once per token, the encoder once per sentence, so layers are
 # cheap in the encoder.
-_LAYERS = {"encoder_layers": 6, "decoder_layers": 1}
+_STUDENT = {"model": {"encoder_layers": 6, "decoder_layers": 1}}
 _DECODING = {"beam_size": 1, "shortlist": True}
-# A teacher up to this width is small: its student has the same width and starts with its weights.
-_MAX_WIDTH, _DROPOUT = 512, 0.1
+_START = ("training.init_differences=[layers]", "model.dropout=0.1")
+# Overrides of these keys would contradict the teacher.
+_OF_TEACHER = ("model.", "tokenizer.", "training.init_")
 _ONE_BY_ONE = 100  # Sentences that are translated one at a time.
 
 
@@ -150,9 +151,8 @@ def _steps(
         file.write(loader.dump_document(student).encode())
     threads = given(options, "threads")
     own = [f"training.{name}={value}" for name, value in threads.items()]
-    if not options.config and _can_start(files[0].config):
-        own += [f"training.init_from={json.dumps(str(teacher))}", f"model.dropout={_DROPOUT}"]
-        own += ["training.init_differences=[layers]"]
+    if not options.config and _can_start(files[0].config, options.set_):
+        own += [f"training.init_from={json.dumps(str(teacher))}", *_START]
     overrides = (*own, *options.set_)
     # Reports problems before the long work; the size of the corpus is not known yet.
     config = loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
@@ -205,8 +205,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
         "valid": [values for key, values in sets.items() if key.startswith("valid")],
         "test": {x.removeprefix("test."): sets[x] for x in sets if x.startswith("test.")},
     }
-    usual = {"model": _LAYERS}
-    values = loader.read_document(options.config).values if options.config else usual
+    values = loader.read_document(options.config).values if options.config else _STUDENT
     data |= values.get("data") or {}
     for part, pair in given(options, "valid", "test").items():
         corpus = {"source": str(pair[0]), "target": str(pair[1])}
@@ -228,10 +227,12 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     }
 
 
-def _can_start(teacher: RunConfig) -> bool:
+def _can_start(teacher: RunConfig, overrides: Sequence[str]) -> bool:
     """Return whether the usual student starts with the weights of the teacher."""
     faults = load_attribute(f"{_EXCHANGE}.ctranslate2:not_expressed")(teacher.model)
-    return not faults and not teacher.language_tags and teacher.model.model_dim <= _MAX_WIDTH
+    # The student then has the same width: wider ones are slow.
+    is_small = teacher.model.model_dim <= 512 and not teacher.language_tags
+    return is_small and not faults and not any(x.startswith(_OF_TEACHER) for x in overrides)
 
 
 def _num_bytes(files: ModelFiles) -> int:

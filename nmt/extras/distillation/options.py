@@ -35,7 +35,7 @@ class DistillOptions(Options):
         beam_size: Beam size of the teachers; 1 is greedy search.
         config: Configuration of the student. Its training corpora are used together with the
             translations. By default, the student has six encoder layers and one decoder layer,
-            and starts with the weights of the first teacher, unless its width is above 512.
+            and starts with the weights of the first teacher if that is a small model.
         valid: Validation set of the student: a source file and a target file.
         test: Test set of the table: a source file and a target file.
     """

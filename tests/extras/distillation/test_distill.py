@@ -189,9 +189,15 @@ def test_the_usual_student_starts_with_the_weights_of_the_first_teacher(
     assert "taken" in Path("small/run/log.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("model", [{"qk_norm": True}, {"model_dim": 514}])
-def test_a_wide_or_unsupported_teacher_has_a_student_from_scratch(
-    teachers: list[Path], monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [({"qk_norm": True}, ()), ({"model_dim": 514}, ()), ({}, ("model.ff_dim=64",))],
+)
+def test_a_student_that_differs_from_its_teacher_starts_with_random_weights(
+    teachers: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    model: dict[str, Any],
+    changes: tuple[str, ...],
 ) -> None:
     def other(folder: Path) -> ModelFiles:
         files = find_model(folder)
@@ -209,8 +215,8 @@ def test_a_wide_or_unsupported_teacher_has_a_student_from_scratch(
 
     monkeypatch.setattr(story, "load_config", stopped)
     with pytest.raises(KeyboardInterrupt):
-        distilled(teachers, config=None)
-    assert overrides == ["training.threads=1"]
+        distilled(teachers, config=None, set_=changes)
+    assert overrides == ["training.threads=1", *changes]
 
 
 def test_a_student_that_cannot_be_exported_is_refused_first(teachers: list[Path]) -> None:
