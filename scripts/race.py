@@ -8,15 +8,17 @@ and translate test_2016_flickr with their own beam search. BLEU is sacreBLEU, ca
 text. The subwords are those that `nmt prepare` learns for `configs/multi30k.yaml`.
 
 Settings: nmt's and Hugging Face's were chosen on the validation set of Multi30k, for 8 and 12
-minutes. fairseq, OpenNMT-py and JoeyNMT race with the recipes of their documentation, which are
-for hours on a GPU, and once more (``-quick``) with smaller batches and a quick warm-up, chosen
-without a search. nmt and Hugging Face use bfloat16 if the processor has it, the others float32.
+minutes. The recipes that fairseq, OpenNMT-py and JoeyNMT document are for hours on a GPU: the
+warm-up of the first two takes 4,000 and 8,000 updates, more than one core makes in 40 minutes.
+Therefore the three race with the learning rate, warm-up, dropout and about the batch size of
+Hugging Face, and with what they document for all the rest. nmt and Hugging Face use bfloat16 if the
+processor has it, the others float32.
 
 The limit is the wall-clock time of the training command, with its start-up, loading, validations
 and saves. Preparing text and vocabulary does not count. nmt and Hugging Face train once for each
 limit, because their learning rates fall to zero at the end. The schedules of the other toolkits do
 not depend on the end: one training serves all limits, and the newest checkpoint at each limit is
-translated. The settings and their sources are in `RECIPES` and in the templates of the toolkits.
+translated. The settings and their sources are in `TOOLKITS` and in the templates of the toolkits.
 
 Each result is a line of the results file. Results that the file already has are skipped, so that
 a race can be stopped at any time and continued later. The other toolkits are installed in virtual
@@ -58,38 +60,20 @@ START_SECONDS = 8.0  # nmt counts `training.max_minutes` from the end of its sta
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """Settings of training: the toolkit, where they are documented, and those that vary."""
+class Settings:
+    """The settings of training that are not those of a toolkit's documentation."""
 
-    toolkit: str
-    source: str
     learning_rate: float = 0.0
     warmup: int = 0  # updates
-    max_tokens: int = 0  # of a batch; Hugging Face's: both sides, the others': the longer side
+    max_tokens: int = 4096  # of a batch; Hugging Face's: both sides, the others': the longer side
     dropout: float = 0.0
-
-
-RECIPES = {
-    "nmt": Recipe("nmt", "configs/multi30k.yaml"),
-    # The documentation describes fine-tuning only. The optimizer, its schedule and the clipping are
-    # the defaults of TrainingArguments; the values were chosen for 12 minutes on Multi30k.
-    "hugging-face": Recipe("hugging-face", "TrainingArguments", 1e-3, 500, 1536, 0.1),
-    "fairseq": Recipe("fairseq", "examples/translation/README.md", 5e-4, 4000, 4096, 0.3),
-    # The learning rate of noam is a factor. No recipe for small data is documented.
-    "opennmt-py": Recipe("opennmt-py", "docs/source/FAQ.md", 2.0, 8000, 4096, 0.1),
-    "joeynmt": Recipe("joeynmt", "configs/transformer_iwslt14_deen_bpe.yaml", 3e-4, 0, 4096, 0.3),
-    # The warm-up of the three recipes above can be longer than the race.
-    "fairseq-quick": Recipe("fairseq", "none", 1e-3, 400, 1024, 0.3),
-    "opennmt-py-quick": Recipe("opennmt-py", "none", 0.32, 400, 1024, 0.1),
-    "joeynmt-quick": Recipe("joeynmt", "none", 3e-4, 0, 1024, 0.3),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A training, with the files and limits that all toolkits share."""
 
-    recipe: Recipe
+    settings: Settings
     work: Path  # text, pieces and vocabulary
     folder: Path
     python: Path
@@ -101,7 +85,7 @@ class Run:
     def fill(self, template: str, **values: object) -> str:
         """Replace the names of settings, paths and sizes by their values."""
         own = {name: getattr(self, name) for name in ("work", "folder", "seed", "save_every")}
-        return Template(template).substitute({**asdict(self.recipe), **SIZE, **own, **values})
+        return Template(template).substitute({**asdict(self.settings), **SIZE, **own, **values})
 
     def write(self, text: str) -> str:
         """Write a configuration; return its path."""
@@ -148,7 +132,7 @@ def _translate_nmt(run: Run, _: Path) -> list[str]:
 
 
 def _train_hugging_face(run: Run) -> list[str]:
-    values = {**asdict(run.recipe), **SIZE, "work": str(run.work), "model": f"{run.folder}/model",
+    values = {**asdict(run.settings), **SIZE, "work": str(run.work), "model": f"{run.folder}/model",
               "seed": run.seed, "threads": run.threads,
               "until": time.time() + run.seconds}  # fmt: skip
     return [str(run.python), HUGGING_FACE, run.write(json.dumps(values))]
@@ -219,7 +203,7 @@ def _translate_opennmt(run: Run, checkpoint: Path) -> list[str]:
     return read_lines(run.folder / "output")
 
 
-# Only validations save, so they are more frequent than after 1,000 updates, with more patience.
+# Only validations save, so they are more frequent than after 1,000 updates.
 JOEY = """{
 name: race, model_dir: $folder/model, use_cuda: false, random_seed: $seed,
 data: {dataset_type: plain, train: $work/pieces/train, dev: $work/pieces/val,
@@ -230,8 +214,8 @@ data: {dataset_type: plain, train: $work/pieces/train, dev: $work/pieces/val,
     voc_file: $work/joey.txt}},
 testing: {beam_size: $beam_size, beam_alpha: 1.0, batch_size: 64, max_output_length: $longest,
   eval_metrics: [], load_model: $checkpoint},
-training: {optimizer: adam, adam_betas: [0.9, 0.999], normalization: tokens, scheduling: plateau,
-  patience: $patience, decrease_factor: 0.7, learning_rate: $learning_rate,
+training: {optimizer: adam, adam_betas: [0.9, 0.999], normalization: tokens,
+  scheduling: warmupinversesquareroot, learning_rate: $learning_rate, learning_rate_warmup: $warmup,
   learning_rate_min: 0.00000001, label_smoothing: 0.1, batch_size: $max_tokens, batch_type: token,
   early_stopping_metric: ppl, epochs: 10000, logging_freq: $save_every, overwrite: true,
   validation_freq: $save_every, keep_best_ckpts: -1, print_valid_sents: []},
@@ -251,8 +235,7 @@ runpy.run_module("joeynmt", run_name="__main__")"""
 def _joey(run: Run, command: str, **values: object) -> list[str]:
     pieces = ["<unk>", "<pad>", "<s>", "</s>", *read_lines(run.work / "vocabulary.txt")]
     (run.work / "joey.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
-    patience, stack = 5 * 1000 // run.save_every, run.fill(JOEY_STACK)
-    config = run.fill(JOEY, patience=patience, stack=stack, **values)
+    config = run.fill(JOEY, stack=run.fill(JOEY_STACK), **values)
     return [str(run.python), "-c", JOEY_PROGRAM, command, run.write(config)]
 
 
@@ -274,31 +257,42 @@ class Toolkit:
     environment: str  # below $PEERS_HOME; "" is this Python
     train: Callable[[Run], list[str]]
     translate: Callable[[Run, Path], list[str]]
+    settings: Settings
     checkpoints: str = ""  # pattern of their names, if one training serves all limits
 
 
 TOOLKITS = {
-    "nmt": Toolkit("nmt", "nmt", "", _train_nmt, _translate_nmt),
+    # configs/multi30k.yaml
+    "nmt": Toolkit("nmt", "nmt", "", _train_nmt, _translate_nmt, Settings()),
+    # The documentation describes fine-tuning only. The optimizer, its schedule and the clipping are
+    # the defaults of TrainingArguments; the values were chosen for 12 minutes on Multi30k.
     "hugging-face": Toolkit(
-        "Hugging Face", "transformers", "hf", _train_hugging_face, _translate_hugging_face
+        "Hugging Face", "transformers", "hf", _train_hugging_face, _translate_hugging_face,
+        Settings(1e-3, 500, 1536, 0.1),
     ),
+    # examples/translation/README.md
     "fairseq": Toolkit(
-        "fairseq", "fairseq", "fairseq", _train_fairseq, _translate_fairseq, "checkpoint_*.pt"
+        "fairseq", "fairseq", "fairseq", _train_fairseq, _translate_fairseq,
+        Settings(1e-3, 500, 1024, 0.1), "checkpoint_*.pt",
     ),
+    # docs/source/FAQ.md. The learning rate of noam is a factor: this one reaches 1e-3.
     "opennmt-py": Toolkit(
-        "OpenNMT-py", "OpenNMT-py", "onmt", _train_opennmt, _translate_opennmt, "model_step_*.pt"
+        "OpenNMT-py", "OpenNMT-py", "onmt", _train_opennmt, _translate_opennmt,
+        Settings(0.358, 500, 1024, 0.1), "model_step_*.pt",
     ),
+    # configs/transformer_iwslt14_deen_bpe.yaml, with the schedule of fairseq
     "joeynmt": Toolkit(
-        "JoeyNMT", "joeynmt", "joey", _train_joey, _translate_joey, "model/[0-9]*.ckpt"
+        "JoeyNMT", "joeynmt", "joey", _train_joey, _translate_joey,
+        Settings(1e-3, 500, 1024, 0.1), "model/[0-9]*.ckpt",
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A score after a time: a line of the results file."""
 
-    toolkit: str  # a name of `RECIPES`
+    toolkit: str  # a name of `TOOLKITS`
     version: str
     minutes: float  # the limit
     seed: int
@@ -405,7 +399,7 @@ def train_and_score(
     run: Run, name: str, limits: Sequence[float], tokenizer: Any
 ) -> Iterator[Result]:
     """Train once; yield a result for each limit (minutes)."""
-    toolkit = TOOLKITS[run.recipe.toolkit]
+    toolkit = TOOLKITS[name]
     if toolkit.environment:
         query = f"import importlib.metadata as m; print(m.version('{toolkit.package}'))"
         version = run.output_of(run.python, "-c", query)[0]
@@ -434,7 +428,7 @@ def train_and_score(
         except RuntimeError as error:  # another checkpoint may be better
             print(f"{name}, {minutes:g} minutes: {error}", flush=True)
             continue
-        if run.recipe.toolkit != "nmt":
+        if name != "nmt":
             lines = [tokenizer.decode(line.split()) for line in lines]
         output = run.work / "outputs" / f"{name}.{run.seed}.{minutes:g}.en"
         output.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -455,7 +449,7 @@ def race(options: argparse.Namespace) -> None:
     work, home = options.work.resolve(), Path(os.environ.get("PEERS_HOME", "peers")).resolve()
     tokenizer = prepare(options.data, work)
     for seed, name in ((seed, name) for seed in options.seed for name in options.toolkit):
-        toolkit = TOOLKITS[RECIPES[name].toolkit]
+        toolkit = TOOLKITS[name]
         python = home / toolkit.environment / "bin" / "python"
         python = python if toolkit.environment else Path(sys.executable)
         if not python.exists():
@@ -466,11 +460,10 @@ def race(options: argparse.Namespace) -> None:
             folder = work / "runs" / f"{name}.{seed}.{group[-1]:g}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            recipe = RECIPES[name]
             # Smaller batches make more updates, but the disk has no room for more checkpoints.
-            save_every = options.save_every * 4096 // (recipe.max_tokens or 4096)
-            run = Run(recipe, work, folder, python, seed, 60 * group[-1], options.threads,
-                      save_every)  # fmt: skip
+            save_every = options.save_every * 4096 // toolkit.settings.max_tokens
+            run = Run(toolkit.settings, work, folder, python, seed, 60 * group[-1],
+                      options.threads, save_every)  # fmt: skip
             try:
                 for result in train_and_score(run, name, group, tokenizer):
                     print(line := json.dumps(asdict(result)), flush=True)
@@ -483,17 +476,14 @@ def race(options: argparse.Namespace) -> None:
 
 
 def curves_of(results: Sequence[Result]) -> list[Curve]:
-    """Group results by recipe, in the order of `RECIPES`, and by minutes."""
+    """Group results by toolkit, in the order of `TOOLKITS`, and by minutes."""
     curves = []
-    for name, recipe in RECIPES.items():
+    for number, (name, toolkit) in enumerate(TOOLKITS.items()):
         scores: dict[float, list[float]] = {}
         for result in sorted(results, key=lambda result: result.minutes):
             if result.toolkit == name:
                 scores.setdefault(result.minutes, []).append(result.bleu)
-        is_quick, color = name.endswith("-quick"), [*TOOLKITS].index(recipe.toolkit)
-        label = TOOLKITS[recipe.toolkit].label + ", quick" * is_quick
-        kind = "dotted" if is_quick else "bold" if name == "nmt" else ""
-        curves += [Curve(label, color, kind, scores)] if scores else []
+        curves += [Curve(toolkit.label, number, name == "nmt", scores)] if scores else []
     return curves
 
 
@@ -525,7 +515,7 @@ def main() -> None:
     run.add_argument("--data", type=Path, required=True, help="folder of train.de, val.de, ...")
     run.add_argument("--results", type=Path, required=True, help="JSON Lines file to add to")
     run.add_argument("--work", type=Path, default=Path("runs/race"), help="folder of other files")
-    run.add_argument("--toolkit", nargs="+", choices=RECIPES, default=[*RECIPES])
+    run.add_argument("--toolkit", nargs="+", choices=TOOLKITS, default=[*TOOLKITS])
     run.add_argument("--minutes", nargs="+", type=float, default=[5, 10, 20, 40])
     run.add_argument("--seed", nargs="+", type=int, default=[1, 2])
     run.add_argument("--threads", type=int, default=2, help="threads, and CPU cores")

@@ -14,7 +14,7 @@ STYLE = """svg{background:$page}.grid{stroke:$grid}text{fill:$soft;font-size:13p
 font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}"""
 SHAPES = """.name{font-size:14px}.bold.name{font-weight:600}.end{text-anchor:end}
 .mid{text-anchor:middle}path{fill:none;stroke-linecap:round;stroke-linejoin:round}
-.line{stroke-width:2}.bold.line{stroke-width:3}.dotted.line{stroke-dasharray:2 6}
+.line{stroke-width:2}.bold.line{stroke-width:3}
 .seeds{stroke-width:8;stroke-opacity:.3}.dots{stroke-width:7}.lead{stroke-opacity:.5}"""
 # Page, text, grid and lines: light and dark, as in nmt/report/templates/style.css.
 PAGE, SOFT, GRID = ("#fff", "#17191c"), ("#5d6671", "#9aa3ad"), ("#e4e2de", "#31363c")
@@ -30,7 +30,7 @@ class Curve:
 
     label: str
     color: int  # index of `COLORS`
-    kind: str  # "bold", "dotted" or ""
+    is_bold: bool
     scores: Mapping[float, Sequence[float]]  # minutes -> BLEU of each seed
 
     @property
@@ -81,7 +81,8 @@ def draw(curves: Sequence[Curve]) -> str:
     order = sorted(curves, key=lambda curve: -curve.means[-1][1])
     names = spread([height(curve.means[-1][1]) for curve in order], 18, BOTTOM)
     for curve, name_height in zip(order, names, strict=True):
-        kind, points = f"c{curve.color} {curve.kind}", [place(*point) for point in curve.means]
+        kind = f"c{curve.color}" + " bold" * curve.is_bold
+        points = [place(*point) for point in curve.means]
         ranges = "".join(
             f"M{place(limit, min(scores))}L{place(limit, max(scores))}"
             for limit, scores in curve.scores.items()

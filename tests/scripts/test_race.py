@@ -54,29 +54,29 @@ def test_a_training_is_ended_at_its_limit_and_a_failure_is_reported(tmp_path: Pa
         RACE["execute"](["sh", "-c", "echo oh no; exit 3"], log, 30)
 
 
-def test_a_recipe_fills_every_name_of_its_template(tmp_path: Path) -> None:
-    recipe = RACE["RECIPES"]["fairseq"]
-    run = RACE["Run"](recipe, tmp_path, tmp_path / "run", Path("python"), 7, 60.0, 2, 25)
+def test_settings_fill_every_name_of_a_template(tmp_path: Path) -> None:
+    settings = RACE["TOOLKITS"]["fairseq"].settings
+    run = RACE["Run"](settings, tmp_path, tmp_path / "run", Path("python"), 7, 60.0, 2, 25)
     options = run.fill(RACE["FAIRSEQ"]).split()
-    assert {"--seed=7", "--lr=0.0005", "--max-tokens=4096", "--decoder-layers=3"} <= {*options}
+    assert {"--seed=7", "--lr=0.001", "--max-tokens=1024", "--decoder-layers=3"} <= {*options}
     for name in ("OPENNMT", "JOEY", "JOEY_STACK"):
-        text = run.fill(RACE[name], checkpoint="null", longest=1, patience=200, stack="{}")
+        text = run.fill(RACE[name], checkpoint="null", longest=1, stack="{}")
         assert f"{tmp_path}/pieces/train" in text or name == "JOEY_STACK"
 
 
 def test_the_chart_and_the_table_show_means_and_the_range_of_the_seeds() -> None:
     results = [
         result("nmt", 5, 1, 30.0), result("nmt", 5, 2, 31.0), result("nmt", 10, 1, 35.04, 601),
-        result("fairseq-quick", 5, 1, 12.0), result("fairseq-quick", 10, 1, 35.0),
+        result("fairseq", 5, 1, 12.0), result("fairseq", 10, 1, 35.0),
     ]  # fmt: skip
     curves = RACE["curves_of"](results)
     root = ElementTree.fromstring(CHART["draw"](curves))
     texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"BLEU", "40", "5", "10", "nmt 35.0", "fairseq, quick 35.0"} <= {*texts}
+    assert {"BLEU", "40", "5", "10", "nmt 35.0", "fairseq 35.0"} <= {*texts}
     lines = [each for each in root.iter() if "line" in each.get("class", "")]
     assert len(lines) == 2
     table = RACE["table"](results).splitlines()
-    assert table[2:4] == ["| nmt | 30.5 ± 0.5 | 35.0 |", "| fairseq, quick | 12.0 | 35.0 |"]
+    assert table[2:4] == ["| nmt | 30.5 ± 0.5 | 35.0 |", "| fairseq | 12.0 | 35.0 |"]
     assert "nmt, seed 1: 601 seconds, limit 10 minutes" in table
     assert "load at the end of a training: 2 to 2" in table
 
@@ -105,10 +105,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             raise RuntimeError("damaged")
         return list(run.output_of("cat"))
 
-    fake = RACE["Toolkit"]("Fake", "pytest", "fake", train, translate, "[0-9].ckpt")
+    settings = RACE["Settings"]()
+    fake = RACE["Toolkit"]("Fake", "pytest", "fake", train, translate, settings, "[0-9].ckpt")
     monkeypatch.setitem(RACE["TOOLKITS"], "fake", fake)
-    recipe = RACE["Recipe"]("fake", "none")
-    return RACE["Run"](recipe, tmp_path, folder, Path(sys.executable), 1, 60.0, 2, 25)
+    return RACE["Run"](settings, tmp_path, folder, Path(sys.executable), 1, 60.0, 2, 25)
 
 
 def test_each_checkpoint_is_translated_even_if_another_is_damaged(
