@@ -17,7 +17,8 @@ PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS) --dist worksteal
 PYTEST_WORKERS ?= 2
 # On Linux without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
 TORCH_INDEX ?=
-PIP := $(BIN)/python -m pip install -q -c .ci/constraints.txt \
+# Python compiles what it imports: pip would compile 11,000 files, most of them never used.
+PIP := $(BIN)/python -m pip install -q --no-compile -c .ci/constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
