@@ -9,16 +9,16 @@ DEMO := runs/demo
 DEMO_PREPARED := prepared/demo
 BENCH_MODEL ?= runs/multi30k-de-en
 DEMO_SAMPLE := configs/demo.sample
-# Compiled kernels of the tests run one thread each; pytest brings the parallelism.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Compiled kernels of the tests run one thread each; pytest brings the parallelism. The hundreds of
+# programs that tests start read the package as bytecode, also where its writing is turned off.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 # Tests, and what they start, leave files in the temporary folder: theirs goes when they end.
 IN_SCRATCH = folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && TMPDIR="$$folder" $(TEST_ENV)
 PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS) --dist worksteal
 PYTEST_WORKERS ?= 2
 # On Linux without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
 TORCH_INDEX ?=
-# Python compiles what it imports: pip would compile 11,000 files, most of them never used.
-PIP := $(BIN)/python -m pip install -q --no-compile -c .ci/constraints.txt \
+PIP := $(BIN)/python -m pip install -q -c .ci/constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
