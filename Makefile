@@ -9,8 +9,9 @@ DEMO := runs/demo
 DEMO_PREPARED := prepared/demo
 BENCH_MODEL ?= runs/multi30k-de-en
 DEMO_SAMPLE := configs/demo.sample
-# Compiled kernels of the tests run one thread each; pytest brings the parallelism. The hundreds of
-# programs that tests start read the package as bytecode, also where its writing is turned off.
+# Compiled kernels of the tests run one thread each; pytest brings the parallelism. Tests start
+# hundreds of programs. Without bytecode, each of them would compile the package again, so the
+# variable that forbids to write bytecode is empty here.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 # Tests, and what they start, leave files in the temporary folder: theirs goes when they end.
 IN_SCRATCH = folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && TMPDIR="$$folder" $(TEST_ENV)
