@@ -20,6 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
+from tests.quick import preloaded
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -95,17 +96,23 @@ def write_corpus(folder: Path) -> None:
 def test_the_tour_works_as_it_is_written(tmp_path: Path, document: str) -> None:
     write_corpus(tmp_path)
     folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    for block in blocks(document):
-        if block.mark.startswith("file "):
-            (tmp_path / block.mark.removeprefix("file ")).write_text(block.text, encoding="utf-8")
-        elif block.mark == "run":
-            shell = ["bash", "-euo", "pipefail"] if block.language != "python" else [sys.executable]
-            command = [*shell, "-c", shortened(block)]
-            result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
-            assert result.returncode == 0, f"{block.text}\n{result.stderr.decode()}"
-            for line in printed(block):
-                assert re.search(line, result.stdout.decode() + result.stderr.decode()), line
+    own = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    with preloaded(os.environ | own) as environment:
+        for block in blocks(document):
+            if block.mark.startswith("file "):
+                file = tmp_path / block.mark.removeprefix("file ")
+                file.write_text(block.text, encoding="utf-8")
+            elif block.mark == "run":
+                run(block, cwd=tmp_path, env=environment)
+
+
+def run(block: Block, **place: Any) -> None:
+    """Run a block in its language; it prints what it shows."""
+    shell = ["bash", "-euo", "pipefail"] if block.language != "python" else [sys.executable]
+    result = subprocess.run([*shell, "-c", shortened(block)], capture_output=True, **place)
+    assert result.returncode == 0, f"{block.text}\n{result.stderr.decode()}"
+    for line in printed(block):
+        assert re.search(line, result.stdout.decode() + result.stderr.decode()), line
 
 
 def shortened(block: Block) -> str:

@@ -58,7 +58,7 @@ def nmt(
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=os.environ | {"PYTHONPATH": str(folder)},
         input=text,
         capture_output=True,
         text=True,

@@ -27,6 +27,7 @@ from nmt.cli.table import COMMANDS
 from nmt.config.loader import load_config
 from nmt.data.demo import demo_pairs
 from nmt.errors import ConfigError, install_command
+from tests.quick import preloaded
 
 ROOT = Path(__file__).parents[2]
 # Examples that need more than an empty folder.
@@ -153,8 +154,10 @@ def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[st
     assert "/site-packages/nmt/configs/demo.yaml" in printed
     shell(lines[1], environment)  # no file was made for it
     write_texts()
-    for line in lines[2:]:
-        shell(runnable(line), environment)
+    python = shell("command -v python", environment).strip()
+    with preloaded(environment, python) as quick:
+        for line in lines[2:]:
+            shell(runnable(line), quick)
 
 
 def test_in_a_clone_the_command_for_an_extra_names_the_clone(
