@@ -43,6 +43,7 @@ NOT_RUN = {
 SHORTER = {
     "model.model_dim": 32, "model.ff_dim": 64, "training.max_steps": 8, "training.save_every": 4,
     "training.validate_every": 4, "decoding.max_length_factor": 0, "decoding.max_length_offset": 8,
+    "data.train.0.max_pairs": 4000,
 }  # fmt: skip
 SETTINGS = " ".join(f"--set {key}={value}" for key, value in SHORTER.items())
 SIZES = {"corpus": 400, "dev": 8, "test": 8, "old": 8, "new": 8, "in": 8, "news": 8}
