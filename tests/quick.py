@@ -1,6 +1,6 @@
-"""`nmt` for shells that run dozens of commands: each is a copy of a process that has loaded them.
+"""`nmt` for tests that run dozens of commands: each is forked from a process that has loaded torch.
 
-Loading takes seconds of a test, and most of the time of a short command.
+Loading torch takes seconds, most of the time of a short command.
 """
 
 from __future__ import annotations
