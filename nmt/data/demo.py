@@ -12,7 +12,7 @@ import random
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ _DETERMINERS: dict[str, Determiner] = {
     "the": ("the", _rows("der:e/die:e/das:e/den:en")), "the plural": ("the", [["die", "en"]]),
     "a": ("a", _rows("ein:er/eine:e/ein:es/einen:en")), "plural": ("", [["", "e"]]),
 }  # fmt: skip
+_SPLITS = {"test": (0, 300), "valid": (300, 600), "train": (600, 40_600)}  # First pair, and end.
 
 
 def number(value: int) -> Pair:
@@ -164,15 +165,13 @@ class SentenceGenerator:
         return f"{main.english} because {reason.english}", german, "."
 
 
-@cache
-def _corpus() -> dict[str, list[Pair]]:
-    """Draw all pairs of all splits. No sentence occurs twice."""
-    generator, seen, pairs = SentenceGenerator(seed=20_241), set[str](), list[Pair]()
-    while len(pairs) < 40_600:
-        if seen.isdisjoint(pair := generator.sentence()):
+def _corpus() -> Iterator[Pair]:
+    """Draw pairs without end: the test set, the validation set, then the training data."""
+    generator, seen = SentenceGenerator(seed=20_241), set[str]()
+    while True:
+        if seen.isdisjoint(pair := generator.sentence()):  # no sentence occurs twice
             seen.update(pair)
-            pairs.append(pair)
-    return {"test": pairs[:300], "valid": pairs[300:600], "train": pairs[600:]}
+            yield pair
 
 
 def demo_pairs(split: str, source_language: str, target_language: str) -> Iterator[tuple[str, str]]:
@@ -186,5 +185,5 @@ def demo_pairs(split: str, source_language: str, target_language: str) -> Iterat
     if sorted(languages) != ["de", "en"]:
         problem = f"The demo corpus is English and German, not {' and '.join(languages)}."
         raise ConfigError(problem, fix="Set source_language and target_language to en and de.")
-    for english, german in _corpus()[split]:
+    for english, german in islice(_corpus(), *_SPLITS[split]):
         yield (english, german) if languages[0] == "en" else (german, english)

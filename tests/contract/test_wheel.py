@@ -43,7 +43,8 @@ NOT_RUN = {
 SHORTER = {
     "model.model_dim": 32, "model.ff_dim": 64, "training.max_steps": 8, "training.save_every": 4,
     "training.validate_every": 4, "decoding.max_length_factor": 0, "decoding.max_length_offset": 8,
-    "data.train.0.max_pairs": 4000,
+    "data.train.0.max_pairs": 4000, "tokenizer.vocab_size": 500, "batch.max_tokens": 1000,
+    "training.max_minutes": "null",
 }  # fmt: skip
 SETTINGS = " ".join(f"--set {key}={value}" for key, value in SHORTER.items())
 SIZES = {"corpus": 400, "dev": 8, "test": 8, "old": 8, "new": 8, "in": 8, "news": 8}
@@ -115,9 +116,8 @@ def examples() -> list[str]:
 def runnable(line: str) -> str:
     """The same example in seconds; a server checks its models and ends."""
     line = re.sub(r"nmt (train|prepare) (\S+\.yaml)", rf"nmt \1 \2 {SETTINGS}", line)
-    if line.startswith("nmt distill"):
-        line += f" {SETTINGS} --set tokenizer.vocab_size=500"
-    return f"{line} --check" if line.startswith("nmt serve") else line
+    line += f" {SETTINGS}" * line.startswith("nmt distill")
+    return line + " --check" * line.startswith("nmt serve")
 
 
 def write_texts() -> None:
