@@ -109,7 +109,6 @@ def test_without_any_extra_the_tests_of_the_core_pass(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    folders = [f"tests/{name}" for name in TESTED]
-    tested = nmt(tmp_path, *options, *folders, program=PYTEST, timeout=600)
+    tested = nmt(tmp_path, *options, *(f"tests/{x}" for x in TESTED), program=PYTEST, timeout=600)
     assert tested.returncode == 0, tested.stdout[-4000:]
     assert " passed" in tested.stdout
