@@ -12,7 +12,9 @@ import random
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from copy import copy
+from functools import cache
+from itertools import islice, tee
 from pathlib import Path
 from typing import NamedTuple
 
@@ -165,13 +167,19 @@ class SentenceGenerator:
         return f"{main.english} because {reason.english}", german, "."
 
 
-def _corpus() -> Iterator[Pair]:
+def _draw() -> Iterator[Pair]:
     """Draw pairs without end: the test set, the validation set, then the training data."""
     generator, seen = SentenceGenerator(seed=20_241), set[str]()
     while True:
         if seen.isdisjoint(pair := generator.sentence()):  # no sentence occurs twice
             seen.update(pair)
             yield pair
+
+
+@cache
+def _corpus() -> Iterator[Pair]:
+    """Return the pairs to copy: copies of a `tee` iterator share what was drawn so far."""
+    return tee(_draw(), 1)[0]
 
 
 def demo_pairs(split: str, source_language: str, target_language: str) -> Iterator[tuple[str, str]]:
@@ -185,5 +193,5 @@ def demo_pairs(split: str, source_language: str, target_language: str) -> Iterat
     if sorted(languages) != ["de", "en"]:
         problem = f"The demo corpus is English and German, not {' and '.join(languages)}."
         raise ConfigError(problem, fix="Set source_language and target_language to en and de.")
-    for english, german in islice(_corpus(), *_SPLITS[split]):
+    for english, german in islice(copy(_corpus()), *_SPLITS[split]):
         yield (english, german) if languages[0] == "en" else (german, english)
