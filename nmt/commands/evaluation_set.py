@@ -304,8 +304,7 @@ def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[st
     lines = read_text(path)
     if len(lines) not in (len(whole), limit):
         fix = "Translate the whole test set; line i must translate sentence i."
-        counts = len(lines), len(whole)
-        raise DataError.not_parallel(str(path), whole.name, counts, fix=fix)
+        raise DataError.not_parallel(str(path), whole.name, (len(lines), len(whole)), fix=fix)
     return lines[:limit]
 
 

@@ -316,8 +316,7 @@ def _write(
                 is_kept, start = arrays["is_kept"], spans[name][0] + block.first - 1
                 source, target = lines.block(start, start + len(block))
                 kept = source.selected(is_kept, of_source), target.selected(is_kept, of_target)
-                numbers = lines.lines[start : start + len(block)][is_kept]
-                writer.append(*kept, index, numbers)
+                writer.append(*kept, index, lines.lines[start : start + len(block)][is_kept])
                 if part == VALID:
                     _append_text(place, [*compress(block.pairs, is_kept)])
     for names in [[*corpora]] if part == TRAIN else [[name] for name in corpora]:

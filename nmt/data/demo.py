@@ -13,7 +13,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from copy import copy
-from functools import cache
 from itertools import islice, tee
 from pathlib import Path
 from typing import NamedTuple
@@ -176,10 +175,7 @@ def _draw() -> Iterator[Pair]:
             yield pair
 
 
-@cache
-def _corpus() -> Iterator[Pair]:
-    """Return the pairs to copy: copies of a `tee` iterator share what was drawn so far."""
-    return tee(_draw(), 1)[0]
+_CORPUS = tee(_draw(), 1)[0]  # Its copies share what was drawn so far.
 
 
 def demo_pairs(split: str, source_language: str, target_language: str) -> Iterator[tuple[str, str]]:
@@ -193,5 +189,5 @@ def demo_pairs(split: str, source_language: str, target_language: str) -> Iterat
     if sorted(languages) != ["de", "en"]:
         problem = f"The demo corpus is English and German, not {' and '.join(languages)}."
         raise ConfigError(problem, fix="Set source_language and target_language to en and de.")
-    for english, german in islice(copy(_corpus()), *_SPLITS[split]):
+    for english, german in islice(copy(_CORPUS), *_SPLITS[split]):
         yield (english, german) if languages[0] == "en" else (german, english)

@@ -135,8 +135,7 @@ def bleu(
     orders = np.maximum(exists.sum(-1), 1) if effective else totals.shape[-1]
     is_scored = (matches > 0).any(-1) & (effective | exists.all(-1))
     brevity = np.minimum(1 - reference_lengths / np.maximum(lengths, 1), 0)
-    scores = 100 * np.exp(brevity + log_precision.sum(-1) / orders)
-    return np.where(is_scored, scores, 0.0)
+    return np.where(is_scored, 100 * np.exp(brevity + log_precision.sum(-1) / orders), 0.0)
 
 
 def chrf(totals: Floats, reference_totals: Floats, matches: Floats) -> Floats:

@@ -41,7 +41,7 @@ PYTEST = COPY_ONLY + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 TESTED = (
     "checkpoint/test_model_folder.py", "cli/test_app.py", "cli/test_builder.py",
     "cli/test_config.py", "commands", "data/test_corpus.py", "data/test_filters.py",
-    "inference/test_engine.py", "inference/test_mbr.py", "metrics",
+    "inference/test_engine.py", "inference/test_mbr.py", "metrics/test_metric.py",
 )  # fmt: skip
 
 

@@ -43,8 +43,8 @@ NOT_RUN = {
 SHORTER = {
     "model.model_dim": 32, "model.ff_dim": 64, "training.max_steps": 8, "training.save_every": 4,
     "training.validate_every": 4, "decoding.max_length_factor": 0, "decoding.max_length_offset": 8,
-    "data.train.0.max_pairs": 4000, "tokenizer.vocab_size": 500, "batch.max_tokens": 1000,
-    "training.max_minutes": "null",
+    "data.train.0.max_pairs": 1000, "tokenizer.vocab_size": 500, "batch.max_tokens": 1000,
+    "training.max_minutes": "null", "training.validation.max_sentences": 20,
 }  # fmt: skip
 SETTINGS = " ".join(f"--set {key}={value}" for key, value in SHORTER.items())
 SIZES = {"corpus": 400, "dev": 8, "test": 8, "old": 8, "new": 8, "in": 8, "news": 8}
