@@ -57,10 +57,14 @@ STAGES = (
     Stage("shapes", 150, TRAINS),
     Stage("loss", 90, TRAINS),
     Stage("training", 400, TRAINS),
+    Stage("pytorch", 300, TRAINS),
     Stage("kernels", 150, TRAINS),
     Stage("decoding", 200, ("search",)),
     Stage("variants", 300, TRAINS),
     Stage("beside", 150, TRAINS),
+    Stage("start", 180, TRAINS),
+    Stage("signals", 240, ("resume",)),
+    Stage("together", 180, ("resume",)),
     Stage("multi30k", 420, (*TRAINS, "resume")),
     Stage("proof", 300, ("resume",)),
     Stage("tatoeba", 400, (*TRAINS, "resume")),
@@ -190,7 +194,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
     parser.add_argument("--stages", default="", help="comma-separated names; default: all")
     parser.add_argument("--within", type=float, default=math.inf, help="time limit in seconds")
-    parser.add_argument("--sizes", default="base,big", help="model sizes of the stage training")
+    parser.add_argument(
+        "--sizes", default="base,big,tiny", help="model sizes of the stage training"
+    )
     parser.add_argument("--model", type=Path, help="model folder for the stages search and files")
     parser.add_argument(
         "--data", type=Path, default=Path("data"),
