@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ collect_ignore = [*(f"extras/{name}" for name in MISSING), *(OF_ALL if MISSING e
 
 settings.register_profile("nmt", deadline=None, max_examples=40)
 settings.load_profile("nmt")
+gc.set_threshold(100_000, 20, 50)  # the heap is large: the default costs a tenth of the time
 # A shell lets what it starts in the background ignore SIGINT, and all that this starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -100,8 +102,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {"plain": "plain", "modern": "modern", "learned": "learned", "other": "plain"}
     found: dict[str, Path] = {}
     for name, shape in made.items():
-        folder = words[name == "other"]
-        tokenizers = load_tokenizers(folder)
+        tokenizers = load_tokenizers(folder := words[name == "other"])
         model = models.small_model(tokenizers, shape)
         if shape == "learned":
             models.speak_whole_words(model, tokenizers)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = sorted(path.name for path in (ROOT / "nmt" / "extras").iterdir() if path.is_dir())
-EXTRAS = [name for name in EXTRAS if not name.startswith("__")]
+EXTRAS = sorted(path.name for path in (ROOT / "nmt" / "extras").glob("[a-z]*/"))
 HELLO = str(ROOT / "configs" / "hello.yaml")
 TEXT = str(ROOT / "configs" / "hello.en")
 # A command that each extra is needed for.
