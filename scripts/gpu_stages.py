@@ -769,11 +769,10 @@ def plain_update(
     model: Callable[..., Any], optimizer: torch.optim.Optimizer, batch: Batch, precision: Precision
 ) -> None:
     """Make an update as scripts with PyTorch alone do: autocast, clipping, fused AdamW."""
-    read = batch.source.pad(batch.source.ids), batch.target.pad(batch.target.ids)
+    source, target = batch.source.pad(batch.source.ids), batch.target.pad(batch.target.ids)
     gold = batch.target.pad(batch.gold)
-    inputs = read[0], ~batch.source.mask(), read[1], gold
     with precision.autocast():
-        loss = model(*inputs)
+        loss = model(source, ~batch.source.mask(), target, gold)
     (loss / batch.num_target_tokens).backward()
     torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
     optimizer.step()
@@ -1168,7 +1167,7 @@ def _files(report: Recorder, folder: str, names: dict[str, tuple[str, str]]) -> 
 
 
 def multi30k(report: Recorder) -> None:
-    """Run the Multi30k recipe from text to BLEU, and report its time and BLEU."""
+    """Run the Multi30k recipe from text to BLEU; report its time and BLEU."""
     corpora = _files(
         report,
         "multi30k",
@@ -1202,7 +1201,7 @@ def proof(report: Recorder) -> None:
 
 
 def tatoeba(report: Recorder) -> None:
-    """Do the same with the Multi30k model on Tatoeba English-German."""
+    """Train the Multi30k model on Tatoeba English-German; report time and BLEU."""
     corpora = _files(
         report,
         "tatoeba_en_de",
