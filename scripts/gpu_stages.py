@@ -725,7 +725,9 @@ def training(report: Recorder) -> None:
 
 
 class PlainTransformer(nn.Module):
-    """The same model in PyTorch alone: `torch.nn.Transformer` on padded batches.
+    """A model of the same size in PyTorch alone: `torch.nn.Transformer` on padded batches.
+
+    Its dropout also applies to attention weights and inside feed-forward layers.
 
     Args:
         config: Sizes of the model.
@@ -780,7 +782,7 @@ def plain_update(
 
 
 def pytorch(report: Recorder) -> None:
-    """Report updates of the same model in PyTorch alone, in turn with those of `nmt`."""
+    """Report updates of a model of this size in PyTorch alone, in turn with those of `nmt`."""
     vocab_size, max_tokens = (400, 200) if report.quick else (37_000, 50_000)
     config = SMALL if report.quick else SIZES["base"]
     precision = choose_precision("auto", report.device)
@@ -1081,7 +1083,7 @@ class Training:
 
 
 def start(report: Recorder) -> None:
-    """Report the seconds from the command to the first update, without and with compiled code."""
+    """Report the seconds from the command to the first update, without and with kept kernels."""
     compiles_in = Path(report.chosen.folder) / "compiled-start"
     model = {} if report.quick else {"model": {"preset": "transformer-base"}}
     for found, target in (("empty", "<= 20"), ("kept", "<= 10")):
