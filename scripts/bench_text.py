@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from nmt.commands.evaluation_set import load_test_sets
+from nmt.checkpoint.model_folder import load_folder_document
+from nmt.commands.evaluation_set import ConfiguredSets, load_test_sets
 from nmt.commands.options import EvaluateOptions
-from nmt.config.loader import load_config
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +21,12 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
 
 def read_text(chosen: argparse.Namespace) -> tuple[Sequence[str], Sequence[str]]:
     """Return the sources and the references, read as `nmt evaluate` reads them."""
-    config = load_config(chosen.model / "config.yaml")
+    config, record = load_folder_document(chosen.model)
+    configured = ConfiguredSets.of(config, record, chosen.model)
     files = [path for path in (chosen.reference,) if path is not None]
-    test = [chosen.test or next(iter(config.data.test), "valid")] * (chosen.source is None)
+    test = [chosen.test or next(iter(configured.tests), "valid")] * (chosen.source is None)
     options = EvaluateOptions(
         models=(chosen.model,), test=tuple(test), source=chosen.source, reference=tuple(files)
     )
-    (text,) = load_test_sets(options, config)
+    (text,) = load_test_sets(options, configured)
     return text.source or (), text.references[0]

@@ -33,10 +33,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.model_folder import check_new_folder, load_model, write_model_folder
-from nmt.config.loader import dump_config
+from nmt.checkpoint.model_folder import (
+    check_new_folder,
+    load_model,
+    write_folder_config,
+    write_model_folder,
+)
+from nmt.config.inference import InferenceConfig
 from nmt.config.model import ModelConfig
-from nmt.config.run import RunConfig
 from nmt.errors import ConfigError, NmtError
 from nmt.model.positions import sinusoids
 from nmt.model.transformer import Transformer, build_model, fused_rows
@@ -143,17 +147,16 @@ def write_widened(source: Path, output: Path) -> ModelConfig:
     config = bundle.config.model_copy(update={"model": wide.config})
 
     def write(folder: Path) -> None:
-        text = dump_config(config)
-        (folder / "config.yaml").write_text(text, encoding="utf-8", newline="\n")
+        write_folder_config(folder, config, bundle.record)
         save_file(wide.state_dict(), folder / MODEL)
 
     write_model_folder(output, source, bundle.step, write)
     return wide.config
 
 
-def _num_positions(config: RunConfig) -> int:
+def _num_positions(config: InferenceConfig) -> int:
     """Return a number of positions that is enough for the longest source and output."""
-    longest = config.filters.max_length
+    longest = config.max_length
     outputs = limits_of(longest, config.decoding).longest
     return max(config.model.max_positions, longest + 1, outputs)
 

@@ -24,7 +24,9 @@ import safetensors
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from nmt.errors import CheckpointError
+from nmt.config.migration import FORMAT, Kind, migrate, split_format
+from nmt.config.migration import KEY as FORMAT_KEY
+from nmt.errors import CheckpointError, ConfigError
 from nmt.files import atomic
 from nmt.files.json_file import Manifest, UnknownFormatError, field, read_json
 
@@ -128,7 +130,8 @@ def save_checkpoint(
                 rows = {key: tensor.detach().cpu().contiguous() for key, tensor in group.items()}
                 save_tensors(rows, temporary / name, state.get(ADAPTER) if name == MODEL else None)
                 del rows  # frees memory before the next group is copied
-            text = json.dumps(state, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+            document = {FORMAT_KEY: FORMAT, **state}
+            text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
             (temporary / STATE).write_bytes(text.encode())
             Manifest.of(temporary, _FILES, step).write(temporary)
     except (OSError, safetensors.SafetensorError) as error:
@@ -169,13 +172,26 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(step=manifest.step, model=model, optimizer=optimizer, state=state)
 
 
-def read_state(folder: Path, name: str = STATE) -> dict[str, Any]:
-    """Read a JSON file of a checkpoint or model folder: ``state.json`` or ``name``.
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read ``state.json`` of a checkpoint, in the present format.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or was written by a newer version of nmt.
+    """
+    path = folder / STATE
+    try:
+        state, number = split_format(read_object(path), str(path))
+    except ConfigError as error:
+        raise CheckpointError(error.problem, fix=error.fix) from error
+    return migrate(state, number, kind=Kind.CHECKPOINT)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file of a checkpoint or model folder.
 
     Raises:
         CheckpointError: The file is missing or damaged.
     """
-    path = folder / name
     try:
         return field(read_json(path), kind=dict)
     except (OSError, ValueError) as error:

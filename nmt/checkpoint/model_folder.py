@@ -12,20 +12,22 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from nmt.checkpoint import files as stored
 from nmt.checkpoint.run import changed_settings
-from nmt.config.loader import load_config
+from nmt.config.data import DataConfig
+from nmt.config.inference import InferenceConfig
+from nmt.config.loader import dump_inference, load_config, load_inference
+from nmt.config.migration import NewerFormatError
 from nmt.config.model import ModelConfig
-from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError, TokenizerError, shell_command
 from nmt.files.atomic import atomic_folder, write_bytes, write_errors, write_json
 from nmt.files.json_file import Manifest, field, read_json, what_is_wrong
@@ -63,7 +65,9 @@ logger = logging.getLogger(__name__)
 class ModelFiles:
     """A verified model whose weights have not been read yet."""
 
-    config: RunConfig  # Configuration of the training.
+    config: InferenceConfig  # What translating needs.
+    # The whole configuration of the training, not validated. Empty if nmt did not train the model.
+    record: Mapping[str, Any]
     tokenizers: Tokenizers  # Tokenizers of both languages.
     step: int  # Updates made.
     folder: Path  # Folder of the weights.
@@ -147,9 +151,22 @@ def _of_config(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{problem}. Its run folder is {run}.", fix=fix)
 
 
+def load_folder_config(folder: Path) -> InferenceConfig:
+    """Load what translating needs from the configuration of a run or model folder.
+
+    Raises:
+        CheckpointError: The configuration is missing or invalid.
+    """
+    config, _ = load_folder_document(folder)
+    return config
+
+
 @readable()
-def load_folder_config(folder: Path) -> RunConfig:
+def load_folder_document(folder: Path) -> tuple[InferenceConfig, Mapping[str, Any]]:
     """Load the configuration of a run or model folder.
+
+    Returns:
+        What translating needs, and the record of the training; see `ModelFiles`.
 
     Raises:
         CheckpointError: The configuration is missing or invalid.
@@ -159,10 +176,40 @@ def load_folder_config(folder: Path) -> RunConfig:
         raise _no_model(folder)
     path.open("rb").close()
     try:
-        return load_config(path)
+        return load_inference(path)
+    except NewerFormatError as error:
+        raise CheckpointError(error.problem, fix=error.fix) from error
     except ConfigError as error:
         problem = f"{path} was edited, or written by a different version of nmt:\n{error.problem}"
         raise CheckpointError(problem, fix=_RESTORE) from error
+
+
+def recorded_data(record: Mapping[str, Any], folder: Path) -> DataConfig | None:
+    """Return the corpora and test sets in the record of a training; None if there is no record.
+
+    Args:
+        record: See `ModelFiles`.
+        folder: The run or model folder, for messages.
+
+    Raises:
+        CheckpointError: The section is invalid, or was written by another version of nmt.
+    """
+    if "data" not in record:
+        return None
+    try:
+        return DataConfig.model_validate(record["data"])
+    except ValidationError as error:
+        problem = f"{folder / CONFIG}: this version of nmt cannot read the corpora of the training"
+        fix = "Pass files or a published test set instead of a test set of the model."
+        raise CheckpointError(f"{problem}: {what_is_wrong(error)}.", fix=fix) from error
+
+
+def recorded_value(record: Mapping[str, Any], key: str) -> Any:
+    """Return a value in the record of a training, such as ``training.seed``; None if missing."""
+    value: Any = record
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 @readable()
@@ -177,7 +224,7 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
         CheckpointError: A file is missing or damaged, or weights and configuration do not match.
         ConfigError: ``checkpoint`` has an invalid value.
     """
-    config = load_folder_config(folder)
+    config, record = load_folder_document(folder)
     weights_dir = _weights_dir(folder, checkpoint)
     if weights_dir == folder / stored.AVERAGE:
         return find_model(weights_dir)
@@ -191,7 +238,7 @@ def find_model(folder: Path, checkpoint: str = "best") -> ModelFiles:
     if stored.MODEL not in manifest.files:
         problem = f"{weights_dir / stored.MODEL} is missing."
         raise CheckpointError(problem, fix="Use another checkpoint.")
-    return ModelFiles(config, tokenizers, manifest.step, weights_dir, manifest)
+    return ModelFiles(config, record, tokenizers, manifest.step, weights_dir, manifest)
 
 
 def load_model(folder: Path, checkpoint: str = "best") -> ModelBundle:
@@ -215,26 +262,42 @@ def read_weights(files: ModelFiles) -> ModelBundle:
         CheckpointError: The weights are missing or damaged, or do not match the configuration; or
             they are adapters (`training.lora`), and those of the base model are missing or changed.
     """
-    from nmt.model.transformer import build_model  # noqa: PLC0415 - loads torch
-
-    path, config = files.folder / stored.MODEL, files.config
-    parts = config, files.tokenizers, files.step, files.folder, files.manifest
+    path = files.folder / stored.MODEL
     with readable():
         files.manifest.verify(files.folder, (stored.MODEL,))
-        if adapter := stored.adapter_record(path):
-            return ModelBundle(*parts, load_attribute(_MERGED_MODEL)(files, adapter))
-        _check_widths(path, config.model)
-        try:
-            model = build_model(config.model, *files.tokenizers.vocab_sizes)
-        except ValueError as error:
-            problem = f"config.yaml and tokenizer of {files.folder} do not match: {error}."
-            raise CheckpointError(problem, fix=_RESTORE) from error
-        weights = stored.load_tensors(path)
-        if problems := stored.tensor_differences(weights, model.state_dict()):
-            problem = f"{path} does not match config.yaml and tokenizer:\n  {problems}"
-            raise CheckpointError(problem, fix=_RESTORE)
-        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
-    return ModelBundle(*parts, model.eval())
+        adapter = stored.adapter_record(path)
+        if adapter:
+            model = load_attribute(_MERGED_MODEL)(files, adapter)
+        else:
+            model = _read_model(files, path)
+    return ModelBundle(
+        config=files.config,
+        record=files.record,
+        tokenizers=files.tokenizers,
+        step=files.step,
+        folder=files.folder,
+        manifest=files.manifest,
+        model=model,
+    )
+
+
+def _read_model(files: ModelFiles, path: Path) -> Transformer:
+    """Build the model of a configuration, and read its weights from a file that contains all."""
+    from nmt.model.transformer import build_model  # noqa: PLC0415 - loads torch
+
+    config = files.config.model
+    _check_widths(path, config)
+    try:
+        model = build_model(config, *files.tokenizers.vocab_sizes)
+    except ValueError as error:
+        problem = f"config.yaml and tokenizer of {files.folder} do not match: {error}."
+        raise CheckpointError(problem, fix=_RESTORE) from error
+    weights = stored.load_tensors(path)
+    if problems := stored.tensor_differences(weights, model.state_dict()):
+        problem = f"{path} does not match config.yaml and tokenizer:\n  {problems}"
+        raise CheckpointError(problem, fix=_RESTORE)
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    return model.eval()
 
 
 def _check_widths(path: Path, config: ModelConfig) -> None:
@@ -251,7 +314,7 @@ def _check_widths(path: Path, config: ModelConfig) -> None:
         raise CheckpointError(problem, fix=_RESTORE)
 
 
-def _check_run_files(folder: Path, weights_dir: Path, config: RunConfig) -> None:
+def _check_run_files(folder: Path, weights_dir: Path, config: InferenceConfig) -> None:
     """Compare languages, model settings and tokenizer with the record in the checkpoint.
 
     The manifest does not cover these files, because some settings of a run may change. The
@@ -380,7 +443,8 @@ def write_model_folder(
         with atomic_folder(folder) as temporary:  # fails if the folder is not empty
             if source is not None:
                 (temporary / TOKENIZER).mkdir()
-                parts = [source / name for name in (CONFIG, *EXTRAS)]
+                write_folder_config(temporary, *load_folder_document(source))
+                parts = [source / name for name in EXTRAS]
                 for path in (*parts, *(source / TOKENIZER).iterdir()):
                     if path.is_file():
                         shutil.copyfile(path, temporary / path.relative_to(source))
@@ -394,6 +458,12 @@ def write_model_folder(
         problem = f"{folder} was not written: {getattr(error, 'strerror', None) or error}."
         fix = "Choose an empty, writable folder on a disk with enough free space."
         raise CheckpointError(problem, fix=fix) from error
+
+
+def write_folder_config(folder: Path, config: InferenceConfig, record: Mapping[str, Any]) -> None:
+    """Write config.yaml of a model folder; see `ModelFiles`."""
+    text = dump_inference(config, record)
+    (folder / CONFIG).write_text(text, encoding="utf-8", newline="\n")
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.checkpoint.files import newest_checkpoint, read_state
-from nmt.config.loader import dump_config, load_config
+from nmt.checkpoint.files import list_checkpoints, newest_checkpoint, read_state
+from nmt.config.loader import CONFIG, dump_config, read_settings, settings_of
+from nmt.config.migration import NewerFormatError
 from nmt.config.run import RunConfig
 from nmt.config.section import bound_values
 from nmt.data.prepared import PreparedManifest
@@ -196,7 +197,7 @@ def refuse_changed_settings(recorded: Identity, present: Identity, run_dir: Path
             batch = {**each["batch"], "gradient_accumulation": None}
             each |= {"num_processes": None, "batch": batch}
     if found := changed_settings(was, now):
-        fix = f"To resume, restore these settings from {run_dir / 'config.yaml'}. "
+        fix = f"To resume, restore these settings from {run_dir / CONFIG}. "
         fix += "To start a new run, set a new run_dir."
         if any(line.startswith("data_hash") for line in found):
             fix += " The data_hash changes with the corpora, the filters and the tokenizer."
@@ -264,10 +265,25 @@ def recorded_identity(run_dir: Path) -> dict[str, Any] | None:
     return None if newest is None else read_state(newest).get("identity")
 
 
-def trained_on(run_dir: Path, config: RunConfig) -> PreparedManifest | None:
+def recorded_settings(run_dir: Path) -> dict[str, Any]:
+    """Return the whole configuration of the run that training would resume, not validated.
+
+    Empty if there is no checkpoint, or if config.yaml is damaged: `write_run_files` replaces it.
+    """
+    if not list_checkpoints(run_dir):
+        return {}
+    try:
+        return read_settings(run_dir / CONFIG)
+    except NewerFormatError:
+        raise
+    except ConfigError:
+        return {}
+
+
+def trained_on(run_dir: Path, prepared_dir: Path) -> PreparedManifest | None:
     """Return the manifest of the data of a run; None if the data were deleted or replaced."""
     try:
-        prepared = PreparedManifest.read(config.prepared_dir)
+        prepared = PreparedManifest.read(prepared_dir)
         recorded = recorded_identity(run_dir) or {}
     except (DataError, CheckpointError):
         return None
@@ -288,7 +304,7 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    path, tokenizer = run_dir / "config.yaml", run_dir / "tokenizer"
+    path, tokenizer = run_dir / CONFIG, run_dir / "tokenizer"
     with write_errors(run_dir, CheckpointError, fix=_FIX):
         run_dir.mkdir(parents=True, exist_ok=True)
         # The tokenizer may be old, if the data were prepared again before the first checkpoint.
@@ -297,8 +313,8 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
                 for file in tokenizer_dir.iterdir():  # copytree would hide the cause of an error
                     shutil.copyfile(file, temporary / file.name)
         try:
-            recorded = load_config(path) if path.is_file() else config
-            was, now = (each.model_dump(mode="json") for each in (recorded, config))
+            now = settings_of(config)
+            was = read_settings(path) if path.is_file() else now
             changes = changed_settings(was, now)
         except ConfigError as error:
             changes = [f"{path} is invalid and is replaced: {error.problem}"]

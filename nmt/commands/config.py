@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from nmt.checkpoint.run import recorded_settings
 from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
 from nmt.commands.result import TextResult
 from nmt.config import loader
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a configuration file. Without ``training``, choose values by the size of its corpora.
 
+    If training would resume a run, keys that the file leaves open have the values of that run.
+
     Args:
         path: A YAML file.
         overrides: ``section.key=value`` each, with a YAML value; later overrides win.
@@ -35,7 +38,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         DataError: ``training`` and a file of the corpora are missing.
     """
     return loader.load_config(
-        path, overrides, count_characters=count_characters, check_files=check_files
+        path,
+        overrides,
+        count_characters=count_characters,
+        check_files=check_files,
+        recorded_settings=recorded_settings,
     )
 
 

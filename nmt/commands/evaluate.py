@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.files import checkpoints_dir
-from nmt.checkpoint.model_folder import load_folder_config
+from nmt.checkpoint.model_folder import CONFIG, load_folder_config
 from nmt.commands import evaluation_set
-from nmt.commands.evaluation_set import EvaluationSet, read_systems
+from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_systems
 from nmt.commands.loading import loading, mbr
 from nmt.commands.options import EvaluateOptions
 from nmt.commands.result import TextResult
-from nmt.config.loader import load_config, refuse_idle
+from nmt.config.loader import load_inference
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files.atomic import check_output, open_output
@@ -48,8 +48,6 @@ REPORTS: Registry[Callable[[EvaluationReport, Sequence[EvaluatedModel]], str]] =
     "report format"
 )
 REPORTS.register(".json", lambda report, _: json.dumps(report.as_dict(), ensure_ascii=False) + "\n")
-# Sections of the configuration that an evaluation uses.
-_READ = ("decoding", "data", "source_language", "target_language")
 
 
 def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
@@ -83,7 +81,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     has_languages = any(model.has_languages for model in everyone)
     asked["languages"] = has_languages and ANALYSES.find("languages")
     analyses = [ANALYSES[name] for name, is_asked in asked.items() if is_asked]
-    tests = evaluation_set.load_test_sets(options, everyone[0].config if everyone else None)
+    configured = everyone[0].configured if everyone else None
+    tests = evaluation_set.load_test_sets(options, configured)
     sets = [EvaluatedSet(test, options, gates, models, len(tests) == 1) for test in tests]
     inputs = [path for owner in sets for path in owner.inputs]
     inputs += [path for model in everyone for path in model.inputs]
@@ -113,6 +112,10 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     return replace(report, failures=tuple(failures))
 
 
+# Keys of the configuration that an evaluation reads.
+_READ = ("decoding", "data", "source_language", "target_language")
+
+
 class EvaluatedModel:
     """A model and its configuration; the weights are loaded by the first translation.
 
@@ -127,8 +130,8 @@ class EvaluatedModel:
         # n_best is 1, because one translation is scored; otherwise a small beam would be refused.
         flags = [f"decoding.{name}={value}" for name, value in options.decoding().items()]
         overrides = [*options.set_, *flags, "decoding.n_best=1"]
-        self.config = load_config(folder / "config.yaml", overrides)
-        refuse_idle(options.set_, _READ)
+        self.config, record = load_inference(folder / CONFIG, overrides, read=_READ)
+        self.configured = ConfiguredSets.of(self.config, record, folder)
         self.folder, self.tag, self.loading = folder, options.tag, loading(options)
         # Several languages: tags choose them, or a group of languages (OPUS-MT) and `languages`.
         is_group = options.languages and len(primary_code(self.config.target_language)) > 2

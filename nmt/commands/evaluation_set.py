@@ -6,25 +6,31 @@ Also finds the lines of a test set that are in the training data of a model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nmt.checkpoint.model_folder import (
+    CONFIG,
+    load_folder_document,
+    recorded_data,
+    recorded_value,
+)
 from nmt.checkpoint.run import trained_on
 from nmt.commands.options import EngineOptions, EvaluateOptions, MbrOptions, SearchOptions
 from nmt.commands.result import TextResult
 from nmt.config.data import CorpusConfig, DataConfig, Direction
 from nmt.config.flag import changed
-from nmt.config.loader import load_config
-from nmt.config.run import RunConfig, check_languages
+from nmt.config.inference import InferenceConfig
+from nmt.config.run import check_languages
 from nmt.data.corpus import check_files, corpus_files, read_corpus, valid_names
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
-from nmt.errors import ConfigError, DataError, did_you_mean, shell_command
+from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, shell_command
 from nmt.files.lines import decoded_lines, is_standard, open_input
 from nmt.metrics.metric import METRICS, requested_metrics
 from nmt.metrics.result import System
@@ -59,6 +65,44 @@ class EvaluationSet:
         source = None if self.source is None else self.source[:count]
         references = tuple(stream[:count] for stream in self.references)
         return replace(self, source=source, references=references)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredSets:
+    """The languages of a model, and the validation and test sets in its configuration."""
+
+    languages: tuple[str, str]  # Source and target language of the run.
+    directions: tuple[Direction, ...]  # Languages of the training corpora.
+    data: DataConfig | None  # None if nmt did not train the model, or after a `problem`.
+    problem: CheckpointError | None = None  # Why the corpora cannot be read.
+
+    @classmethod
+    def of(cls, config: InferenceConfig, record: Mapping[str, Any], folder: Path) -> ConfiguredSets:
+        """Return the sets of a model; see `nmt.checkpoint.model_folder.ModelFiles`."""
+        try:
+            data = recorded_data(record, folder)
+        except CheckpointError as error:  # other test sets can still be used
+            return cls(config.languages, config.directions, None, error)
+        return cls(config.languages, config.directions, data)
+
+    @property
+    def tests(self) -> dict[str, CorpusConfig]:
+        """The test sets by name."""
+        if self.data is None:
+            return {}
+        return dict(self.data.test)
+
+    def named(self) -> dict[str, CorpusConfig]:
+        """Return all sets by name."""
+        if self.data is None:
+            return {}
+        validation = zip(valid_names(self.data), self.data.validation, strict=True)
+        return {**dict(validation), **self.data.test}
+
+    def check_files(self, corpus: CorpusConfig) -> None:
+        """Check that the files of a set exist; raises `DataError`."""
+        assert self.data is not None
+        check_files({key: each for key, each in self.data.held_out.items() if each is corpus})
 
 
 def sort_files(options: EvaluateOptions) -> EvaluateOptions:
@@ -134,30 +178,37 @@ def _check_models(options: EvaluateOptions) -> None:
         raise ConfigError(problem, fix=fix)
 
 
-def load_test_sets(options: EvaluateOptions, config: RunConfig | None) -> list[EvaluationSet]:
+def load_test_sets(
+    options: EvaluateOptions, configured: ConfiguredSets | None
+) -> list[EvaluationSet]:
     """Read the requested test sets, by default all in the configuration of the model.
 
     Args:
         options: Names, languages and files of the test sets.
-        config: Configuration of the evaluated model, if any.
+        configured: The sets of the evaluated model, if any.
 
     Raises:
+        CheckpointError: The test sets of the model cannot be read.
         ConfigError: A test set is unknown, or no test set is configured.
         DataError: A file is missing, damaged, empty or not parallel.
     """
-    pair = _language_pair(options, config)
+    pair = _language_pair(options, configured)
     has_files = bool(options.reference or options.source)
-    names = options.test or (() if has_files or config is None else tuple(config.data.test))
+    names = options.test
+    if not names and not has_files and configured is not None:
+        if configured.problem is not None:
+            raise configured.problem
+        names = tuple(configured.tests)
     if not (names or has_files):
-        where = "The model's configuration has no test set" if config else "No test set"
+        where = "The model's configuration has no test set" if configured else "No test set"
         fix = "Pass `reference` FILE and, with a model, `source` FILE; or `test` and `languages`."
         raise ConfigError(f"{where} to score against.", fix=fix)
     if len(names) + has_files > 1:
         _check_several(options)
-    sets = [_named(name, options.languages, pair, config) for name in names]
+    sets = [_named(name, options.languages, pair, configured) for name in names]
     if options.reference:
-        if config and pair is None:
-            shown = ", ".join(map(str, config.directions))
+        if configured and pair is None:
+            shown = ", ".join(map(str, configured.directions))
             fix = f"Add `languages` with one of these pairs: {shown}."
             raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
         files = _read_files(options.source, options.reference, pair)
@@ -180,10 +231,12 @@ def _check_several(options: EvaluateOptions) -> None:
         raise ConfigError(problem, fix=_KEEPS_ALL)
 
 
-def _language_pair(options: EvaluateOptions, config: RunConfig | None) -> Direction | None:
+def _language_pair(options: EvaluateOptions, configured: ConfiguredSets | None) -> Direction | None:
     """Return the languages of files and of sacreBLEU's test sets; None if they are not known."""
     if options.languages is None:
-        return config.directions[0] if config and len(config.directions) == 1 else None
+        if configured is None or len(configured.directions) > 1:
+            return None
+        return configured.directions[0]
     source, _, target = options.languages.partition("-")
     if not (source and target) or "-" in target:
         fix = "Use SOURCE-TARGET, for example `languages` en-de."
@@ -195,16 +248,18 @@ def _language_pair(options: EvaluateOptions, config: RunConfig | None) -> Direct
 
 
 def _named(
-    name: str, pair: str | None, direction: Direction | None, config: RunConfig | None
+    name: str, pair: str | None, direction: Direction | None, configured: ConfiguredSets | None
 ) -> EvaluationSet:
-    own = _configured_sets(config.data) if config else {}
-    if config and name in own:
-        own_pair = str(config.direction(own[name]))
+    own = configured.named() if configured else {}
+    if configured and name in own:
+        own_pair = str(own[name].direction(configured.languages))
         if pair not in (None, own_pair):
             problem = f"Test set {name} of the model's configuration is {own_pair}, not {pair}."
             fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
-        return replace(_from_config(name, own[name], config), name=name, tag=own[name].tag)
+        return replace(_from_config(name, own[name], configured), name=name, tag=own[name].tag)
+    if configured and configured.problem and name not in published_names():
+        raise configured.problem
     if direction is None:
         fix = "Add `languages` PAIR, for example `languages` en-de."
         raise ConfigError(f"Test set {name}: the language pair is unknown.", fix=fix)
@@ -218,14 +273,10 @@ def _named(
     return replace(_read_files(source, references, direction), name=name)
 
 
-def _configured_sets(data: DataConfig) -> dict[str, CorpusConfig]:
-    return {**dict(zip(valid_names(data), data.validation, strict=True)), **data.test}
-
-
-def _from_config(name: str, corpus: CorpusConfig, config: RunConfig) -> EvaluationSet:
-    check_files({key: each for key, each in config.data.held_out.items() if each is corpus})
+def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) -> EvaluationSet:
+    configured.check_files(corpus)
     source, references = corpus.source, [corpus.target] if corpus.target else []
-    direction = config.direction(corpus)
+    direction = corpus.direction(configured.languages)
     if corpus.sacrebleu is not None:
         source, references = published_test_set(corpus.sacrebleu, str(direction))
     if references:  # Test sets keep every line; the training filters do not apply.
@@ -310,12 +361,12 @@ def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[st
 
 def list_test_sets(folders: Iterable[Path]) -> TextResult:
     """Return the names of the test sets of models, then of the sacreBLEU test sets."""
-    configs = (load_config(folder / "config.yaml") for folder in folders)
-    own = dict.fromkeys(
-        name for config in configs for name in (*config.data.test, *valid_names(config.data))
-    )
-    names = [*own, *published_names()]
-    return TextResult("\n".join(names), {"tests": names})
+    names: dict[str, None] = {}
+    for folder in folders:
+        configured = ConfiguredSets.of(*load_folder_document(folder), folder)
+        names |= dict.fromkeys([*configured.tests, *configured.named()])
+    names |= dict.fromkeys(published_names())
+    return TextResult("\n".join(names), {"tests": list(names)})
 
 
 def training_data(folder: Path) -> Iterator[PreparedData]:
@@ -325,15 +376,19 @@ def training_data(folder: Path) -> Iterator[PreparedData]:
     """
     known: set[Path] = set()
     start: Path | None = folder
-    while start is not None and start not in known and (start / "config.yaml").is_file():
+    while start is not None and start not in known and (start / CONFIG).is_file():
         known.add(start)
-        config = load_config(start / "config.yaml")
-        if trained_on(start, config):
-            yield PreparedData.open(config.prepared_dir)
+        _, record = load_folder_document(start)
+        prepared_dir = Path(str(record.get("prepared_dir")))
+        if trained_on(start, prepared_dir):
+            yield PreparedData.open(prepared_dir)
         else:
             text = "cannot check for overlap with the training data of %s: prepared data not found"
             logger.info(text, start)
-        start = config.training.init_from
+        init_from = recorded_value(record, "training.init_from")
+        start = None
+        if init_from is not None:
+            start = Path(str(init_from))
 
 
 def rows_in_training(folder: Path, lines: Sequence[str]) -> set[int] | None:

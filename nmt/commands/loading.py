@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmt.checkpoint.model_folder import CONFIG
 from nmt.commands.options import MbrOptions, ModelOptions, SearchOptions, given
-from nmt.config.loader import load_config, refuse_idle
+from nmt.config.loader import load_inference
 from nmt.data.checks import other_language
 from nmt.errors import ConfigError
 from nmt.inference.direction import MissingLanguageError
@@ -77,8 +78,7 @@ def decoding_changes(
         return dict(decoding)
     # Validate both together, because they can depend on each other.
     both = [*overrides, *(f"decoding.{name}={json.dumps(x)}" for name, x in decoding.items())]
-    config = load_config(model / "config.yaml", both)
-    refuse_idle(overrides, ("decoding",))
+    config, _ = load_inference(model / CONFIG, both)
     return config.decoding.model_dump()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from nmt.checkpoint.model_folder import load_folder_config
+from nmt.checkpoint.model_folder import load_folder_document
 from nmt.errors import NmtError, shell_command
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class TextResult:
 def log_next_commands(folder: Path) -> None:
     """Log the commands to run next with a new model."""
     commands = [shell_command("translate", folder, input="FILE", output="FILE")]
-    if load_folder_config(folder).data.test:
+    _, record = load_folder_document(folder)
+    data = record.get("data")
+    if isinstance(data, Mapping) and data.get("test"):
         commands.insert(0, shell_command("evaluate", folder))
     logger.info("next: %s", ", ".join(commands))

@@ -161,7 +161,7 @@ def _validation_sets(
 
 def languages_of(config: RunConfig) -> Languages:
     """Return the languages of the model; none without language tags, which no line then gets."""
-    return Languages.of(config) if config.language_tags else Languages()
+    return Languages.of(config.inference) if config.language_tags else Languages()
 
 
 def _tags_of(config: RunConfig, corpus: CorpusConfig) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def init_from(config: RunConfig, setup: TrainingSetup) -> list[str]:
         notes.append(f"origin of the weights:\n  {table}")
     else:
         optimizer.load_weights(read_weights(start).model.state_dict())
-    was, now = ((c.source_language, c.target_language) for c in (start.config, config))
+    was, now = start.config.languages, config.inference.languages
     if was != now and not config.language_tags:
         text = f"from {was[0]} to {was[1]}, but this run translates from {now[0]} to {now[1]}"
         notes.append(f"{folder} was trained to translate {text}")

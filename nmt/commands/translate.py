@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
+from nmt.checkpoint.model_folder import load_folder_config
 from nmt.commands.loading import decoding_changes, loading, mbr, warn_of_language
 from nmt.commands.options import TranslateOptions
-from nmt.config.loader import load_config
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.files import lines as text_lines
 from nmt.files.atomic import check_output, open_output
@@ -90,7 +90,7 @@ def load_translator(options: TranslateOptions) -> Translator:
     model, beam_size = options.model, options.beam_size
     chosen = mbr(options, beam_size)
     if chosen is not None:
-        target = options.to or load_config(model / "config.yaml").target_language
+        target = options.to or load_folder_config(model).target_language
         chosen = chosen.loaded(target, options.device)
     translator = Translator.load(
         model,

@@ -95,6 +95,20 @@ def tagged_languages(
     return in_source, target if tags in ("target", "both") else None
 
 
+def chosen_tags(
+    tags: LanguageTags | None, directions: Iterable[tuple[str, str]]
+) -> LanguageTags | None:
+    """Return the place of language tags: ``tags``, or the source if there are several targets.
+
+    >>> chosen_tags(None, [("en", "de"), ("en", "fr")]), chosen_tags(None, [("en", "de")])
+    ('source', None)
+    """
+    targets = {target for _, target in directions}
+    if tags is None and len(targets) > 1:
+        return "source"
+    return tags
+
+
 class CorpusConfig(Section):
     """One parallel corpus, read from exactly one place.
 

@@ -14,9 +14,21 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from nmt.config.data import CorpusConfig
+from nmt.config.data import CorpusConfig, Direction
+from nmt.config.inference import InferenceConfig
 from nmt.config.keys import KeyPath, find_key, find_problems, unknown_key
+from nmt.config.migration import (
+    FORMAT,
+    INFERENCE,
+    RECORD,
+    Kind,
+    migrate,
+    model_document,
+    split_format,
+)
+from nmt.config.migration import KEY as FORMAT_KEY
 from nmt.config.model import OF_BEAMS, DecodingConfig
+from nmt.config.resuming import with_recorded
 from nmt.config.run import RunConfig, filled_in, with_scale
 from nmt.config.training import ScheduleConfig
 from nmt.errors import ConfigError, DataError, did_you_mean
@@ -29,8 +41,12 @@ def load_config(
     *,
     count_characters: Callable[[Sequence[CorpusConfig], tuple[str, str]], int] | None = None,
     check_files: Callable[[Mapping[str, CorpusConfig]], None] = lambda _: None,
+    recorded_settings: Callable[[Path], Mapping[str, Any]] = lambda _: {},
 ) -> RunConfig:
     """Read a configuration: overrides, else values of the file, else presets, else defaults.
+
+    If training would resume a run, the values that the run has recorded come before presets and
+    defaults.
 
     Args:
         path: A YAML file.
@@ -40,13 +56,14 @@ def load_config(
             file may have no ``training`` section; nmt then chooses its values for this size.
         check_files: Raises a `DataError` about missing corpus files, by key. It is reported with
             other problems. Without other problems, it is raised only if text must be counted.
+        recorded_settings: Run folder -> the whole configuration of the run that training would
+            resume there; empty if there is none.
 
     Raises:
         ConfigError: The configuration is invalid. Lists all problems with line or flag.
         DataError: From ``check_files`` or ``count_characters``.
     """
     document = _read_keys(Path(path))
-    is_scaled = document.values.get("training") is None
     problems = []
     for text in overrides:
         try:
@@ -55,7 +72,10 @@ def load_config(
             problems.append(error.problem)
         except ValueError as error:
             problems.append(f"`set` {text}: {error}")
-    values = _with_start(document.values)
+    values = _with_run(document.values, recorded_settings)
+    is_resumed = values is not document.values
+    is_scaled = values.get("training") is None
+    values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
     missing = None  # error about missing files
     try:
@@ -84,35 +104,124 @@ def load_config(
     is_one = len(problems) == 1
     start = [] if is_one else [f"{len(problems)} problems in the configuration:"]
     fix = "Correct the configuration. `nmt config keys` describes every key."
+    if is_resumed:
+        recorded = Path(str(values["run_dir"])) / CONFIG
+        fix += f" Keys that {path} leaves open have the values of {recorded}."
     raise ConfigError("\n  ".join([*start, *problems]), fix=fix)
+
+
+def load_inference(
+    path: Path, overrides: Sequence[str] = (), *, read: Sequence[str] = ("decoding",)
+) -> tuple[InferenceConfig, Mapping[str, Any]]:
+    """Read what translating needs from config.yaml of a model folder or a run folder.
+
+    Args:
+        path: The file.
+        overrides: ``section.key=value`` each.
+        read: Keys of the top level that can be overridden: keys of `InferenceConfig`, or ``data``
+            of the record.
+
+    Returns:
+        The configuration for translating, and the whole configuration of the training, which is
+        not validated; empty if the model was not trained by nmt.
+
+    Raises:
+        ConfigError: The file or an override is invalid. Lists all problems.
+    """
+    document = read_document(path)
+    values, number = split_format(_mapping(document, path), str(path))
+    if INFERENCE in values:
+        values = migrate(values, number, kind=Kind.MODEL)
+        document.lift(INFERENCE, RECORD)
+    else:
+        values = model_document(migrate(values, number, kind=Kind.CONFIGURATION))
+    section = values[INFERENCE]
+    record = values.get(RECORD) or {}
+    for name, part in ((INFERENCE, section), (RECORD, record)):
+        if not isinstance(part, dict):
+            problem = f"{path}: {name} must be a section."
+            raise ConfigError(problem, fix="Restore the file.")
+    document.values = {**section, "data": record.get("data")}
+    for text in overrides:
+        try:
+            document.override(text)
+        except ValueError as error:
+            fix = "`nmt config keys decoding` describes every key."
+            raise ConfigError(f"`set` {text}: {error}.", fix=fix) from error
+    _refuse_idle(overrides, read)
+    data = document.values.pop("data")
+    if data is not None:
+        record = {**record, "data": data}
+    # Corpora that leave their languages open have those of the run.
+    new_codes = {section.get(key): document.values.get(key) for key in _LANGUAGES}
+    if any(old != new for old, new in new_codes.items()):
+        pairs = [Direction(*pair) for pair in section["directions"]]
+        document.values["directions"] = [
+            Direction(
+                new_codes.get(pair.source, pair.source), new_codes.get(pair.target, pair.target)
+            )
+            for pair in pairs
+        ]
+    try:
+        config = InferenceConfig.model_validate(document.values)
+    except ValidationError as error:
+        problems = [f"{document.place(key)[-1]}: {text}" for key, text in find_problems(error)]
+        fix = "Correct the file. `nmt config keys` describes every key."
+        raise ConfigError("\n  ".join(problems), fix=fix) from error
+    return config, record
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the whole configuration in config.yaml of a run folder, not validated.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not a configuration.
+    """
+    values, number = split_format(_mapping(read_document(path), path), str(path))
+    return migrate(values, number, kind=Kind.CONFIGURATION)
+
+
+def _with_run(
+    values: dict[str, Any], recorded_settings: Callable[[Path], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Add the values of the run that training would resume; return ``values`` if there is none."""
+    run_dir = values.get("run_dir") or f"runs/{values.get('name')}"
+    recorded = recorded_settings(Path(str(run_dir)))
+    if not recorded:
+        return values
+    given = {key: value for key, value in values.items() if key != "training" or value is not None}
+    return with_recorded({**given, "run_dir": str(run_dir)}, recorded)
 
 
 def _with_start(values: dict[str, Any]) -> dict[str, Any]:
     """Add the keys that a model keeps from the configuration of `training.init_from`."""
     training = values.get("training")
     training = training if isinstance(training, dict) else {}
-    path = Path(str(training.get("init_from"))) / "config.yaml"
+    path = Path(str(training.get("init_from"))) / CONFIG
     if not path.is_file():  # reported when training starts
         return values
-    start, model = _read_keys(path).values, values.get("model")
+    config, _ = load_inference(path)
+    start = config.model_dump(mode="json")
+    model = values.get("model")
     names = {"model", "tokenizer", "decoding"}
     if isinstance(model, dict) and "preset" in model:  # the other keys are those of the preset
         names.remove("model")
-    data = start.get("data")
-    tags = data.get("language_tags") if isinstance(data, dict) else None
+    tags = config.language_tags
     if "vocabulary" in (training.get("init_differences") or ()):
         names.remove("tokenizer")
         tags = None
-    kept = {name: start[name] for name in names if isinstance(start.get(name), dict)}
+    kept = {name: start[name] for name in names}
     return filled_in(values, kept | ({"data": {"language_tags": tags}} if tags else {}))
 
 
 def _read_keys(path: Path) -> Document:
     try:
         document = read_document(path)
-        if not isinstance(document.values, dict) or not document.values:
-            fix = "Run `nmt init SOURCE TARGET` to write a configuration."
-            raise ConfigError(f"{path} contains no keys.", fix=fix)
+        values, number = split_format(_mapping(document, path), str(path), default=FORMAT)
+        if INFERENCE in values:  # of a model folder
+            document.values = values.get(RECORD)
+            values = _mapping(document, path)
+        document.values = migrate(values, number, kind=Kind.CONFIGURATION)
     except ConfigError as error:
         if path.suffix in (".yaml", ".yml", "") or not path.is_file():
             raise
@@ -121,6 +230,13 @@ def _read_keys(path: Path) -> Document:
         fix = "To train on two text files, run `nmt init SOURCE TARGET`."
         raise ConfigError(problem, fix=fix) from error
     return document
+
+
+def _mapping(document: Document, path: Path) -> dict[str, Any]:
+    if not isinstance(document.values, dict) or not document.values:
+        fix = "Run `nmt init SOURCE TARGET` to write a configuration."
+        raise ConfigError(f"{path} contains no keys.", fix=fix)
+    return document.values
 
 
 def _corpora(key: str, value: Any) -> Iterator[tuple[str, CorpusConfig]]:
@@ -150,24 +266,32 @@ def change_options(options: DecodingConfig, changes: Mapping[str, Any]) -> Decod
         raise ConfigError(f"Decoding options: {listed}.", fix=fix) from error
 
 
-def refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
-    """Refuse overrides that have no effect on a trained model.
-
-    Args:
-        overrides: As in `load_config`.
-        read: Sections that have an effect.
-
-    Raises:
-        ConfigError: Overrides of other sections.
-    """
+def _refuse_idle(overrides: Sequence[str], read: Sequence[str]) -> None:
+    """Refuse overrides of sections that have no effect on a trained model."""
     idle = [text for text in overrides if re.split(r"[.=]", text)[0].strip() not in read]
     if idle:
         fix = f"Remove the override. Here you can set keys of {', '.join(read)}."
         raise ConfigError(f"`set` {', '.join(idle)} has no effect on a trained model.", fix=fix)
 
 
+def dump_inference(config: InferenceConfig, record: Mapping[str, Any]) -> str:
+    """Return config.yaml of a model folder; `load_inference` reads it back.
+
+    Args:
+        config: What translating needs.
+        record: The whole configuration of the training; empty if nmt did not train the model.
+    """
+    section = config.model_dump(mode="json")
+    return dump_document({FORMAT_KEY: FORMAT, INFERENCE: section, RECORD: dict(record)})
+
+
 def dump_config(config: RunConfig) -> str:
     """Return the configuration as YAML, with all defaults; `load_config` reads it back."""
+    return dump_document({FORMAT_KEY: FORMAT, **settings_of(config)})
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Return the configuration as plain values, in the form of a file."""
     values = config.model_dump(mode="json")
     for section in filter(None, (values["data"], values["data"]["replay"])):
         if len(section["valid"]) == 1:  # so that overrides can use data.valid.source
@@ -175,9 +299,11 @@ def dump_config(config: RunConfig) -> str:
     schedule, usual = values["training"]["schedule"], ScheduleConfig().warmup_steps
     if schedule["warmup_ratio"] is not None and schedule["warmup_steps"] == usual:
         del schedule["warmup_steps"]  # training.schedule.warmup_ratio is used instead
-    return dump_document(values)
+    return values
 
 
+_LANGUAGES = ("source_language", "target_language")
+CONFIG: Final = "config.yaml"  # In run folders and model folders.
 MAX_BYTES: Final = 1 << 20  # Maximum file size; configurations have a few thousand bytes.
 # Limits after expansion: nested YAML aliases can create billions of values.
 MAX_VALUES: Final = 20_000
@@ -309,6 +435,15 @@ class Document:
         self.lines: dict[KeyPath, int] = {}  # Line of each value, from 1.
         # Nested dicts with string keys, lists, strings, numbers, booleans and None.
         self.values: Any = {} if root is None else self._read(root, ())
+
+    def lift(self, *sections: str) -> None:
+        """Name the lines of keys without these sections; the first section wins."""
+        lifted: dict[KeyPath, int] = {(): 0}
+        for section in reversed(sections):
+            for path, line in self.lines.items():
+                if path[:1] == (section,):
+                    lifted[path[1:]] = line
+        self.lines = lifted
 
     def override(self, text: str) -> None:
         """Apply one override ``key=value``.

@@ -19,9 +19,11 @@ from nmt.config.data import (
     LanguageCode,
     LanguageTags,
     TokenizerConfig,
+    chosen_tags,
     tag_symbol,
     tagged_languages,
 )
+from nmt.config.inference import InferenceConfig
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
@@ -135,8 +137,23 @@ class RunConfig(Section):
     @property
     def language_tags(self) -> LanguageTags | None:
         """Place of the language tags (`DataConfig.language_tags`); None without tags."""
-        has_several = len({direction.target for direction in self.directions}) > 1
-        return self.data.language_tags or ("source" if has_several else None)
+        return chosen_tags(self.data.language_tags, self.directions)
+
+    @property
+    def inference(self) -> InferenceConfig:
+        """What translating with a model of this run needs."""
+        return InferenceConfig(
+            name=self.name,
+            source_language=self.source_language,
+            target_language=self.target_language,
+            directions=self.directions,
+            language_tags=self.language_tags,
+            max_length=self.filters.max_length,
+            tokenizer=self.tokenizer,
+            model=self.model,
+            decoding=self.decoding,
+            base_model=self.training.init_from if self.training.lora else None,
+        )
 
     @property
     def tag_symbols(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

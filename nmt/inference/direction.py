@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nmt.config.data import Direction, LanguageTags, language_symbol, tagged_languages
-from nmt.config.run import RunConfig
+from nmt.config.inference import InferenceConfig
 from nmt.errors import ConfigError, did_you_mean
 from nmt.text.languages import primary_code
 from nmt.text.tokenizer import TAGS_SHOWN, Tokenizer, Tokenizers
@@ -52,7 +52,7 @@ class Languages:
     tags: LanguageTags | None = None  # Place of the language tags; None without tags.
 
     @classmethod
-    def of(cls, config: RunConfig) -> Languages:
+    def of(cls, config: InferenceConfig) -> Languages:
         """Return the languages of a trained or imported model."""
         return cls(config.directions, config.language_tags)
 

@@ -246,7 +246,7 @@ def load_torch(folder: Path, options: EngineOptions, needs: Needs) -> LoadedMode
     if needs.decoding.shortlist:
         lists = Shortlist.load(folder, tokenizers.vocab_sizes, place)
     counted = [i for i, share in enumerate(shares) if share]  # weight 0: model not used
-    decoding, longest = config.decoding, min(bundles[i].config.filters.max_length for i in counted)
+    decoding, longest = config.decoding, min(bundles[i].config.max_length for i in counted)
     engine = TorchEngine(
         *(bundles[i].model.to(place, getattr(torch, dtype)) for i in counted),
         mixture=Mixture(tuple(shares[i] for i in counted), ensemble.mean),

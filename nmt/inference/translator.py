@@ -156,7 +156,7 @@ class Translator:
         engine = engines.EngineOptions(**{x: options.pop(x) for x in _OF_ENGINE & options.keys()})
         wanted = TranslationOptions(
             decoding=config.decoding,
-            max_length=config.filters.max_length if split else None,
+            max_length=config.max_length if split else None,
             languages=Languages.of(config),
             confidence=read_confidence(folder),
         )

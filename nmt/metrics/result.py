@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from nmt.config.migration import FORMAT, Kind, migrate, split_format
+from nmt.config.migration import KEY as FORMAT_KEY
 from nmt.errors import GateError, NmtError
+from nmt.files.json_file import field, read_json
 from nmt.metrics.metric import Floats, Score, label_of, rounded
 
 
@@ -22,7 +27,7 @@ class System:
     name: str  # Model folder, or name of the file of translations.
     lines: Sequence[str]
     # Settings of the translation, for example ``engine`` and ``beam_size``. Empty for a file.
-    settings: Mapping[str, str | int | float] = field(default_factory=dict)
+    settings: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict)
     # Results of `nmt.inference`, with scores, confidence and alarms of each line. Empty for a file.
     results: Sequence[Any] = ()
     # Number of source lines that are in the training data word for word; None if unknown.
@@ -32,7 +37,7 @@ class System:
     # For each metric, the statistics of each sentence. (n, D).
     tables: tuple[Floats, ...] = ()
     # By metric, the score of each sentence. Empty unless requested.
-    sentence_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    sentence_scores: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return name, scores and translations as plain values for JSON."""
@@ -143,6 +148,7 @@ class EvaluationReport:
         together = {"evaluations": several, "mean": mean_scores(self.evaluations)}
         values: dict[str, Any] = several[0] if len(several) == 1 else together
         values |= {section.key: list(section.values) for section in self.sections}
+        values[FORMAT_KEY] = FORMAT
         if self.sentence_level:
             values["sentences"] = list(self._sentences())
         return values
@@ -173,6 +179,19 @@ class EvaluationReport:
         signatures = dict.fromkeys((label_of(x.metric), x.signature) for x in scores)
         blocks += ["\n".join(dict.fromkeys(notes))] if notes else []
         return "\n\n".join([*blocks, text_table(list(signatures))])
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read the JSON of an `EvaluationReport`, in the present format.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not a JSON object.
+        NewerFormatError: A newer version of nmt wrote the report.
+    """
+    document = field(read_json(path), kind=dict)
+    report, number = split_format(document, str(path))
+    return migrate(report, number, kind=Kind.REPORT)
 
 
 def prefixed(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, str]]:

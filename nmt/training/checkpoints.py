@@ -457,6 +457,6 @@ def _made(run_dir: Path, step: int) -> dict[str, Any]:
     try:
         manifest = Manifest.read(folder)
         manifest.verify(folder)
-        return files.read_state(folder, RECORD) if manifest.step == step else {}
+        return files.read_object(folder / RECORD) if manifest.step == step else {}
     except CheckpointError:
         return {}

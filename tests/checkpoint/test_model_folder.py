@@ -78,7 +78,7 @@ def test_a_run_folder_and_an_exported_one_are_model_folders(
     original: Path, exported: Path, checkpoint: str | None, step: int
 ) -> None:
     bundle = load_model(original, checkpoint) if checkpoint else load_model(exported)
-    assert (bundle.step, bundle.config) == (step, CONFIG)
+    assert (bundle.step, bundle.config) == (step, CONFIG.inference)
     assert bundle.tokenizers.source.vocab_size == 30
     assert not bundle.model.training
     expected, found = weights(step), dict(bundle.model.named_parameters())

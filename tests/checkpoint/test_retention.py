@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.checkpoint.files import expired, load_tensors, newest_steps, save_checkpoint
-from nmt.checkpoint.model_folder import CONFIDENCE, average_weights, write_average
+from nmt.checkpoint.model_folder import (
+    CONFIDENCE,
+    average_weights,
+    load_folder_document,
+    write_average,
+)
 from nmt.errors import CheckpointError
 from nmt.files.json_file import Manifest
 from tests.checkpoint.faults import contents, fail_writes
@@ -108,7 +113,8 @@ def run_dir(tmp_path: Path) -> Path:
     """A run folder with checkpoints of steps 10 and 20, which hold 1 and 2."""
     run_dir = tmp_path / "run"
     (run_dir / "tokenizer").mkdir(parents=True)
-    (run_dir / "config.yaml").write_text("name: Größe\n", "utf-8")
+    config = "{name: Größe, source_language: de, target_language: en, data: {train: [{}]}}"
+    (run_dir / "config.yaml").write_text(config, "utf-8")
     for side, content in (("source", b"\x00source"), ("target", b"\xfftarget")):
         (run_dir / "tokenizer" / f"{side}.model").write_bytes(content)
     for step in (10, 20):
@@ -134,8 +140,9 @@ def test_the_folder_is_complete_and_its_manifest_has_all_of_it(
     manifest.verify(folder)
     assert manifest.step == 20
     assert load_tensors(folder / "model.safetensors")["weight"].tolist() == [1.5] * 3
-    for name in ("config.yaml", "tokenizer/source.model", "tokenizer/target.model", CONFIDENCE):
+    for name in ("tokenizer/source.model", "tokenizer/target.model", CONFIDENCE):
         assert found[name] == before[name]
+    assert load_folder_document(folder) == load_folder_document(run_dir)
     assert [path.name for path in folder.parent.iterdir()] == ["mean"]
     assert len({(folder / name).stat().st_mode for name in found}) == 1
     for taken in (folder, run_dir, run_dir / "config.yaml"):

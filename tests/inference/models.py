@@ -93,7 +93,7 @@ def loaded(
     config: RunConfig | None = None,
 ) -> LoadedModel:
     config, engine = config or run_config(), TorchEngine(*models, mixture=mixture)
-    languages, most = Languages.of(config), config.filters.max_length
+    languages, most = Languages.of(config.inference), config.filters.max_length
     return LoadedModel(engine, tokenizers, config.decoding, most, languages)
 
 

@@ -183,7 +183,7 @@ def merged_model(files: ModelFiles, adapter: AdapterRecord) -> Transformer:
     Raises:
         CheckpointError: The base model is missing or changed, or the adapters do not match it.
     """
-    start, path = files.config.training.init_from, files.folder / stored.MODEL
+    start, path = files.config.base_model, files.folder / stored.MODEL
     base = find_base(start or Path("?"), files.folder, adapter["base"])
     model = read_weights(base).model
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from nmt.commands.evaluate import EvaluatedModel
 from nmt.errors import ConfigError
 from nmt.extras.analysis.gates import gates_of
-from nmt.files.json_file import field, read_json
+from nmt.files.json_file import field
 from nmt.metrics.metric import Score, Scorer, as_quality, label_of, rounded
 from nmt.metrics.result import (
     Evaluation,
@@ -20,6 +20,7 @@ from nmt.metrics.result import (
     hash_references,
     paired_tests,
     prefixed,
+    read_report,
     score_rows,
     show_p_value,
     show_score,
@@ -100,7 +101,7 @@ def read_baseline_report(
             contains no translations, or was scored with other settings.
     """
     try:
-        document = field(read_json(path), kind=dict)
+        document = read_report(path)
         found = document.get("evaluations", [document])
         wanted = hash_references(references)
         fitting = [each for each in found if each.get("references_sha256") == wanted]

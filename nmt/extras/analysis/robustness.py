@@ -43,7 +43,7 @@ def robustness_section(scored: EvaluatedSet) -> Section:
     test, values = scored.test, list[dict[str, Any]]()
     rows: dict[tuple[str, str], list[str]] = {}
     for model, system in zip(scored.models, scored.systems, strict=False):
-        codes, own = model.config.languages.values(), (test.source_language, test.target_language)
+        codes, own = model.config.languages, (test.source_language, test.target_language)
         read, written = (joiner_for(x or y) for x, y in zip(own, codes, strict=True))
         for noisy in noisy_sources(test.source or (), read, scored.resampling.seed):
             name = f"{test.name} ({noisy.noise})"

@@ -20,14 +20,15 @@ from statistics import median
 from typing import Any
 
 from nmt.checkpoint.files import MODEL, adapter_record
-from nmt.checkpoint.model_folder import ModelFiles, find_model
+from nmt.checkpoint.model_folder import ModelFiles, find_model, recorded_data
 from nmt.commands.augment import CORPUS, SETTINGS, augment, check_ours
 from nmt.commands.config import load_config
 from nmt.commands.options import AugmentOptions, given
 from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import Direction
-from nmt.config.run import RunConfig, name_of_folder
+from nmt.config.inference import InferenceConfig
+from nmt.config.run import name_of_folder
 from nmt.data.corpus import check_files, read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.errors import ConfigError, DataError, shell_command
@@ -156,7 +157,7 @@ def _steps(
     overrides = (*own, *options.set_)
     # Reports problems before the long work; the size of the corpus is not known yet.
     config = loader.load_config(output / _CONFIG, overrides, count_characters=lambda *_: 0)
-    load_attribute(f"{_EXCHANGE}.ctranslate2:CTranslate2Target")().adapt(config)
+    load_attribute(f"{_EXCHANGE}.ctranslate2:CTranslate2Target")().adapt(config.inference)
     corpora = dict(config.data.corpora)
     del corpora[_DISTILLED]
     check_files(corpora)
@@ -193,13 +194,13 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     Raises:
         ConfigError: The teacher has no validation set, and `valid` is not set.
     """
-    config = teacher.config
-    # An imported model has placeholders for its corpora, and the step 0.
-    held_out = config.data.held_out if teacher.step else {}
+    of_teacher = recorded_data(teacher.record, teacher.folder)
+    # Imported models of older versions have placeholders for their corpora, and the step 0.
+    held_out = of_teacher.held_out if of_teacher and teacher.step else {}
     sets = {
         key.removeprefix("data."): corpus.model_dump(mode="json", exclude_defaults=True)
         for key, corpus in held_out.items()
-        if config.direction(corpus) == direction
+        if corpus.direction(teacher.config.languages) == direction
     }
     data: dict[str, Any] = {
         "valid": [values for key, values in sets.items() if key.startswith("valid")],
@@ -227,7 +228,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     }
 
 
-def _can_start(teacher: RunConfig, overrides: Sequence[str]) -> bool:
+def _can_start(teacher: InferenceConfig, overrides: Sequence[str]) -> bool:
     """Return whether the usual student starts with the weights of the teacher."""
     faults = load_attribute(f"{_EXCHANGE}.ctranslate2:not_expressed")(teacher.model)
     # The student then has the same width: wider ones are slow.
@@ -237,7 +238,7 @@ def _can_start(teacher: RunConfig, overrides: Sequence[str]) -> bool:
 
 def _num_bytes(files: ModelFiles) -> int:
     """Return the size of the weights; those of an adapted model include its base model."""
-    base, is_adapter = files.config.training.init_from, adapter_record(files.folder / MODEL)
+    base, is_adapter = files.config.base_model, adapter_record(files.folder / MODEL)
     of_base = _num_bytes(find_model(base)) if base and is_adapter else 0
     return of_base + files.manifest.files[MODEL].size
 

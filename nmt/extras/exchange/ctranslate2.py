@@ -21,8 +21,8 @@ import numpy as np
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, read_weights
+from nmt.config.inference import InferenceConfig
 from nmt.config.model import DecodingConfig, ModelConfig
-from nmt.config.run import RunConfig
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.export import ExportTarget
 from nmt.files.atomic import atomic_folder, file_lock, remove_folder, write_json
@@ -110,12 +110,12 @@ def _differing(section: str, values: ModelConfig | DecodingConfig, names: Set[st
     ]
 
 
-def positions_needed(longest: int, config: RunConfig, decoding: DecodingConfig) -> int:
+def positions_needed(longest: int, config: InferenceConfig, decoding: DecodingConfig) -> int:
     """Return the positions needed for a line of ``longest`` subwords and its longest output."""
     return max(longest + 1 + config.model.source_bos, limits_of(longest, decoding).longest)
 
 
-def num_positions(config: RunConfig) -> int | None:
+def num_positions(config: InferenceConfig) -> int | None:
     """Return the number of positions of a converted model, with EOS; None without a limit.
 
     A converted model stores sinusoids for all positions of the longest line and output.
@@ -124,7 +124,7 @@ def num_positions(config: RunConfig) -> int | None:
         return None
     if config.model.positions == "learned":
         return config.model.position_limit
-    needed = positions_needed(config.filters.max_length, config, config.decoding)
+    needed = positions_needed(config.max_length, config, config.decoding)
     return max(_LEAST_POSITIONS, needed)
 
 
@@ -138,7 +138,7 @@ class CTranslate2Target(ExportTarget):
     )  # fmt: skip
 
     @override
-    def adapt(self, config: RunConfig) -> RunConfig:
+    def adapt(self, config: InferenceConfig) -> InferenceConfig:
         import_ctranslate2()
         if faults := not_expressed(config.model):
             fix = "Export with `to` safetensors, or train a model without this option."

@@ -28,8 +28,8 @@ from typing import Any
 from typing_extensions import override
 
 from nmt.checkpoint.model_folder import TOKENIZER, find_model, is_ctranslate2, load_folder_config
+from nmt.config.inference import InferenceConfig
 from nmt.config.model import DecodingConfig
-from nmt.config.run import RunConfig
 from nmt.device import gpu_number, own_cores
 from nmt.errors import CheckpointError, ConfigError, DeviceError, shell_command
 from nmt.extras.exchange.ctranslate2 import (
@@ -289,17 +289,17 @@ def load_ctranslate2(folder: Path, options: EngineOptions, needs: Needs) -> Load
     if dtype not in (None, engine.dtype):
         fix = f"Remove `dtype`, or export again with `quantization` {dtype}."
         raise ConfigError(f"{folder} was exported in {engine.dtype}.", fix=fix)
-    most, languages = config.filters.max_length, Languages.of(config)
+    most, languages = config.max_length, Languages.of(config)
     return LoadedModel(engine, tokenizers, config.decoding, most, languages)
 
 
-def _too_long(config: RunConfig, needs: Needs) -> list[str]:
+def _too_long(config: InferenceConfig, needs: Needs) -> list[str]:
     """Return the requirement for more positions than the converted model has, if needed."""
     rows = num_positions(config)
     if rows is None or config.model.positions == "learned":
         return []
     if needs.longest is None:
         return ["positions for lines of any length"]
-    longest = max(config.filters.max_length, needs.longest)
+    longest = max(config.max_length, needs.longest)
     needed = positions_needed(longest, config, needs.decoding)
     return [f"{needed:,} positions (the limit is {rows:,})"] if needed > rows else []

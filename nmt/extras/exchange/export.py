@@ -18,19 +18,21 @@ from typing import Any
 from jinja2 import Environment
 
 from nmt.checkpoint import model_folder
-from nmt.checkpoint.files import MODEL, adapter_record, read_state, save_tensors
+from nmt.checkpoint.files import MODEL, adapter_record, read_object, save_tensors
 from nmt.checkpoint.model_folder import (
     CARD,
-    CONFIG,
     RECORD,
     ModelBundle,
     check_new_folder,
+    recorded_data,
+    recorded_value,
+    write_folder_config,
     write_model_folder,
 )
 from nmt.checkpoint.run import trained_on
 from nmt.commands.result import log_next_commands
-from nmt.config.loader import dump_config, dump_document
-from nmt.config.run import RunConfig
+from nmt.config.inference import InferenceConfig
+from nmt.config.loader import dump_document
 from nmt.data.corpus import corpus_names
 from nmt.errors import ConfigError
 from nmt.extras.exchange.options import ExportOptions
@@ -57,7 +59,7 @@ class ExportTarget:
     weights_name: str = MODEL  # Name of the file with the weights.
     dtypes: Sequence[str] = ("float32",)  # Types of the weights; the first is the default.
 
-    def adapt(self, config: RunConfig) -> RunConfig:
+    def adapt(self, config: InferenceConfig) -> InferenceConfig:
         """Return the configuration without decoding options that the format does not support.
 
         Raises:
@@ -129,17 +131,20 @@ def export(options: ExportOptions) -> ExportSummary:
         fix = f"Remove `quantization`, or use {' or '.join(target.dtypes)}."
         raise ConfigError(f"`to` {to} does not support `quantization` {dtype}.", fix=fix)
     files = model_folder.find_model(source, options.checkpoint)
-    config = target.adapt(files.config)
+    merged = files.config.model_copy(update={"base_model": None})
+    config = target.adapt(merged)
+    data = None
+    if files.step:  # imported models of older versions have placeholders for their corpora
+        data = recorded_data(files.record, source)
+    metric = str(recorded_value(files.record, "training.validation.metric"))
 
     def write(folder: Path) -> None:
         target.write(folder, bundle, dtype, shortlist)
         bar.update()
-        if config != files.config:
-            (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
+        write_folder_config(folder, config, files.record)
         size = (folder / target.weights_name).stat().st_size
-        prepared = trained_on(source, bundle.config)
-        # An imported model has the step 0, and placeholders for its corpora.
-        names = corpus_names(config.data.train) if bundle.step else ()
+        prepared = trained_on(source, Path(str(files.record.get("prepared_dir"))))
+        names = corpus_names(data.train) if data else ()
         write_card(
             folder,
             config,
@@ -149,8 +154,8 @@ def export(options: ExportOptions) -> ExportSummary:
             weights=f"{to}, {dtype}, {size / 2**20:,.1f} MiB",
             corpora={name: prepared and prepared.counts.get(name) for name in names},
             prepared=prepared,
-            beams=config.training.validation.beam_size,
-            scores=_scores(bundle, source),
+            beams=recorded_value(files.record, "training.validation.beam_size"),
+            scores=_scores(bundle, source, metric.partition(":")[0]),
         )
 
     with progress_bar("exporting", unit="parts", total=3) as bar:  # reading, writing, checksums
@@ -168,7 +173,7 @@ def export(options: ExportOptions) -> ExportSummary:
     return ExportSummary(output, to, dtype, bundle.step, size)
 
 
-def write_card(folder: Path, config: RunConfig, origin: str, **facts: Any) -> None:
+def write_card(folder: Path, config: InferenceConfig, origin: str, **facts: Any) -> None:
     """Write the model card from the template card.md.j2.
 
     Args:
@@ -187,7 +192,7 @@ def write_card(folder: Path, config: RunConfig, origin: str, **facts: Any) -> No
     (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
 
-def front_matter(config: RunConfig, **values: Any) -> str:
+def front_matter(config: InferenceConfig, **values: Any) -> str:
     """Return the YAML front matter of a model card, for hubs.
 
     Args:
@@ -200,12 +205,11 @@ def front_matter(config: RunConfig, **values: Any) -> str:
     return f"---\n{dump_document(given)}---\n"
 
 
-def _scores(bundle: ModelBundle, source: Path) -> dict[str, float]:
+def _scores(bundle: ModelBundle, source: Path, metric: str) -> dict[str, float]:
     """Return the validation scores of these weights."""
     scores: dict[str, float | None] = {}
     if (bundle.folder / RECORD).is_file():
-        metric = bundle.config.training.validation.metric_name
-        scores[metric] = read_state(bundle.folder, RECORD).get("score")
+        scores[metric] = read_object(bundle.folder / RECORD).get("score")
     else:
         validation = {"kind": "validation", "step": bundle.step}.items()
         with suppress(OSError, ValueError):

@@ -30,7 +30,8 @@ from nmt.extras.exchange.export import HUB_NAME, WrittenFolder, front_matter
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, PullOptions, PushOptions, is_resized
 from nmt.files.atomic import atomic_folder
 from nmt.files.json_file import NAME as MANIFEST
-from nmt.files.json_file import FileRecord, Manifest, read_json
+from nmt.files.json_file import FileRecord, Manifest
+from nmt.metrics.result import read_report
 
 NAME = re.compile(r"(?:hub:)?([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 # Files that an import reads, except the weights of Hugging Face.
@@ -121,7 +122,7 @@ def push(options: PushOptions) -> PushResult:
 def _results(path: Path) -> Iterator[dict[str, Any]]:
     """Convert a JSON report of `nmt evaluate` to entries for the Hub's model-index."""
     try:
-        report = read_json(path)
+        report = read_report(path)
         for part in report.get("evaluations", [report]):
             dataset = _named(str(part.get("test_set") or path.stem))
             metrics = [

@@ -23,7 +23,8 @@ from nmt.checkpoint.files import tensor_differences
 from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_config
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
-from nmt.config.run import RunConfig, check_languages, name_of_folder
+from nmt.config.inference import InferenceConfig
+from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
 from nmt.extras.exchange.export import IMPORTED, WrittenFolder
@@ -136,14 +137,13 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
         raise CheckpointError(problem, fix=COPY_AGAIN)
     if broken := [name for name, value in weights.items() if not np.isfinite(value).all()]:
         raise CheckpointError(f"{broken[0]} contains NaN or infinity.", fix=COPY_AGAIN)
-    # The configuration is that of a model trained with nmt, with placeholders for its corpora.
-    corpus = {"name": "not-known", "source": "unknown", "target": "unknown-too"}
     spec = model.target.sentencepiece.trainer_spec
     values = {
         "name": name_of_folder(output),
         "source_language": codes[0],
         "target_language": codes[1],
-        "data": {"train": [corpus], "valid": corpus, "language_tags": model.language_tags},
+        "directions": [codes],
+        "language_tags": model.language_tags,
         "tokenizer": {
             "kind": spec.ModelType.Name(spec.model_type).lower(),
             "vocab_size": sizes[0] if shared else {"source": sizes[0], "target": sizes[1]},
@@ -151,12 +151,11 @@ def write_imported(model: Imported, options: ImportOptions, origin: str) -> Impo
             "byte_fallback": spec.byte_fallback,
             "user_defined_symbols": tags,
         },
-        "filters": {"max_length": model.max_length},
+        "max_length": model.max_length,
         "model": shape,
-        "training": {"max_steps": 10_000},
         "decoding": model.decoding,
     }
-    config = RunConfig.model_validate(values)
+    config = InferenceConfig.model_validate(values)
     vocabulary.write_model(output, config, models, weights, origin)
     return ImportSummary(output, codes, before, before and vocabulary.sizes_of(models, weights))
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 from math import inf, log, prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unicodedata import category
 
@@ -39,10 +40,14 @@ from safetensors.numpy import save_file
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.checkpoint.files import MODEL
-from nmt.checkpoint.model_folder import CONFIG, TOKENIZER, load_model, write_model_folder
+from nmt.checkpoint.model_folder import (
+    TOKENIZER,
+    load_model,
+    write_folder_config,
+    write_model_folder,
+)
 from nmt.config.data import language_symbol, tag_symbol
-from nmt.config.loader import dump_config
-from nmt.config.run import RunConfig
+from nmt.config.inference import InferenceConfig
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.export import write_card
@@ -455,11 +460,12 @@ def _grow(
 
 def write_model(
     output: Path,
-    config: RunConfig,
+    config: InferenceConfig,
     models: Sequence[Any],
     weights: Mapping[str, Any],
     origin: str,
     step: int = 0,
+    record: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write a model folder; one SentencePiece model if both sides have the same."""
     contents = [model.SerializeToString(deterministic=True) for model in models]
@@ -468,7 +474,7 @@ def write_model(
     facts |= {"vocab_sizes": [len(model.pieces) for model in models], "weights": "float32"}
 
     def write(folder: Path) -> None:
-        (folder / CONFIG).write_text(dump_config(config), encoding="utf-8", newline="\n")
+        write_folder_config(folder, config, record)
         (folder / TOKENIZER).mkdir()
         for name, content in zip(names, contents, strict=False):
             (folder / TOKENIZER / name).write_bytes(content)
@@ -507,5 +513,5 @@ def resize_folder(options: ImportOptions, origin: str) -> tuple[tuple[str, str],
     tokenizer = config.tokenizer.model_copy(update={"vocab_size": size, "pad_vocab_by": 0})
     decoding = config.decoding.model_copy(update={"shortlist": False})
     config = config.model_copy(update={"tokenizer": tokenizer, "decoding": decoding})
-    write_model(options.output, config, models, weights, origin, bundle.step)
+    write_model(options.output, config, models, weights, origin, bundle.step, bundle.record)
     return codes, before, sizes_of(models, weights)

@@ -223,12 +223,12 @@ def _test_pairs(inspected: Inspected) -> tuple[str, Pairs]:
         ConfigError: No test set has this name.
         DataError: The set cannot be read, or all its sentences are too long.
     """
-    config, sides = inspected.config, inspected.tokenizers
-    name = inspected.choice.test or next(iter(config.data.test), "valid")
-    (test,) = load_test_sets(EvaluateOptions(test=(name,)), config)
+    sides = inspected.tokenizers
+    name = inspected.choice.test or next(iter(inspected.sets.tests), "valid")
+    (test,) = load_test_sets(EvaluateOptions(test=(name,)), inspected.sets)
     tag = test.tag if inspected.choice.tag is None else inspected.choice.tag
     first = [] if tag is None else [sides.source.tag_id(tag)]
-    most = min(MAX_TOKENS, config.filters.max_length)
+    most = min(MAX_TOKENS, inspected.config.max_length)
     sources = sides.source.encode_batch(test.source or ())
     targets = sides.target.encode_batch(test.references[0])
     pairs = (([*first, *x], y) for x, y in zip(sources, targets, strict=True) if x and y)

@@ -173,7 +173,7 @@ def _facts(inspected: Inspected, used: Collection[str]) -> dict[str, str]:
     if inspected.is_folder and "checkpoint" in used:
         facts["Checkpoint"] = inspected.checkpoint
     elif "layer" in used and choice.source:
-        facts["Checkpoint"] = f"none: random weights (seed {config.training.seed}), not trained"
+        facts["Checkpoint"] = f"none: random weights (seed {inspected.seed}), not trained"
     if choice.source and "source" in used:
         facts["Source"] = choice.source
         if choice.target is not None:

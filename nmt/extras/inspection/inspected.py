@@ -17,14 +17,16 @@ from nmt.checkpoint.model_folder import (
     CONFIG,
     TOKENIZER,
     is_ctranslate2,
-    load_folder_config,
+    load_folder_document,
     load_model,
     readable,
+    recorded_value,
 )
 from nmt.commands.config import load_config
-from nmt.config.loader import change_options, refuse_idle
+from nmt.commands.evaluation_set import ConfiguredSets
+from nmt.config.inference import InferenceConfig
+from nmt.config.loader import change_options, load_inference, settings_of
 from nmt.config.model import DecodingConfig
-from nmt.config.run import RunConfig
 from nmt.data.prepared import MANIFEST, PreparedData
 from nmt.errors import CheckpointError, ConfigError, NmtError
 from nmt.extras.inspection.figure import isolated
@@ -56,8 +58,6 @@ class Inspected:
     def __init__(self, place: Path, choice: InspectOptions | None = None) -> None:
         self.place, self.choice = place, choice or InspectOptions()
         self.is_folder = place.is_dir()
-        if self.is_folder:
-            refuse_idle(self.choice.set_, ("decoding",))
 
     @cached_property
     def has_weights(self) -> bool:
@@ -65,16 +65,35 @@ class Inspected:
         return self.is_folder and not is_ctranslate2(self.place)
 
     @cached_property
-    def config(self) -> RunConfig:
-        """The whole configuration; the model section is ``config.model``."""
+    def _document(self) -> tuple[InferenceConfig, Mapping[str, Any]]:
         if not self.is_folder:
-            return load_config(self.place, self.choice.set_)
-        saved = load_folder_config(self.place)  # reports the problems of a folder
-        return load_config(self.place / CONFIG, self.choice.set_) if self.choice.set_ else saved
+            whole = load_config(self.place, self.choice.set_)
+            return whole.inference, settings_of(whole)
+        saved = load_folder_document(self.place)  # reports the problems of a folder
+        return load_inference(self.place / CONFIG, self.choice.set_) if self.choice.set_ else saved
+
+    @property
+    def config(self) -> InferenceConfig:
+        """What translating needs; the model section is ``config.model``."""
+        return self._document[0]
+
+    def recorded(self, key: str) -> Any:
+        """Return a value of the whole configuration, such as ``training.seed``, or None."""
+        return recorded_value(self._document[1], key)
+
+    @cached_property
+    def sets(self) -> ConfiguredSets:
+        """The validation and test sets in the configuration."""
+        return ConfiguredSets.of(*self._document, self.place)
+
+    @property
+    def prepared_dir(self) -> Path:
+        """Folder of the prepared data, which may not exist."""
+        return Path(str(self.recorded("prepared_dir")))
 
     @property
     def _tokenizer_folder(self) -> Path:
-        return (self.place if self.is_folder else self.config.prepared_dir) / TOKENIZER
+        return (self.place if self.is_folder else self.prepared_dir) / TOKENIZER
 
     @property
     def has_tokenizers(self) -> bool:
@@ -94,9 +113,9 @@ class Inspected:
     @cached_property
     def prepared(self) -> PreparedData | None:
         """The prepared data; None if missing, or if its vocabulary is not that of the model."""
-        if not (self.config.prepared_dir / MANIFEST).is_file():
+        if not (self.prepared_dir / MANIFEST).is_file():
             return None
-        data = PreparedData.open(self.config.prepared_dir)
+        data = PreparedData.open(self.prepared_dir)
         is_same = data.manifest.vocab_hash == tokenizer_hash(self._tokenizer_folder)
         return data if is_same else None
 
@@ -129,9 +148,19 @@ class Inspected:
         """Load a checkpoint by name; ``untrained`` has the random weights before training."""
         if checkpoint == "untrained":
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.config.training.seed)
+                torch.manual_seed(self.seed)
                 return build_model(self.config.model, *self.vocab_sizes).eval()
         return load_model(self.place, checkpoint).model
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initial weights."""
+        return int(self.recorded("training.seed") or 1)
+
+    @property
+    def label_smoothing(self) -> float:
+        """Label smoothing of the training; 0 if it is not recorded."""
+        return float(self.recorded("training.label_smoothing") or 0.0)
 
     @cached_property
     def source_ids(self) -> list[int]:
@@ -242,7 +271,7 @@ class Inspected:
             return ConfigError(problem, fix="Choose another view, such as vocabulary.")
         if tags == "source" and self.choice.tag is None:
             problem = f"{name} needs the tag of the target language."
-            symbols = ", ".join(self.config.tag_symbols[0])
+            symbols = ", ".join({f"<2{pair.target}>": None for pair in self.config.directions})
             return ConfigError(problem, fix=f"Set `tag` to {symbols}.")
         if need in ("sentence", "pass", "vocabulary") and not (self.choice.source or "").strip():
             fix = 'Pass a sentence, such as `source` "Guten Morgen!"'
@@ -250,7 +279,7 @@ class Inspected:
         return None
 
     def _encode(self, text: str, tokenizer: Tokenizer, option: str) -> list[int]:
-        ids, most = tokenizer.encode(text), min(MAX_TOKENS, self.config.filters.max_length)
+        ids, most = tokenizer.encode(text), min(MAX_TOKENS, self.config.max_length)
         if not 0 < len(ids) <= most:
             count = f"{len(ids):,} tokens; at most {most} can be shown"
             fix = f"Pass a {'shorter' if ids else 'longer'} sentence."

@@ -283,7 +283,7 @@ def distributions(inspected: Inspected) -> Iterator[fig.Figure]:
     logits = {
         k: model.logits(model(inspected.source, inspected.target)) for k, model in models.items()
     }
-    smoothing = inspected.config.training.label_smoothing
+    smoothing = inspected.label_smoothing
     steps = [
         fig.Step(label, [_likely(inspected, place, gold[place], logits)])
         for place, label in enumerate(inspected.target_labels)
@@ -324,7 +324,7 @@ def _likely(
     tokens = list(dict.fromkeys([gold, *chain(*likely)]))
     if vocab_size <= _SMALL_VOCABULARY:
         tokens = list(range(vocab_size))
-    right, other, _ = smoothed_target(vocab_size, inspected.config.training.label_smoothing)
+    right, other, _ = smoothed_target(vocab_size, inspected.label_smoothing)
     values = [
         [right if token == gold else other, *(float(x[token]) for x in shares.values())]
         for token in tokens

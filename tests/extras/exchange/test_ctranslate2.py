@@ -108,7 +108,7 @@ def bundle_of(tokenizers: Tokenizers, **model: Any) -> ModelBundle:
     config = run_config(model)
     manifest = Manifest(1, "1", 30, {MODEL: FileRecord(0, "0" * 64)})
     built = random_model(config, tokenizers.vocab_sizes)
-    return ModelBundle(config, tokenizers, 30, Path(), manifest, built)
+    return ModelBundle(config.inference, {}, tokenizers, 30, Path(), manifest, built)
 
 
 def engines_of(
@@ -225,7 +225,7 @@ def test_unsupported_options_are_named() -> None:
     assert not_expressed(run_config({"norm": "layer-std"}).model) == ['model.norm "layer-std"']
     options = DecodingConfig(sampling=True, top_k=5, n_best=7, seed=9, length_penalty=0.5)
     assert not_followed(options) == ["decoding.sampling true", "decoding.top_k 5"]
-    config = run_config({}).model_copy(update={"decoding": options})
+    config = run_config({}).inference.model_copy(update={"decoding": options})
     followed = CTranslate2Target().adapt(config).decoding
     assert followed == DecodingConfig(seed=9, length_penalty=0.5)
     assert not_followed(followed) == []
@@ -253,7 +253,8 @@ def test_there_are_positions_for_the_longest_output(
     positions: str, length: int, factor: float, rows: int | None
 ) -> None:
     limits = {"filters": {"max_length": length}, "decoding": {"max_length_factor": factor}}
-    assert num_positions(run_config({"positions": positions}, **limits)) == rows
+    config = run_config({"positions": positions}, **limits)
+    assert num_positions(config.inference) == rows
 
 
 def load(folder: Path, **options: Any) -> Translator:

@@ -288,7 +288,7 @@ def test_a_release_of_marian_is_pulled_with_its_languages(
     with pytest.raises(ConfigError, match="do not state the language pair"):
         pulled(back)
     pull(PullOptions(name=NAME, output=back, languages="en-de"))
-    assert load_model(back).config.languages == {"source_language": "en", "target_language": "de"}
+    assert load_model(back).config.languages == ("en", "de")
     assert {"beam4.nbest", "greedy.nbest"}.isdisjoint(hub.sent)
 
 

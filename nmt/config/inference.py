@@ -1,0 +1,95 @@
+"""The part of a configuration that a trained model needs to translate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from nmt.config.data import (
+    Direction,
+    FilterConfig,
+    LanguageCode,
+    LanguageTags,
+    TokenizerConfig,
+    chosen_tags,
+)
+from nmt.config.model import DecodingConfig, ModelConfig
+from nmt.config.section import FilePath, Many, Section
+
+# Keys with the same name and meaning in the whole configuration.
+_COPIED = ("name", "source_language", "target_language", "tokenizer", "model", "decoding")
+
+
+class InferenceConfig(Section):
+    """What translating needs: the section ``inference`` of a model folder.
+
+    Args:
+        name: Name of the experiment.
+        source_language: Language code of the source.
+        target_language: Language code of the target.
+        directions: Source and target language of each training corpus, without repetitions.
+        language_tags: Place of the language tags; null without tags.
+        max_length: Maximum length of a training sentence, in subwords. Longer lines are split.
+        tokenizer: The tokenizers, whose files are in the folder.
+        model: The architecture.
+        decoding: Default options of the search.
+        base_model: Folder of the base model, if the weights are adapters.
+    """
+
+    name: str
+    source_language: LanguageCode
+    target_language: LanguageCode
+    directions: Many[Direction] = Field(min_length=1)
+    language_tags: LanguageTags | None = None
+    max_length: int = Field(default=FilterConfig().max_length, ge=1)
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    decoding: DecodingConfig = DecodingConfig()
+    base_model: FilePath | None = None
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Codes of the source and the target language of the run."""
+        return self.source_language, self.target_language
+
+
+def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an `InferenceConfig` from those of a whole configuration.
+
+    Nothing is validated, and other keys of the configuration may have any value.
+
+    >>> values = {"source_language": "de", "data": {"train": [{"target_language": "fr"}]}}
+    >>> inference_section(values)["directions"]
+    [('de', 'fr')]
+    """
+    data = _section(values, "data")
+    training = _section(values, "training")
+    corpora = [*_sections(data, "train"), *_sections(_section(data, "replay"), "train")]
+    directions: dict[tuple[Any, Any], None] = {}
+    for corpus in corpora:
+        source = corpus.get("source_language") or values.get("source_language")
+        target = corpus.get("target_language") or values.get("target_language")
+        directions[source, target] = None
+    section = {key: values[key] for key in _COPIED if values.get(key) is not None}
+    section["directions"] = list(directions)
+    section["language_tags"] = chosen_tags(data.get("language_tags"), directions)
+    filters = _section(values, "filters")
+    if "max_length" in filters:
+        section["max_length"] = filters["max_length"]
+    if training.get("lora") is not None:
+        section["base_model"] = training.get("init_from")
+    return section
+
+
+def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    section = values.get(key)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _sections(values: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    items = values.get(key)
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if isinstance(item, Mapping)]

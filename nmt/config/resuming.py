@@ -1,0 +1,82 @@
+"""Values of a run for the keys that the user's configuration leaves open.
+
+A resumed run keeps the values of its first start, although the defaults of a later version differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Values = Mapping[str, Any]
+
+# A limit or a schedule that the user sets replaces the others: only one of these keys is set.
+_ALTERNATIVES = (
+    ("max_steps", "max_minutes", "max_epochs"),
+    ("warmup_steps", "warmup_ratio"),
+)
+# Sections whose keys are names that the user chose. Names that are left out were removed.
+_NAMED = ("test", "extra", "mix", "until")
+# Keys that say where a corpus is. If one has changed, it is another corpus.
+_PLACES = ("source", "target", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
+
+
+def with_recorded(given: Values, recorded: Values) -> dict[str, Any]:
+    """Add the values that a run has recorded for keys that ``given`` does not contain.
+
+    A section whose preset, recipe or kind of optimizer has changed is not filled in, because the
+    recorded values belong to the old choice.
+
+    Args:
+        given: The user's configuration, with overrides.
+        recorded: Complete configuration of the run.
+
+    >>> recorded = {"training": {"max_minutes": 20, "seed": 3}, "name": "a"}
+    >>> with_recorded({"training": {"max_steps": 100}}, recorded)
+    {'training': {'max_steps': 100, 'seed': 3}, 'name': 'a'}
+    """
+    if any(_has_changed(key, given, recorded) for key in ("recipe", "preset", "kind")):
+        return dict(given)
+    filled = dict(given)
+    for key, value in recorded.items():
+        if key not in given:
+            if not _is_replaced(key, given):
+                filled[key] = value
+        elif key in _NAMED:
+            filled[key] = _filled_names(given[key], value)
+        else:
+            filled[key] = _filled(given[key], value)
+    return filled
+
+
+def _has_changed(key: str, given: Values, recorded: Values) -> bool:
+    return key in given and given[key] != recorded.get(key)
+
+
+def _is_replaced(key: str, given: Values) -> bool:
+    """Whether the user has set an alternative to a key."""
+    for group in _ALTERNATIVES:
+        if key in group and any(given.get(other) is not None for other in group):
+            return True
+    return False
+
+
+def _filled_names(given: Any, recorded: Any) -> Any:
+    if not isinstance(given, Mapping) or not isinstance(recorded, Mapping):
+        return given
+    return {name: _filled(value, recorded.get(name)) for name, value in given.items()}
+
+
+def _filled(given: Any, recorded: Any) -> Any:
+    """Return a value that both configurations have, with the recorded values of its keys."""
+    if isinstance(recorded, Mapping):
+        if isinstance(given, list) and len(given) == 1:  # one validation set, written as a list
+            return [_filled(given[0], recorded)]
+        if isinstance(given, str) and "action" in recorded:  # the short form of a filter
+            return {**recorded, "action": given}
+        if isinstance(given, Mapping):
+            is_other_corpus = any(_has_changed(key, given, recorded) for key in _PLACES)
+            return given if is_other_corpus else with_recorded(given, recorded)
+    if isinstance(given, list) and isinstance(recorded, list) and len(given) == len(recorded):
+        return [_filled(*pair) for pair in zip(given, recorded, strict=True)]
+    return given

@@ -1,0 +1,102 @@
+"""Models and runs of older versions load, translate, are evaluated, and resume.
+
+The folders in ``old_models`` were written by the commands of those versions, and are never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import nmt
+from nmt.checkpoint.files import list_checkpoints
+from nmt.inference.request import Request
+
+GERMAN = ("danke", "ich bin müde", "ein Hund")
+ENGLISH = ("thanks", "i am tired", "a dog")
+FRENCH = ("merci", "je suis fatigué", "un chien")
+SHIFTED = ("a dog", "thanks", "i am tired")  # what the adapters have learned
+CORPUS = {"source": "text.de", "target": "text.en"}
+IN_FRENCH = {"source": "text.de", "target": "text.fr", "target_language": "fr"}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """The working directory, with copies of the models and their texts."""
+    texts = {"text.de": GERMAN, "text.en": ENGLISH, "text.fr": FRENCH, "new.en": SHIFTED}
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    models = Path(__file__).with_name("old_models")
+    return Path(shutil.copytree(models, tmp_path, dirs_exist_ok=True))
+
+
+def translations(folder: Path, target_language: str | None = None) -> tuple[str, ...]:
+    translator = nmt.Translator.load(folder, engine="torch", device="cpu")
+    requests = [Request(line, target_language=target_language) for line in GERMAN]
+    return tuple(result.text for result in translator.translate(requests))
+
+
+def resumed(folder: Path, data: dict[str, Any], max_steps: int) -> dict[str, Any]:
+    """Resume with a configuration that leaves everything open that it can; return config.yaml."""
+    config = {
+        "name": folder.name,
+        "source_language": "de",
+        "target_language": "en",
+        "run_dir": str(folder),
+        "data": data,
+    }
+    Path("mine.yaml").write_text(json.dumps(config), "utf-8")
+    options = nmt.TrainOptions(config=Path("mine.yaml"), set_=(f"training.max_steps={max_steps}",))
+    nmt.train(options)
+    return read(folder)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    return values
+
+
+def test_a_model_of_several_languages_translates_as_it_did(old: Path) -> None:
+    assert translations(old / "two-languages", "en") == ENGLISH
+    assert translations(old / "two-languages", "fr") == FRENCH
+
+
+def test_an_exported_model_and_adapters_of_it_translate_as_they_did(old: Path) -> None:
+    assert translations(old / "base") == ENGLISH
+    assert translations(old / "adapters") == SHIFTED
+
+
+def test_test_sets_in_the_record_of_the_training_are_evaluated(old: Path) -> None:
+    report = nmt.evaluate(nmt.EvaluateOptions(models=(old / "two-languages",), resamples=0))
+    hypotheses = {
+        each["test"]: each["systems"][0]["hypotheses"] for each in report.as_dict()["evaluations"]
+    }
+    assert hypotheses == {"english": [*ENGLISH], "french": [*FRENCH]}
+
+
+def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old: Path) -> None:
+    folder = old / "two-languages"
+    before = read(folder)
+    data = {
+        "train": [{"name": "english", **CORPUS}, {"name": "french", **IN_FRENCH}],
+        "valid": [CORPUS, IN_FRENCH],
+    }
+    after = resumed(folder, data, 402)
+    assert max(step for step, _ in list_checkpoints(folder)) == 402
+    before["training"]["max_steps"] = 402
+    assert after == {"format": 2, **before, "run_dir": str(folder)}
+    assert translations(folder, "fr") == FRENCH
+
+
+def test_adapters_resume_with_their_base_model(old: Path) -> None:
+    folder = old / "adapters"
+    corpus = {"source": "text.de", "target": "new.en"}
+    after = resumed(folder, {"train": [corpus], "valid": corpus}, 202)
+    assert max(step for step, _ in list_checkpoints(folder)) == 202
+    assert after["training"]["lora"]["rank"] == 2
+    assert translations(folder) == SHIFTED

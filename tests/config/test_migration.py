@@ -1,0 +1,154 @@
+"""Documents of older and newer formats, and the section that translating needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nmt.config import loader, migration
+from nmt.config.loader import (
+    dump_config,
+    dump_inference,
+    load_config,
+    load_inference,
+    read_settings,
+    settings_of,
+)
+from nmt.config.migration import FORMAT, Kind, NewerFormatError, migrate, split_format
+from nmt.config.run import RunConfig
+from nmt.errors import ConfigError
+
+CORPUS = {"source": "a.de", "target": "a.en"}
+FRENCH = {"source": "a.de", "target": "a.fr", "target_language": "fr"}
+VALUES: dict[str, Any] = {
+    "name": "mine",
+    "source_language": "de",
+    "target_language": "en",
+    "data": {"train": [CORPUS, FRENCH], "valid": CORPUS, "test": {"own": CORPUS}},
+    "training": {"max_steps": 10},
+    "filters": {"max_length": 77},
+    "decoding": {"beam_size": 3},
+}
+
+
+def write(values: Any, name: str = "config.yaml") -> Path:
+    path = Path(name)
+    path.write_text(yaml.safe_dump(values), "utf-8")
+    return path
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later version: two formats more, with a renamed key and a new one."""
+
+    def rename(document: dict[str, Any]) -> dict[str, Any]:
+        new = {key: value for key, value in document.items() if key != "label"}
+        return {**new, "name": document["label"]}
+
+    def add(document: dict[str, Any]) -> dict[str, Any]:
+        return {"decoding": {"beam_size": 4}, **document}
+
+    steps = {(Kind.CONFIGURATION, FORMAT): rename, (Kind.CONFIGURATION, FORMAT + 1): add}
+    monkeypatch.setattr(migration, "_STEPS", steps)
+    for module in (migration, loader):
+        monkeypatch.setattr(module, "FORMAT", FORMAT + 2)
+
+
+@pytest.mark.usefixtures("later")
+def test_a_document_takes_the_steps_of_its_kind_after_its_format() -> None:
+    old = {"label": "a"}
+    assert migrate(old, FORMAT, kind=Kind.CONFIGURATION) == {
+        "name": "a",
+        "decoding": {"beam_size": 4},
+    }
+    assert migrate({"name": "a"}, FORMAT + 1, kind=Kind.CONFIGURATION)["decoding"]
+    assert migrate({"name": "a"}, FORMAT + 2, kind=Kind.CONFIGURATION) == {"name": "a"}
+    for kind in set(Kind) - {Kind.CONFIGURATION}:
+        assert migrate(old, FORMAT, kind=kind) == {"label": "a"}
+    assert old == {"label": "a"}
+
+
+def test_the_number_is_taken_out_and_a_document_without_it_is_of_the_first_version() -> None:
+    assert split_format({"a": 1, "format": 2}, "x") == ({"a": 1}, 2)
+    assert split_format({"a": 1}, "x") == ({"a": 1}, 1)
+    with pytest.raises(NewerFormatError, match=rf"x has format {FORMAT + 1}.* up to {FORMAT}"):
+        split_format({"format": FORMAT + 1}, "x")
+    for wrong in (0, -1, True, "2", 1.0, None):
+        with pytest.raises(ConfigError, match="x: format is"):
+            split_format({"format": wrong}, "x")
+
+
+@pytest.mark.usefixtures("later")
+def test_a_written_configuration_is_migrated_and_a_users_file_is_of_this_version() -> None:
+    old = {key: value for key, value in VALUES.items() if key not in ("name", "decoding")}
+    written = {"format": FORMAT, "label": "theirs", **old}
+    assert load_config(write(written)).decoding.beam_size == 4
+    assert read_settings(write(written))["name"] == "theirs"
+    assert load_inference(write(written))[0].name == "theirs"
+    with pytest.raises(ConfigError, match="label"):  # without a number, label is a mistake
+        load_config(write({"label": "theirs", **old}))
+
+
+def test_dumps_are_read_back_in_every_way() -> None:
+    config = load_config(write(VALUES))
+    Path("run.yaml").write_text(dump_config(config), "utf-8")
+    assert yaml.safe_load(dump_config(config))["format"] == FORMAT
+    assert load_config("run.yaml") == config
+    settings = settings_of(config)
+    assert read_settings(Path("run.yaml")) == settings
+    assert load_inference(Path("run.yaml")) == (config.inference, settings)
+    Path("model.yaml").write_text(dump_inference(config.inference, settings), "utf-8")
+    assert load_inference(Path("model.yaml")) == (config.inference, settings)
+    assert load_config("model.yaml") == config  # a model folder can be trained again
+
+
+def test_the_section_for_translating_has_the_values_of_the_whole_configuration() -> None:
+    config = RunConfig.model_validate(VALUES)
+    section = config.inference
+    assert section.directions == (("de", "en"), ("de", "fr")) == config.directions
+    assert section.language_tags == "source" == config.language_tags
+    assert (section.max_length, section.decoding.beam_size) == (77, 3)
+    assert section.base_model is None
+    replay = {"train": [{**CORPUS, "source_language": "nl"}]}
+    lora = {"max_steps": 10, "init_from": "base", "lora": {"rank": 2}}
+    more = {**VALUES, "data": {**VALUES["data"], "replay": replay}, "training": lora}
+    section, _ = load_inference(write(more))
+    assert section.directions[2] == ("nl", "en")
+    assert section.base_model == Path("base")
+
+
+def test_a_record_with_unknown_keys_and_wrong_values_is_kept_and_never_validated() -> None:
+    """FAULT 79: only what inference needs is validated."""
+    section = RunConfig.model_validate(VALUES).inference.model_dump(mode="json")
+    record = {"training": {"warp": 9}, "data": "lost", "filters": [3], "rocket": None}
+    path = write({"format": FORMAT, "inference": section, "record": record})
+    config, kept = load_inference(path)
+    assert config == RunConfig.model_validate(VALUES).inference
+    assert kept == record
+    run = {**VALUES, "training": {"warp": 9}, "rocket": None}
+    config, kept = load_inference(write(run))
+    assert (config.max_length, kept) == (77, run)
+    section["decoding"]["warp"] = 9
+    path = write({"format": FORMAT, "inference": section, "record": record})
+    line = path.read_text("utf-8").splitlines().index("    warp: 9") + 1
+    with pytest.raises(ConfigError, match=rf"config.yaml:{line}: unknown key decoding.warp"):
+        load_inference(path)
+
+
+def test_overrides_of_a_model_change_what_is_read_and_nothing_else() -> None:
+    config = RunConfig.model_validate(VALUES)
+    for text in (dump_config(config), dump_inference(config.inference, settings_of(config))):
+        path = Path("config.yaml")
+        path.write_text(text, "utf-8")
+        assert load_inference(path, ["decoding.beam_size=9"])[0].decoding.beam_size == 9
+        with pytest.raises(ConfigError, match=r"training\.seed=1 has no effect"):
+            load_inference(path, ["training.seed=1"])
+        with pytest.raises(ConfigError, match=r"did you mean decoding\.beam_size"):
+            load_inference(path, ["decoding.beam_siz=9"])
+        overrides = ["data.test.own.source=b.de", "source_language=nl"]
+        changed, record = load_inference(path, overrides, read=("data", "source_language"))
+        assert changed.directions == (("nl", "en"), ("nl", "fr"))
+        assert record["data"]["test"]["own"]["source"] == "b.de"
