@@ -72,7 +72,7 @@ class Inspected:
         saved = load_folder_document(self.place)  # reports the problems of a folder
         return load_inference(self.place / CONFIG, self.choice.set_) if self.choice.set_ else saved
 
-    @property
+    @cached_property
     def config(self) -> InferenceConfig:
         """What translating needs; the model section is ``config.model``."""
         return self._document[0]
