@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import groupby
@@ -18,8 +19,11 @@ import numpy as np
 import pytest
 
 from nmt.commands.evaluation_set import rows_in_training
+from nmt.commands.prepare import recipe_of
+from nmt.config.data import TokenizerConfig
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
+from nmt.data.prepare_report import current_report
 from nmt.data.prepared import PreparedData, verify_prepared
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
@@ -168,6 +172,19 @@ def test_report_only_writes_nothing_and_tells_what_was_compared(tmp_path: Path) 
     refused(config, "file", report_only=True, report_dir=tmp_path / "file")
 
 
+def test_a_report_is_copied_although_the_folder_is_up_to_date(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    write_pairs(tmp_path, ["", *source[1:]], target)
+    config, copy = config_for(tmp_path), tmp_path / "reports" / "new"
+    prepare(config)
+    again = prepare(config, report_dir=copy)
+    assert json.loads((copy / "report.json").read_text(encoding="utf-8")) == again.as_dict()
+    assert again.up_to_date
+    assert "<html" in (copy / "report.html").read_text(encoding="utf-8")
+    for name in ("dropped.tsv.gz", "reported.tsv.gz"):
+        assert (copy / name).read_bytes() == (config.prepared_dir / name).read_bytes()
+
+
 def test_all_missing_files_are_told_with_their_keys(tmp_path: Path) -> None:
     """FAULTS 33."""
     data = config_for(tmp_path).data.model_dump(mode="json")
@@ -284,10 +301,25 @@ def test_short_validation_pairs_are_kept_and_short_training_pairs_are_not(tmp_pa
     assert report.counts["numbers"]["length"] > 0
 
 
-def test_a_corpus_that_changes_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change", ["a line less", "a line more", "other lines", "another validation set"]
+)
+def test_a_corpus_that_changes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Between the pass that learns the vocabulary and the pass that encodes the text."""
+    source, target = corpus(120)
+    changed = {
+        "a line less": ("train", source[:-1], target[:-1]),
+        "a line more": ("train", [*source, "eins"], [*target, "one"]),
+        "other lines": ("train", source[::-1], target),  # no more lines and no more bytes
+        "another validation set": ("valid", source[5:10], target[:5]),
+    }
+    part, new_source, new_target = changed[change]
+
     def learn(*args: Any, **options: Any) -> None:
         train_sentencepiece(*args, **options)
-        write_pairs(tmp_path, *corpus(119))
+        write_pairs(tmp_path, new_source, new_target, part)
 
     monkeypatch.setattr("nmt.text.tokenizer.train_sentencepiece", learn)
     refused(config_for(tmp_path), "changed during `nmt prepare`")
@@ -344,7 +376,9 @@ def test_validation_text_is_kept_as_it_was_read(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     source = ["eins\u2028zwei", "", "drei\x85vier\r"]
     write_pairs(tmp_path, source, ["one two", "", "three four"], "valid")
-    prepare(config)
+    report = prepare(config)
+    assert report.counts["valid"] == {"read": 3, "kept": 2, "blank": 1}
+    assert report.reasons["blank"]["count"] == 0  # of training pairs
     data = PreparedData.open(tmp_path / "prepared")
     assert data.valid_source == ["eins\u2028zwei", "drei\x85vier"]
     assert data.valid_target == ["one two", "three four"]
@@ -455,6 +489,33 @@ def test_a_model_to_start_from_must_have_the_tags_in_the_same_places(tmp_path: P
     data |= {"language_tags": "both", "test": {"x": {"demo": "test", "target_language": "nl"}}}
     with pytest.raises(ConfigError, match="no tag '<2nl>'"):
         prepare(config_for(tmp_path, **again, data=data))
+
+
+def test_models_score_the_pairs_of_a_single_direction(tmp_path: Path) -> None:
+    config = several(tmp_path, data={"replay": None})
+    with pytest.raises(ConfigError, match="de-en, de-fr"):
+        prepare(config, score_with=(tmp_path / "model",))
+
+
+def test_a_folder_outlives_the_model_whose_vocabulary_it_has(tmp_path: Path) -> None:
+    """A resumed run asks whether the folder is up to date, but needs no model to start from."""
+    vocabulary = tmp_path / "start" / "tokenizer"
+    vocabulary.mkdir(parents=True)
+    source, target = corpus(120)
+    small = TokenizerConfig(vocab_size=50, byte_fallback=False)
+    train_sentencepiece(source + target, vocabulary / "joint.model", small, threads=1)
+    training = {"max_steps": 1, "init_from": str(tmp_path / "start")}
+    config = config_for(tmp_path, training=training)
+    report = prepare(config)
+    assert [side.vocab_size for side in report.sides] == [50, 50]
+    model = (vocabulary / "joint.model").read_bytes()
+    other = TokenizerConfig(vocab_size=49, byte_fallback=False)
+    train_sentencepiece(source + target, vocabulary / "joint.model", other, threads=1)
+    assert current_report(config.prepared_dir, recipe_of(config)) is None
+    (vocabulary / "joint.model").write_bytes(model)
+    assert prepare(config).up_to_date
+    shutil.rmtree(vocabulary.parent)
+    assert prepare(config).up_to_date
 
 
 def test_the_vocabulary_knows_the_noise_that_training_will_draw(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from nmt.data.prepared import MANIFEST, PreparedManifest
 from nmt.data.reading import Encode, Look
 from nmt.data.workers import Result, map_blocks
 from nmt.errors import DataError
-from tests.commands.preparing import config_for, corpus, prepare, write_pairs
+from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 
 SIZE = 13
 NUM_BLOCKS = 10  # of 120 pairs: 9 whole ones and a rest
@@ -59,12 +59,12 @@ def _counted(
     return counted
 
 
-def stop_late(folder: Path) -> list[Path]:
+def stop_late(folder: Path, **changes: Any) -> list[Path]:
     """Do all the work, fail at the end, and return the stored results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PreparedManifest, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run(folder)
+            run(folder, **changes)
     return sorted((folder / ".prepared.work").glob("*.shard"))
 
 
@@ -122,9 +122,30 @@ def test_results_of_other_text_or_another_configuration_are_not_reused(tmp_path:
     stop_late(tmp_path)
     changed = run(tmp_path, filters={"max_length_ratio": 3.0})
     assert changed == {"Look": NUM_BLOCKS, "Encode": NUM_BLOCKS}
+    stop_late(tmp_path)
+    # Texts are read and filtered as before, but other subwords have other ids.
+    changed = run(tmp_path, tokenizer={"vocab_size": 50, "byte_fallback": False})
+    assert changed == {"Look": 1, "Encode": NUM_BLOCKS}
 
 
-def test_a_corpus_with_more_lines_than_before_is_refused() -> None:
-    block = Block(list, ([("eins", "one", 1)],), 1)
+def test_results_of_other_columns_of_the_same_file_are_not_reused(tmp_path: Path) -> None:
+    """A pair that is blank in the wrong column is not dropped from the right one."""
+    data = config_for(tmp_path).data.model_dump(mode="json", exclude_unset=True)
+    source, target = corpus(120)
+    other = [*target[:4], "", *target[5:]]
+    rows = zip(source, other, target, strict=True)
+    path = write(tmp_path, "pairs.tsv", ["\t".join(row) for row in rows])
+
+    def columns(*numbers: int) -> dict[str, Any]:
+        return {**data, "train": [{"name": "numbers", "tsv": path, "columns": numbers}]}
+
+    stop_late(tmp_path, data=columns(0, 1))
+    run(tmp_path, data=columns(0, 2))
+    assert decoded(tmp_path / "prepared") == list(zip(source, target, strict=True))
+
+
+@pytest.mark.parametrize("total", [1, 3])
+def test_a_corpus_with_more_or_fewer_lines_than_before_is_refused(total: int) -> None:
+    block = Block(list, ([("eins", "one", 1), ("zwei", "two", 2)],), 1)
     with pytest.raises(DataError, match="corpus numbers changed"):
-        list(map_blocks("reading numbers", iter([block]), lambda _: Result({}), total=2))
+        list(map_blocks("reading numbers", iter([block]), lambda _: Result({}), total=total))

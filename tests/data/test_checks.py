@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from nmt.config.data import Direction
-from nmt.data.checks import CorpusCheck, Overlap, other_language
+from nmt.data.checks import (
+    CorpusCheck,
+    Overlap,
+    likely_language,
+    other_language,
+    swapped_sets,
+)
 from nmt.data.pairs import SentencePair
 from nmt.files.lines import read_lines
+from tests.commands.preparing import config_for, write_pairs
 
 Pairs = list[tuple[str, str]]
 
@@ -65,6 +72,36 @@ def test_text_of_another_language_is_named(multi30k: Pairs, shared_data: Path) -
     assert other_language(moroccan, "en", ["ary"]) == "ary"
     assert other_language(["a"] * 50, "de", ["en"]) is None  # a letter of five languages
     assert other_language(english, "xx", ["de"]) is None  # nobody knows what xx looks like
+
+
+def test_corpora_with_swapped_sides_are_named_before_training(
+    multi30k: Pairs, tmp_path: Path
+) -> None:
+    """Each corpus is compared with its own languages; what cannot be read is not judged."""
+    german, english = ([*side[:500]] for side in zip(*multi30k, strict=True))
+    forwards = write_pairs(tmp_path, german, english, "forwards")
+    backwards = write_pairs(tmp_path, english, german, "backwards")
+    reverse = {"source_language": "en", "target_language": "de"}
+    data = {
+        "train": [
+            forwards, {**backwards, **reverse}, backwards, {**forwards, **reverse},
+            {"tsv": "-"}, {"tsv": str(tmp_path / "missing")},
+        ],
+        "valid": backwards, "test": {"news": backwards, "good": forwards},
+    }  # fmt: skip
+    warnings = list(swapped_sets(config_for(tmp_path, data=data)))
+    swapped = ["data.train.2", "data.train.3", "data.valid", "data.test.news"]
+    assert [text.split(": ")[0] for text in warnings] == swapped
+
+
+def test_the_language_of_a_file_is_detected_only_if_it_is_clear(multi30k: Pairs) -> None:
+    german, english = zip(*multi30k[:200], strict=True)
+    assert likely_language(german) == "de"
+    assert likely_language(english) == "en"
+    assert likely_language(german[:20]) == "de"
+    assert likely_language(german[:19]) is None  # too few lines
+    assert likely_language([*german, *english]) is None
+    assert likely_language(["12 + 34"] * 50) is None
 
 
 def test_unrelated_and_identical_sides_are_noticed(multi30k: Pairs) -> None:

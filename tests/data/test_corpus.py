@@ -14,7 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import CorpusConfig
-from nmt.data.corpus import corpus_files, corpus_names, read_blocks, read_corpus
+from nmt.data.corpus import (
+    check_files,
+    corpus_files,
+    corpus_names,
+    count_characters,
+    read_blocks,
+    read_corpus,
+)
 from nmt.data.demo import SentenceGenerator, demo_pairs
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.reading import Reservoir
@@ -146,8 +153,11 @@ def test_json_may_contain_line_feeds_surrogates_and_null(tmp_path: Path) -> None
 def test_a_long_side_is_told_from_a_long_record(tmp_path: Path) -> None:
     """FAULTS 37: other columns, and the other side, do not count."""
     lines = [f"{'a' * 40}\t{'b' * 40}\t{'c' * 40}", f"{'a' * 41}\tb", "x" * 5_000_000, "a\tb"]
+    lines.append(f"a\t{'b' * 41}")
     found = pairs_of(tsv=write(tmp_path, "a.tsv", "\n".join(lines)))
-    assert [type(pair) for pair in found] == [SentencePair, BadPair, BadPair, SentencePair]
+    assert [type(pair) for pair in found] == [
+        SentencePair, BadPair, BadPair, SentencePair, BadPair,
+    ]  # fmt: skip
 
 
 def test_a_published_test_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +183,42 @@ def test_names_are_unique_and_say_where_the_text_is_from() -> None:
     assert names == ["a (3)", "a", "a (4)"]
     assert corpus_files(corpora[3]) == (Path("a.tsv"),)
     assert corpus_files(corpora[4]) == ()
+
+
+def test_all_files_of_a_corpus_are_known(tmp_path: Path) -> None:
+    """A folder is prepared again if one of them changes, and a missing one is named."""
+    place = {key: tmp_path / key for key in ("source", "target", "scores")}
+    assert corpus_files(CorpusConfig.model_validate(place)) == tuple(place.values())
+    for key in ("tsv", "csv", "jsonl"):
+        corpus = CorpusConfig.model_validate({key: tmp_path / key})
+        assert corpus_files(corpus) == (tmp_path / key,)
+    corpora = {"data.train.0": CorpusConfig.model_validate(place)}
+    with pytest.raises(DataError) as caught:
+        check_files(corpora)
+    assert [line.split(":")[0].strip() for line in caught.value.problem.splitlines()] == [
+        f"data.train.0.{key}" for key in place
+    ]
+
+
+def test_characters_of_an_epoch_are_counted_and_not_bytes(tmp_path: Path) -> None:
+    """Each line has 9 characters with its end, so 100 lines have 900; scores are not text."""
+    path = write(tmp_path, "a.tsv", "äöü\t犬𝄞b\r\n" * 100)
+    scores = write(tmp_path, "scores", "0.123456789\n" * 100)
+    pairs = list(demo_pairs("test", "en", "de"))
+    num_demo = sum(len(english) + len(german) for english, german in pairs)
+    places: list[tuple[dict[str, Any], float]] = [
+        ({"tsv": path, "scores": scores}, 900),
+        ({"tsv": path, "weight": 0.5}, 450),
+        ({"tsv": path, "max_pairs": 20, "weight": 3}, 540),
+        ({"tsv": path, "max_pairs": 200}, 900),
+        ({"source": path, "target": scores}, 900 + 1200),
+        ({"demo": "test", "max_pairs": 150}, num_demo / 2),
+    ]
+    corpora = [CorpusConfig.model_validate(place) for place, _ in places]
+    for corpus, (_, expected) in zip(corpora, places, strict=True):
+        assert count_characters([corpus], ("en", "de")) == round(expected)
+    whole = sum(expected for _, expected in places)
+    assert count_characters(corpora, ("en", "de")) == round(whole)
 
 
 def drawn(count: int, capacity: int, seed: int = 1, max_characters: int = 10**9) -> list[int]:

@@ -9,7 +9,14 @@ import pytest
 
 from nmt.config.data import FilterConfig
 from nmt.config.loader import load_config
-from nmt.data.filters import FILTERS, Filter, FilterChain, held_out_filters, training_filters
+from nmt.data.filters import (
+    FILTERS,
+    Filter,
+    FilterChain,
+    Finding,
+    held_out_filters,
+    training_filters,
+)
 from nmt.errors import ConfigError
 from tests.commands.preparing import prepare
 
@@ -39,6 +46,21 @@ def test_limits_are_inclusive() -> None:
     ):  # fmt: skip
         assert dropping(DEFAULT, source_length, target_length) == reason
         assert dropping(DEFAULT, target_length, source_length) == reason
+
+
+def test_a_check_that_is_off_is_skipped_and_said_to_be() -> None:
+    filters = training_filters(FilterConfig.model_validate({"ratio": "off"}))
+    assert dropping(filters, 1, 200) is None
+    assert "ratio" in filters.skipped
+    assert dropping(filters, 1, 257) == "length"
+
+
+def test_the_first_reason_that_drops_a_pair_counts_and_not_one_that_is_reported() -> None:
+    filters = FilterChain([], {"first": "report", "second": "drop", "third": "drop"})
+    findings = [Finding(reason) for reason in ("first", "second", "third")]
+    assert filters.dropping(findings) == "second"
+    assert filters.dropping(findings[:1]) is None
+    assert filters.dropping([Finding("of an extra filter")]) == "of an extra filter"
 
 
 def test_held_out_pairs_are_dropped_only_if_blank_or_too_long() -> None:

@@ -6,19 +6,24 @@ import csv
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from nmt.commands.prepare import recipe_of
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.corpus import corpus_files, read_corpus
-from nmt.data.hubs import check_hub, published_test_set
+from nmt.data.hubs import check_hub, hub_address, published_test_set, reaches
 from nmt.data.pairs import ReadOptions
+from nmt.data.prepare_report import current_report
 from nmt.errors import ConfigError, DataError
+from tests.commands.preparing import config_for, corpus, prepare
 
 datasets = pytest.importorskip("datasets")
 
@@ -120,6 +125,47 @@ def test_an_unreachable_hub_is_tried_once(answers: bool, monkeypatch: pytest.Mon
         pairs_of("wmt/wmt14")
     released.set()
     assert modes == ["1"]
+
+
+def test_a_mirror_of_the_hub_is_asked_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.data.hubs._CONNECT_SECONDS", 20)  # a busy machine is not a dead one
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert hub_address() == "https://huggingface.co"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/hub"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setattr("nmt.data.hubs.getproxies", dict)
+        assert hub_address() == address
+        assert reaches(address)
+    assert not reaches(address)  # nothing answers there now
+    monkeypatch.setattr("nmt.data.hubs.getproxies", lambda: {"https": "http://proxy"})
+    assert reaches(address)  # only the proxy knows
+    # Without a number, the port is that of the scheme.
+    connect = Mock(side_effect=OSError)
+    monkeypatch.setattr("socket.create_connection", connect)
+    for url in ("https://mirror", "http://mirror/path"):
+        reaches(url)
+    asked = [call.args[0] for call in connect.call_args_list]
+    assert asked == [("mirror", 443), ("mirror", 80)]
+
+
+def test_a_file_that_is_new_or_gone_in_a_folder_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    pairs = list(zip(*corpus(60), strict=True))
+    first = parquet(folder / "train-0.parquet", nested(pairs))
+    data = config_for(tmp_path).data.model_dump(mode="json", exclude_unset=True)
+    config = config_for(
+        tmp_path, data={**data, "train": [{"huggingface": str(folder), "streaming": True}]}
+    )
+    assert prepare(config).counts[str(folder)]["kept"] == 60
+    more = folder / "train-1.parquet"
+    more.write_bytes(first.read_bytes())
+    assert current_report(config.prepared_dir, recipe_of(config)) is None
+    more.unlink()
+    assert current_report(config.prepared_dir, recipe_of(config)) is not None
+    first.rename(more)
+    assert current_report(config.prepared_dir, recipe_of(config)) is None
 
 
 def test_without_the_hub_the_error_has_the_keys_of_local_files(

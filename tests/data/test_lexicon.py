@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from nmt.data import lexicon
 from nmt.data.lexicon import Pairs, learn_lexicon, likely_translations
@@ -97,6 +98,20 @@ def test_translations_are_sorted_by_probability_and_filled_up_with_minus_one(
     lines = store(tmp_path / "many", [([i], [i]) for i in range(12)])
     table = likely_translations(lines, (12, 12), 2)
     assert [i for i, row in enumerate(table.tolist()) if row[0] >= 0] == [0, 3, 6, 9]
+
+
+def test_a_shortlist_has_the_most_frequent_targets_and_the_translations_of_each_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Target token 2 occurs four times, 5 twice, 1 and 4 once each, all others never."""
+    lines = store(tmp_path, [([0, 0, 0, 0, 3], [2, 5]), ([3, 1], [2, 2, 1]), ([3], [5, 4, 2])])
+    monkeypatch.setattr(lexicon, "_MOST_COMMON", 3)
+    lexicon.write_shortlist(tmp_path / "shortlist", lines, (5, 6))
+    tables = load_file(tmp_path / "shortlist")
+    assert tables["common"].tolist() == [2, 5, 1]
+    expected = likely_translations(lines, (5, 6), 30)
+    assert tables["candidates"].tolist() == expected.tolist()
+    assert expected.shape == (5, 30)
 
 
 SENTENCES = st.lists(

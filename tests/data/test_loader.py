@@ -197,6 +197,24 @@ def test_batches_are_named_by_corpora_and_lines(store: ParallelStore) -> None:
     assert loader.describe([loader.batch(np.array([0, 30])), loader.batch(np.arange(40, 50))]) == (
         "data.train.0 lines 1; data.train.1 lines 6, 16, 17, 18, 19, 20, 21, 22 and 3 more"
     )
+    replay = loader_of(store, keys=("data.train.0", "data.replay.train.0"))
+    text = replay.describe([replay.batch(np.array([49, 2]))])
+    assert text == "data.train.0 lines 3; data.replay.train.0 lines 25"
+
+
+@pytest.mark.parametrize("rows", [[7, 3], [0, 17, 4, 30, 11]])
+def test_halves_of_a_batch_are_batches_of_half_the_rows(
+    store: ParallelStore, rows: list[int]
+) -> None:
+    loader = loader_of(store)
+    middle = len(rows) // 2
+    halves = loader.batch(np.array(rows)).halves()
+    for half, own in zip(halves, (rows[:middle], rows[middle:]), strict=True):
+        expected = loader.batch(np.array(own))
+        assert half.rows.tolist() == own
+        assert half.source.rows() == expected.source.rows()
+        assert half.target.rows() == expected.target.rows()
+        assert half.gold.tolist() == expected.gold.tolist()
 
 
 @given(
@@ -315,6 +333,22 @@ def test_temperature_keeps_the_epoch_and_evens_sizes(sizes: list[int], temperatu
     expected = (max(sizes) / min(sizes)) ** (1 / temperature)
     assert max(pairs) / min(pairs) == pytest.approx(expected)
     assert tempered_weights([0.3, 2], sizes[:2], 1) == [0.3, 2]
+
+
+def test_an_epoch_reads_corpora_by_weight_temperature_and_replay() -> None:
+    """Corpora of 100 and 900 pairs, with weights of 4 and 1: 400 and 900 pairs of an epoch."""
+    train = [{"name": CLEAN, "demo": "train", "weight": 4}, {"name": NOISY, "demo": "train"}]
+    assert plan.epoch_weights(data_of(train=train), (100, 900)) == [4, 1]
+    # Shares of 20 and 30 (square roots), 1300 pairs: 520 and 780.
+    flat = data_of(train=train, temperature=2)
+    assert plan.epoch_weights(flat, (100, 900)) == pytest.approx([5.2, 780 / 900])
+    # A third of the pairs is replay: 650 of 50 with a weight of 2 and 550: 100 and 550 are 650.
+    old = [{"demo": "test", "weight": 2}, {"demo": "valid"}]
+    mixed = data_of(train=train, replay={"train": old, "share": 1 / 3})
+    weights = plan.epoch_weights(mixed, (100, 900, 50, 550))
+    assert weights == pytest.approx([4, 1, 2, 1])
+    mixed = data_of(train=train, replay={"train": old, "share": 0.5})
+    assert plan.epoch_weights(mixed, (100, 900, 50, 550)) == pytest.approx([4, 1, 4, 2])
 
 
 @pytest.mark.parametrize(

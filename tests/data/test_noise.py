@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config.data import NoiseConfig, TokenizerConfig
-from nmt.data.resegment import NoiseAdder, flat_of
+from nmt.data.resegment import NoiseAdder, Resegmenter, flat_of, in_turn, rows_of
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.text import UNK_ID
+from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
 
@@ -117,6 +119,65 @@ def test_a_pair_that_would_be_too_long_stays_unchanged(tokenizers: Tokenizers, r
     found = read(noise_adder(tokenizers, {"upper_case": 1.0}, {}, longest=18), 0, range(20))
     assert set(found) > {pair for pair in found if pair in TINY_PAIRS} != set()
     assert all(pair in TINY_PAIRS or (pair[0].isupper() and pair[1].isupper()) for pair in found)
+
+
+def test_a_pair_with_unknown_characters_stays_unchanged(tmp_path: Path) -> None:
+    """Its text cannot be restored from the ids."""
+    config = TokenizerConfig(vocab_size=60, byte_fallback=False)
+    train_sentencepiece(SOURCES + TARGETS, tmp_path / "joint.model", config, threads=1)
+    models = load_tokenizers(tmp_path)
+    known, unknown = (models.source.encode(text) for text in ("ein hund", "ein 犬"))
+    assert UNK_ID in unknown
+    rows = np.arange(3)
+    stored = flat_of([known, unknown, known]), flat_of([known, known, unknown])
+    noise = NoiseAdder(models, np.array([3]), [{"title_case": 1.0}], seed=1, longest=90)
+    source, target = ([*np.split(ids, ends[1:-1])] for ids, ends in noise(0, rows, stored))
+    assert [ids.tolist() for ids in source[1:]] == [unknown, known]
+    assert [ids.tolist() for ids in target[1:]] == [known, unknown]
+    assert models.source.decode(source[0].tolist()) == "Ein Hund"
+
+
+def dropout_of(tokenizers: Tokenizers, rate: float) -> SubwordDropout:
+    pieces, scores, is_normal = zip(*tokenizers.source.pieces(), strict=True)
+    return SubwordDropout(pieces, scores, is_normal, rate)
+
+
+def test_a_sentence_that_other_subwords_would_make_too_long_keeps_its_own(
+    tokenizers: Tokenizers,
+) -> None:
+    """With a rate of 1, every sentence is spelled in characters: one for each, and a space."""
+    rows = [tokenizers.source.encode(text) for text in SOURCES]
+    spelled = [len(text) + 1 for text in SOURCES]
+    longest = sorted(spelled)[len(spelled) // 2]  # that long is still allowed
+    dropout = dropout_of(tokenizers, 1.0)
+    resegment = Resegmenter((dropout, dropout), seed=1, longest=longest)
+    stored = flat_of(rows)
+    sides = resegment(0, np.arange(len(rows)), (stored, stored))
+    for drawn in sides:
+        lengths = np.diff(drawn[1]).tolist()
+        wanted = [n if n <= longest else len(row) for n, row in zip(spelled, rows, strict=True)]
+        assert lengths == wanted
+        assert min(wanted) < longest < max(spelled)
+        texts = [tokenizers.source.decode(row) for row in rows_of(drawn)]
+        assert texts == SOURCES
+
+
+def test_every_change_is_made_to_the_result_of_the_change_before(
+    tokenizers: Tokenizers,
+) -> None:
+    """Without its full stop, a sentence becomes characters."""
+    noise = noise_adder(tokenizers, {"no_final_punctuation": 1.0}, {})
+    dropout = dropout_of(tokenizers, 1.0)
+    resegment = Resegmenter((dropout, dropout), seed=1, longest=90)
+    rows = np.array([0])
+    stored = (
+        flat_of([tokenizers.source.encode("Ein Hund läuft.")]),
+        flat_of([tokenizers.target.encode("A dog runs.")]),
+    )
+    sides = in_turn([noise, resegment], 0, rows, stored)
+    source, target = ([tokenizers.source.piece(x) for x in ids.tolist()] for ids, _ in sides)
+    assert source == [*"▁Ein▁Hund▁läuft"]
+    assert target == [*"▁A▁dog▁runs"]
 
 
 def test_the_rate_is_the_share_of_pairs_and_kinds_are_independent(tokenizers: Tokenizers) -> None:

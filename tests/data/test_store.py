@@ -38,10 +38,12 @@ def store_of(
 
 
 @settings(max_examples=20)
-@given(pairs=PAIRS, vocab_size=st.sampled_from([100, 70_000]), data=st.data())
+@given(pairs=PAIRS, vocab_size=st.sampled_from([100, 1 << 16, 1 + (1 << 16)]), data=st.data())
 def test_reading_gives_back_what_was_written(
     pairs: list[tuple[list[int], list[int]]], vocab_size: int, data: st.DataObject
 ) -> None:
+    """Up to the last id of a vocabulary."""
+    pairs = [([vocab_size - 1], [vocab_size - 1]), *pairs]
     with tempfile.TemporaryDirectory() as folder:
         store = store_of(Path(folder), pairs, vocab_size)
         rows = data.draw(st.lists(st.integers(0, len(pairs) - 1), max_size=8))
@@ -81,6 +83,23 @@ def test_batches_have_bos_and_eos_in_their_place(pairs: list[tuple[list[int], li
     assert filled.num_target_tokens == batch.num_target_tokens == len(filled.gold)
     cells = [len(pairs) * max(len(pair[own]) + 1 for pair in pairs) for own in (0, 1)]
     assert batch.num_padded_tokens == sum(cells)
+
+
+def test_tokens_of_a_part_of_the_rows_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 0 and 1 are of corpus 0, rows 2 and 3 of corpus 1."""
+    monkeypatch.setattr("nmt.data.store._COUNTED_AT_ONCE", 2)
+    pairs = [([4, 5], [6]), ([4], [6, 6]), ([5, 5, 7], [4]), ([7], [5])]
+    store = store_of(tmp_path, pairs)
+    assert [store.rows_of(corpus) for corpus in (0, 1, 2)] == [
+        slice(0, 2),
+        slice(2, 4),
+        slice(4, 4),
+    ]
+    assert store.token_counts("source", 8).tolist() == [0, 0, 0, 0, 2, 3, 0, 2]
+    assert store.token_counts("source", 8, store.rows_of(1)).tolist() == [0, 0, 0, 0, 0, 2, 0, 2]
+    assert store.token_counts("target", 8, store.rows_of(1)).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
 def test_a_damaged_store_is_refused(tmp_path: Path) -> None:

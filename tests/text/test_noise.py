@@ -47,6 +47,31 @@ def test_every_kind_changes_a_line(kind: str) -> None:
     assert without_punctuation("Ende?! ", Random(1)) == "Ende"
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("upper-case", "IT'S ABOUT 3 NEW CARS (BIG ONES)."),
+        ("lower-case", "it's about 3 new cars (big ones)."),
+        ("title-case", "It's About 3 NEW Cars (big Ones)."),
+        ("no-final-punctuation", "it's about 3 NEW cars (big ones"),
+    ],
+)
+def test_case_and_punctuation_change_as_named(kind: str, expected: str) -> None:
+    assert NOISES[kind]("it's about 3 NEW cars (big ones).", Random(1)) == expected
+
+
+def test_all_typos_of_a_word_and_both_changes_of_a_space_are_equally_frequent() -> None:
+    """Of 6000 draws, each of six typos is expected 1000 times, standard deviation 29."""
+    # At the second or the third letter: swapped with the next one, dropped or doubled.
+    possible = {"wrod", "wodr", "wrd", "wod", "woord", "worrd"}
+    words = Counter(typos(" ".join(["word"] * 6000), Random(1), rate=1).split())
+    assert set(words) == possible
+    assert all(abs(count - 1000) < 4 * 29 for count in words.values())
+    gaps = Counter(spacing("a b", Random(seed), rate=1) for seed in range(400))
+    assert set(gaps) == {"a  b", "ab"}  # 200 times each, standard deviation 10
+    assert abs(gaps["ab"] - 200) < 4 * 10
+
+
 def test_the_share_of_changed_words_is_the_rate() -> None:
     line = " ".join(["word"] * 20_000)
     changed = sum(word != "word" for word in typos(line, Random(1), rate=0.1).split())

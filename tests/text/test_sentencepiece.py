@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
 from nmt.config.data import TokenizerConfig
-from nmt.errors import TokenizerError, VocabularySizeError
+from nmt.errors import ConfigError, TokenizerError, VocabularySizeError
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizer, load_tokenizers, tokenizer_hash, train_sentencepiece
 
@@ -150,6 +150,54 @@ def test_the_fix_is_one_that_the_configuration_allows(tmp_path: Path) -> None:
             train_sentencepiece(lines, tmp_path / "m", config, threads=1)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_the_fix_names_the_side_whose_vocabulary_is_too_large(tmp_path: Path, side: str) -> None:
+    sizes = {"source": 40, "target": 40, side: 8000}
+    values = {"joint": False, "byte_fallback": False, "vocab_size": sizes}
+    with pytest.raises(VocabularySizeError) as raised:
+        trained(tmp_path, TokenizerConfig.model_validate(values), f"{side}.model")
+    assert f"tokenizer.vocab_size.{side} " in raised.value.fix
+
+
+def test_rare_characters_are_covered_as_configured(tmp_path: Path) -> None:
+    """One of 200 characters is rare: 0.5% of the text."""
+    lines = ["ab" * 99 + "aĵ"]
+    for coverage, is_known in ((0.99, False), (1.0, True)):
+        values = {"vocab_size": 9, "byte_fallback": False, "character_coverage": coverage}
+        path = tmp_path / "joint.model"
+        train_sentencepiece(lines, path, TokenizerConfig.model_validate(values), threads=1)
+        assert (UNK_ID not in Tokenizer.load(path).encode("ĵ")) == is_known
+
+
+@pytest.mark.parametrize(
+    ("normalization", "text"),
+    [("identity", "ﬁnd Café"), ("nmt_nfkc", "find Café"), ("nmt_nfkc_cf", "find café")],
+)
+def test_text_is_normalized_as_configured(tmp_path: Path, normalization: str, text: str) -> None:
+    values = {"vocab_size": 300, "normalization": normalization}
+    tokenizer = Tokenizer.load(trained(tmp_path, TokenizerConfig.model_validate(values)))
+    assert tokenizer.decode(tokenizer.encode("ﬁnd Café")) == text
+
+
+def test_tags_are_known_by_language_and_only_those_at_the_start_are_removed(
+    tmp_path: Path,
+) -> None:
+    values = {"vocab_size": 350, "user_defined_symbols": ("<2de>", "<2pt_BR>", "<bt>")}
+    tokenizer = Tokenizer.load(trained(tmp_path, TokenizerConfig.model_validate(values)))
+    german, portuguese, back = (tokenizer.tags[tag] for tag in ("<2de>", "<2pt_BR>", "<bt>"))
+    for code, expected in (("de", german), ("de-AT", german), ("pt", portuguese)):
+        assert tokenizer.language_id(code) == expected
+    for tag, expected in (("de", german), ("<2de>", german), ("bt", back), ("<bt>", back)):
+        assert tokenizer.tag_id(tag) == expected
+    for wrong in (tokenizer.language_id, tokenizer.tag_id):
+        with pytest.raises(ConfigError, match=r"'(<2)?fr>?'"):
+            wrong("fr")
+    words = tokenizer.encode("Hund <bt> Haus")
+    assert words.count(back) == 1
+    assert tokenizer.without_tags([german, back, *words]) == words
+    assert list(tokenizer.without_tags([german, back])) == []
+
+
 def test_garbage_truncated_and_foreign_models_are_refused(tmp_path: Path) -> None:
     path, foreign, file = trained(tmp_path / "tokenizer"), "for pad, unk, bos, eos", io.BytesIO()
     SentencePieceTrainer.train(
@@ -176,3 +224,14 @@ def test_a_folder_holds_one_joint_or_two_separate_models(tmp_path: Path) -> None
     assert separate.source is not separate.target
     assert joint.source is joint.target
     assert tokenizer_hash(tmp_path) != one_hash
+
+
+def test_models_of_the_same_two_files_differ_when_their_sides_are_swapped(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "second", "copy")]
+    names = ("source.model", "target.model"), ("target.model", "source.model")
+    for folder, (one, other) in zip(folders, (*names, names[0]), strict=True):
+        folder.mkdir()
+        (folder / one).write_bytes(b"one")
+        (folder / other).write_bytes(b"other")
+    first, second, copy = map(tokenizer_hash, folders)
+    assert first == copy != second

@@ -44,6 +44,13 @@ def test_a_long_text_gives_sentences_of_bounded_length(unit: str) -> None:
     assert max(map(len, sentences)) <= LONGEST_SENTENCE
 
 
+def test_a_sentence_that_is_too_long_is_cut_between_words() -> None:
+    """5000 characters are 454 words of 11 characters and a part of the next word."""
+    parts = split_sentences("everything " * 1_000, "en")
+    assert len(parts[0]) == 454 * 11
+    assert {word for part in parts for word in part.split()} == {"everything"}
+
+
 def test_sentences_are_whole_over_the_border_of_what_is_seen_at_once_and_in_regions() -> None:
     sentence, text = "A dog ran over there. ", "Am 1. Mai kommt er. Gut."
     assert set(split_sentences(sentence * 1_000, "en")) == {sentence}

@@ -127,6 +127,12 @@ def test_equal_scores_go_from_the_left_and_rate_1_gives_characters_without_numbe
     assert generator.getstate() == Random(1).getstate()
 
 
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_rate_is_a_probability(rate: float) -> None:
+    with pytest.raises(ValueError, match="not between 0 and 1"):
+        toy(rate, "ab")
+
+
 def test_no_merge_crosses_a_special_subword_or_an_unknown_character() -> None:
     pieces = ["a", "b", "<0x61>", "xa", "axa", "ab", "aa", "<0x61>a"]
     normal = [True, True, False, True, True, True, True, True]

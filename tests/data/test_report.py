@@ -1,0 +1,107 @@
+"""The report of `nmt prepare`: its figures are those of a plain computation on the pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmt.config.data import Direction, TokenizerConfig
+from nmt.data.prepare_report import PrepareReport, report_sides, sample_lengths
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
+from tests.conftest import TINY_PAIRS
+
+FIRST_WORD = 260  # after four special ids and 256 bytes
+SIZE = 330
+DIRECTIONS = [Direction("de", "en"), Direction("de", "fr"), Direction("en", "de")]
+Rows = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Tokenizers:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    lines = [text for pair in TINY_PAIRS for text in pair]
+    config = TokenizerConfig(vocab_size=SIZE)
+    train_sentencepiece(lines, folder / "joint.model", config, threads=1)
+    return load_tokenizers(folder)
+
+
+def random_rows(random: np.random.Generator, count: int) -> Rows:
+    """Few words are frequent, many are rare, and one token of twenty is a byte."""
+    rows = []
+    for length in random.integers(1, 40, size=count):
+        words = FIRST_WORD + np.minimum(random.zipf(1.5, size=length), SIZE - FIRST_WORD) - 1
+        is_byte = random.random(length) < 0.05
+        rows.append(np.where(is_byte, random.integers(4, FIRST_WORD, length), words).tolist())
+    return rows
+
+
+def smallest_length(lengths: list[int], share: float) -> int:
+    """The smallest length such that a share of the sentences is not longer."""
+    return int(np.quantile(lengths, share, method="inverted_cdf"))
+
+
+def figures_of(rows: Rows) -> dict[str, object]:
+    """The figures of a side, from all its tokens."""
+    lengths = [len(row) for row in rows]
+    tokens = [token for row in rows for token in row]
+    uses = Counter(tokens)
+    num_for_most = covered = 0
+    for _, count in uses.most_common():
+        if covered < 0.99 * len(tokens):
+            num_for_most += 1
+            covered += count
+    by_length = Counter(lengths)
+    num_bytes = sum(token < FIRST_WORD for token in tokens)
+    return {
+        "vocab_size": SIZE,
+        "tokens": len(tokens),
+        "mean_length": pytest.approx(len(tokens) / len(rows)),
+        "median_length": smallest_length(lengths, 0.5),
+        "p99_length": smallest_length(lengths, 0.99),
+        "max_length": max(lengths),
+        "fallback_rate": pytest.approx(num_bytes / len(tokens)),
+        "num_used": len(uses),
+        "num_for_most": num_for_most,
+        "lengths": [by_length[n] for n in range(smallest_length(lengths, 0.999) + 1)],
+    }
+
+
+def test_the_figures_of_each_language_are_those_of_its_corpora(
+    tmp_path: Path, tokenizers: Tokenizers
+) -> None:
+    random = np.random.default_rng(1)
+    corpora = [(random_rows(random, n), random_rows(random, n)) for n in (120, 90, 50)]
+    with StoreWriter(tmp_path / "store", SIZE) as writer:
+        for number, (source, target) in enumerate(corpora):
+            lines = range(1, len(source) + 1)
+            writer.append(FlatIds.of(source), FlatIds.of(target), number, lines)
+    store = ParallelStore.open(tmp_path / "store")
+    (first, english), (second, french), (third, german) = corpora
+    expected = [
+        {"side": "source", "language": "de", **figures_of([*first, *second])},
+        {"side": "source", "language": "en", **figures_of(third)},
+        {"side": "target", "language": "en", **figures_of(english)},
+        {"side": "target", "language": "fr", **figures_of(french)},
+        {"side": "target", "language": "de", **figures_of(german)},
+    ]
+    assert [asdict(side) for side in report_sides(store, DIRECTIONS, tokenizers)] == expected
+    pairs = [(len(s), len(t)) for sides in corpora for s, t in zip(*sides, strict=True)]
+    assert sample_lengths(store) == [list(pair) for pair in pairs]  # up to 400 pairs
+
+
+def test_the_example_of_a_reason_is_the_first_readable_one_of_the_corpus() -> None:
+    examples = [
+        {"corpus": "a", "line": 2, "source": "another", "target": "corpus", "value": ""},
+        {"corpus": "b", "line": 7000, "source": "eins\u200b\t", "target": "x" * 41, "value": ""},
+        {"corpus": "b", "line": 8000, "source": "zwei", "target": "two", "value": ""},
+        {"corpus": "b", "line": 3, "source": "", "target": "", "value": ""},  # not UTF-8
+    ]
+    report = PrepareReport(folder="", up_to_date=False, reasons={"control": {"examples": examples}})
+    shown = rf"line 7,000: eins\u200b\t | {'x' * 40}…"
+    assert report.example("b", "control") == shown
+    assert report.example("c", "control") == report.example("b", "markup") == ""
