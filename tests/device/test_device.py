@@ -385,7 +385,8 @@ class Peers(Processes):
 def test_each_process_resumes_with_its_own_random_numbers() -> None:
     before = torch.get_rng_state()
     try:
-        drawn, states = list[float](), list[dict[str, Tensor]]()
+        drawn: list[float] = []
+        states: list[dict[str, Tensor]] = []
         for rank in range(2):
             torch.manual_seed(1)
             seed_rank(1, rank)

@@ -132,7 +132,9 @@ def test_the_permissions_of_a_file_stay(tmp_path: Path, mode: int) -> None:
 def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """What is synced and renamed from now on, in order: inodes, and sizes of files if synced."""
     calls: list[tuple[str, int]] = []
-    fsync, rename, replace = os.fsync, os.rename, os.replace
+    fsync = os.fsync
+    rename = os.rename
+    replace = os.replace
 
     def synced(descriptor: int) -> None:
         fsync(descriptor)
@@ -160,13 +162,15 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
     """FAULT 4, for a power cut: a name that comes first may stay without content."""
     place = tmp_path / "file"
     write_text(place, "text")
-    of_file, of_parent = place.stat().st_ino, tmp_path.stat().st_ino
+    of_file = place.stat().st_ino
+    of_parent = tmp_path.stat().st_ino
     content = [("synced", of_file), ("size", 4)]
     assert disk == [*content, ("renamed", of_file), ("synced", of_parent)]
     disk.clear()
     folder = tmp_path / "folder"
     make(folder, "more text")
-    of_part, of_folder = (folder / "part").stat().st_ino, folder.stat().st_ino
+    of_part = (folder / "part").stat().st_ino
+    of_folder = folder.stat().st_ino
     content = [("synced", of_part), ("size", 9), ("synced", of_folder)]
     assert disk == [*content, ("renamed", of_folder), ("synced", of_parent)]
 
@@ -237,7 +241,9 @@ def test_a_second_process_gets_an_error_and_a_dead_process_holds_no_lock(tmp_pat
 
 def test_who_waits_for_a_lock_learns_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other process has done in the meantime need not be done again."""
-    place, is_held, may_end = tmp_path / "lock", threading.Event(), threading.Event()
+    place = tmp_path / "lock"
+    is_held = threading.Event()
+    may_end = threading.Event()
     outcomes: list[bool] = []
 
     def hold() -> None:

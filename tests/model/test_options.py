@@ -98,7 +98,8 @@ def outputs_for_ones(option: str, *, training: bool) -> dict[str, Tensor]:
     """What parts with an option of 0.25 give where each gives ones without dropout."""
     values = {"dropout": 0.0, "positions": "none", "scale_embeddings": False, option: 0.25}
     config = ModelConfig.model_validate(values)
-    ones, ids = torch.ones(500, 64), torch.arange(500)
+    ones = torch.ones(500, 64)
+    ids = torch.arange(500)
     inner = FeedForward(64, 64, config)
     nn.init.zeros_(inner.inner.weight)
     nn.init.ones_(inner.inner.bias)
@@ -195,7 +196,8 @@ def test_parameters_are_counted_with_the_side_that_they_belong_to() -> None:
 def test_a_narrow_output_gives_the_logits_of_its_tokens() -> None:
     model = small_model(output_bias=True)
     random_parameters(model)
-    hidden, tokens = torch.randn(3, 32), torch.tensor([7, 3, 49])
+    hidden = torch.randn(3, 32)
+    tokens = torch.tensor([7, 3, 49])
     found = model.narrow_output(tokens)(hidden)
     torch.testing.assert_close(found, model.logits(hidden)[:, tokens])
 

@@ -137,7 +137,8 @@ def test_gradients_of_queries_keys_and_values_have_the_mask_of_attention_dropout
     backend: Backend, causal: bool
 ) -> None:
     """The mask is what unit vectors as values show: value i is 1 in column i."""
-    packed, dropout = packed_of([7, 5, 1]), 0.25
+    packed = packed_of([7, 5, 1])
+    dropout = 0.25
     torch.manual_seed(4)
     shapes = [(13, 4, 8), (13, 2, 8), (13, 2, 8)]
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -148,7 +149,8 @@ def test_gradients_of_queries_keys_and_values_have_the_mask_of_attention_dropout
         return backend(leaves[0], leaves[1], value, None, (packed, packed), causal, dropout)
 
     weights = mixed(units).detach()
-    first, rows = 0, []
+    first = 0
+    rows = []
     for length in (7, 5, 1):
         sentence = slice(first, first + length)
         first += length
@@ -159,7 +161,8 @@ def test_gradients_of_queries_keys_and_values_have_the_mask_of_attention_dropout
             scores = scores.masked_fill(torch.ones(length, length).triu(1) > 0, -torch.inf)
         kept = weights[sentence].transpose(0, 1)[..., :length] > 0
         rows.append((scores.softmax(-1) * kept / (1 - dropout) @ value).transpose(0, 1))
-    expected, found = torch.cat(rows), mixed(leaves[2])
+    expected = torch.cat(rows)
+    found = mixed(leaves[2])
     torch.testing.assert_close(found, expected)
     num_possible = (49 + 25 + 1) * 4
     if causal:
@@ -226,7 +229,8 @@ def test_rotation_makes_scores_depend_on_the_distance_and_a_table_has_an_end() -
 
 def test_rotation_multiplies_complex_numbers_by_powers_of_the_position() -> None:
     """Su et al. (2021), section 3.2.2: pair i turns by the position times 10000^(-2i / E)."""
-    heads, positions = torch.randn(4, 2, 8), torch.tensor([0, 1, 5, 300])
+    heads = torch.randn(4, 2, 8)
+    positions = torch.tensor([0, 1, 5, 300])
     first, second = heads.double().split(4, dim=-1)
     angles = positions.view(4, 1, 1) * 10_000.0 ** (-2 * torch.arange(4) / 8)
     turned = torch.complex(first, second) * torch.polar(

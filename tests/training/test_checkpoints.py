@@ -31,7 +31,8 @@ def save(writer: CheckpointWriter, step: int, scores: Mapping[int, float]) -> No
 
 
 def test_the_best_is_a_checkpoint_that_exists_and_has_a_score(tmp_path: Path) -> None:
-    writer, scores = writer_of(tmp_path, [], keep_last=3), {10: 5.0, 20: 3.0, 30: 4.0}
+    writer = writer_of(tmp_path, [], keep_last=3)
+    scores = {10: 5.0, 20: 3.0, 30: 4.0}
     best = []
     for step in scores:
         save(writer, step, {each: scores[each] for each in scores if each <= step})

@@ -61,7 +61,8 @@ def test_options_of_training_reach_what_they_are_for() -> None:
         "validation": {"choose_by": "minimum", "beam_size": 3, "max_sentences": 5},
     }
     setup = setup_of(make_config(**options))
-    updater, text = setup.updater, setup.validator.sets[0].text
+    updater = setup.updater
+    text = setup.validator.sets[0].text
     assert updater._clip_norm == 0.25
     assert updater.objective == CrossEntropy(0.3)
     assert any(name.startswith("trained/") for name in updater.optimizer.state())  # beside the mean
@@ -113,7 +114,8 @@ def test_the_start_reports_model_data_and_schedule() -> None:
 def test_a_start_removes_the_lines_that_it_will_write_again(
     progress: Progress, kept: list[tuple[str, int]]
 ) -> None:
-    config, log = make_config(), RunLog()
+    config = make_config()
+    log = RunLog()
     config.run_dir.mkdir()
     lines = [validation(0), update(3), validation(10), update(12), validation(14), update(15)]
     metrics = config.run_dir / "metrics.jsonl"
@@ -124,7 +126,8 @@ def test_a_start_removes_the_lines_that_it_will_write_again(
 
 
 def test_tokens_of_an_earlier_start_count_for_the_loss_and_not_for_the_speed() -> None:
-    config, events = make_config(), list[Event]()
+    config = make_config()
+    events: list[Event] = []
     progress = Progress(step=2, total_steps=10, loss_sum=40.0, scored_tokens=20)
     progress.source_tokens, progress.target_tokens = 30, 20
     reporter = SimpleNamespace(report=events.append, close=lambda: None)
