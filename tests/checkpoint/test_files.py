@@ -23,16 +23,21 @@ from torch import Tensor
 
 from nmt.checkpoint import files
 from nmt.checkpoint.files import (
+    ADAPTER,
+    AdapterRecord,
     Checkpoint,
+    adapter_record,
     checkpoint_dir,
     checkpoint_name,
     clean_partial,
+    host_copies,
     list_checkpoints,
     load_checkpoint,
     load_tensors,
     newest_checkpoint,
     read_best,
     save_checkpoint,
+    set_damaged_aside,
     write_best,
 )
 from nmt.errors import CheckpointError
@@ -67,6 +72,31 @@ def test_a_checkpoint_reads_back_as_it_was_saved_and_gives_the_same_bytes(tmp_pa
     names = ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     assert sorted(path.name for path in first.iterdir()) == names
     assert [path.name for path in first.parent.iterdir()] == ["step-00000040"]
+
+
+def test_weights_of_adapters_are_marked_as_such(tmp_path: Path) -> None:
+    """Loading them without the base model would be a mistake."""
+    record: AdapterRecord = {"base": 64 * "a", "scale": 0.5}
+    tensors = {"model": {"a": torch.ones(2)}, "optimizer": {"step": torch.ones(1)}}
+    folder = save_checkpoint(tmp_path, 1, **tensors, state={ADAPTER: record})
+    assert adapter_record(folder / "model.safetensors") == record
+    assert adapter_record(folder / "optimizer.safetensors") is None
+    for other in ({}, {ADAPTER: None}):
+        folder = save_checkpoint(tmp_path, 2, **tensors, state=other)
+        assert adapter_record(folder / "model.safetensors") is None
+
+
+def test_host_copies_are_equal_independent_and_copied_per_buffer() -> None:
+    whole, other = torch.randn(60), torch.arange(6, dtype=torch.int64)
+    tensors = {"a": whole[:12].view(3, 4), "b": whole[20:50].view(5, 6).T, "c": other[2:3]}
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = host_copies(tensors)
+    for buffer in (whole, other):
+        buffer.zero_()
+    for name, tensor in expected.items():
+        assert torch.equal(copies[name], tensor)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in copies.values()}
+    assert len(storages) == 2
 
 
 @pytest.fixture(scope="module")
@@ -251,13 +281,14 @@ def assert_only_the_first_is_left(run_dir: Path, before: dict[str, bytes]) -> No
 
 
 def test_lack_of_space_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULT 8."""
+    """FAULT 8: for weights of 1 MiB, moments of 2 MiB and a margin of 1 MiB."""
     save(tmp_path, 10)
     before = contents(tmp_path)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 3 * 2**20))
-    with pytest.raises(CheckpointError, match=r"needs 5\.0 MiB, 3\.0 MiB are free") as caught:
-        save(tmp_path, 20, {"weight": torch.zeros(2**20)})
+    model, optimizer = ({"weight": torch.zeros(count * 2**18)} for count in (1, 2))
+    with pytest.raises(CheckpointError, match=r"needs 4\.0 MiB, 3\.0 MiB are free") as caught:
+        save_checkpoint(tmp_path, 20, model=model, optimizer=optimizer, state=STATE)
     assert "Free disk space" in caught.value.fix
     assert_only_the_first_is_left(tmp_path, before)
 
@@ -314,3 +345,22 @@ def test_read_best_returns_an_existing_checkpoint_or_none(tmp_path: Path) -> Non
     for text in ("../../etc", "step-00000010/..", "", "\x00"):
         (tmp_path / "best").write_text(text)
         assert read_best(tmp_path) is None
+
+
+def test_checkpoints_after_the_one_to_resume_from_are_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else they would count as the newest, and those that follow would expire before them."""
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step)
+    folder = tmp_path / "checkpoints"
+    older = folder / "damaged-step-00000030"  # of an earlier start
+    older.mkdir()
+    (older / "old").touch()
+    set_damaged_aside(tmp_path, 20)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [10, 20]
+    aside = {path.name for path in folder.glob("damaged-*")}
+    assert aside == {"damaged-step-00000030", "damaged-step-00000040"}
+    assert load_checkpoint(older).step == 30
+    assert not (older / "old").exists()
+    assert len(caplog.messages) == 2

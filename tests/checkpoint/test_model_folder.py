@@ -13,9 +13,9 @@ import torch
 import yaml
 
 from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
-from nmt.checkpoint.model_folder import load_model
+from nmt.checkpoint.model_folder import check_new_folder, load_model
 from nmt.checkpoint.run import identity, write_run_files
-from nmt.errors import CheckpointError
+from nmt.errors import CheckpointError, ConfigError
 from nmt.files.json_file import Manifest
 from nmt.model.transformer import build_model
 from nmt.text.tokenizer import tokenizer_hash, train_sentencepiece
@@ -138,6 +138,41 @@ def test_a_missing_part_is_named(
 
 
 @pytest.mark.parametrize(
+    ("part", "checkpoint"),
+    [
+        ("checkpoints/step-00000020", "step-00000020"),
+        ("best", "best"),
+        ("average", "average"),
+        ("tokenizer", None),
+    ],
+)
+def test_the_fix_for_a_part_of_a_run_is_the_run_and_which_checkpoint(
+    run_dir: Path, part: str, checkpoint: str | None
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_model(run_dir / part)
+    words = caught.value.fix.removesuffix(".").split()
+    assert str(run_dir) in words
+    assert ("`checkpoint`" in words) == (checkpoint is not None)
+    assert words[-1] == (checkpoint or str(run_dir))
+
+
+def test_a_model_folder_is_not_written_among_checkpoints_or_over_another(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """And that is found before any slow work."""
+    (tmp_path / "empty").mkdir()
+    for folder in (run_dir / "average", tmp_path / "empty"):
+        check_new_folder(folder, run_dir)
+    inside = run_dir / "checkpoints" / "mean"
+    (tmp_path / "link").symlink_to(run_dir / "checkpoints")
+    for folder in (inside, tmp_path / "link" / "mean", run_dir, run_dir / "best"):
+        with pytest.raises(ConfigError) as caught:
+            check_new_folder(folder, run_dir)
+        assert "`output`" in caught.value.fix
+
+
+@pytest.mark.parametrize(
     ("name", "is_on_hub"),
     [("org/name", True), ("hub:runs/x", True), ("runs/x", False), ("models/x", False),
      ("./runs/x", False), ("a/b/c", False), ("x", False)],
@@ -191,6 +226,15 @@ def test_a_configuration_that_does_not_match_the_weights_is_refused(
     """FAULT 47: their shapes are the same. And so is an unknown key, with its neighbour."""
     refused_with(run_dir, rf"model\.{key}: was .*, is {value}", **{key: value})
     refused_with(run_dir, r"(?s)modl_dim.*model_dim", modl_dim=3)
+
+
+@pytest.mark.parametrize("key", ["source_language", "target_language"])
+def test_other_languages_than_those_of_the_weights_are_refused(run_dir: Path, key: str) -> None:
+    """FAULT 47: translations would be of the old languages all the same."""
+    path = run_dir / "config.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), key: "fr"}))
+    with pytest.raises(CheckpointError, match=f"{key}: was .*, is fr"):
+        load_model(run_dir)
 
 
 def test_weights_with_other_shapes_are_listed(run_dir: Path) -> None:

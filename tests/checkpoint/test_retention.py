@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import math
 import os
 from pathlib import Path
@@ -23,10 +25,9 @@ from nmt.checkpoint.model_folder import (
 )
 from nmt.errors import CheckpointError
 from nmt.files.json_file import Manifest
+from nmt.version import __version__
 from tests.checkpoint.faults import contents, fail_writes
 
-STEPS = st.sets(st.integers(1, 500), max_size=30)
-SCORES = st.dictionaries(st.integers(1, 500), st.floats(-100, 100), max_size=30)
 COUNTS = st.integers(1, 6)
 ALL = [1]
 # Of every kind: both zeros, the smallest and largest float32, neighbours of one.
@@ -151,6 +152,23 @@ def test_the_folder_is_complete_and_its_manifest_has_all_of_it(
     assert (contents(folder), contents(run_dir)) == (found, before)
 
 
+@pytest.mark.parametrize("score", [None, 0.0, -2.5])
+def test_the_record_of_an_average_says_of_what_it_is(run_dir: Path, score: float | None) -> None:
+    """And its score, if it was validated: a BLEU of 0 is one."""
+    paths = sorted((run_dir / "checkpoints").iterdir())
+    write_average(run_dir / "average", run_dir, paths, score=score)
+    record = json.loads((run_dir / "average" / "average.json").read_text())
+    weights = [(path / "model.safetensors").read_bytes() for path in paths]
+    hashes = [hashlib.sha256(content).hexdigest() for content in weights]
+    assert record.pop("package_version") == __version__
+    parts = zip((10, 20), hashes, strict=True)
+    expected: dict[str, object] = {"steps": [10, 20]}
+    expected["checkpoints"] = [{"step": step, "sha256": sha256} for step, sha256 in parts]
+    if score is not None:
+        expected["score"] = score
+    assert record == expected
+
+
 @pytest.mark.parametrize("call", [0, 3, 8])
 def test_a_failing_write_leaves_no_trace(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
@@ -165,28 +183,30 @@ def test_a_failing_write_leaves_no_trace(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@given(steps=STEPS, scores=SCORES, keep_last=COUNTS, keep_best=COUNTS)
+@st.composite
+def scored_checkpoints(draw: st.DrawFn) -> tuple[set[int], dict[int, float]]:
+    """Steps that exist, and scores of most of them and of deleted ones. Some are equal or NaN."""
+    steps = draw(st.sets(st.integers(1, 60), min_size=8, max_size=14))
+    deleted = draw(st.sets(st.integers(1, 60), max_size=4))
+    unscored = draw(st.sets(st.sampled_from(sorted(steps)), max_size=2))
+    values = st.sampled_from([math.nan, -7.5, 0.0, 1.0, 2.5, 21.5, 30.0])
+    return steps, {step: draw(values) for step in sorted((steps | deleted) - unscored)}
+
+
+@given(found=scored_checkpoints(), keep_last=st.integers(1, 3), keep_best=st.integers(1, 3))
 def test_only_the_newest_and_the_best_checkpoints_are_kept(
-    steps: set[int], scores: dict[int, float], keep_last: int, keep_best: int
+    found: tuple[set[int], dict[int, float]], keep_last: int, keep_best: int
 ) -> None:
+    """The best of those that exist; of equal ones the first. NaN is no score."""
+    steps, scores = found
+    left = {step: scores[step] for step in steps if not math.isnan(scores.get(step, math.nan))}
+    kept = set(sorted(steps)[-keep_last:])
+    for _ in range(min(keep_best, len(left))):
+        best = min(step for step in left if left[step] == max(left.values()))
+        kept.add(best)
+        del left[best]
     gone = expired(steps, scores, keep_last=keep_last, keep_best=keep_best, due_every=ALL)
-    kept = steps - set(gone)
-    assert set(gone) <= steps
-    assert set(sorted(steps)[-keep_last:]) <= kept
-    present = {step: scores[step] for step in steps if step in scores}
-    for step in kept - set(sorted(steps)[-keep_last:]):
-        assert sum(score > present[step] for score in present.values()) < keep_best
-    if present:
-        assert max(present.values()) in {present[step] for step in kept if step in present}
-    assert len(kept) <= keep_last + keep_best
-
-
-@given(scores=st.permutations([math.nan, math.nan, -3.0, -5.0]), keep_best=st.integers(1, 4))
-def test_nan_is_never_among_the_best(scores: list[float], keep_best: int) -> None:
-    by_step = dict(enumerate(scores, start=1))
-    gone = expired([1, 2, 3, 4, 9], by_step, keep_last=1, keep_best=keep_best, due_every=ALL)
-    kept = [score for step, score in by_step.items() if step not in gone]
-    assert sorted(kept) == [-5.0, -3.0][-keep_best:]
+    assert gone == sorted(steps - kept)
 
 
 @given(

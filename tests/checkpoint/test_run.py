@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from nmt.checkpoint.files import save_checkpoint
 from nmt.checkpoint.run import (
     changed_settings,
     check_resumable,
     identity,
     machine,
     reshared,
+    trained_on,
     write_run_files,
 )
 from nmt.config.loader import load_config
+from nmt.data.prepared import PreparedManifest
 from nmt.errors import CheckpointError
 from tests.checkpoint.faults import toy_config
 
@@ -104,20 +107,33 @@ def test_harmless_settings_may_change() -> None:
     assert resumed(record(), record(changes), exact=True) == []
 
 
-def test_the_longest_pair_may_change_unless_bpe_dropout_is_on() -> None:
+NOISY = {"source": "train.de", "target": "train.en", "noise": {"typos": 0.1}}
+
+
+@pytest.mark.parametrize("redrawn", [{"batch.bpe_dropout": 0.1}, {"data.train": [NOISY]}])
+def test_the_longest_pair_may_change_unless_pairs_are_drawn_again(redrawn: dict[str, Any]) -> None:
     """FAULTS 12 and 13: pairs that were kept may get longer than it then."""
     longer = {"filters.max_length": 77}
-    dropout = {"batch.bpe_dropout": 0.1}
-    was, now = (record({**dropout, **changes})["identity"] for changes in ({}, longer))
+    was, now = (record({**redrawn, **changes})["identity"] for changes in ({}, longer))
     assert changed_settings(record()["identity"], record(longer)["identity"]) == []
     assert [line.split(": ")[0] for line in changed_settings(was, now)] == ["filters.max_length"]
 
 
-@pytest.mark.parametrize("shape", ["linear", "cosine", "wsd"])
-def test_another_length_of_a_decaying_schedule_gives_a_warning(shape: str) -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"shape": "linear"},
+        {"shape": "cosine"},
+        {"shape": "wsd"},
+        {"shape": "constant", "warmup_ratio": 0.1},
+    ],
+)
+def test_another_length_of_a_schedule_that_depends_on_it_gives_a_warning(
+    schedule: dict[str, Any],
+) -> None:
     """FAULTS 12 and 13: the learning rate of every update from the start would be another."""
-    was = record({"training.schedule.shape": shape})
-    now = record({"training.schedule.shape": shape, "training.max_steps": 200})
+    was = record({"training.schedule": schedule})
+    now = record({"training.schedule": schedule, "training.max_steps": 200})
     assert resumed(was, was, exact=True) == []
     (warning,) = resumed(was, now)
     assert warning.startswith("resuming is not bit-exact: training.max_steps: was 100, is 200; ")
@@ -186,3 +202,28 @@ def test_a_run_folder_gets_configuration_and_tokenizer(tmp_path: Path) -> None:
     assert load_config(run_dir / "config.yaml") == changed
     names = {path.name for path in (run_dir / "tokenizer").iterdir()}
     assert names == {"source.model", "target.model"}
+
+
+def prepare(folder: Path, data_hash: str) -> None:
+    """The manifest of prepared data."""
+    folder.mkdir(exist_ok=True)
+    manifest = PreparedManifest(
+        config_hash="", sources={}, data_hash=data_hash, vocab_hash="v1", source_vocab_size=30,
+        target_vocab_size=30, counts={}, files={},
+    )  # fmt: skip
+    manifest.write(folder)
+
+
+def test_data_are_those_of_a_run_only_if_their_hash_is_recorded(tmp_path: Path) -> None:
+    """They may be deleted or prepared again for another run."""
+    config = toy_config({"prepared_dir": "prepared"})
+    prepare(config.prepared_dir, "d1")
+    assert trained_on(tmp_path, config) is None  # there is no checkpoint
+    save_checkpoint(tmp_path, 10, model={}, optimizer={}, state=record(data_hash="d1"))
+    found = trained_on(tmp_path, config)
+    assert found is not None
+    assert found.data_hash == "d1"
+    prepare(config.prepared_dir, "d2")
+    assert trained_on(tmp_path, config) is None
+    (config.prepared_dir / "manifest.json").unlink()
+    assert trained_on(tmp_path, config) is None

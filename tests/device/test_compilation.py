@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -59,16 +58,24 @@ def test_auto_does_not_compile_for_a_short_training() -> None:
     assert compile_layers(True, GPU, **options).is_on
 
 
-@pytest.mark.parametrize("given", [None, "/of/the/system"])
+@pytest.mark.parametrize(
+    ("cache", "given", "expected"),
+    [
+        ("/of/the/user", None, "/of/the/user/nmt/compiled"),
+        ("/of/the/user", "/of/the/system", "/of/the/system"),
+        (None, None, "/home/of/the/user/.cache/nmt/compiled"),
+        ("relative", None, "/home/of/the/user/.cache/nmt/compiled"),  # not valid, says XDG
+    ],
+)
 def test_compiled_code_is_kept_in_the_cache_folder(
-    given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cache: str | None, given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given or "")
-    if given is None:
-        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("HOME", "/home/of/the/user")
+    for name, value in (("XDG_CACHE_HOME", cache), ("TORCHINDUCTOR_CACHE_DIR", given)):
+        monkeypatch.setenv(name, value or "")  # restored afterwards, also if deleted
+        if value is None:
+            monkeypatch.delenv(name)
     keep_compiled_code()
-    expected = given or str(tmp_path / "nmt" / "compiled")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 

@@ -23,10 +23,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from typing_extensions import override
 
 from nmt.checkpoint.run import machine
 from nmt.device import device as memory
-from nmt.device import is_one_of_torchrun
+from nmt.device import is_one_of_torchrun, own_cores
 from nmt.device import precision as precision_module
 from nmt.device.device import (
     choose_device,
@@ -36,8 +37,12 @@ from nmt.device.device import (
     is_out_of_memory,
     measure_peak,
     prefetch,
+    prepare_process,
+    random_state,
+    restore_random_state,
+    seed_rank,
 )
-from nmt.device.distributed import interleave, join
+from nmt.device.distributed import Processes, interleave, join
 from nmt.device.precision import LossScale, choose_precision, has_fast_bf16
 from nmt.errors import DeviceError
 
@@ -175,6 +180,30 @@ def test_apple_gpus_are_chosen_by_name_and_use_float32(monkeypatch: pytest.Monke
     with pytest.raises(DeviceError, match="mps does not support bfloat16"):
         choose_precision("bfloat16", mps)
     assert machine(mps)["device"] == "mps"
+
+
+def test_a_gpu_is_waited_for_and_its_unused_memory_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the wait, the time of an update would be that of queueing it."""
+    calls: list[object] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", calls.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    gpu = torch.device("cuda", 1)
+    for device in (CPU, gpu):
+        queue = choose_device_queue(device)
+        queue.wait()
+        queue.release_memory()
+    assert calls == [gpu, "emptied"]
+
+
+def test_memory_that_torch_reserved_on_a_gpu_and_does_not_use_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {"mem_get_info": (100, 1000), "memory_reserved": 70, "memory_allocated": 30}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, answer=answer: answer)
+    assert free_bytes(torch.device("cuda")) == 100 + 70 - 30
 
 
 MEBIBYTE = 2**20
@@ -339,6 +368,60 @@ def test_the_scale_halves_at_each_overflow_and_doubles_after_many_good_updates(
     scale = LossScale(CPU)
     scale.load_counters({})  # of another precision
     assert scale.counters() == {"loss_scale": 2.0**15, "good_in_a_row": 0}
+
+
+class Peers(Processes):
+    """Of one of several processes: earlier ones gather ``others``."""
+
+    def __init__(self, rank: int, others: list[Any]) -> None:
+        self.rank = rank
+        self._others = others
+
+    @override
+    def gather(self, value: Any) -> list[Any]:
+        return [*self._others, value]
+
+
+def test_each_process_resumes_with_its_own_random_numbers() -> None:
+    before = torch.get_rng_state()
+    try:
+        drawn: list[float] = []
+        states: list[dict[str, Tensor]] = []
+        for rank in range(2):
+            torch.manual_seed(1)
+            seed_rank(1, rank)
+            states.append({"random/cpu": torch.get_rng_state()})
+            drawn.append(torch.rand(1).item())
+        assert drawn[0] != drawn[1]
+        torch.set_rng_state(states[1]["random/cpu"])
+        saved = random_state(CPU, Peers(1, states[:1]))
+        for rank in range(2):
+            restore_random_state(saved, CPU, Peers(rank, []))
+            assert torch.rand(1).item() == drawn[rank]
+        torch.manual_seed(7)  # one more process than before keeps its own
+        state = torch.get_rng_state()
+        restore_random_state(saved, CPU, Peers(2, []))
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize(("num_processes", "expected"), [(1, 6), (4, 1), (2, 3), (9, 1)])
+def test_processes_share_the_cores_that_they_may_use(
+    monkeypatch: pytest.MonkeyPatch, num_processes: int, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
+    assert own_cores() == expected
+
+
+def test_the_number_of_threads_is_set_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1")  # so that the heap of the tests stays
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    for threads in (3, None):
+        prepare_process(threads)
+    assert given == [3]
 
 
 @given(values=st.lists(st.integers()), size=st.integers(1, 6))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,14 @@ import pytest
 
 from nmt.errors import CheckpointError, DataError
 from nmt.files import atomic
-from nmt.files.atomic import atomic_file, atomic_folder, remove_leftovers, run_lock, write_text
+from nmt.files.atomic import (
+    atomic_file,
+    atomic_folder,
+    file_lock,
+    remove_leftovers,
+    run_lock,
+    write_text,
+)
 
 _WRITE = """
 import sys, time
@@ -119,6 +128,53 @@ def test_the_permissions_of_a_file_stay(tmp_path: Path, mode: int) -> None:
     assert place.stat().st_mode & 0o777 == mode
 
 
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What is synced and renamed from now on, in order: inodes, and sizes of files if synced."""
+    calls: list[tuple[str, int]] = []
+    fsync = os.fsync
+    rename = os.rename
+    replace = os.replace
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        found = os.fstat(descriptor)
+        calls.append(("synced", found.st_ino))
+        if stat.S_ISREG(found.st_mode):
+            calls.append(("size", found.st_size))
+
+    def renamed(origin: Path, place: Path) -> None:
+        calls.append(("renamed", Path(origin).stat().st_ino))
+        rename(origin, place)
+
+    def replaced(origin: Path, place: Path) -> None:
+        calls.append(("renamed", Path(origin).stat().st_ino))
+        replace(origin, place)
+
+    for name, call in (("fsync", synced), ("rename", renamed), ("replace", replaced)):
+        monkeypatch.setattr(os, name, call)
+    return calls
+
+
+def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path: Path, disk: list[tuple[str, int]]
+) -> None:
+    """FAULT 4, for a power cut: a name that comes first may stay without content."""
+    place = tmp_path / "file"
+    write_text(place, "text")
+    of_file = place.stat().st_ino
+    of_parent = tmp_path.stat().st_ino
+    content = [("synced", of_file), ("size", 4)]
+    assert disk == [*content, ("renamed", of_file), ("synced", of_parent)]
+    disk.clear()
+    folder = tmp_path / "folder"
+    make(folder, "more text")
+    of_part = (folder / "part").stat().st_ino
+    of_folder = folder.stat().st_ino
+    content = [("synced", of_part), ("size", 9), ("synced", of_folder)]
+    assert disk == [*content, ("renamed", of_folder), ("synced", of_parent)]
+
+
 def make(folder: Path, content: str, *, replace: bool = False) -> None:
     with atomic_folder(folder, replace=replace) as place:
         (place / "part").write_text(content)
@@ -181,6 +237,31 @@ def test_a_second_process_gets_an_error_and_a_dead_process_holds_no_lock(tmp_pat
     assert f"process {holder.pid} " in (run / ".lock").read_text()
     with run_lock(run):
         assert f"process {os.getpid()} " in (run / ".lock").read_text()
+
+
+def test_who_waits_for_a_lock_learns_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other process has done in the meantime need not be done again."""
+    place = tmp_path / "lock"
+    is_held = threading.Event()
+    may_end = threading.Event()
+    outcomes: list[bool] = []
+
+    def hold() -> None:
+        with file_lock(place) as has_waited:
+            outcomes.append(has_waited)
+            is_held.set()
+            may_end.wait(60)
+
+    # The message comes just before the wait.
+    monkeypatch.setattr(atomic.logger, "info", lambda *_: may_end.set())
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(60)
+    with file_lock(place, wait=True, remove=True) as has_waited:
+        outcomes.append(has_waited)
+    holder.join()
+    assert outcomes == [False, True]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

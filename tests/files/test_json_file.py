@@ -190,3 +190,13 @@ def test_damage_names_the_file_and_what_was_expected_and_found(tmp_path: Path) -
     manifest.verify(tmp_path, ["state"])
     with pytest.raises(CheckpointError, match="unlisted is missing"):
         manifest.verify(tmp_path, ["unlisted"])
+
+
+def test_the_fix_of_a_damaged_checkpoint_is_another_checkpoint(tmp_path: Path) -> None:
+    """A run has several; of a model folder there is only a copy elsewhere."""
+    for name, has_others in (("state.json", True), ("weights", False)):
+        manifest = folder_with(tmp_path, **{name: b"{}"})
+        (tmp_path / name).unlink()
+        with pytest.raises(CheckpointError) as caught:
+            manifest.verify(tmp_path)
+        assert ("`checkpoint`" in caught.value.fix) == has_others

@@ -117,6 +117,17 @@ def test_unreadable_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_lines(path)
 
 
+def test_a_missing_file_is_named_with_a_similar_one_beside_it(tmp_path: Path) -> None:
+    there = written(tmp_path, b"text\n", "train.de")
+    with pytest.raises(DataError) as caught:
+        read_lines(tmp_path / "trian.de")
+    assert f"{there}?" in caught.value.problem
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError) as caught:
+        read_lines(tmp_path / "empty" / "train.de")
+    assert "?" not in caught.value.problem
+
+
 def test_invalid_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
     """FAULTS 34."""
     path = written(tmp_path, b"gut\nsch\xf6n\n")
@@ -144,6 +155,13 @@ def test_lines_are_those_between_line_feeds(data: bytes, lines_at_once: int) -> 
     expected = data.split(b"\n") if data and not data.endswith(b"\n") else data.split(b"\n")[:-1]
     assert [line for chunk in chunks for line in chunk] == [x.removesuffix(b"\r") for x in expected]
     assert all(1 <= len(chunk) <= lines_at_once for chunk in chunks)
+
+
+def test_a_chunk_of_long_lines_has_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded: a chunk ends with the line that reaches the limit, here of 10 bytes."""
+    monkeypatch.setattr(lines, "_MAX_CHUNK_BYTES", 10)
+    chunks = list(read_chunks(io.BytesIO(b"12345\n" * 4 + b"123456789\n" + b"1\n" * 3)))
+    assert [len(chunk) for chunk in chunks] == [2, 2, 2, 2]
 
 
 def test_pauses_delay_no_line(pipe: tuple[IO[bytes], int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +245,17 @@ def test_bad_bytes_are_replaced_and_a_bom_is_removed(caplog: pytest.LogCaptureFi
     assert caplog.messages == ["line 3, byte 2: 0xff is not UTF-8; replaced by U+FFFD"]
 
 
+def test_warnings_about_damaged_lines_end_and_their_number_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decoder = LineDecoder()
+    decoder.decode([b"\xff", b"whole"] * (lines.MAX_NOTES + 5), 1, name="in.txt, ")
+    assert decoder.num_damaged == lines.MAX_NOTES + 5
+    assert len(caplog.messages) == lines.MAX_NOTES + 1
+    assert caplog.messages[lines.MAX_NOTES - 1].startswith("in.txt, line 39,")
+    assert "line" not in caplog.messages[-1].partition("lines")[0]  # of none alone
+
+
 @pytest.mark.parametrize(
     ("name", "decompress"),
     [("a.gz", gzip.decompress), ("a.bz2", bz2.decompress), ("a.xz", lzma.decompress), ("a", bytes)],
@@ -248,6 +277,28 @@ def test_output_is_compressed_by_suffix_and_input_decompressed_by_content(
     for source in (path, None):
         with open_input(source) as reading:
             assert list(read_chunks(reading)) == [[b"one", b"two"]]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz"])
+def test_the_bytes_of_an_output_depend_on_its_text_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    found = set[bytes]()
+    for name, now in (("one", 1e9), ("one", 1.1e9), ("two", 1e9)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        path = tmp_path / f"{name}{suffix}"
+        with open_output(path) as stream:
+            stream.write(b"text\n")
+        found.add(path.read_bytes())
+    assert len(found) == 1
+
+
+def test_an_output_in_a_folder_that_does_not_exist_is_refused_at_once(tmp_path: Path) -> None:
+    """And not when all the work is done."""
+    with pytest.raises(ConfigError) as caught:
+        check_output(tmp_path / "none" / "out.txt")
+    assert str(tmp_path / "none" / "out.txt") in caught.value.problem
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_is_an_input_is_refused(tmp_path: Path) -> None:
@@ -289,10 +340,14 @@ def test_a_device_may_be_input_and_output_and_unknown_compressions_are_refused()
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
-def test_utf16_and_utf32_are_refused(encoding: str) -> None:
+def test_utf16_and_utf32_are_refused(tmp_path: Path, encoding: str) -> None:
     data = "\ufeffeins\n".encode(encoding)
     with pytest.raises(DataError, match=rf"it is UTF-{encoding[4:6]}, not UTF-8"):
         next(read_chunks(io.BytesIO(data), name="it"))
+    path = written(tmp_path, data)  # of a corpus, with the command that converts it
+    with pytest.raises(DataError, match=rf"text\.de is UTF-{encoding[4:6]}") as caught:
+        read_lines(path)
+    assert f"iconv -f UTF-{encoding[4:6]} -t UTF-8 {path} >" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,21 @@ def test_moving_some_caches_equals_copying_all(
         torch.testing.assert_close(moved, copied, rtol=1e-5, atol=1e-5)
 
 
+def test_sentences_that_stay_keep_all_that_is_theirs(model: Transformer) -> None:
+    source = Packed.from_rows([[5, 6, 7], [8], [9, 10], [11, 12, 13]])
+    allowed = torch.arange(4.0).view(4, 1, 1).expand(4, 1, NUM_TOKENS)
+    state = model.start(source, with_coverage=True, allowed=allowed)
+    tokens = torch.tensor([[5], [6], [7], [8]])
+    _, state = model.decode_step(state, tokens)
+    stay = torch.tensor([1, 3])
+    left = state.select(stay, torch.zeros(2, 1, dtype=torch.int64))
+    parts = {name: getattr(state, name) for name in ("source_mask", "allowed", "coverage")}
+    for name, values in parts.items():
+        assert torch.equal(getattr(left, name), values[stay]), name
+    assert torch.equal(left.cross_kv, state.cross_kv[:, :, stay])
+    assert torch.equal(left.self_kv[..., :1, :], state.self_kv[:, :, stay][..., :1, :])
+
+
 def test_the_first_beam_that_continues_another_keeps_its_slot_and_only_others_move() -> None:
     past = torch.arange(8.0).view(1, 1, 8, 1, 1, 1)
     beams = torch.tensor([[2, 2, 0, 2], [3, 2, 1, 0]])  # two move; none does

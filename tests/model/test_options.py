@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.model.attention import attention
-from nmt.model.layers import CrossAttention, SelfAttention, make_norm
-from nmt.model.transformer import Transformer, build_model
+from nmt.model.layers import CrossAttention, FeedForward, Residual, SelfAttention, make_norm
+from nmt.model.positions import Embedding
+from nmt.model.transformer import Transformer, build_model, count_parameters
 from nmt.packed import Packed
 from tests.model.formula import Formula
 from tests.model.small import SMALL, random_parameters, small_model
@@ -92,6 +94,55 @@ def test_encoder_and_decoder_have_separate_attention_dropout(
     assert {part._drop for part in parts} == {share}
 
 
+def outputs_for_ones(option: str, *, training: bool) -> dict[str, Tensor]:
+    """What parts with an option of 0.25 give where each gives ones without dropout."""
+    values = {"dropout": 0.0, "positions": "none", "scale_embeddings": False, option: 0.25}
+    config = ModelConfig.model_validate(values)
+    ones = torch.ones(500, 64)
+    ids = torch.arange(500)
+    inner = FeedForward(64, 64, config)
+    nn.init.zeros_(inner.inner.weight)
+    nn.init.ones_(inner.inner.bias)
+    nn.init.eye_(inner.outer.weight)
+    outputs = {
+        "embedding": Embedding(config, 64).train(training)(ids, ids, ones, None),
+        "feed-forward": inner.train(training)(ones),
+    }
+    for position in ("pre", "post"):
+        residual = Residual(64, config.model_copy(update={"norm_position": position}))
+        residual.norm = nn.Identity()
+        outputs[position] = residual.train(training)(torch.zeros(500, 64), lambda _: ones)
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("option", "places"),
+    [
+        ("dropout", {"embedding", "pre", "post"}),
+        ("activation_dropout", {"feed-forward"}),
+        ("word_dropout", {"embedding"}),
+    ],
+)
+@torch.no_grad()
+def test_each_dropout_drops_its_share_in_its_places_while_training(
+    option: str, places: set[str]
+) -> None:
+    torch.manual_seed(6)
+    outputs = outputs_for_ones(option, training=True)
+    assert {name for name, output in outputs.items() if (output != 1).any()} == places
+    for name in places:
+        is_dropped = outputs[name] == 0
+        # At least 500 draws: 0.02 is one deviation.
+        assert is_dropped.float().mean().item() == pytest.approx(0.25, abs=0.08)
+        kept = 1 / 0.75
+        if option == "word_dropout":  # whole words; and the rest of a sentence is not scaled up
+            assert torch.equal(is_dropped.any(dim=1), is_dropped.all(dim=1))
+            kept = 1
+        assert outputs[name][~is_dropped].unique().tolist() == pytest.approx([kept])
+    for output in outputs_for_ones(option, training=False).values():
+        assert torch.equal(output, torch.ones(500, 64))
+
+
 def test_dropped_weights_also_drop_their_relative_values() -> None:
     """Where all but a share of the weights is dropped, so much of the values' vectors is, too."""
     packed = Packed.from_rows([[7] * 16] * 8)
@@ -116,6 +167,39 @@ def test_xavier_uniform_applies_to_embeddings_and_not_to_linear_layers() -> None
         assert bound * 0.98 < parameter.abs().max() <= bound, name
         # A uniform variable between -b and b has the standard deviation b / sqrt(3).
         assert parameter.std().item() == pytest.approx(bound / 3**0.5, rel=0.05), name
+
+
+def test_each_of_several_fused_matrices_begins_like_a_separate_layer() -> None:
+    """Xavier-uniform: bounds of sqrt(6 / (rows + columns)) of the single matrix."""
+    model = small_model(activation="swiglu", num_kv_heads=2)
+    parts = {"query_key_value": [32, 16, 16], "key_value": [16, 16], "inner": [64, 64]}
+    for name, weight in model.named_parameters():
+        if weight.ndim == 1 or not name.startswith(("encoder.", "decoder.")):
+            continue
+        for matrix in weight.split(parts.get(name.split(".")[-2], [len(weight)])):
+            bound = (6 / sum(matrix.shape)) ** 0.5
+            assert 0.98 * bound < matrix.abs().max() <= bound, name
+
+
+def test_parameters_are_counted_with_the_side_that_they_belong_to() -> None:
+    model = small_model(norm_position="pre", output_bias=True, embeddings="separate")
+    encoder, decoder = (
+        sum(parameter.numel() for part in parts for parameter in part.parameters())
+        for parts in ((model.encoder, model.encoder_norm), (model.decoder, model.decoder_norm))
+    )
+    # Three tables of 50 x 32, and a bias of 50.
+    expected = {"embeddings": 3 * 50 * 32 + 50, "encoder": encoder, "decoder": decoder}
+    assert count_parameters(model) == expected
+
+
+@torch.no_grad()
+def test_a_narrow_output_gives_the_logits_of_its_tokens() -> None:
+    model = small_model(output_bias=True)
+    random_parameters(model)
+    hidden = torch.randn(3, 32)
+    tokens = torch.tensor([7, 3, 49])
+    found = model.narrow_output(tokens)(hidden)
+    torch.testing.assert_close(found, model.logits(hidden)[:, tokens])
 
 
 def test_tables_are_shared_as_the_option_says_and_stored_once() -> None:

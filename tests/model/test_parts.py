@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
 
+from nmt.config.model import ModelConfig
 from nmt.model.attention import (
     BACKENDS,
+    Backend,
     Segments,
+    attention,
     bmm_attention,
     cached_attention,
+    row_width,
     sdpa_attention,
     to_padded,
 )
@@ -27,8 +31,10 @@ from nmt.model.positions import (
     PositionScheme,
     RelativePositions,
     RotaryPositions,
+    SinusoidalPositions,
 )
 from nmt.packed import Packed
+from tests.model.formula import Formula
 from tests.model.small import small_model
 
 LENGTHS = st.lists(st.integers(1, 8), min_size=1, max_size=5)
@@ -103,24 +109,70 @@ def test_attention_equals_the_formula_forwards_and_backwards(
             torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
 
 
-def test_attention_dropout_scales_by_what_was_kept_and_its_gradient_has_the_same_mask() -> None:
+def test_attention_dropout_scales_by_what_was_kept() -> None:
     torch.manual_seed(9)
     packed = packed_of([64] * 8)
     query, key = (torch.zeros(512, 4, 4, dtype=torch.float64) for _ in range(2))
     value = torch.ones(512, 4, 4, dtype=torch.float64)
-
-    def mixed(value: Tensor, dropout: float) -> Tensor:
-        torch.manual_seed(9)
-        return bmm_attention(query, key, value, None, (packed, packed), False, dropout)
-
-    assert torch.allclose(mixed(value, 0.0), value)
+    segments = packed, packed
+    assert torch.allclose(bmm_attention(query, key, value, None, segments, False, 0.0), value)
+    mixed = bmm_attention(query, key, value, None, segments, False, 0.25)
     # 512 x 4 x 64 draws: the mean of kept / (1 - p) has a standard deviation of 0.0016.
-    assert mixed(value, 0.25).mean().item() == pytest.approx(1, abs=0.008)
-    assert mixed(value, 0.25).std() > 0.01
-    rest = value[2:]
-    first = value[:2].clone().requires_grad_()
-    squares = lambda part: mixed(torch.cat((part, rest)), 0.25).square().mean()  # noqa: E731
-    assert torch.autograd.gradcheck(squares, first)
+    assert mixed.mean().item() == pytest.approx(1, abs=0.008)
+    assert mixed.std() > 0.01
+
+
+def relative_attention(
+    query: Tensor, key: Tensor, value: Tensor, _: Any, both: Segments, causal: bool, dropout: float
+) -> Tensor:
+    """The way of schemes with vectors, which are 0 here."""
+    width = row_width(both[0])
+    none = torch.zeros(width, width, query.shape[2])
+    return attention(query, key, value, both, causal=causal, vectors=(none, none), dropout=dropout)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", [bmm_attention, sdpa_attention, relative_attention])
+def test_gradients_of_queries_keys_and_values_have_the_mask_of_attention_dropout(
+    backend: Backend, causal: bool
+) -> None:
+    """The mask is what unit vectors as values show: value i is 1 in column i."""
+    packed = packed_of([7, 5, 1])
+    dropout = 0.25
+    torch.manual_seed(4)
+    shapes = [(13, 4, 8), (13, 2, 8), (13, 2, 8)]
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    units = torch.eye(8, dtype=torch.float64)[packed.positions].unsqueeze(1).expand(-1, 2, -1)
+
+    def mixed(value: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return backend(leaves[0], leaves[1], value, None, (packed, packed), causal, dropout)
+
+    weights = mixed(units).detach()
+    first = 0
+    rows = []
+    for length in (7, 5, 1):
+        sentence = slice(first, first + length)
+        first += length
+        query, key, value = (leaf[sentence].transpose(0, 1) for leaf in leaves)  # (heads, T, E)
+        key, value = (x.repeat_interleave(2, dim=0) for x in (key, value))
+        scores = query @ key.mT / 8**0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(length, length).triu(1) > 0, -torch.inf)
+        kept = weights[sentence].transpose(0, 1)[..., :length] > 0
+        rows.append((scores.softmax(-1) * kept / (1 - dropout) @ value).transpose(0, 1))
+    expected = torch.cat(rows)
+    found = mixed(leaves[2])
+    torch.testing.assert_close(found, expected)
+    num_possible = (49 + 25 + 1) * 4
+    if causal:
+        num_possible = (28 + 15 + 1) * 4
+    # Of at least 176 draws: 0.033 is one deviation of the share.
+    assert (weights > 0).sum().item() / num_possible == pytest.approx(1 - dropout, abs=0.13)
+    draw = torch.randn(found.shape, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(x, leaves, draw) for x in (found, expected))
+    for name, gradient, other in zip(("query", "key", "value"), ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, other, msg=name)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -173,6 +225,30 @@ def test_rotation_makes_scores_depend_on_the_distance_and_a_table_has_an_end() -
     torch.testing.assert_close(rotate(query, torch.tensor([0])), query)
     with pytest.raises(ValueError, match="9 positions, but the model has 8"):
         LearnedPositions(8, 4).table(9)
+
+
+def test_rotation_multiplies_complex_numbers_by_powers_of_the_position() -> None:
+    """Su et al. (2021), section 3.2.2: pair i turns by the position times 10000^(-2i / E)."""
+    heads = torch.randn(4, 2, 8)
+    positions = torch.tensor([0, 1, 5, 300])
+    first, second = heads.double().split(4, dim=-1)
+    angles = positions.view(4, 1, 1) * 10_000.0 ** (-2 * torch.arange(4) / 8)
+    turned = torch.complex(first, second) * torch.polar(
+        torch.ones(4, 1, 4).double(), angles.double()
+    )
+    expected = torch.cat((turned.real, turned.imag), dim=-1).float()
+    found = RotaryPositions().rotate(heads, positions)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal-concatenated", "sinusoidal-halves"])
+def test_the_table_of_positions_grows_with_the_longest_sentence(layout: str) -> None:
+    scheme = SinusoidalPositions(8, layout)
+    before = scheme.table(200).clone()
+    table = scheme.table(700)
+    assert torch.equal(table[: len(before)], before)
+    formula = Formula(ModelConfig.model_validate({"positions": layout}), {})
+    torch.testing.assert_close(table[699].double(), formula.sinusoid(699, 8))
 
 
 class Alibi(RelativePositions):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.model.transformer import Transformer
+from nmt.packed import round_up
 from tests.model.small import VARIANTS, packed, results, small_model
 
 
@@ -56,6 +57,15 @@ def test_results_do_not_depend_on_the_batch(variant: str, lengths: list[tuple[in
         together = model(source, target)
         alone = model(source.part(0, 1), target.part(0, 1))
     torch.testing.assert_close(together[: len(alone)], alone, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_filler_that_rounds_sizes_up_changes_no_state() -> None:
+    model = small_model()
+    plain = packed([7, 4]), packed([5, 6])
+    filled = round_up(*plain, 9)
+    assert filled[1].num_tokens > plain[1].num_tokens
+    torch.testing.assert_close(model(*filled), model(*plain), rtol=1e-4, atol=1e-5)
 
 
 DROPOUT: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.2, "word_dropout": 0.1}

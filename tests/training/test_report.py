@@ -342,6 +342,12 @@ def test_charts_tell_the_value_of_each_point() -> None:
     loss = {"training": ["100 8", "200 4.5", "300 3.5"], "validation": ["200 2", "300 2"]}
     assert points(found["Loss"]) == points(found["Loss"], "log") == loss
     assert points(found["Translation quality"])["BLEU"] == ["200 30.25", "300 29"]
+    values = {"learning_rate": 0.5, "target_tokens_per_second": 3000.0, "gradient_norm": 1.25}
+    doubled = {key: 2 * value for key, value in values.items()}
+    found = figures(render_report("run", [update(4, **values), update(8, **doubled)]))
+    assert points(found["Learning rate"]) == {"": ["4 0.5", "8 1"]}
+    assert points(found["Speed"]) == {"": ["4 3,000", "8 6,000"]}
+    assert points(found["Gradient norm"]) == {"": ["4 1.25", "8 2.5"]}
     # A long run makes a page of bounded size.
     page = render_report("run", [update(step, loss=3 + step % 7) for step in range(1, 20_001)])
     assert len(page) < 150_000

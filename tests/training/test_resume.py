@@ -39,11 +39,12 @@ from tests.training.toy import STEPS
 
 def test_a_complete_run_continued_with_more_steps_equals_a_single_run(run: Run, whole: Run) -> None:
     """FAULTS 1 and 13: the budget may grow under a schedule that does not depend on it."""
-    run.finish(max_steps=10, log_every=5)
+    run.finish(max_steps=10, log_every=4)
+    assert [line["step"] for line in run.lines("update")] == [4, 8, 10]  # and so is the end
     run.finish()
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert run.hashes()[name] == whole.hashes()[name]
-    for change in ("training.max_steps: was 10, is 30", "training.log_every: was 5, is 3"):
+    for change in ("training.max_steps: was 10, is 30", "training.log_every: was 4, is 3"):
         assert f"setting changed since the last start: {change}" in run.log()
     recorded = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert recorded["training"]["max_steps"] == STEPS

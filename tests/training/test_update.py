@@ -59,8 +59,11 @@ def uneven_batch(seed: int) -> Batch:
     return replace(batch_of([7, 5], seed), target=target.target, gold=target.gold)
 
 
-@pytest.mark.parametrize("clip_norm", [1.0, 0.0])
-def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation(clip_norm: float) -> None:
+@pytest.mark.parametrize(("clip_norm", "is_clipped"), [(0.3, True), (30.0, False), (0.0, False)])
+def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation(
+    clip_norm: float, is_clipped: bool
+) -> None:
+    """Gradients beyond the limit are scaled down, and others are left alone."""
     # A large epsilon: the gradient of key biases is zero but for rounding (softmax ignores them),
     # and Adam would blow the rounding up to full steps.
     config = OptimizerConfig(weight_decay=0.1, epsilon=1e-3)
@@ -75,6 +78,7 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation(clip_norm: f
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip_norm or torch.inf)
         adam.step()
+        assert (0 < clip_norm < norm) == is_clipped
         assert (stats.source_tokens, stats.target_tokens) == (12 + 13, tokens)
         assert stats.loss_sum / tokens == pytest.approx(loss.item(), rel=1e-5)
         assert stats.gradient_norm == pytest.approx(norm.item(), rel=1e-4)

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from nmt.checkpoint import files
-from nmt.checkpoint.files import host_copies, list_checkpoints, load_checkpoint
+from nmt.checkpoint.files import list_checkpoints, load_checkpoint
 from nmt.data.loader import Batch
 from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
@@ -239,19 +239,6 @@ def test_reading_statistics_late_reports_and_saves_the_same(
 
 
 KILLS = 4
-
-
-def test_host_copies_are_equal_independent_and_copied_per_buffer() -> None:
-    whole, other = torch.randn(60), torch.arange(6, dtype=torch.int64)
-    tensors = {"a": whole[:12].view(3, 4), "b": whole[20:50].view(5, 6).T, "c": other[2:3]}
-    expected = {name: tensor.clone() for name, tensor in tensors.items()}
-    copies = host_copies(tensors)
-    for buffer in (whole, other):
-        buffer.zero_()
-    for name, tensor in expected.items():
-        assert torch.equal(copies[name], tensor)
-    storages = {tensor.untyped_storage().data_ptr() for tensor in copies.values()}
-    assert len(storages) == 2
 
 
 def test_updates_continue_while_a_checkpoint_is_written(

@@ -1,0 +1,232 @@
+"""What a configuration makes: updater, times to plan with, and what the start reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sacrebleu import corpus_bleu, corpus_chrf, sentence_chrf
+
+from nmt.commands.prepare import prepare_data
+from nmt.commands.train import Trainer
+from nmt.commands.train_setup import describe_start, make_reporters
+from nmt.config.run import RunConfig
+from nmt.data.loader import Batch
+from nmt.training import timing
+from nmt.training.checkpoints import History, Progress
+from nmt.training.events import Event, ReporterList, RunLog
+from nmt.training.losses import CrossEntropy, RDrop
+from nmt.training.processes import StopSignal
+from nmt.training.timing import TrainingSetup, time_plan
+from nmt.training.update import Updater, UpdateStats
+from nmt.training.validation import HeldOutText, Scores, Validator
+from tests.training.test_report import update, validation
+from tests.training.toy import make_config, setup_of, write_corpus
+
+NUM_EMPTY, NUM_LONG = 2, 1
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of 300 pairs and three that are dropped, and its prepared data."""
+    folder = tmp_path_factory.mktemp("setup")
+    write_corpus(folder)
+    for side in ("de", "en"):
+        with (folder / f"train.{side}").open("a") as file:
+            file.write("\n" * NUM_EMPTY + "a b c d e " * 9 * NUM_LONG + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        prepare_data(make_config())
+    return folder / "prepared"
+
+
+@pytest.fixture(autouse=True)
+def _prepared_here(prepared: Path) -> None:
+    Path("prepared").symlink_to(prepared)
+
+
+def test_options_of_training_reach_what_they_are_for() -> None:
+    options: dict[str, Any] = {
+        "optimizer": {"clip_norm": 0.25, "weight_decay": 0.5},
+        "label_smoothing": 0.3,
+        "ema_decay": 0.9,
+        "activation_checkpointing": True,
+        "freeze": ["encoder"],
+        "validation": {"choose_by": "minimum", "beam_size": 3, "max_sentences": 5},
+    }
+    setup = setup_of(make_config(**options))
+    updater = setup.updater
+    text = setup.validator.sets[0].text
+    assert updater._clip_norm == 0.25
+    assert updater.objective == CrossEntropy(0.3)
+    assert any(name.startswith("trained/") for name in updater.optimizer.state())  # beside the mean
+    assert updater.model.recompute
+    assert not any(p.requires_grad for p in updater.model.encoder.parameters())
+    assert setup.validator.choose_by == "minimum"
+    assert text is not None
+    assert (text.options.decoding.beam_size, len(text.sources)) == (3, 5)
+    plain = setup_of(make_config(r_drop_weight=2.0))
+    assert plain.updater._clip_norm == 1.0
+    assert plain.updater.objective == RDrop(0.1, 2.0)
+    assert not any(name.startswith("trained/") for name in plain.updater.optimizer.state())
+    assert not plain.updater.model.recompute
+
+
+def test_the_start_reports_model_data_and_schedule() -> None:
+    config = make_config()
+    setup = setup_of(config)
+    event = describe_start(config, setup, "", Progress(total_steps=10))
+    assert (event.step, event.kind) == (0, "start")
+    values = dict(event.values)
+    assert "constant" in values.pop("schedule")
+    assert values == {
+        "device": "cpu",
+        "precision": "float32",
+        "threads": torch.get_num_threads(),
+        "processes": 1,
+        "parameters": sum(p.numel() for p in setup.updater.model.parameters()),
+        "metric": "bleu",
+        "label_smoothing": 0.1,
+        "pairs": 300,
+        "dropped": {"blank": NUM_EMPTY, "length": NUM_LONG},
+        "total_steps": 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("progress", "kept"),
+    [
+        # A new start repeats all. A run that goes on had its validation before the first update.
+        (Progress(), []),
+        (Progress(step=5), [("validation", 0), ("update", 3)]),
+        (
+            Progress(step=14, history=History({10: 1.0})),
+            [("validation", 0), ("update", 3), ("validation", 10), ("update", 12)],
+        ),
+    ],
+)
+def test_a_start_removes_the_lines_that_it_will_write_again(
+    progress: Progress, kept: list[tuple[str, int]]
+) -> None:
+    config = make_config()
+    log = RunLog()
+    config.run_dir.mkdir()
+    lines = [validation(0), update(3), validation(10), update(12), validation(14), update(15)]
+    metrics = config.run_dir / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    make_reporters(config, log, progress, []).close()
+    found = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [(line["kind"], line["step"]) for line in found] == kept
+
+
+def test_tokens_of_an_earlier_start_count_for_the_loss_and_not_for_the_speed() -> None:
+    config = make_config()
+    events: list[Event] = []
+    progress = Progress(step=2, total_steps=10, loss_sum=40.0, scored_tokens=20)
+    progress.source_tokens, progress.target_tokens = 30, 20
+    reporter = SimpleNamespace(report=events.append, close=lambda: None)
+    trainer = Trainer(
+        config, setup_of(config), progress, {}, ReporterList([reporter]), StopSignal()
+    )
+    stats = UpdateStats([], 1e-3, 7, 5, 12, torch.tensor([10.0, 0.0, 0.5]))
+    for _ in range(2):
+        progress.source_tokens += stats.source_tokens
+        progress.target_tokens += stats.target_tokens
+        trainer.seconds += 1000.0  # reading the statistics adds a few microseconds
+        trainer._report_updates(stats)
+    first, second = (event.values for event in events)
+    assert first["loss"] == 2.0
+    for values in (first, second):
+        assert values["source_tokens_per_second"] == pytest.approx(7 / 1000, rel=1e-3)
+        assert values["target_tokens_per_second"] == pytest.approx(5 / 1000, rel=1e-3)
+
+
+class Clock:
+    """Stands for the time: an update takes two seconds, a validation one for each batch.
+
+    And half a second for each line that it translates.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+
+        def update(_updater: Updater, _batches: Sequence[Batch], _rate: float) -> None:
+            self.now += 2.0
+
+        def validate(validator: Validator) -> Scores:
+            for held_out in validator.sets:
+                self.now += len(held_out.batches)
+                if held_out.text is not None:
+                    self.now += len(held_out.text.sources) / 2
+            return Scores(1.0)
+
+        monkeypatch.setattr(Updater, "__call__", update)
+        monkeypatch.setattr(Validator, "__call__", validate)
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+
+def several_batches(config: RunConfig) -> TrainingSetup:
+    """Of validations in 13 batches and 50 lines."""
+    setup = setup_of(config)
+    (held_out,) = setup.validator.sets
+    assert held_out.text is not None
+    text = replace(held_out.text, sources=["a"] * 50, references=["a"] * 50)
+    sets = [replace(held_out, batches=[held_out.batches[0]] * 13, text=text)]
+    return replace(setup, validator=replace(setup.validator, sets=sets))
+
+
+@pytest.mark.parametrize(
+    ("average_last", "validates_first", "num_validations"),
+    [(None, False, 1), (2, False, 2), (2, True, 3)],
+)
+def test_a_plan_has_the_time_of_whole_validations_and_saves(
+    monkeypatch: pytest.MonkeyPatch,
+    average_last: int | None,
+    validates_first: bool,
+    num_validations: int,
+) -> None:
+    """Measured on parts of them. Validated is at the end, and for the average, and at the start."""
+    setup = several_batches(make_config(average_last=average_last))
+    setup = replace(setup, validates_first=validates_first)
+    tensors = [*setup.updater.optimizer.weights().values()]
+    tensors += setup.updater.optimizer.state().values()
+    clock = Clock(monkeypatch)
+    plan = time_plan(setup, most_seconds=1e9)
+    validation = 13 + 50 / 2
+    saving = sum(tensor.nbytes for tensor in tensors) / 250e6
+    assert (plan.update, plan.num_timed) == (2.0, 20)
+    assert plan.saving == pytest.approx(saving)
+    assert plan.validation == pytest.approx(validation + saving)
+    at_end = num_validations * validation + saving + 60e-6 * 300
+    assert plan.end == pytest.approx(at_end)
+    assert plan.spent == pytest.approx(clock.now - 100)
+
+
+def test_samples_are_source_translation_and_reference_of_the_best_the_median_and_the_worst() -> (
+    None
+):
+    references = ["the dog runs home", "a cat", "two women sing"]
+    hypotheses = ["the dog sat at home", "xyz", "two women sing"]
+    nobody: Any = None
+    text = HeldOutText(["a", "b", "c"], references, nobody, nobody, "en")
+    found = text.score(hypotheses)
+    assert found["samples"] == (
+        ("c", "two women sing", "two women sing"),
+        ("a", "the dog sat at home", "the dog runs home"),
+        ("b", "xyz", "a cat"),
+    )
+    chrf = [
+        sentence_chrf(translation, [reference]).score
+        for _, translation, reference in found["samples"]
+    ]
+    assert list(found["sample_chrf"]) == pytest.approx(chrf)
+    assert found["text"] == {
+        "bleu": pytest.approx(corpus_bleu(hypotheses, [references]).score),
+        "chrf": pytest.approx(corpus_chrf(hypotheses, [references]).score),
+    }
