@@ -218,12 +218,12 @@ def test_data_are_those_of_a_run_only_if_their_hash_is_recorded(tmp_path: Path) 
     """They may be deleted or prepared again for another run."""
     config = toy_config({"prepared_dir": "prepared"})
     prepare(config.prepared_dir, "d1")
-    assert trained_on(tmp_path, config) is None  # there is no checkpoint
+    assert trained_on(tmp_path, config.prepared_dir) is None  # there is no checkpoint
     save_checkpoint(tmp_path, 10, model={}, optimizer={}, state=record(data_hash="d1"))
-    found = trained_on(tmp_path, config)
+    found = trained_on(tmp_path, config.prepared_dir)
     assert found is not None
     assert found.data_hash == "d1"
     prepare(config.prepared_dir, "d2")
-    assert trained_on(tmp_path, config) is None
+    assert trained_on(tmp_path, config.prepared_dir) is None
     (config.prepared_dir / "manifest.json").unlink()
-    assert trained_on(tmp_path, config) is None
+    assert trained_on(tmp_path, config.prepared_dir) is None
