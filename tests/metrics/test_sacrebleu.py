@@ -229,8 +229,9 @@ def test_intervals_and_p_values_of_sacrebleu(shared_data: Path, kind: Literal["b
     named = [(system.name, system.lines) for system in (base, *systems)]
     _, theirs = PairedTest(named, engines, None, test_type=kind, n_samples=300)()
     scorers = [Scorer(name, references, MetricOptions()) for name in engines]
+    count = 300 if kind == "bs" else 40  # of resampled sets, for the intervals
     scored, scored_base, pairs = score_systems(
-        systems, scorers, baseline=base, resampling=Resampling(300, significance=kind, trials=300)
+        systems, scorers, baseline=base, resampling=Resampling(count, significance=kind, trials=300)
     )
     assert scored_base is not None
     assert pairs is None
@@ -245,3 +246,56 @@ def test_intervals_and_p_values_of_sacrebleu(shared_data: Path, kind: Literal["b
                 assert found == pytest.approx((expected.mean, expected.ci), abs=1e-5)
             if score.comparison:
                 assert score.comparison.p_value == pytest.approx(expected.p_value, abs=1e-12)
+
+
+NAMES = ("right", "copy", "wrong")
+TRUTH = [f"the {number} dogs of town {number} ran home" for number in range(20)]
+WRONG = [f"the {number} cats" for number in range(20)]
+
+
+@pytest.mark.parametrize("kind", ["bs", "ar"])
+def test_differences_are_system_minus_baseline_with_their_interval(
+    kind: Literal["bs", "ar"],
+) -> None:
+    """One system is right, and better in each of 20 sentences; a copy of it differs in none."""
+    right, copy, wrong = map(System, NAMES, (TRUTH, TRUTH, WRONG))
+    scorers = [Scorer("chrf", [TRUTH], MetricOptions())]
+    loss = CHRF().corpus_score(WRONG, [TRUTH]).score - 100
+    resampling = Resampling(200, significance=kind, trials=64)
+    (same, worse), _, pairs = score_systems(
+        [copy, wrong], scorers, baseline=right, resampling=resampling
+    )
+    assert pairs is None
+    equal, lower = same.scores[0].comparison, worse.scores[0].comparison
+    assert equal is not None
+    assert lower is not None
+    assert (equal.delta, equal.low, equal.high, equal.p_value) == (0, 0, 0, 1)
+    assert lower.delta == pytest.approx(loss)
+    assert lower.low is not None
+    assert lower.high is not None
+    assert lower.low <= loss <= lower.high < 0
+    # No difference by chance is as large, so only the observed one counts.
+    draws = {"bs": 200, "ar": 64}[kind]
+    assert (lower.resamples, lower.p_value) == (draws, 1 / (draws + 1))
+
+
+def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
+    systems = [*map(System, NAMES, (TRUTH, TRUTH, WRONG))]
+    scorers = [Scorer("chrf", [TRUTH], MetricOptions())]
+    _, base, pairs = score_systems(
+        systems, scorers, baseline=None, resampling=Resampling(200, trials=64)
+    )
+    loss = CHRF().corpus_score(WRONG, [TRUTH]).score - 100
+    assert base is None
+    assert pairs is not None
+    assert [(each["first"], each["second"]) for each in pairs.values] == [
+        ("right", "copy"), ("right", "wrong"), ("copy", "wrong")
+    ]  # fmt: skip
+    assert [each["delta"] for each in pairs.values] == pytest.approx([0, loss, loss])
+    shown = f"{loss:.2f} (p = 0.005)"  # 1 / 201
+    assert [list(row) for row in pairs.rows] == [
+        ["difference", "chrF"], ["copy - right", "+0.00 (p = 1.000)"],
+        ["wrong - right", shown], ["wrong - copy", shown],
+    ]  # fmt: skip
+    without = Resampling(0)
+    assert score_systems(systems, scorers, baseline=None, resampling=without)[2] is None
