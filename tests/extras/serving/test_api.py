@@ -22,7 +22,7 @@ from nmt.errors import ConfigError
 from nmt.extras.serving.bodies import join_results
 from nmt.extras.serving.models import detect
 from nmt.extras.serving.options import ServeOptions, serve
-from nmt.inference.request import Result, TokenScore
+from nmt.inference.request import Request, Result, TokenScore
 from nmt.inference.translator import Translator
 from nmt.text.sentences import SplitText
 from tests.extras.serving.conftest import Inside
@@ -79,15 +79,20 @@ def test_paragraphs_keep_their_shape(server: Server) -> None:
     assert all(int(a) < count[0] and int(b) < count[1] for a, b in links)
 
 
-def test_a_prefix_is_continued_and_has_alternatives(server: Server) -> None:
+def test_a_prefix_is_continued_and_has_alternatives(server: Server, translator: Translator) -> None:
+    options = {"return_alternatives": True, "n_best": 3}
     (own,) = server.translate(
         {"id": "7", "text": "der Hund schläft", "prefix": "das Haus"},
-        want=["alternatives"], options={"return_alternatives": True, "n_best": 3}, split=False,
+        want=["alternatives"], options=options, split=False,
     )  # fmt: skip
+    choosing = translator.with_options(constraints=True, return_alternatives=True, n_best=3)
+    (expected,) = choosing.translate([Request("der Hund schläft", prefix="das Haus")])
     texts = [each["translation"] for each in own["alternatives"]]
-    assert (own["id"], len(texts)) == ("7", 3)
+    assert own["id"] == "7"
+    assert texts == [each.text for each in expected.alternatives]
     assert len(set(texts)) > 1
     assert all(text.startswith("das Haus") for text in texts)
+    assert own["translation"] == texts[0]
 
 
 def test_an_answer_is_the_same_alone_and_under_load(server: Server) -> None:
@@ -191,13 +196,21 @@ def test_an_error_names_its_sentence(server: Server) -> None:
 
 
 def test_scores_are_those_of_the_search(server: Server) -> None:
-    (own,) = server.translate("der Hund", want=["tokens"])
-    pairs = [{"source": "der Hund", "target": own["translation"]}, {"source": "x", "target": ""}]
+    """A search that begins with the given translation reads the same tokens."""
+    text = {"text": "der Hund", "prefix": "das Haus"}
+    (own,) = server.translate(text, want=["tokens"], split=False)
+    pairs = [{"source": "der Hund", "target": "das Haus"}, {"source": "die", "target": ""}]
     answer = server.post("/v1/score", {"pairs": pairs})
     assert answer.status_code == 200
-    found = answer.json()["scores"]
-    assert [each["source"] for each in found] == ["der Hund", "x"]
-    assert found[0]["log_prob"] == pytest.approx(sum(t["log_prob"] for t in found[0]["tokens"]))
+    first, second = answer.json()["scores"]
+    assert [(each["source"], each["target"]) for each in (first, second)] == [
+        ("der Hund", "das Haus"), ("die", "")
+    ]  # fmt: skip
+    *words, end = first["tokens"]
+    assert len(words) >= 2
+    assert is_same(words, own["tokens"][: len(words)])
+    assert [each["piece"] for each in (end, *second["tokens"])] == ["</s>", "</s>"]
+    assert first["log_prob"] == pytest.approx(sum(each["log_prob"] for each in first["tokens"]))
 
 
 def test_models_are_described(server: Server) -> None:
