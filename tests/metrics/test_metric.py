@@ -27,7 +27,7 @@ from nmt.training.validation import Scores
 class ExactMatch(Metric):
     """The share of sentences that equal a reference, in percent. sacrebleu has no part in it."""
 
-    label, signature, decimals = "Exact match", "exact|version:1", 1
+    label, signature, decimals = "Exact match", "exact|version:1", 3
 
     def __init__(self, references: References, options: MetricOptions) -> None:
         self._lowercase = options.lowercase
@@ -72,7 +72,7 @@ def test_a_registered_metric_chooses_the_best_checkpoint() -> None:
     assert scores.value("exact") == 75
     assert scores.value("ter") == as_quality("ter", 60.0) == -60  # it counts errors
     assert scores.value("loss") == -1.5
-    assert "BLEU 20.00, TER 60.00, Exact match 75.0" in scores.event(3, 0, 0.5).text
+    assert "BLEU 20.00, TER 60.00, Exact match 75.000" in scores.event(3, 0, 0.5).text
 
 
 class Judge(ExactMatch):

@@ -187,24 +187,29 @@ def test_words_are_those_of_bleu_in_the_language() -> None:
     assert bleu_words("zh")("狗在家") == ["狗", "在", "家"]
 
 
-def resampled_means(values: list[float], **options: int) -> Floats:
-    """Resample a metric that is simply the mean of one number a sentence."""
-    table = np.array(values)[:, None]
-    return resample_scores([table], [lambda sums: sums[:, 0] / len(values)], **options)[0]
-
-
-def exchanged(one: Floats, other: Floats, **options: int) -> Floats:
-    return randomised_differences(one, other, lambda sums: sums[:, 0], **options)
-
-
 def test_chunks_bound_memory_and_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 17 sentences, 50 draws are 2 test sets, or the 32 exchanges that numpy draws at once."""
     one, other = (np.random.default_rng(n).integers(0, 9, (17, 1)).astype(float) for n in (1, 2))
-    means = resampled_means(one[:, 0].tolist(), resamples=40)
-    differences = exchanged(one, other, trials=200)
+    sizes: list[int] = []
+
+    def total(sums: Floats) -> Floats:
+        sizes.append(len(sums))
+        return sums[:, 0]
+
+    def numbers() -> tuple[Floats, Floats]:
+        sizes.clear()
+        (means,) = resample_scores([one], [total], resamples=40)
+        return means, randomised_differences(one, other, total, trials=200)
+
+    means, differences = numbers()
+    assert sizes == [40, 200, 200]  # of both systems
     monkeypatch.setattr(scoring, "_CHUNK_DRAWS", 50)
+    in_parts = numbers()
+    assert sizes[:20] == [2] * 20
+    assert set(sizes[20:]) == {32, 200 % 32}
     # The draws are the same; the order of summation may not be.
-    assert resampled_means(one[:, 0].tolist(), resamples=40) == pytest.approx(means, rel=1e-12)
-    assert np.array_equal(exchanged(one, other, trials=200), differences)
+    assert in_parts[0] == pytest.approx(means, rel=1e-12)
+    assert np.array_equal(in_parts[1], differences)
 
 
 @given(st.integers(0, 30))

@@ -143,12 +143,28 @@ def test_cancelled_texts_are_not_translated() -> None:
 
 
 def test_other_work_takes_its_turn() -> None:
+    echo, done = Echo(), list[str]()
+
     async def test(batcher: Batcher) -> None:
         def refuse() -> None:
+            done.append("refused")
             raise DataError("No.", fix="Ask another.")
 
-        assert await batcher.run("a", lambda: 6 * 7) == 42
+        def compute() -> int:
+            done.append("computed")
+            return 6 * 7
+
+        first = batcher.submit("a", lines(echo, "running"))
+        await started(echo)
+        refused, computed = (asyncio.ensure_future(batcher.run("a", x)) for x in (refuse, compute))
+        while batcher.num_waiting < 2:
+            await asyncio.sleep(0.001)
+        assert done == []  # the only thread is busy
+        echo.gate.set()
+        assert await computed == 42
         with pytest.raises(DataError):
-            await batcher.run("a", refuse)
+            await refused
+        assert await first[0] == "gninnur"
 
     run(test)
+    assert done == ["refused", "computed"]

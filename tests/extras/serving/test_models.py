@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import shutil
+import signal
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from nmt.config.data import Direction, TokenizerConfig
 from nmt.errors import CheckpointError, ConfigError
@@ -18,6 +21,7 @@ from nmt.extras.serving.access import Gate, digest
 from nmt.extras.serving.bodies import RefusedError
 from nmt.extras.serving.models import ServedModel, name_models
 from nmt.extras.serving.options import Rate, ServeOptions, serve
+from nmt.extras.serving.server import _run
 from nmt.extras.serving.service import Service
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
@@ -147,6 +151,51 @@ def test_a_server_starts_with_the_keys_and_the_engine_of_its_options(
     assert gate.count("127.0.0.1") == "127.0.0.1"
     with pytest.raises(RefusedError):
         gate.count("127.0.0.1")
+
+
+def test_after_the_first_signal_load_balancers_have_time_and_the_second_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, loaded: dict[str, ServedModel]
+) -> None:
+    """Of uvicorn only the loop is replaced: by one that sends the signals."""
+    settings = ServeOptions(models=(), threads=1)
+    service = Service(loaded, settings)
+    states: list[tuple[bool, bool, bool]] = []
+
+    def run(server: uvicorn.Server, sockets: object) -> None:
+        del sockets
+
+        async def main() -> None:
+            server.config.load()
+            messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+            is_ready = asyncio.Event()
+
+            async def receive() -> dict[str, str]:
+                if is_ready.is_set():
+                    for number in (signal.SIGTERM, signal.SIGINT):
+                        signal.raise_signal(number)
+                        await asyncio.sleep(0.01)
+                        flags = (service.is_stopping, server.should_exit, server.force_exit)
+                        states.append(flags)
+                return next(messages)
+
+            async def send(message: dict[str, str]) -> None:
+                if message["type"] == "lifespan.startup.complete":
+                    is_ready.set()
+
+            await server.config.loaded_app({"type": "lifespan", "state": {}}, receive, send)
+
+        asyncio.run(main())
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            _run(service, Gate(settings, None), listener)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        service.batcher.close()
+    assert states == [(True, False, False), (True, True, True)]
 
 
 def test_each_direction_of_a_model_is_offered(inside: Inside, tmp_path: Path) -> None:
