@@ -11,14 +11,23 @@ import pytest
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.metrics.metric import METRICS, Floats, Metric, MetricOptions, References, as_quality
+from nmt.errors import ConfigError
+from nmt.metrics.metric import (
+    METRICS,
+    Floats,
+    Metric,
+    MetricOptions,
+    References,
+    as_quality,
+    requested_metrics,
+)
 from nmt.training.validation import Scores
 
 
 class ExactMatch(Metric):
     """The share of sentences that equal a reference, in percent. sacrebleu has no part in it."""
 
-    label, signature = "Exact match", "exact|version:1"
+    label, signature, decimals = "Exact match", "exact|version:1", 3
 
     def __init__(self, references: References, options: MetricOptions) -> None:
         self._lowercase = options.lowercase
@@ -63,4 +72,19 @@ def test_a_registered_metric_chooses_the_best_checkpoint() -> None:
     assert scores.value("exact") == 75
     assert scores.value("ter") == as_quality("ter", 60.0) == -60  # it counts errors
     assert scores.value("loss") == -1.5
-    assert "BLEU 20.00, TER 60.00, Exact match 75.00" in scores.event(3, 0, 0.5).text
+    assert "BLEU 20.00, TER 60.00, Exact match 75.000" in scores.event(3, 0, 0.5).text
+
+
+class Judge(ExactMatch):
+    """A metric whose name can have an argument."""
+
+    argument = "MODEL"
+
+
+def test_each_metric_is_requested_once() -> None:
+    METRICS.register("judge", Judge)
+    texts = ["BLEU, JUDGE:M", "bleu,exact,", "judge:M"]
+    assert requested_metrics(texts) == {"bleu": "bleu", "judge": "judge:M", "exact": "exact"}
+    for wrong in (["judge:A", "judge:B"], ["judge,judge:A"], [","], ["bleu,blue"]):
+        with pytest.raises(ConfigError):
+            requested_metrics(wrong)

@@ -187,24 +187,29 @@ def test_words_are_those_of_bleu_in_the_language() -> None:
     assert bleu_words("zh")("狗在家") == ["狗", "在", "家"]
 
 
-def resampled_means(values: list[float], **options: int) -> Floats:
-    """Resample a metric that is simply the mean of one number a sentence."""
-    table = np.array(values)[:, None]
-    return resample_scores([table], [lambda sums: sums[:, 0] / len(values)], **options)[0]
-
-
-def exchanged(one: Floats, other: Floats, **options: int) -> Floats:
-    return randomised_differences(one, other, lambda sums: sums[:, 0], **options)
-
-
 def test_chunks_bound_memory_and_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 17 sentences, 50 draws are 2 test sets, or the 32 exchanges that numpy draws at once."""
     one, other = (np.random.default_rng(n).integers(0, 9, (17, 1)).astype(float) for n in (1, 2))
-    means = resampled_means(one[:, 0].tolist(), resamples=40)
-    differences = exchanged(one, other, trials=200)
+    sizes: list[int] = []
+
+    def total(sums: Floats) -> Floats:
+        sizes.append(len(sums))
+        return sums[:, 0]
+
+    def numbers() -> tuple[Floats, Floats]:
+        sizes.clear()
+        (means,) = resample_scores([one], [total], resamples=40)
+        return means, randomised_differences(one, other, total, trials=200)
+
+    means, differences = numbers()
+    assert sizes == [40, 200, 200]  # of both systems
     monkeypatch.setattr(scoring, "_CHUNK_DRAWS", 50)
+    in_parts = numbers()
+    assert sizes[:20] == [2] * 20
+    assert set(sizes[20:]) == {32, 200 % 32}
     # The draws are the same; the order of summation may not be.
-    assert resampled_means(one[:, 0].tolist(), resamples=40) == pytest.approx(means, rel=1e-12)
-    assert np.array_equal(exchanged(one, other, trials=200), differences)
+    assert in_parts[0] == pytest.approx(means, rel=1e-12)
+    assert np.array_equal(in_parts[1], differences)
 
 
 @given(st.integers(0, 30))
@@ -229,8 +234,9 @@ def test_intervals_and_p_values_of_sacrebleu(shared_data: Path, kind: Literal["b
     named = [(system.name, system.lines) for system in (base, *systems)]
     _, theirs = PairedTest(named, engines, None, test_type=kind, n_samples=300)()
     scorers = [Scorer(name, references, MetricOptions()) for name in engines]
+    count = 300 if kind == "bs" else 40  # of resampled sets, for the intervals
     scored, scored_base, pairs = score_systems(
-        systems, scorers, baseline=base, resampling=Resampling(300, significance=kind, trials=300)
+        systems, scorers, baseline=base, resampling=Resampling(count, significance=kind, trials=300)
     )
     assert scored_base is not None
     assert pairs is None
@@ -245,3 +251,56 @@ def test_intervals_and_p_values_of_sacrebleu(shared_data: Path, kind: Literal["b
                 assert found == pytest.approx((expected.mean, expected.ci), abs=1e-5)
             if score.comparison:
                 assert score.comparison.p_value == pytest.approx(expected.p_value, abs=1e-12)
+
+
+NAMES = ("right", "copy", "wrong")
+TRUTH = [f"the {number} dogs of town {number} ran home" for number in range(20)]
+WRONG = [f"the {number} cats" for number in range(20)]
+
+
+@pytest.mark.parametrize("kind", ["bs", "ar"])
+def test_differences_are_system_minus_baseline_with_their_interval(
+    kind: Literal["bs", "ar"],
+) -> None:
+    """One system is right, and better in each of 20 sentences; a copy of it differs in none."""
+    right, copy, wrong = map(System, NAMES, (TRUTH, TRUTH, WRONG))
+    scorers = [Scorer("chrf", [TRUTH], MetricOptions())]
+    loss = CHRF().corpus_score(WRONG, [TRUTH]).score - 100
+    resampling = Resampling(200, significance=kind, trials=64)
+    (same, worse), _, pairs = score_systems(
+        [copy, wrong], scorers, baseline=right, resampling=resampling
+    )
+    assert pairs is None
+    equal, lower = same.scores[0].comparison, worse.scores[0].comparison
+    assert equal is not None
+    assert lower is not None
+    assert (equal.delta, equal.low, equal.high, equal.p_value) == (0, 0, 0, 1)
+    assert lower.delta == pytest.approx(loss)
+    assert lower.low is not None
+    assert lower.high is not None
+    assert lower.low <= loss <= lower.high < 0
+    # No difference by chance is as large, so only the observed one counts.
+    draws = {"bs": 200, "ar": 64}[kind]
+    assert (lower.resamples, lower.p_value) == (draws, 1 / (draws + 1))
+
+
+def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
+    systems = [*map(System, NAMES, (TRUTH, TRUTH, WRONG))]
+    scorers = [Scorer("chrf", [TRUTH], MetricOptions())]
+    _, base, pairs = score_systems(
+        systems, scorers, baseline=None, resampling=Resampling(200, trials=64)
+    )
+    loss = CHRF().corpus_score(WRONG, [TRUTH]).score - 100
+    assert base is None
+    assert pairs is not None
+    assert [(each["first"], each["second"]) for each in pairs.values] == [
+        ("right", "copy"), ("right", "wrong"), ("copy", "wrong")
+    ]  # fmt: skip
+    assert [each["delta"] for each in pairs.values] == pytest.approx([0, loss, loss])
+    shown = f"{loss:.2f} (p = 0.005)"  # 1 / 201
+    assert [list(row) for row in pairs.rows] == [
+        ["difference", "chrF"], ["copy - right", "+0.00 (p = 1.000)"],
+        ["wrong - right", shown], ["wrong - copy", shown],
+    ]  # fmt: skip
+    without = Resampling(0)
+    assert score_systems(systems, scorers, baseline=None, resampling=without)[2] is None

@@ -24,6 +24,8 @@ from nmt.report.page import log_ticks, path_data, render, round_ticks, thin, tic
         ("\x00\x1b\x85", "\\x00\\x1b\\x85"),
         ("\ud800\ufffe", "\\ud800\\ufffe"),
         ("tab\tline\nend\r", "tab\tline\nend\r"),
+        ("\u2068closed\u2069", "\u2068closed\u2069"),
+        ("\u2068closed\u2069 \u2068open", "\\u2068closed\\u2069 \\u2068open"),
         ("שלום 👩\u200d💻 x\u200cy", "שלום 👩\u200d💻 x\u200cy"),  # joiners stay
         ("narrow\u202fspace, \ue000 (private use)", "narrow\u202fspace, \ue000 (private use)"),
     ],

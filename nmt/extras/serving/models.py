@@ -71,10 +71,16 @@ class ServedModel:
         except EngineLacksError:
             if self.is_export:
                 raise
+        return self._with_torch().with_options(**options)
+
+    def _with_torch(self) -> Translator:
+        """Return a translator that computes with torch. The first call may load the model."""
+        if self.translator.engine.name == "torch":
+            return self.translator
         with self._loading:
             if self._complete is None:
                 self._complete = Translator.load(self.folder, engine="torch", threads=self._threads)
-        return self._complete.with_options(**options)
+        return self._complete
 
     def searching(self, translator: Translator) -> AbstractContextManager[Any]:
         """Return the context for a search: on a GPU, a lock; on a CPU, nothing."""
@@ -83,8 +89,10 @@ class ServedModel:
     def score(
         self, pairs: Sequence[tuple[str, str]], options: LanguageOptions
     ) -> list[dict[str, Any]]:
-        """Score given translations, as `nmt score` does."""
-        own = self.with_options(outputs={"token_scores"})
+        """Score given translations with torch, as `nmt score` does; an export cannot use torch."""
+        own = self.translator
+        if not self.is_export:
+            own = self._with_torch()
         decoding, most = own.options.decoding, own.options.max_length or 0
         languages = own.options.languages
         scorer = Scorer(LoadedModel(own.engine, own.tokenizers, decoding, most, languages))

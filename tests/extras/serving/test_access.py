@@ -84,6 +84,25 @@ def test_a_client_over_its_rate_gets_429(inside: Inside) -> None:
     assert 429 in statuses[60:]
 
 
+def test_each_key_has_its_own_rate(inside: Inside) -> None:
+    client = inside(keys={KEY: "anna", OTHER: "ben"}, rate=Rate(1, 3600))
+
+    def status(key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return int(client.post("/detect", json={"q": "a"}, headers=headers).status_code)
+
+    assert [status(key) for key in (KEY, KEY, OTHER)] == [200, 429, 200]
+
+
+def test_a_wait_below_a_second_is_rounded_up(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that waits for 0 seconds would be refused again at once."""
+    monkeypatch.setattr(RateLimiter, "wait", lambda *_: 0.2)
+    answer = inside(rate=Rate(5, 1)).post("/detect", json={"q": "a"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
 def test_forwarded_addresses_count_only_from_trusted_proxies(inside: Inside) -> None:
     def asked(client: Any, forwarded: str) -> int:
         headers = {"X-Forwarded-For": forwarded}
@@ -105,6 +124,8 @@ def test_buckets_fill_again_and_are_forgotten() -> None:
     assert [limiter.wait("a") for _ in range(3)] == [0, 0, 5]
     now[0] = 5
     assert [limiter.wait("a") for _ in range(2)] == [0, 5]
+    now[0] = 1000  # a full bucket has 2 requests, however long it was not used
+    assert [limiter.wait("a") for _ in range(3)] == [0, 0, 5]
     for number in range(20_000):
         limiter.wait(str(number))
     assert len(limiter._buckets) <= 10_000
@@ -136,6 +157,44 @@ def test_wrong_options_are_refused(name: str, texts: list[str]) -> None:
     for text in texts:
         with pytest.raises(ValueError, match=r"[a-z]"):
             getattr(options, f"parse_{name}")(text)
+
+
+@pytest.mark.parametrize(("text", "rate", "shown"), [
+    ("5/s", (5, 1), "5/s"), ("5/sec", (5, 1), "5/s"), (" 60/MIN ", (60, 60), "60/min"),
+    ("60/m", (60, 60), "60/min"), ("2/h", (2, 3600), "2/h"), ("2/hour", (2, 3600), "2/h"),
+])  # fmt: skip
+def test_a_rate_has_requests_and_seconds(text: str, rate: Rate, shown: str) -> None:
+    assert options.parse_rate(text) == rate
+    assert str(options.parse_rate(text)) == shown
+
+
+def test_options_are_read_in_the_form_that_headers_are_compared_with() -> None:
+    assert options.parse_origin("https://Friend.Example/") == "https://friend.example"
+    assert options.parse_host("MT.Example.org") == "mt.example.org"
+    assert options.parse_path("/mt/") == "/mt"
+    assert options.parse_network("10.1.2.3/8") == "10.0.0.0/8"
+
+
+def test_the_page_and_the_metrics_can_be_switched_off(inside: Inside) -> None:
+    for settings, page, metrics in (
+        ({}, 200, 200),
+        ({"no_page": True}, 404, 200),
+        ({"no_metrics": True}, 200, 404),
+    ):
+        client = inside(**settings)
+        statuses = [client.get(path).status_code for path in ("/", "/metrics", "/health")]
+        assert statuses == [page, metrics, 200]
+
+
+def test_no_answer_is_stored_or_guessed_by_browsers(inside: Inside) -> None:
+    client = inside()
+    answers = [client.get(path) for path in ("/", "/v1/models", "/v1/nothing", "/health/live")]
+    answers.append(client.post("/v1/translate", json={}))
+    assert [each.status_code for each in answers] == [200, 200, 404, 200, 422]
+    for answer in answers:
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
 
 
 def test_other_machines_need_a_key_unless_the_options_allow_them(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from nmt.errors import ConfigError
 from nmt.extras.serving.bodies import join_results
 from nmt.extras.serving.models import detect
 from nmt.extras.serving.options import ServeOptions, serve
-from nmt.inference.request import Result
+from nmt.inference.request import Request, Result, TokenScore
 from nmt.inference.translator import Translator
 from nmt.text.sentences import SplitText
 from tests.extras.serving.conftest import Inside
@@ -79,15 +79,20 @@ def test_paragraphs_keep_their_shape(server: Server) -> None:
     assert all(int(a) < count[0] and int(b) < count[1] for a, b in links)
 
 
-def test_a_prefix_is_continued_and_has_alternatives(server: Server) -> None:
+def test_a_prefix_is_continued_and_has_alternatives(server: Server, translator: Translator) -> None:
+    options = {"return_alternatives": True, "n_best": 3}
     (own,) = server.translate(
         {"id": "7", "text": "der Hund schläft", "prefix": "das Haus"},
-        want=["alternatives"], options={"return_alternatives": True, "n_best": 3}, split=False,
+        want=["alternatives"], options=options, split=False,
     )  # fmt: skip
+    choosing = translator.with_options(constraints=True, return_alternatives=True, n_best=3)
+    (expected,) = choosing.translate([Request("der Hund schläft", prefix="das Haus")])
     texts = [each["translation"] for each in own["alternatives"]]
-    assert (own["id"], len(texts)) == ("7", 3)
+    assert own["id"] == "7"
+    assert texts == [each.text for each in expected.alternatives]
     assert len(set(texts)) > 1
     assert all(text.startswith("das Haus") for text in texts)
+    assert own["translation"] == texts[0]
 
 
 def test_an_answer_is_the_same_alone_and_under_load(server: Server) -> None:
@@ -108,13 +113,15 @@ def test_an_answer_is_the_same_alone_and_under_load(server: Server) -> None:
 
 
 def test_lines_are_streamed_in_order(server: Server) -> None:
-    texts = ["der Hund", {"text": "die", "prefix": "a", "forbidden": ["a"]}, "das Haus"]
+    refused = {"id": "7", "text": "die", "prefix": "a", "forbidden": ["a"]}
+    texts = ["der Hund", refused, "das Haus"]
     answer = server.post("/v1/translate", {"texts": texts}, Accept="application/x-ndjson")
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
     assert ["translation" in line for line in lines] == [True, False, True]
     assert "forbidden" in lines[1]["error"]
+    assert (lines[1]["id"], lines[1]["source"]) == ("7", "die")
     assert is_same(lines[0], {"index": 0, **server.translate("der Hund")[0]})
     body = {"texts": ["der Hund"], "options": {"n_best": 3, "beam_size": 2}}  # no stream begins
     assert server.post("/v1/translate", body, Accept="application/x-ndjson").status_code == 422
@@ -139,6 +146,48 @@ def test_confidence_of_several_sentences_is_weighted_by_length() -> None:
     assert answer["confidence"] is None  # a mean of the rest would vouch for the second sentence
 
 
+def test_an_answer_of_two_sentences_has_the_values_of_both() -> None:
+    """Words of the second sentence are counted after those of the first."""
+    split = SplitText(("", " ", "\n"), ("a b.", "c d"))
+    # The last word of the first sentence has two subwords and probability exp(-0.5 - 0.25).
+    pieces = (("\u2581A", -1.0), ("\u2581B", -0.5), (".", -0.25), ("</s>", -0.5))
+    others = (("\u2581D", -0.125), ("\u2581C", -2.0), ("\u2581X", 0.0), ("</s>", -0.5))
+    first = Result(
+        "a b.", "A B.", -0.5, log_prob=-2.25, alignment=((0, 0), (1, 1)),
+        attention=((0.9, 0.1), (0.2, 0.8)), tokens=tuple(TokenScore(*each) for each in pieces),
+        alarms=("short",),
+    )  # fmt: skip
+    second = Result(
+        "c d", "D C X", -1.5, log_prob=-2.625, alignment=((1, 0), (0, 1)),
+        attention=((0.3, 0.7), (0.6, 0.4), (0.5, 0.5)), alarms=("loop",), retried=("long",),
+        tokens=tuple(TokenScore(*each) for each in others),
+    )  # fmt: skip
+    answer = join_results("a b. c d\n", split, [first, second], " ", with_attention=True)
+    assert answer["translation"] == "A B. D C X\n"
+    assert (answer["score"], answer["log_prob"]) == (-1.0, -4.875)
+    assert (answer["alarms"], answer["retried"]) == (["short", "loop"], ["long"])
+    assert answer["alignment"] == "0-0 1-1 3-2 2-3"
+    assert answer["attention"] == [
+        [0.9, 0.1, 0, 0], [0.2, 0.8, 0, 0], [0, 0, 0.3, 0.7], [0, 0, 0.6, 0.4], [0, 0, 0.5, 0.5]
+    ]  # fmt: skip
+    assert [(each["piece"], each["log_prob"]) for each in answer["tokens"]] == [*pieces, *others]
+    source, target = answer["words"]["source"], answer["words"]["target"]
+    assert [(each["text"], each["start"], each["end"]) for each in source] == [
+        ("a", 0, 1), ("b.", 2, 4), ("c", 5, 6), ("d", 7, 8)
+    ]  # fmt: skip
+    assert [(each["text"], each["start"], each["end"]) for each in target] == [
+        ("A", 0, 1), ("B.", 2, 4), ("D", 5, 6), ("C", 7, 8), ("X", 9, 10)
+    ]  # fmt: skip
+    probabilities = [math.exp(each) for each in (-1, -0.75, -0.125, -2, 0)]
+    assert [each["probability"] for each in target] == pytest.approx(probabilities, abs=5e-5)
+    spans = [(each["source"], each["target"], each["score"]) for each in answer["sentences"]]
+    assert spans == [([0, 4], [0, 4], -0.5), ([5, 8], [5, 10], -1.5)]
+    assert [each["alarms"] for each in answer["sentences"]] == [["short"], ["loop"]]
+    plain = join_results("a b. c d\n", split, [first, second], "", with_attention=False)
+    assert plain["translation"] == "A B.D C X\n"  # in a language without spaces
+    assert "attention" not in plain
+
+
 def test_an_error_names_its_sentence(server: Server) -> None:
     text = {"text": "der Hund", "prefix": "a dog", "forbidden": ["dog"]}
     answer = server.post("/v1/translate", {"texts": [text]})
@@ -147,13 +196,21 @@ def test_an_error_names_its_sentence(server: Server) -> None:
 
 
 def test_scores_are_those_of_the_search(server: Server) -> None:
-    (own,) = server.translate("der Hund", want=["tokens"])
-    pairs = [{"source": "der Hund", "target": own["translation"]}, {"source": "x", "target": ""}]
+    """A search that begins with the given translation reads the same tokens."""
+    text = {"text": "der Hund", "prefix": "das Haus"}
+    (own,) = server.translate(text, want=["tokens"], split=False)
+    pairs = [{"source": "der Hund", "target": "das Haus"}, {"source": "die", "target": ""}]
     answer = server.post("/v1/score", {"pairs": pairs})
     assert answer.status_code == 200
-    found = answer.json()["scores"]
-    assert [each["source"] for each in found] == ["der Hund", "x"]
-    assert found[0]["log_prob"] == pytest.approx(sum(t["log_prob"] for t in found[0]["tokens"]))
+    first, second = answer.json()["scores"]
+    assert [(each["source"], each["target"]) for each in (first, second)] == [
+        ("der Hund", "das Haus"), ("die", "")
+    ]  # fmt: skip
+    *words, end = first["tokens"]
+    assert len(words) >= 2
+    assert is_same(words, own["tokens"][: len(words)])
+    assert [each["piece"] for each in (end, *second["tokens"])] == ["</s>", "</s>"]
+    assert first["log_prob"] == pytest.approx(sum(each["log_prob"] for each in first["tokens"]))
 
 
 def test_models_are_described(server: Server) -> None:
@@ -226,14 +283,59 @@ def test_a_text_in_none_of_the_languages_gets_no_confidence(
         assert least <= detect(text, served.split())[0][1] <= most, (text, served)
 
 
-def test_libretranslate_takes_lists_and_alternatives(server: Server) -> None:
-    body = {"q": ["der Hund", "das Haus"], "source": "auto", "target": "en", "alternatives": 2}
+@pytest.mark.parametrize("count", [2, 6])
+def test_libretranslate_gives_the_next_best_translations_as_alternatives(
+    inside: Inside, translator: Translator, count: int
+) -> None:
+    """In the order of the translator's n-best list, whose first is the translation itself."""
+    lines, client = ["der Hund", "das Haus"], inside()
+    beam_size = max(translator.options.decoding.beam_size, count + 1)
+    results = translator.with_options(n_best=count + 1, beam_size=beam_size).translate(lines)
+    lists = [[each.text for each in result.alternatives] for result in results]
+    assert all(len(set(texts)) > 1 for texts in lists)
+    body = {"q": lines, "source": "de", "target": "en", "alternatives": count}
+    values = client.post("/translate", json=body).json()
+    assert values["translatedText"] == [texts[0] for texts in lists]
+    assert values["alternatives"] == [texts[1 : count + 1] for texts in lists]
+    one = client.post("/translate", json=body | {"q": lines[0]}).json()
+    assert one == {"translatedText": lists[0][0], "alternatives": lists[0][1 : count + 1]}
+
+
+def test_libretranslate_takes_lists_and_detects(server: Server) -> None:
+    body = {"q": ["der Hund", "das Haus"], "source": "auto", "target": "en"}
     values = server.post("/translate", body).json()
-    assert [len(each) for each in values["alternatives"]] == [2, 2]
+    assert values.keys() == {"translatedText", "detectedLanguage"}
     assert [each["language"] for each in values["detectedLanguage"]] == ["de", "de"]
     assert values["translatedText"][1] == server.translate("das Haus")[0]["translation"]
-    assert server.get("/frontend/settings").json()["charLimit"] == 2000
+    form = server.client.post("/translate", data=body | {"source": "de"}).json()
+    assert form == {"translatedText": values["translatedText"]}
     assert server.get("/health").json() == {"status": "ok"}
+
+
+def test_libretranslate_detects_only_languages_that_can_be_translated(inside: Inside) -> None:
+    client = inside()
+    found = client.post("/detect", json={"q": "The dog is not there."}).json()
+    assert [each["language"] for each in found] == ["en", "de"]  # not fr, which is only a target
+    first, second = client.post(
+        "/detect", json={"q": ["Der Hund ist da.", "The dog is there."]}
+    ).json()
+    assert [first[0]["language"], second[0]["language"]] == ["de", "en"]
+    assert first[0]["confidence"] > first[1]["confidence"] >= 0
+
+
+def test_libretranslates_settings_are_those_of_the_server(inside: Inside) -> None:
+    for keys in (None, {"k" * 24: "anna"}):
+        found = inside(keys=keys, max_chars=123).get("/frontend/settings").json()
+        expected = {
+            "apiKeys": keys is not None,
+            "keyRequired": keys is not None,
+            "charLimit": 123,
+            "language": {
+                "source": {"code": "de", "name": "German"},
+                "target": {"code": "en", "name": "English"},
+            },
+        }
+        assert found.items() >= expected.items()
 
 
 def test_documents_keep_their_structure(server: Server) -> None:
@@ -246,6 +348,45 @@ def test_documents_keep_their_structure(server: Server) -> None:
     body = {"q": "<p>der Hund</p>", "source": "de", "target": "en", "format": "html"}
     expected = html.escape(own["translation"], quote=False)
     assert server.post("/translate", body).json()["translatedText"] == f"<p>{expected}</p>"
+
+
+def test_a_document_has_the_options_of_its_request_and_counts_warnings(
+    inside: Inside, translator: Translator
+) -> None:
+    client, lines = inside(), ["der Hund", "das Haus"]
+    texts = []
+    for options in ({}, {"no_repeat_ngram_size": 1}):
+        results = translator.with_options(**options).translate(lines)
+        body = {"model": "de-en", "format": "txt", "text": "\n".join(lines), "options": options}
+        values = client.post("/v1/documents", json=body).json()
+        assert values["text"] == "\n".join(result.text for result in results)
+        assert values["num_texts"] == 2
+        assert values["alarms"] == sum(result.alarms != () for result in results)
+        texts.append(values["text"])
+    assert texts[0] != texts[1]
+
+
+def test_only_the_first_sentence_has_the_prefix_and_the_required_phrases(server: Server) -> None:
+    text = {"text": "der Hund. Die Katze.", "prefix": "die", "required": ["das Haus"]}
+    (own,) = server.translate(text)
+    first, second = (own["translation"][slice(*each["target"])] for each in own["sentences"])
+    assert first.startswith("die")
+    assert "das Haus" in first
+    assert second == server.translate("Die Katze.")[0]["translation"]
+
+
+def test_as_many_alternatives_as_beams_are_given(server: Server) -> None:
+    for options, count in (({}, 3), ({"beam_size": 2}, 2), ({"n_best": 1}, 1)):
+        (own,) = server.translate("der Hund", want=["alternatives"], options=options)
+        assert len(own["alternatives"]) == count
+
+
+def test_metrics_count_sentences_and_characters(server: Server) -> None:
+    names = ("sentences_total", "characters_total", "request_seconds_count", "batch_texts_sum")
+    before = [server.gauge(name) for name in names]
+    server.translate("der Hund", "das Haus. Die Katze.")  # 8 + 9 + 10 characters
+    after = [server.gauge(name) for name in names]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [3, 27, 1, 3]
 
 
 def test_metrics_hold_no_text(server: Server) -> None:

@@ -98,6 +98,26 @@ def test_a_client_with_many_texts_does_not_delay_others() -> None:
     assert all(own[:30].count(request) >= 7 for request in "012")
 
 
+def test_the_oldest_text_waits_for_one_batch_of_others_at_most() -> None:
+    """Its client has the longest queue. The others have other options, so they need own batches."""
+    large = Echo()
+    small = Echo(large.gate, large.batches)
+
+    async def test(batcher: Batcher) -> None:
+        futures = batcher.submit("x", lines(large, "block"))
+        await started(large)
+        futures += batcher.submit("large", lines(large, "a1", "a2", "a3"))
+        for number in range(9):
+            futures += batcher.submit(f"c{number}", lines(small, f"b{number}"))
+        large.gate.set()
+        await asyncio.gather(*futures)
+
+    run(test, tokens=6)  # three of these texts
+    assert len(large.batches) == 5
+    assert ["a1", "a2", "a3"] in large.batches[1:3]
+    assert ["b0", "b1", "b2"] in large.batches[1:3]
+
+
 def test_texts_of_similar_length_share_a_batch() -> None:
     sent = [(f"c{number}", ["w" * size]) for number, size in enumerate((40, 400, 44, 360, 4))]
     batches = batches_while_busy(*sent, tokens=40)  # 12 and 13, or 102; one thread's share is all
@@ -123,12 +143,28 @@ def test_cancelled_texts_are_not_translated() -> None:
 
 
 def test_other_work_takes_its_turn() -> None:
+    echo, done = Echo(), list[str]()
+
     async def test(batcher: Batcher) -> None:
         def refuse() -> None:
+            done.append("refused")
             raise DataError("No.", fix="Ask another.")
 
-        assert await batcher.run("a", lambda: 6 * 7) == 42
+        def compute() -> int:
+            done.append("computed")
+            return 6 * 7
+
+        first = batcher.submit("a", lines(echo, "running"))
+        await started(echo)
+        refused, computed = (asyncio.ensure_future(batcher.run("a", x)) for x in (refuse, compute))
+        while batcher.num_waiting + len(done) < 2:
+            await asyncio.sleep(0.001)
+        assert done == []  # the only thread is busy
+        echo.gate.set()
+        assert await computed == 42
         with pytest.raises(DataError):
-            await batcher.run("a", refuse)
+            await refused
+        assert await first[0] == "gninnur"
 
     run(test)
+    assert done == ["refused", "computed"]

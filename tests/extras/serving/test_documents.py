@@ -129,6 +129,37 @@ def test_an_unknown_or_wrong_format_is_an_error() -> None:
         read_document("Hello", "srt", "en")
 
 
+def test_lines_tabs_and_addresses_of_plain_text_are_kept() -> None:
+    text = "one dog\ttwo\n\nSee https://a.example/x. Or mail me@b.example, now!\n"
+    document = read_document(text, "txt", "en")
+    assert document.sentences == ("one dog", "two", "See .", "Or mail , now!")
+    answers = same(("ein Hund", "zwei", "Siehe .", "Oder schreibe , jetzt!"))
+    assert document.rebuild(answers) == (
+        "ein Hund\tzwei\n\nSiehe https://a.example/x. Oder schreibe me@b.example, jetzt!\n"
+    )
+
+
+def test_code_and_embedded_content_is_not_translated() -> None:
+    names = "pre code kbd samp var textarea script style svg math template iframe video audio"
+    for name in [*names.split(), "canvas", "picture", "object"]:
+        inner = f"<{name}>Hello</{name}>"
+        document = read_document(f"<p>Come {inner} home.", "html", "en")
+        assert "Hello" not in "".join(document.sentences)
+        written = document.rebuild([("Komm", None)] * len(document.sentences))
+        assert inner in written
+        assert written.startswith("<p>Komm")
+
+
+@pytest.mark.parametrize(("body", "expected"), [
+    ("<b>a</b> b", "<b>w</b> x y z"), ("a <b>b</b>", "w x <b>y</b> z"),
+    ("a a a <b>b</b> a a a a", "w <b>x</b> y z"),
+])  # fmt: skip
+def test_without_an_alignment_tags_keep_their_relative_positions(body: str, expected: str) -> None:
+    """Word i of n is aligned to word i * 4 / n of the 4 words, rounded down."""
+    document = read_document(body, "html", "en")
+    assert document.rebuild([("w x y z", None)]) == expected
+
+
 def test_subtitles_keep_timings_speakers_and_line_breaks() -> None:
     text = """1
 00:00:01,000 --> 00:00:02,500

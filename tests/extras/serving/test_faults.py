@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
+from tests.extras.serving.conftest import Inside
 from tests.extras.serving.process import Server, head, read_all, status_of
 
 PATH = "/v1/translate"
@@ -110,6 +111,55 @@ def test_a_body_of_100_megabytes_is_refused_without_delaying_others(server: Serv
         connection.sendall(head(b"").replace(b": 0", b": 104857600") + b"x" * 65536)
         assert server.translate("der Hund")[0]["translation"]
         assert status_of(read_all(connection)) == 413
+
+
+def test_a_body_without_a_length_is_refused_beyond_the_limit(server: Server) -> None:
+    """The limit: 12 bytes for each of 2,000 characters, 256 for each of 40 texts, 65,536 others."""
+    most = 12 * 2000 + 256 * 40 + 65_536
+
+    def upload(size: int) -> Response:
+        body = GOOD + b" " * (size - len(GOOD))
+        parts = [body[start : start + 10_000] for start in range(0, size, 10_000)]
+        kind = {"Content-Type": "application/json"}
+        return server.client.post(PATH, content=iter(parts), headers=kind)
+
+    answer = upload(most)
+    assert answer.status_code == 200
+    assert answer.request.headers["transfer-encoding"] == "chunked"
+    for size in (most + 1, 5 * most):
+        assert "larger" in error_of(upload(size), 413)
+
+
+def test_every_text_counts_in_the_limit_of_characters(inside: Inside) -> None:
+    client = inside(max_chars=10)
+    for path, body in (
+        (PATH, '{"texts": ["123MORE"], "model": "de-en"}'),
+        (PATH, '{"texts": ["123", {"text": "MORE"}], "model": "de-en"}'),
+        (PATH, '{"texts": [{"text": "123", "prefix": "MORE"}], "model": "de-en"}'),
+        (PATH, '{"texts": [{"text": "1", "required": ["23", "MORE"]}], "model": "de-en"}'),
+        (PATH, '{"texts": [{"text": "1", "forbidden": ["23", "MORE"]}], "model": "de-en"}'),
+        ("/v1/score", '{"pairs": [{"source": "MORE", "target": "123"}], "model": "de-en"}'),
+        ("/v1/score", '{"pairs": [{"source": "123", "target": "MORE"}], "model": "de-en"}'),
+        ("/v1/documents", '{"format": "txt", "text": "123MORE", "model": "de-en"}'),
+        ("/translate", '{"q": "123MORE", "source": "de", "target": "en"}'),
+        ("/translate", '{"q": ["123", "MORE"], "target": "en", "format": "html"}'),
+        ("/detect", '{"q": ["123", "MORE"]}'),
+    ):
+        kind = {"Content-Type": "application/json"}
+        for more, status in (("4567890", 200), ("45678901", 413)):
+            answer = client.post(path, content=body.replace("MORE", more), headers=kind)
+            assert answer.status_code == status, (path, body, answer.text)
+
+
+def test_a_text_within_the_limit_may_be_written_with_escapes(inside: Inside) -> None:
+    """JSON may write one character in 12 bytes. A document without letters needs no translation."""
+    client = inside(max_chars=50_000)
+    body = {"model": "de-en", "format": "txt", "text": "\U0001f600" * 50_000}
+    content = json.dumps(body)
+    assert len(content) > 12 * 50_000
+    answer = client.post("/v1/documents", content=content)
+    assert answer.status_code == 200
+    assert answer.json()["text"] == body["text"]
 
 
 def test_paths_methods_and_types_are_explained(server: Server) -> None:

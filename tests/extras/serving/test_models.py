@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
+import shutil
+import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
-from nmt.config.data import TokenizerConfig
+from nmt.config.data import Direction, TokenizerConfig
 from nmt.errors import CheckpointError, ConfigError
+from nmt.extras.serving.access import Gate, digest
+from nmt.extras.serving.bodies import RefusedError
 from nmt.extras.serving.models import ServedModel, name_models
+from nmt.extras.serving.options import Rate, ServeOptions, serve
+from nmt.extras.serving.server import _run
+from nmt.extras.serving.service import Service
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
@@ -23,17 +34,168 @@ from tests.inference.models import run_config, save_run, small_model
 def test_models_are_chosen_by_name_or_languages(inside: Inside) -> None:
     client = inside()
 
-    def ask(**choice: str) -> Any:
+    def ask(**choice: Any) -> Any:
         return client.post("/v1/translate", json={"texts": ["a"], **choice})
 
     assert ask(model="en-fr").json()["target"] == "fr"
     assert ask(target="en").json()["model"] == "de-en"
     assert ask(source="auto", target="en").json()["source"] == "de"
+    # Only languages with a translation to the target are detected.
+    for text, target, source in (("The dog is not there.", "en", "de"), ("Der Hund", "fr", "en")):
+        answer = ask(texts=[text], source="auto", target=target)
+        assert (answer.status_code, answer.json()["source"]) == (200, source)
     for choice, problem in (({}, "Several"), ({"target": "it"}, "No model"),
                             ({"model": "../de-en"}, "no model"),
                             ({"model": "de-en", "target": "fr"}, "translates de-en")):  # fmt: skip
         answer = ask(**choice)
         assert (answer.status_code, problem in answer.json()["error"]) == (422, True)
+
+
+def changed(model: ServedModel, name: str, source: str, target: str) -> ServedModel:
+    """A second model with the same weights, of other languages."""
+    other = copy.copy(model)
+    other.name, other.source, other.target = name, source, target
+    other.directions = (Direction(source, target),)
+    return other
+
+
+def test_of_models_with_the_same_languages_the_first_is_the_default(
+    inside: Inside, loaded: dict[str, ServedModel]
+) -> None:
+    own = loaded["de-en"]
+    client = inside({name: changed(own, name, "de", "en") for name in ("one", "two", "three")})
+    for choice in ({}, {"source": "de", "target": "en"}, {"target": "en"}):
+        assert client.post("/v1/translate", json={"texts": [], **choice}).json()["model"] == "one"
+    named = client.post("/v1/translate", json={"texts": [], "model": "two"})
+    assert named.json()["model"] == "two"
+
+
+@pytest.mark.parametrize(("source", "target"), [("de", "zh"), ("zh", "de")])
+def test_sentences_are_joined_as_in_the_target_language(
+    inside: Inside, loaded: dict[str, ServedModel], source: str, target: str
+) -> None:
+    client = inside({"x": changed(loaded["de-en"], "x", source, target)})
+    lines = ["der Hund.", "Die Katze."]
+    alone = [
+        client.post("/v1/translate", json={"texts": [line]}).json()["translations"][0]
+        for line in lines
+    ]
+    space = "" if target == "zh" else " "
+    expected = space.join(each["translation"] for each in alone)
+    body = {"texts": [" ".join(lines)]}
+    (whole,) = client.post("/v1/translate", json=body).json()["translations"]
+    assert whole["translation"] == expected
+    document = {"format": "txt", "text": " ".join(lines)}
+    assert client.post("/v1/documents", json=document).json()["text"] == expected
+
+
+def test_languages_are_described_with_names_and_writing_direction(
+    inside: Inside, loaded: dict[str, ServedModel]
+) -> None:
+    client = inside({"x": changed(loaded["de-en"], "x", "de", "ar")}, rate=Rate(5, 3600))
+    values = client.get("/v1/models").json()
+    (model,) = values["models"]
+    expected = {
+        "name": "x",
+        "source": "de",
+        "target": "ar",
+        "source_name": "German",
+        "target_name": "Arabic",
+        "rtl": {"source": False, "target": True},
+        "directions": [["de", "ar"]],
+        "languages": {
+            "de": {"name": "German", "rtl": False},
+            "ar": {"name": "Arabic", "rtl": True},
+        },
+        "dtype": "float32",
+        "engines": dict.fromkeys(("translate", "alignment", "prefix", "score"), "torch"),
+        "confidence": False,
+        "card": None,
+    }
+    assert model.items() >= expected.items()
+    assert model["decoding"]["beam_size"] == run_config().decoding.beam_size
+    defaults = ServeOptions(models=())
+    assert values["limits"] == {
+        "max_chars": defaults.max_chars,
+        "max_texts": defaults.max_texts,
+        "deadline": defaults.deadline,
+        "rate": "5/h",
+        "beam_size": 16,
+        "n_best": 16,
+    }
+    assert values["documents"] == ["txt", "html", "srt"]
+
+
+def test_a_server_starts_with_the_keys_and_the_engine_of_its_options(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Service, Gate]] = []
+
+    def record(service: Service, gate: Gate, listener: socket.socket) -> None:
+        listener.close()
+        started.append((service, gate))
+
+    monkeypatch.setattr("nmt.extras.serving.server._run", record)
+    file = tmp_path / "keys"
+    file.write_text(f"anna {'k' * 24}\n", encoding="utf-8")
+    serve(
+        ServeOptions(
+            models=(f"mine={models['de-en']}",), port=0, api_keys=file, engine="ctranslate2",
+            dtype="int8", threads=1, rate=Rate(1, 3600),
+        )
+    )  # fmt: skip
+    ((service, gate),) = started
+    assert gate.keys == {digest("k" * 24): "anna"}
+    engine = service.models["mine"].translator.engine
+    assert (engine.name, engine.dtype) == ("ctranslate2", "int8")
+    assert gate.count("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(RefusedError):
+        gate.count("127.0.0.1")
+
+
+def test_after_the_first_signal_load_balancers_have_time_and_the_second_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, loaded: dict[str, ServedModel]
+) -> None:
+    """Of uvicorn only the loop is replaced: by one that sends the signals."""
+    settings = ServeOptions(models=(), threads=1)
+    service = Service(loaded, settings)
+    states: list[tuple[bool, bool, bool]] = []
+
+    def run(server: uvicorn.Server, sockets: object) -> None:
+        del sockets
+
+        async def main() -> None:
+            server.config.load()
+            messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+            is_ready = asyncio.Event()
+
+            async def receive() -> dict[str, str]:
+                if is_ready.is_set():
+                    for number in (signal.SIGTERM, signal.SIGINT):
+                        signal.raise_signal(number)
+                        await asyncio.sleep(0.01)
+                        flags = (service.is_stopping, server.should_exit, server.force_exit)
+                        states.append(flags)
+                return next(messages)
+
+            async def send(message: dict[str, str]) -> None:
+                if message["type"] == "lifespan.startup.complete":
+                    is_ready.set()
+
+            await server.config.loaded_app({"type": "lifespan", "state": {}}, receive, send)
+
+        asyncio.run(main())
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            _run(service, Gate(settings, None), listener)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        service.batcher.close()
+    assert states == [(True, False, False), (True, True, True)]
 
 
 def test_each_direction_of_a_model_is_offered(inside: Inside, tmp_path: Path) -> None:
@@ -168,9 +330,13 @@ def test_a_full_queue_is_a_503(inside: Inside) -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_models_are_named_by_their_languages_or_folders(models: dict[str, Path]) -> None:
+def test_models_are_named_by_their_languages_or_folders(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     folder = models["de-en"]
     assert list(name_models([str(folder), f"mine={folder}"])) == ["de-en", "mine"]
+    second = shutil.copytree(folder, tmp_path / "second")
+    assert name_models([str(folder), str(second)]) == {"de-en": folder, "second": second}
     with pytest.raises(ConfigError, match="same name"):
         name_models([f"x={folder}", f"x={folder}"])
     with pytest.raises(ConfigError, match="not a valid model"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -39,8 +40,11 @@ class Fake:
         self.ends: list[Any] = []
         self.id, self.info = "run 1", SimpleNamespace(run_id="run 1")
         self.error: Exception | None = None
+        self.project = ""
+        self.unwritten: list[tuple[int, str, float]] = []  # until `flush`
 
-    def init(self, **values: Any) -> Fake:
+    def init(self, project: str = "", **values: Any) -> Fake:
+        self.project = project or self.project
         print("progress on standard output")  # noqa: T201
         assert not sys.stdin.read()  # a question is not answered
         self.opened.append(values)
@@ -65,19 +69,21 @@ class Fake:
     end_run = close = finish
 
     def set_experiment(self, name: str) -> None:
-        assert name == "nmt"
+        self.project = name
 
     def SummaryWriter(self, folder: Path) -> Fake:  # noqa: N802
         return self.init(name=folder.parent.name)
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.log({name: value}, step)
+        self.unwritten.append((step, name, value))
 
     def add_text(self, name: str, text: str, step: int) -> None:
         self.texts[f"{name} at {step}"] = text
 
     def flush(self) -> None:
-        assert self.scalars
+        assert self.unwritten
+        self.scalars += self.unwritten
+        self.unwritten.clear()
 
 
 def faked(name: str, monkeypatch: pytest.MonkeyPatch) -> Fake:
@@ -128,6 +134,8 @@ def test_a_tracker_gets_name_configuration_scalars_and_state_once(
         assert {each["name"] for each in later} == {first["name"]}
     elif name != "tensorboard":
         assert [each["id"] for each in library.opened] == [None, "run 1", "run 1"]
+    if name in ("wandb", "trackio"):  # otherwise they overwrite the run with this name
+        assert {each["resume"] for each in library.opened} == {"allow"}
     assert not capsys.readouterr().out  # standard output belongs to the result
     give(name, config, START, updates[0])  # from the beginning: a new run
     assert library.scalars[-1][0] == 10
@@ -145,6 +153,55 @@ def test_a_tracker_gets_the_scores_of_each_validation_set(monkeypatch: pytest.Mo
         ("validation/bleu", "validation/new/bleu", "validation/old/bleu"), 9.5
     )
     assert library.texts["old sample 1 at 0"] == "    old\n" * 3
+
+
+class Killed(BaseException):
+    """The end of the process: nothing else runs in the tracker."""
+
+
+def test_a_step_is_not_sent_again_if_the_process_was_killed_while_sending_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library, config = faked("wandb", monkeypatch), make_config("run")
+    config.run_dir.mkdir(parents=True)
+    sent: list[int] = []
+
+    def log_until_killed(_: dict[str, float], step: int) -> None:
+        sent.append(step)
+        if step == 20:
+            raise Killed
+
+    monkeypatch.setattr(library, "log", log_until_killed)
+    updates = [update_event(step) for step in (10, 20, 30)]
+    with pytest.raises(Killed):
+        give("wandb", config, START, *updates)
+    give("wandb", config, Event(10, "resuming", "start"), *updates[1:], END)
+    assert sent == [10, 20, 30]
+
+
+def test_only_finite_numbers_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, config = faked("mlflow", monkeypatch), make_config("run")
+    config.run_dir.mkdir(parents=True)
+    give("mlflow", config, START, update_event(10, loss=math.inf), update_event(20, loss=3.0), END)
+    found = {(step, name) for step, name, _ in library.scalars}
+    assert {(10, "train/learning_rate"), (20, "train/loss")} <= found
+    assert all(math.isfinite(value) for _, _, value in library.scalars)
+
+
+@pytest.mark.parametrize(("name", "variable"), [
+    ("wandb", "WANDB_PROJECT"), ("mlflow", "MLFLOW_EXPERIMENT_NAME"),
+])  # fmt: skip
+def test_the_variables_of_a_library_choose_the_project(
+    name: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, config = faked(name, monkeypatch), make_config("run")
+    config.run_dir.mkdir(parents=True)
+    monkeypatch.delenv(variable, raising=False)
+    give(name, config, START)
+    assert library.project == "nmt"
+    monkeypatch.setenv(variable, "ours")
+    give(name, config, START)
+    assert library.project == "ours"
 
 
 @pytest.mark.parametrize("name", MODULES)
