@@ -96,6 +96,7 @@ def test_a_copying_system_loses_what_the_noise_changes() -> None:
     assert losses["spacingter"]["confidence"]["low"] > 0  # more errors are a loss
     head, *rows = section.rows
     assert head == ["system", "noise", "chrF", "TER"]
+    assert not any("-0.00" in cell for row in rows for cell in row)  # TER ignores case
     (shown,) = (row[2] for row in rows if row[1] == "upper-case")
     assert shown.startswith(f"100.00 -> {chrf['noisy']:.2f}, loss {chrf['loss']:.2f} ± ")
     assert "confidence" not in robustness(resamples=0).values[0]
