@@ -7,6 +7,7 @@ import json
 import os
 import select
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import Result
 
 from nmt.commands import score as score_module
 from nmt.commands.options import ScoreOptions
+from nmt.files.lines import read_chunks
 from tests.cli.commands import call, lines_of, refused
 from tests.inference.conftest import sentences
 
@@ -165,6 +167,24 @@ def test_bytes_that_are_not_utf_8_give_a_line_and_a_note(run: Path, tmp_path: Pa
     result = score(run, "--source", source, "--target", target)
     assert result.stdout.count("\n") == 2
     assert f"nmt: warning: {target}, line 2, byte 2: 0xff is not UTF-8" in result.stderr
+
+
+def test_damaged_lines_are_numbered_across_chunks(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score_module, "read_chunks", partial(read_chunks, lines_at_once=2))
+    assert "line 5, byte 2: 0xff" in score(run, text=b"a\tb\n" * 4 + b"a\xff\tb\n").stderr
+    source, target = tmp_path / "a.de", tmp_path / "a.en"
+    source.write_bytes(b"a\n" * 5)
+    target.write_bytes(b"a\n" * 4 + b"a\xff\n")
+    result = score(run, "--source", source, "--target", target)
+    assert f"{target}, line 5, byte 2: 0xff" in result.stderr
+
+
+def test_the_languages_of_the_model_can_be_named_and_no_others(run: Path) -> None:
+    assert scored(run, "--from", "de", "--to", "en") == scored(run)
+    refused(score(run, "--from", "en"), 2, "fix:")
+    refused(score(run, "--to", "de"), 2, "fix:")
 
 
 def test_bad_flags_fail(run: Path, tmp_path: Path) -> None:

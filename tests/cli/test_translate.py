@@ -18,11 +18,12 @@ import pytest
 import torch
 from typer.testing import Result
 
-from nmt.checkpoint.model_folder import SHORTLIST
+from nmt.checkpoint.model_folder import CONFIDENCE, SHORTLIST
 from nmt.cli.app import app
 from nmt.commands import translate as command
 from nmt.commands.options import TranslateOptions
 from nmt.inference import guard
+from nmt.inference.confidence import ConfidenceModel, Term
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import Tokenizer
 from tests.cli.commands import FLAGS, call, lines_of, refused
@@ -271,6 +272,52 @@ def test_json_has_tokens_and_attention_when_asked_for(run_dir: Path) -> None:
     assert {len(row) for row in first["attention"]} == {len(LINES[0].split())}
     assert all(share == round(share, 4) for row in first["attention"] for share in row)
     assert "alignment" not in first
+
+
+def test_the_alignment_follows_the_text(run_dir: Path) -> None:
+    flags = ("--engine", "torch", "--no-guard", "-b", 1)
+    text = f"{LINES[0]}\n\n{LINES[1]}\n"
+    found = [line.split(" ||| ") for line in translated(run_dir, *flags, "--alignments", text=text)]
+    assert [line for line, _ in found] == translated(run_dir, *flags, text=text)
+    assert found[1] == ["", ""]
+    for (line, links), source in zip(found[::2], LINES, strict=False):
+        pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
+        assert pairs == sorted(pairs)
+        assert max(pairs)[0] < len(source.split())
+        assert max(place for _, place in pairs) < len(line.split())
+
+
+def test_the_languages_of_the_model_can_be_named_and_no_others(run_dir: Path) -> None:
+    text = "\n".join(LINES)
+    flags = ("-b", 1, "--no-guard")
+    both = ("--from", "de", "--to", "en")
+    assert translated(run_dir, *flags, *both, text=text) == translated(run_dir, *flags, text=text)
+    refused(translate(run_dir, "--from", "en", text=text), 2, "fix:")
+    refused(translate(run_dir, "--to", "de", text=text), 2, "fix:")
+
+
+@pytest.mark.parametrize(
+    ("least", "log_prob", "is_low"),
+    [
+        (50, (-100, 0), False),  # the estimate is 80 for every line
+        (90, (-100, 0), True),
+        (50, (-200, -100), True),  # no estimate: unlike all lines that it was fitted to
+    ],
+)
+def test_lines_of_low_or_unknown_confidence_are_marked_but_not_blank_ones(
+    own_run: Path, least: int, log_prob: tuple[float, float], is_low: bool
+) -> None:
+    term = Term(weight=0.0, low=-100.0, high=100.0)
+    of_log_prob = Term(weight=0.0, low=log_prob[0], high=log_prob[1])
+    fitted = ConfidenceModel(intercept=80.0, log_prob=of_log_prob, probability=term, length=term,
+                             ratio=term, num_lines=100)  # fmt: skip
+    (own_run / CONFIDENCE).write_text(fitted.text(), "utf-8")
+    flags = ("-b", 1, "--no-guard", "--min-confidence", least)
+    text = f"{LINES[0]}\n\n"
+    found = translated(own_run, *flags, text=text)
+    assert [line.endswith(" ||| low confidence") for line in found] == [is_low, False]
+    values = [json.loads(line) for line in translated(own_run, *flags, "--format=json", text=text)]
+    assert [each["low_confidence"] for each in values] == [is_low, False]
 
 
 def test_text_output_has_no_place_for_tokens_and_attention(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nmt.checkpoint.model_folder import load_model
 from nmt.commands import augment as recipe
 from nmt.commands.augment import augment
 from nmt.commands.options import AugmentOptions
@@ -17,6 +19,7 @@ from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
+from tests.inference.models import save_run, small_model
 
 LINES = [*sentences(9, seed=4, longest=6), "", "tab\there"]
 
@@ -53,6 +56,12 @@ def test_the_translation_is_the_source_or_forward_the_target(text: Path, run: Pa
     forth = [pair.split("\t") for pair in augmented(text, run, "ft", forward=True)]
     assert [target for _, target in back] == [*LINES[:9], "tab here"]
     assert back == [pair[::-1] for pair in forth]
+    for folder, forward, entry in (
+        ("bt", False, "{name: bt, tsv: bt/corpus.tsv.gz, tag: <bt>}"),
+        ("ft", True, "{name: ft, tsv: ft/corpus.tsv.gz, tag: <ft>}"),
+    ):
+        report = augment(chosen(text, run, folder, forward=forward))
+        assert (report.tag, entry in report.as_text()) == (f"<{folder}>", True)
     names = ["corpus.tsv.gz", "report.json", "settings.json"]
     assert sorted(path.name for path in Path("bt").iterdir()) == names
 
@@ -104,6 +113,19 @@ def test_other_settings_folders_and_unknown_tags_are_refused(text: Path, run: Pa
     augmented(text, run, "bt")
     with pytest.raises(ConfigError, match="bt was created with different settings: forward"):
         augmented(text, run, "bt", forward=True)
+    options: dict[str, Any]
+    for options, name in (
+        ({"beam_size": 2}, "decoding"),
+        ({"shard_lines": 5}, "shard_lines"),
+        ({"from_": "de", "to": "en"}, "from, to"),
+    ):
+        with pytest.raises(ConfigError, match=f"different settings: {name}\\."):
+            augmented(text, run, "bt", **options)
+    before = text.read_bytes()
+    text.write_bytes(before + b"one more line\n")
+    with pytest.raises(ConfigError, match=r"different settings: text\."):
+        augmented(text, run, "bt")
+    text.write_bytes(before)
     with pytest.raises(ConfigError, match="no tag 'de'"):
         augmented(text, run, "other", tag="de")
     assert not Path("other").exists()
@@ -111,10 +133,10 @@ def test_other_settings_folders_and_unknown_tags_are_refused(text: Path, run: Pa
     killed.mkdir()
     (killed / ".settings.json.tmp-1-1").touch()
     assert augmented(text, run, "killed") == augmented(text, run, "bt")
-    before = sorted(run.rglob("*"))
+    files = sorted(run.rglob("*"))
     with pytest.raises(ConfigError, match="is not empty and was not created by"):
         augmented(text, run, str(run))  # the model itself
-    assert sorted(run.rglob("*")) == before
+    assert sorted(run.rglob("*")) == files
 
 
 def test_a_text_of_another_language_is_warned_about(
@@ -160,3 +182,13 @@ def test_several_models_translate_as_an_ensemble(text: Path, runs: dict[str, Pat
     assert [pair.split("\t")[1] for pair in pairs[:9]] == expected
     with pytest.raises(ConfigError, match="different settings: models"):
         augmented(text, folders[0], "both", forward=True)
+
+
+def test_the_checkpoint_that_is_named_translates(text: Path, run: Path, tmp_path: Path) -> None:
+    """Without scores, the best checkpoint is the last one."""
+    both = Path(shutil.copytree(run, tmp_path / "both"))
+    files = load_model(run)
+    later = small_model(files.tokenizers, seed=9)
+    save_run(both, later, run / "tokenizer", files.config, step=2)
+    assert augmented(text, both, "first", checkpoint="step-1") == augmented(text, run, "plain")
+    assert augmented(text, both, "best") != augmented(text, run, "plain")

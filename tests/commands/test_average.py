@@ -100,6 +100,7 @@ def test_the_folder_goes_to_standard_output_and_translates(original: Path, tmp_p
     result = average(original, "--last", 3, "--output", output)
     assert (result.exit_code, result.stdout) == (0, f"{output}\n")
     assert "averaging the checkpoints of step 20, 30, 40" in result.stderr
+    assert "next: nmt translate" in result.stderr  # its configuration has no test set to evaluate
     for flags, told in (
         ([], "only 4 checkpoints, not 10; to keep more, set training.keep_last"),
         (["--best", 5], "only 4 checkpoints, not 5; to keep more, set training.keep_best"),

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from nmt import EvaluateOptions, evaluate
 from nmt.cli.app import app
+from nmt.commands import evaluation_set
 from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
 from nmt.inference.request import Result as Translation
@@ -77,6 +78,9 @@ def test_json_has_confidence_and_can_leave_it_out(files: tuple[Path, Path]) -> N
     assert set(without) == {"metric", "value", "signature"}
     assert with_it["confidence"]["low"] <= with_it["value"] <= with_it["confidence"]["high"]
     assert with_it["confidence"]["resamples"] == 1000
+    (again,) = scores_of(*files, "--metric", "bleu", "--seed", 7)["systems"][0]["scores"]
+    assert again["value"] == with_it["value"]
+    assert again["confidence"] != with_it["confidence"]
 
 
 def test_systems_are_compared_with_each_other_or_with_a_baseline(files: tuple[Path, Path]) -> None:
@@ -99,6 +103,8 @@ def test_systems_are_compared_with_each_other_or_with_a_baseline(files: tuple[Pa
         comparison = score["comparison"]
         assert (pair["delta"], pair["p_value"]) == (comparison["delta"], comparison["p_value"])
         assert comparison["delta"] == score["value"] - base[score["metric"]]
+    trials = scores_of(*with_base, "--significance", "ar", "--resamples", 50)["paired_test"]
+    assert trials == "approximate randomization, 50 trials"
     table = invoke(*with_base).stdout
     assert ("hypothesis.en (baseline)" in table, ", p = " in table) == (True, True)
     result = invoke(*flags, "--reference", reference)
@@ -176,6 +182,15 @@ def test_files_by_position_are_a_hypothesis_and_its_reference(files: tuple[Path,
     assert scores_of(hypothesis, "--reference", reference) == expected
     assert scores_of(hypothesis, reference) == expected
     assert "--languages PAIR" in refused(hypothesis, "-t", "wmt14")
+
+
+def test_files_of_one_name_are_named_with_their_folders(files: tuple[Path, Path]) -> None:
+    hypothesis, reference = files
+    folder = hypothesis.parent / "other"
+    folder.mkdir()
+    same = write(folder / hypothesis.name, SENTENCES)
+    found = scores_of("--hypothesis", hypothesis, "--hypothesis", same, "--reference", reference)
+    assert [each["name"] for each in found["systems"]] == [str(hypothesis), str(same)]
 
 
 def test_line_counts_that_differ_are_both_named(tmp_path: Path) -> None:
@@ -277,12 +292,15 @@ def test_all_test_sets_of_the_configuration_make_one_table(model: Path) -> None:
     assert lines[4].split() == [str(model), "100.00", "100.00", "100.00"]
     table = write(model.parent / "table.tsv", [f"{line}\t{line.upper()}" for line in SENTENCES[:3]])
     text = (model / "config.yaml").read_text()
-    more = text.replace("  test:\n", f"  test:\n    3: {{tsv: {table}}}\n")
+    source, target = model.parent / "test.lower", model.parent / "test.upper"
+    four = f"{{source: {source}, target: {target}, max_pairs: 4}}"
+    more = text.replace("  test:\n", f"  test:\n    3: {{tsv: {table}}}\n    4: {four}\n")
     (model / "config.yaml").write_text(more)
     found = scores_of(model)["evaluations"]
-    assert [(x["test"], x["num_sentences"]) for x in found] == [("3", 3), ("one", 10), ("two", 10)]
+    sizes = [(each["test"], each["num_sentences"]) for each in found]
+    assert sizes == [("3", 3), ("4", 4), ("one", 10), ("two", 10)]
     listed = invoke(model, "--list").stdout.splitlines()
-    assert listed[:4] == ["3", "one", "two", "valid"]
+    assert listed[:5] == ["3", "4", "one", "two", "valid"]
     assert any(re.match("wmt14: .*en-de", line) for line in listed)
 
 
@@ -350,6 +368,39 @@ def test_lines_of_the_training_data_and_alarms_are_counted(
     said = invoke(model).stderr
     assert "the training data contains 2 of 10 source lines of one" in said
     assert "guard: 2 of 10 translations are suspicious (length, loops); check line 2" in said
+
+
+def test_the_scores_of_a_run_are_recorded_with_their_checkpoint(model: Path) -> None:
+    (model / "metrics.jsonl").touch()  # what makes it a run
+    flags = (model, "-t", "one", "--metric", "chrf", "--resamples", 0)
+    invoke(*flags, "--checkpoint", "last", "--limit", 4)
+    other = make_model(model.parent / "other", ())
+    assert invoke(*flags, "--with", other).exit_code == 0  # not the score of this run
+    line, *more = (model / "evaluations.jsonl").read_text("utf-8").splitlines()
+    assert more == []
+    assert json.loads(line) == {
+        "kind": "evaluation", "test": "one", "checkpoint": "last",
+        "scores": {"chrf": pytest.approx(100)}, "sentences": 4,
+    }  # fmt: skip
+    assert (model / "report.html").is_file()
+
+
+def test_training_data_are_those_of_the_model_and_of_the_models_that_it_started_from(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(model / "config.yaml").model_dump(mode="json", exclude_unset=True)
+    runs = [model.parent / name for name in ("first", "second", "third")]
+    for run, before in zip(runs, [None, *runs], strict=False):
+        values = config | {"prepared_dir": str(run / "prepared")}
+        values["training"] = {"max_steps": 1, "init_from": before and str(before)}
+        run.mkdir()
+        (run / "config.yaml").write_text(dump_config(RunConfig.model_validate(values)), "utf-8")
+    monkeypatch.setattr(evaluation_set, "trained_on", lambda run, _: run != runs[1])
+    monkeypatch.setattr(evaluation_set, "PreparedData", SimpleNamespace(open=lambda folder: folder))
+    caplog.set_level("INFO")
+    found: list[Any] = list(evaluation_set.training_data(runs[2]))
+    assert found == [runs[2] / "prepared", runs[0] / "prepared"]
+    assert f"training data of {runs[1]}" in caplog.text
 
 
 @pytest.mark.parametrize(("flags", "message"), [

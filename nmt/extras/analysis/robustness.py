@@ -121,7 +121,8 @@ def noise_losses(
     for clean, found in zip(*measure(tables, scorers, resampling), strict=True):
         metric, old, new = clean.score.metric, clean.score.value, found.score.value
         values = {"system": system.name, "noise": noisy.noise, "metric": metric}
-        values |= {"clean": old, "noisy": new, "loss": as_quality(metric, old - new)}
+        # No loss is 0, not -0.0.
+        values |= {"clean": old, "noisy": new, "loss": as_quality(metric, old - new) or 0.0}
         if clean.samples is not None and found.samples is not None:
             differences = as_quality(metric, 1.0) * (clean.samples - found.samples)
             values["confidence"] = asdict(confidence_interval(differences, seed=resampling.seed))

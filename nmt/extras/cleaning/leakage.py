@@ -36,7 +36,7 @@ _FILTER_BITS = 22
 _MAX_LISTED = 100  # maximum places that are listed per held-out sentence
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _END_OF_SENTENCE = re.compile(
-    r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201d\u00bb)]*\s+"
+    r"(?<=[.!?\u2026\u3002\uff01\uff1f\u061f\u06d4\u0964])[\"'\u201c\u201d\u00ab\u00bb)]*\s+"
 )
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{9,}")
 

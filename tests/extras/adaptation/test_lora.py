@@ -20,7 +20,7 @@ from nmt.commands.options import AverageOptions
 from nmt.config.training import LoraConfig, OptimizerConfig
 from nmt.device.precision import Precision
 from nmt.errors import CheckpointError, ConfigError
-from nmt.extras.adaptation.lora import AdaptedLinear, add_adapters, merge
+from nmt.extras.adaptation.lora import AdaptedLinear, add_adapters, find_base, merge
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.hub import push
 from nmt.extras.exchange.options import ExportOptions, PushOptions
@@ -50,6 +50,20 @@ def test_an_adapter_adds_alpha_by_rank_times_b_a_x() -> None:
     found.lora_a[0].data = torch.tensor([[2.0, 1.0]])
     found.lora_b[0].data = torch.tensor([[1.0], [-2.0]])
     assert found(torch.tensor([[1.0, 3.0]])).tolist() == [[2 + 30, 3 - 60]]
+
+
+def test_dropout_leaves_out_inputs_of_the_adapter_but_not_of_the_layer() -> None:
+    # x = 1: the layer gives 3, and the adapter 0 or, with dropout 0.5, 1 / (1 - 0.5).
+    layer = nn.Linear(1, 1)
+    layer.weight.data, layer.bias.data = torch.tensor([[2.0]]), torch.tensor([1.0])
+    adapted = AdaptedLinear(layer, [1], LoraConfig(rank=1, alpha=1.0, dropout=0.5))
+    for matrix in (*adapted.lora_a, *adapted.lora_b):
+        matrix.data.fill_(1.0)
+    ones = torch.ones(400, 1)
+    outputs = adapted.train()(ones)
+    assert {*outputs.flatten().tolist()} == {3.0, 5.0}
+    assert 0.4 < (outputs == 3).float().mean() < 0.6
+    assert (adapted.eval()(ones) == 4).all()
 
 
 @settings(max_examples=25, deadline=None)
@@ -169,6 +183,13 @@ def test_all_readers_get_merged_weights_from_any_working_directory(
         assert bool(adapter_record(found.folder / MODEL)) == needs
         state = found.model.state_dict()
         assert all(torch.allclose(state[key], expected[key], atol=1e-6) for key in expected)
+
+
+def test_the_base_of_adapters_can_be_any_checkpoint_of_a_run_or_their_average(base: Path) -> None:
+    average(AverageOptions(run=base, output=base / "average"))
+    for name in ("step-5", "step-10", "average"):
+        files = find_model(base, name)
+        assert find_base(base, Path("runs/lora"), files.sha256).folder == files.folder
 
 
 def test_a_base_model_that_is_missing_or_changed_is_one_error_with_its_fix(base: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from nmt.checkpoint.files import MODEL, checkpoint_dir, load_tensors
 from nmt.checkpoint.model_folder import load_model
 from nmt.commands.config import load_config
 from nmt.errors import ConfigError
-from nmt.extras.adaptation.start import layers_from
+from nmt.extras.adaptation.start import initial_weights, layers_from
 from tests.extras.adaptation.conftest import train
 from tests.training.toy import CONFIG
 
@@ -64,6 +66,47 @@ def test_one_side_can_be_new_and_the_other_have_more_layers(base: Path) -> None:
     origins = {row[0]: " ".join(row[2:]) for row in rows if len(row) > 2}
     assert (origins["encoder.0"], origins["encoder.1"]) == ("taken", "new")
     assert (origins["decoder.0"], origins["source_vectors"]) == ("new", "taken")
+
+
+def test_each_side_has_its_vocabulary_and_each_part_its_parameters() -> None:
+    """Row i of the old model is i, and everything new is -1."""
+
+    def tokenizer(pieces: str) -> Any:
+        texts = ["<pad>", "<unk>", "<s>", "</s>", *pieces]
+        return SimpleNamespace(vocab_size=len(texts), piece=texts.__getitem__)
+
+    def model(num_source: int, num_target: int, value: float) -> dict[str, torch.Tensor]:
+        shapes = {
+            "source_vectors": (num_source, 1), "target_vectors": (num_target, 1),
+            "output_bias": (num_target,), "encoder.0.a.weight": (2, 3), "encoder.0.a.bias": (2,),
+            "decoder.0.a.weight": (2, 2), "encoder_norm.weight": (5,), "decoder_norm.weight": (5,),
+        }  # fmt: skip
+        return {name: torch.full(shape, value) for name, shape in shapes.items()}
+
+    old = model(6, 7, 9.0)
+    for name in ("source_vectors", "target_vectors", "output_bias"):
+        old[name] = torch.arange(float(len(old[name]))).reshape(old[name].shape)
+    layers = SimpleNamespace(encoder_layers=1, decoder_layers=1)
+    differences = SimpleNamespace(init_differences=["vocabulary", "decoder"])
+    config: Any = SimpleNamespace(model=layers, training=differences)
+    start: Any = SimpleNamespace(
+        config=config, tokenizers=(tokenizer("ab"), tokenizer("abc")),
+        model=SimpleNamespace(state_dict=lambda: old),
+    )  # fmt: skip
+    new: Any = tokenizer("bx"), tokenizer("cxa")
+    weights, table = initial_weights(config, start, new, model(6, 7, -1.0))
+    special = [0, 1, 2, 3]
+    assert weights["source_vectors"].flatten().tolist() == [*special, 5, -1]
+    for name in ("target_vectors", "output_bias"):
+        assert weights[name].flatten().tolist() == [*special, 6, -1, 4]
+    taken = {name for name, value in weights.items() if (value == 9).all()}
+    assert taken == {"encoder.0.a.weight", "encoder.0.a.bias", "encoder_norm.weight"}
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert [(row[0], int(row[1]), row[2].rstrip(":")) for row in rows] == [
+        ("source_vectors", 6, "resized"), ("target_vectors", 7, "resized"),
+        ("output_bias", 7, "resized"), ("encoder.0", 8, "taken"), ("decoder.0", 4, "new"),
+        ("encoder_norm", 5, "taken"), ("decoder_norm", 5, "new"),
+    ]  # fmt: skip
 
 
 def test_a_difference_that_is_not_named_is_an_error_with_the_key_to_set(base: Path) -> None:

@@ -99,6 +99,11 @@ def test_identical_systems_and_few_different_lines_raise_no_alarm(
 
 def test_only_requested_metrics_are_checked_for_regressions(files: dict[str, Path]) -> None:
     more = ("--fail-if-worse", "--metric", "chrf", "--fail-under", "bleu=1")
-    gates = found(*flags(files), *more)["gates"]
+    values = found(*flags(files), *more)
+    gates = values["gates"]
     kinds = [(each["metric"], each["kind"], each["met"]) for each in gates]
     assert kinds == [("bleu", "fail-under", True), ("chrf", "fail-if-worse", False)]
+    # The required score is that of the baseline.
+    base, own = values["baseline"]["scores"][0], values["systems"][0]["scores"][0]
+    decided = gates[1]["required"], gates[1]["value"], gates[1]["p_value"]
+    assert decided == pytest.approx((base["value"], own["value"], own["comparison"]["p_value"]))

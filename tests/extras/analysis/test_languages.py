@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from nmt.extras.analysis.languages import wrong_language_share
@@ -40,3 +42,13 @@ def test_without_py3langid_only_scripts_are_distinguished(monkeypatch: pytest.Mo
     monkeypatch.setattr(languages, "identifier", lambda: None)
     assert wrong_language_share([GERMAN, ENGLISH], "de", ["en", "de"]) is None
     assert wrong_language_share([JAPANESE, ENGLISH], "ja", ["en", "ja"]) == 0.5
+
+
+def test_another_language_must_be_more_than_five_times_as_likely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    odds = {"sure": (0.1, 0.6), "unsure": (0.1, 0.5), "right": (0.6, 0.1)}  # of de and en
+    model = SimpleNamespace(rank=lambda text: [*zip(("de", "en"), odds[text], strict=True)])
+    monkeypatch.setattr(languages, "identifier", lambda: model)
+    monkeypatch.setattr(languages, "is_identifiable", lambda _: True)
+    assert wrong_language_share([*odds, "right"], "de", ["en", "de"]) == 0.25

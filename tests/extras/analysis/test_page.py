@@ -196,3 +196,27 @@ def test_the_calibration_chart_uses_its_area() -> None:
     assert 0 <= start <= min(map(min, known))
     assert max(map(max, known)) <= end <= 100
     assert max(map(max, known)) - min(map(min, known)) > 0.6 * (end - start)
+
+
+def test_sentences_are_listed_by_their_scores_and_by_the_difference_of_two_systems(
+    tmp_path: Path,
+) -> None:
+    """The first words of line n are wrong: n - 1 of them."""
+    words = [f"word{n}" for n in range(14)]
+    reference = [" ".join(words)] * 14
+    wrong = [" ".join(["zzz"] * n + words[n:]) for n in range(14)]
+    page = tmp_path / "out.html"
+    systems = write(tmp_path / "bad.en", wrong), write(tmp_path / "good.en", reference)
+    options: dict[str, Any] = {"reference": (write(tmp_path / "ref.en", reference),)}
+    evaluate(EvaluateOptions(hypothesis=systems, report=(page,), resamples=0, **options))
+    root = ElementTree.parse(page).getroot()
+    lists = [x for x in root.iter() if x.tag.endswith("details")]
+    found = []
+    for each in lists:
+        sentences = [x for x in each.iter() if x.tag.endswith("}dl")]
+        found.append(
+            [next(x.text for x in own.iter() if x.tag.endswith("dd")) for own in sentences]
+        )
+    worst = [str(line) for line in range(14, 4, -1)]
+    best = [str(line) for line in range(1, 11)]
+    assert found == [worst, best, worst]

@@ -42,6 +42,8 @@ def test_markdown_shows_changes_and_their_significance(files: dict[str, Path]) -
     text = path.read_text("utf-8")
     assert "all gates met" in text
     assert "| +0.00 | +0.00 to +0.00 | no significant difference (p = 1.000) |" in text
+    assert invoke(*flags(files), "--report", path, "--fail-if-worse", "--alpha", 0).exit_code == 0
+    assert r"| no significant difference (p \< 0.001) |" in path.read_text("utf-8")
 
 
 def test_junit_has_a_case_for_each_gate_and_a_failure_if_missed(files: dict[str, Path]) -> None:
@@ -82,6 +84,14 @@ def test_a_report_is_a_baseline_as_its_translations_are(files: dict[str, Path]) 
     # Another version of sacrebleu does not make another signature.
     path.write_text(path.read_text("utf-8").replace("version:2", "version:1"), "utf-8")
     assert invoke(*flags(files, "bad", path)).exit_code == 0
+    # Of a report of several test sets, the one with these references counts.
+    own = json.loads(path.read_text("utf-8"))
+    other = own | {"test": "other", "references_sha256": "0", "systems": [{"name": "other"}]}
+    path.write_text(json.dumps({"evaluations": [other, own]}), "utf-8")
+    again = found(*flags(files, "bad", path))["systems"][0]["scores"]
+    assert [score["comparison"]["delta"] for score in again] == [
+        score["comparison"]["delta"] for score in from_file
+    ]
     path.write_text(invoke(*flags(files), "--json").stdout, "utf-8")
     assert invoke(*flags(files, "same", path), "--fail-if-worse").exit_code == 0
 
@@ -159,6 +169,13 @@ def test_an_external_metric_gets_tests_and_gates(files: dict[str, Path]) -> None
     assert (score["metric"], score["value"]) == ("external", -0.5)
     assert score["signature"] == f"mean of: {command}"
     assert score["confidence"]["low"] < -0.5 < score["confidence"]["high"]
+
+
+def test_an_external_metric_reads_the_source(files: dict[str, Path]) -> None:
+    source = write(files["bad"].with_name("source.de"), [line.upper() for line in LINES])
+    command = program(files["bad"].parent, "int(line['source'] == line['references'][0].upper())")
+    values = found(*flags(files)[:-2], "--source", source, "--external", command)
+    assert values["systems"][0]["scores"][-1]["value"] == 1
 
 
 def test_a_failing_external_metric_is_reported_and_others_remain(files: dict[str, Path]) -> None:

@@ -21,6 +21,7 @@ from nmt.extras.analysis.robustness import (
     JOINED,
     SPLIT,
     Contrastive,
+    load_scorer,
     noisy_sources,
     robustness_section,
 )
@@ -51,11 +52,30 @@ class Copier:
         return System("copy", lines)
 
 
-def robustness(metrics: tuple[str, ...] = ("chrf",), resamples: int = 50) -> Section:
+class Joiner(Copier):
+    """A model that translates into a language without spaces."""
+
+    config = SimpleNamespace(languages={"source": "en", "target": "ja"})
+
+    def __init__(self) -> None:
+        self.asked: dict[str, list[str]] = {}
+
+    def translate(self, name: str, lines: list[str], _test: EvaluationSet) -> System:
+        self.asked[name] = list(lines)
+        return System("copy", [line.replace(" ", "") for line in lines])
+
+
+def robustness(
+    metrics: tuple[str, ...] = ("chrf",), resamples: int = 50, model: Copier | None = None
+) -> Section:
+    model = model or Copier()
+    test = EvaluationSet(name="set", source=tuple(LINES), references=(tuple(LINES),))
+    system = model.translate("clean", LINES, test)
+    test = replace(test, references=(tuple(system.lines),))
     scored: Any = SimpleNamespace(
-        test=EvaluationSet(name="set", source=tuple(LINES), references=(tuple(LINES),)),
-        models=[Copier()],
-        systems=[System("copy", LINES)],
+        test=test,
+        models=[model],
+        systems=[system],
         resampling=Resampling(resamples),
         make_scorers=lambda references, _: [
             Scorer(x, references, MetricOptions()) for x in metrics
@@ -73,12 +93,30 @@ def test_a_copying_system_loses_what_the_noise_changes() -> None:
     assert chrf["loss"] == pytest.approx(chrf["clean"] - chrf["noisy"])
     assert chrf["confidence"]["low"] > 0
     assert ter["loss"] == pytest.approx(ter["noisy"] - ter["clean"])
+    assert losses["spacingter"]["confidence"]["low"] > 0  # more errors are a loss
     head, *rows = section.rows
     assert head == ["system", "noise", "chrF", "TER"]
+    assert not any("-0.00" in cell for row in rows for cell in row)  # TER ignores case
     (shown,) = (row[2] for row in rows if row[1] == "upper-case")
     assert shown.startswith(f"100.00 -> {chrf['noisy']:.2f}, loss {chrf['loss']:.2f} ± ")
     assert "confidence" not in robustness(resamples=0).values[0]
     assert robustness() == robustness()
+
+
+def test_lines_are_joined_as_their_language_joins_sentences() -> None:
+    model = Joiner()
+    losses = {each["noise"]: each["loss"] for each in robustness(("ter",), 0, model).values}
+    assert losses["joined"] == losses["split"] == 0
+    assert model.asked["set (joined)"][0] == f"{LINES[0]} {LINES[1]}"
+
+
+def test_pairs_are_scored_by_the_model_that_was_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"device": "cpu", "checkpoint": "last", "threads": 2, "ensemble": None}
+    model: Any = SimpleNamespace(folder="run", loading={**options, "engine": "auto", "split": True})
+    scorer = SimpleNamespace(load=lambda folder, **own: (folder, own))
+    monkeypatch.setattr("nmt.extras.analysis.robustness.load_attribute", lambda _: scorer)
+    found: Any = load_scorer(model)
+    assert found == ("run", options)
 
 
 def test_accuracy_counts_higher_scores_but_not_ties(
@@ -135,6 +173,20 @@ def test_a_constant_error_is_the_calibration_error() -> None:
         assert (found and found["num_sentences"]) == expected
     same = replace(system(0.0), lines=[REFERENCE] * 40)
     assert confidence_quality(same, [[REFERENCE] * 40]) is None
+
+
+def test_confidence_is_compared_with_the_reference_of_its_own_line() -> None:
+    """Every second line has no confidence, and other references."""
+    references = [f"{REFERENCE} {WORDS[row % 8] * 3}" for row in range(80)]
+    lines = [" ".join(text.split()[: 1 + row % 9]) for row, text in enumerate(references)]
+    results = [Result("s", line, 0.0) for line in lines]
+    for row in range(1, 80, 2):
+        known = CHRF().sentence_score(lines[row], [references[row]]).score + 7
+        results[row] = replace(results[row], confidence=known)
+    found = confidence_quality(System("model", lines, results=results), [references])
+    assert found is not None
+    assert found["num_sentences"] == 40
+    assert [found["pearson"], found["calibration_error"]] == pytest.approx([1, 7])
 
 
 def test_every_output_shows_the_confidence() -> None:

@@ -58,6 +58,13 @@ def test_one_run_has_its_own_page_with_links_to_other_pages_in_its_folder(tmp_pa
     assert not (tmp_path / "runs.html").exists()
 
 
+def test_the_page_of_one_run_can_be_written_elsewhere(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", 0.1, 20.5)
+    assert report(ReportOptions(runs=(run,), output=Path("page.html"))).text == "page.html"
+    assert str(run) in Path("page.html").read_text()
+    assert not (run / "report.html").exists()
+
+
 def test_a_folder_that_is_not_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         report(ReportOptions(runs=(write_run(tmp_path / "a", 0.1, 1.0), tmp_path)))

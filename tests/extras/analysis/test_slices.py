@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +24,13 @@ from nmt.extras.analysis.slices import (
     groups_of_source,
     groups_of_system,
     score_slices,
+    slice_section,
 )
 from nmt.inference.request import Result
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
-from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, load_tokenizers, train_sentencepiece
 
 TEXTS = st.lists(
     st.tuples(*[st.text("aB1. ,üß世" + "\u0663", max_size=30)] * 3), min_size=1, max_size=9
@@ -84,6 +87,71 @@ def test_a_sentence_is_in_the_slice_that_its_rule_names(
     assert [each.labels[0] for each in groups if each.name == group] == [expected]
 
 
+@pytest.mark.parametrize(
+    ("words", "pairs", "expected"),
+    [
+        ([], [], ("100 times and more", "75% and more")),  # nothing is rare in a line of signs
+        ([0, 500], [0], ("unseen", "below 25%")),
+        ([1], [0, 0, 0, 0, 7], ("1-9 times", "below 25%")),
+        ([9], [0, 0, 0, 1], ("1-9 times", "25-49%")),
+        ([10, 700], [0, 1], ("10-99 times", "50-74%")),
+        ([99], [0, 1, 1, 1], ("10-99 times", "75% and more")),
+        ([100], [1], ("100 times and more", "75% and more")),
+    ],
+)
+def test_counts_in_training_have_their_slices(
+    words: list[int], pairs: list[int], expected: tuple[str, str]
+) -> None:
+    *_, rarest, covered = groups_of_source(["x"], [LineCounts(words, pairs)])
+    assert (rarest.labels[0], covered.labels[0]) == expected
+
+
+def test_a_name_counts_if_any_reference_keeps_it() -> None:
+    references = [
+        ["she sings", "Anna sings"],
+        ["Anna sings", "she sings"],
+        ["she does", "she does"],
+    ]
+    system = System("s", ["Anna is singing", "a woman is singing"])
+    groups = groups_of_system(system, ["Anna singt", "Anna singt"], references)
+    (names,) = [group for group in groups if group.name == "names and copied tokens"]
+    assert names.labels == ["kept", "lost"]
+
+
+def test_all_training_data_of_a_model_are_searched_for_words_and_leaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that started from another one has learned from the data of both."""
+    source = ["the dog sees a cat", "the cat sees a dog", "a dog and a cat run", "zebras"]
+    first = ["the dog sees a cat", "one", "two", "three", "the cat sees one dog"]
+    second = ["the dog sees a mouse", "four", "a dog and a cat run"]
+    tokenizer = learned(tmp_path, [*source, *first, *second] * 9)
+    data = [
+        SimpleNamespace(train=stored(tmp_path / name, tokenizer, lines), tokenizer_dir=tmp_path)
+        for name, lines in (("first", first), ("second", second))
+    ]
+    monkeypatch.setattr(slices, "training_data", lambda _: iter(data))
+    monkeypatch.setattr(slices, "_ROWS_AT_ONCE", 2)
+    scorers, resampling = [Scorer("chrf", [source], MetricOptions())], Resampling(0)
+    systems, _, _ = score_systems(
+        [System("s", source)], scorers, baseline=None, resampling=resampling
+    )
+    scored: Any = SimpleNamespace(
+        labels={}, systems=systems, options=SimpleNamespace(slices=True), scorers=scorers,
+        test=SimpleNamespace(source=source, references=[source]), resampling=resampling,
+        models=[SimpleNamespace(folder=tmp_path)],
+    )  # fmt: skip
+    found: dict[str, dict[str, int]] = {}
+    for each in slice_section(scored).values:
+        counts = found.setdefault(each["group"], {})
+        counts[each["name"]] = each["systems"][0]["num_sentences"]
+    # Line 1 is in the first data, and nearly in the second; line 2 nearly, and line 3 exactly.
+    assert found["source in training data"] == {"not found": 1, "near": 1, "exact": 2}
+    # "run" of line 3 is in the second data only.
+    rarest = found["rarest source word in training"]
+    assert (rarest["unseen"], rarest["1-9 times"]) == (1, 3)
+
+
 def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None:
     reference = [f"sentence number {n} of these" for n in range(40)]
     lines = ["something else", *reference[1:]]
@@ -103,6 +171,21 @@ def test_scores_are_those_of_the_slice_alone_and_an_empty_one_has_none() -> None
     assert [row[:2] for row in section.rows[2:]] == [["mine", "b"], ["other", "x"]]
 
 
+def learned(folder: Path, lines: list[str]) -> Tokenizer:
+    """Return a tokenizer that was learned from the lines, and is saved in the folder."""
+    config = TokenizerConfig(vocab_size=60, joint=True, byte_fallback=False)
+    train_sentencepiece(iter(lines), folder / "joint.model", config, threads=1)
+    return load_tokenizers(folder).source
+
+
+def stored(folder: Path, tokenizer: Tokenizer, lines: list[str]) -> ParallelStore:
+    """Return training data with the lines on both sides."""
+    ids = FlatIds.of(tokenizer.encode_batch(lines))
+    with StoreWriter(folder, 60) as writer:
+        writer.append(ids, ids, 0, range(len(lines)))
+    return ParallelStore.open(folder)
+
+
 @pytest.mark.parametrize("rows_at_once", [50_000, 7])
 def test_words_of_training_are_counted_as_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
@@ -114,20 +197,14 @@ def test_words_of_training_are_counted_as_by_hand(
         " ".join(generator.choice(words, generator.integers(1, 8))) + generator.choice(ends)
         for _ in range(400)
     ]
-    config = TokenizerConfig(vocab_size=60, joint=True, byte_fallback=False)
-    train_sentencepiece(iter(lines), tmp_path / "joint.model", config, threads=1)
-    tokenizer = load_tokenizers(tmp_path).source
-    with StoreWriter(tmp_path / "train", 60) as writer:
-        ids = tokenizer.encode_batch(lines)
-        writer.append(FlatIds.of(ids), FlatIds.of(ids), 0, range(len(ids)))
+    tokenizer = learned(tmp_path, lines)
+    store = stored(tmp_path / "train", tokenizer, lines)
     texts = [re.findall(r"\w+", line) for line in lines]
     counts = Counter(word for line in texts for word in line)
     pairs = Counter(pair for line in texts for pair in pairwise(line))
     tests = ["the dog.", "dogs doghouse house", "", "...", "the Über dog, so", "dog the a a a"]
     tests += lines[:50]
-    found = count_in_training(
-        [ParallelStore.open(tmp_path / "train")], tokenizer, [*tests, "ogd xx"]
-    )
+    found = count_in_training([store], tokenizer, [*tests, "ogd xx"])
     assert found.pop() == LineCounts([0, 0], [0])
     for text, each in zip(tests, found, strict=True):
         own = re.findall(r"\w+", text)

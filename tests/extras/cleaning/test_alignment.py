@@ -13,9 +13,18 @@ import numpy.typing as npt
 import pytest
 
 from nmt.data.lexicon import Pairs, learn_lexicon
-from nmt.extras.cleaning.alignment import Alignment, align_corpora
+from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.extras.cleaning.alignment import MOST_TOKENS, Alignment, CutLines, align_corpora
 from nmt.extras.cleaning.evidence import PairScorer, usual_scores
-from nmt.extras.cleaning.ranges import Range, alike_offset, best_path, joined, likely_offsets
+from nmt.extras.cleaning.ranges import (
+    MOST_OFFSET,
+    Range,
+    alike_offset,
+    best_path,
+    joined,
+    likely_offsets,
+    path_ranges,
+)
 
 Rows = npt.NDArray[np.int64]
 VOCAB = 400
@@ -203,3 +212,61 @@ def test_a_third_of_random_pairs_hardly_changes_the_typical_score() -> None:
     both = np.concatenate((good, bad))
     assert usual_scores(good, 0.95) == pytest.approx((10, 2), abs=0.2)
     assert usual_scores(both, 0.61) == pytest.approx((10, 2), abs=0.4)
+
+
+def test_scores_are_nats_per_token_and_a_held_out_set_teaches_no_words(tmp_path: Path) -> None:
+    """The set has words of its own, with translations that its lines alone could teach."""
+    source, target = language(600)
+    own, theirs = language(400, seed=2)
+    source += [[word + VOCAB for word in line] for line in own]
+    target += [[word + VOCAB for word in line] for line in theirs]
+    text = Text(source, target)
+    spans = {"train": (0, 600), "valid": (600, 1000)}
+    found = align_corpora(text, (2 * VOCAB, 2 * VOCAB), spans, tmp_path, held_out={"valid"})
+    assert found.scores["valid"][:].mean() < 0 < found.scores["train"][:].mean()
+    # The lexicon has not learned from every 16th line, so nothing is subtracted for the pair.
+    assert found.lexicon is not None
+    rows = np.arange(0, 600, 16)
+    nothing = np.empty(0, np.int64)
+    nats = PairScorer(found.lexicon, Pairs(nothing, nothing)).score(Pairs(rows, rows))
+    tokens = text.source_lengths[rows] + text.target_lengths[rows]
+    np.testing.assert_allclose(found.scores["train"][:][::16], nats / tokens, rtol=1e-4)
+
+
+def test_long_lines_are_cut_and_those_beside_them_are_whole(tmp_path: Path) -> None:
+    lines = [[number] * length for number, length in enumerate((3, 70, 64, 0, 100, 5))]
+    with StoreWriter(tmp_path / "store", 10) as writer:
+        writer.append(FlatIds.of(lines), FlatIds.of(lines[::-1]), 0, range(len(lines)))
+    cut = CutLines(ParallelStore.open(tmp_path / "store"))
+    rows = np.array([4, 0, 1, 5])
+    for ids_of, lengths, side in (
+        (cut.source_ids, cut.source_lengths, lines),
+        (cut.target_ids, cut.target_lengths, lines[::-1]),
+    ):
+        ids, offsets = ids_of(rows)
+        expected = [side[row][:MOST_TOKENS] for row in rows]
+        assert [part.tolist() for part in np.split(ids, offsets[1:-1])] == expected
+        assert lengths[rows].tolist() == [len(line) for line in expected]
+
+
+@pytest.mark.parametrize(
+    ("stretches", "expected"),
+    [
+        # Offset and length of each stretch of a path; None if no offset fits.
+        ([(0, 30), (2, 25), (None, 5), (2, 25), (0, 30)], [Range(31, 85, 2)]),
+        ([(0, 30), (2, 25), (None, 25), (2, 25)],
+         [Range(31, 55, 2), Range(56, 80, None), Range(81, 105, 2)]),
+        ([(0, 30), (2, 9), (0, 30), (None, 19), (0, 9)], []),  # too short
+        ([(0, 9), (-3, 10), (0, 9), (None, 20)], [Range(10, 19, -3), Range(29, 48, None)]),
+        ([(0, 30), *[(1, 5), (-1, 5)] * 2, (0, 30)], [Range(31, 50, None)]),  # changes all the time
+    ],
+)  # fmt: skip
+def test_a_path_becomes_ranges_of_ten_shifted_or_twenty_unrelated_lines(
+    stretches: list[tuple[int | None, int]], expected: list[Range]
+) -> None:
+    unrelated = 2 * MOST_OFFSET + 1
+    states = [unrelated if offset is None else MOST_OFFSET + offset for offset, _ in stretches]
+    path = np.repeat(states, [length for _, length in stretches])
+    assert list(path_ranges(path, 0)) == expected
+    later = [replace(each, start=each.start + 7, end=each.end + 7) for each in expected]
+    assert list(path_ranges(path, 7)) == later

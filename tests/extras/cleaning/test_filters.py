@@ -36,10 +36,13 @@ def reasons(source: str, target: str, languages: str = "de en") -> set[str]:
         ("ein Hund", "--- *** ---", "punctuation"),
         ("ein Hund", "a dog a dog a dog a dog", "repetition"),
         ("ein Hund", "the big dog runs home the big dog runs home", "repetition"),
+        ("ein Hund", "犬が走る" * 11, "repetition"),  # characters, in a script without spaces
+        ("ein\u200dHund", "a dog", "control"),
         ("ein Hund", "собака бежит", "script"),
         ("the dog is in the house", "der Hund ist in dem Haus", "swapped"),
         ("Er kam 1985.", "He came in 1986.", "numbers"),
         ("Er hat 3 Hunde.", "He has 4 dogs.", "numbers"),
+        ("Es waren 25 Leute.", "There were 13 people.", "numbers"),  # no time of the day
         ("Es sind 1.257 Leute.", "There are people.", "numbers"),
     ],
 )  # fmt: skip
@@ -56,6 +59,9 @@ def test_damage_is_found_with_its_reason(source: str, target: str, reason: str) 
         ("half \u00bd and 5 < 7 > 3 R&D", "halb \u00bd und 5 < 7 > 3 F&E", "en de"),
         ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "I want", "fa en"),
         ("Tom!", "Tom!", "de en"), ("Что это?", "What is that?", "ru en"),
+        ("Forscher entdecken Unterwasservulkan", "Scientists discover volcano", "de en"),
+        ("Alles darüber steht von heute an auch unter http://a.de/s?artikel=1",
+         "You will find everything about it today at http://a.de/s?artikel=1", "de en"),
         ("Very, very, very good!", "Sehr, sehr, sehr gut!", "en de"),
         ("NATO と EU の 会議 が 開か れ た", "a meeting of NATO and the EU", "ja en"),
         ("Ärger über Ößel, „naïve“ Café", "trouble with Ößel, a “naïve” café", "de en"),
@@ -63,6 +69,17 @@ def test_damage_is_found_with_its_reason(source: str, target: str, reason: str) 
 )  # fmt: skip
 def test_good_pairs_are_not_found_except_copies(source: str, target: str, languages: str) -> None:
     assert reasons(source, target, languages) <= {"copy_of_source"}
+
+
+def test_a_list_of_numbers_is_no_copy() -> None:
+    assert reasons("3 4 5 6 7 8", "3 4 5 6 7 8") == set()
+
+
+def test_exchanged_sides_are_told_by_scripts_or_by_identification() -> None:
+    assert "swapped" in reasons("The dog sleeps.", "Собака спит.", "ru en")
+    pytest.importorskip("py3langid")
+    source = "Scientists discover ancient underwater volcano"  # no frequent word
+    assert "swapped" in reasons(source, "Forscher entdecken uralten Unterwasservulkan", "de en")
 
 
 def test_a_missing_extra_is_named_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +100,11 @@ def test_languages_are_judged_where_py3langid_knows_them() -> None:
     filters = training_filters(FilterConfig(), "de", "xx")
     assert [each.value for each in filters.text_findings(french, german)] == ["fr"]
     assert filters.text_findings(german, french) == []
+    assert filters.text_findings("C'est ça?", german) == []  # too short to be sure
+    danish = "Skoleelever demonstrerede uden for Folketinget."
+    alike = training_filters(FilterConfig(), "no", "xx")  # one sentence does not decide
+    assert alike.text_findings(danish, german) == []
+    assert filters.text_findings(danish, german)
 
 
 def test_markup_control_characters_and_numbers_are_counted() -> None:

@@ -84,3 +84,35 @@ def test_a_sentence_of_another_direction_is_not_a_leak() -> None:
     leaks.update("train", [pair], np.array([[0, 0, 1], [0, 1, 0]]))
     assert [leak["set"] for leak in leaks.found] == ["same"]
     assert leaks.num_near() == {}
+
+
+def test_the_first_exact_copy_is_shown_even_after_many_near_ones() -> None:
+    """Of each sentence, 100 places are listed, and always the first near and the first exact one.
+
+    The texts stand beside these two only: the page shows one of them.
+    """
+    held_out = [SentencePair("ein Hund läuft", "a", 1), SentencePair("eine Katze", "b", 2)]
+    train = [SentencePair(f"text {line}", "c", line) for line in range(1, 154)]
+    leaks = Leaks({"valid": held_out})
+    near_dogs = [(row, 0, 0) for row in range(150)]
+    exact_dogs = [(150, 0, 1), (151, 0, 1)]
+    leaks.update("train", train, np.array([*near_dogs, *exact_dogs, (152, 1, 0)]))
+    listed = [(leak["line"], leak["train_line"], leak["kind"]) for leak in leaks.found]
+    near = [(1, line, "near") for line in range(1, 101)]
+    assert listed == [*near, (1, 151, "exact"), (2, 153, "near")]
+    shown = [(leak["sentence"], leak["train_text"]) for leak in leaks.found if "sentence" in leak]
+    texts = ("ein Hund läuft", "text 1"), ("ein Hund läuft", "text 151"), ("eine Katze", "text 153")
+    assert shown == [*texts]
+    assert leaks.num_near() == {"valid": 1}
+
+
+def test_other_spaces_are_exact_and_sentences_of_five_words_are_found_within_a_line() -> None:
+    index = LeakageIndex(["Der Hund läuft sehr schnell.", "Er bellt heute laut."])
+    before = "Nein, das glaube ich ihm nicht!"
+    lines = [
+        " Der Hund  läuft sehr schnell.",
+        f"{before} Der Hund läuft sehr schnell.",
+        *(f"{before}{mark} Der Hund läuft sehr schnell." for mark in '"\u201d\u201c\u00bb\u00ab'),
+        f"{before} Er bellt heute laut.",  # four words, which occur everywhere
+    ]
+    assert index.find(lines) == [(0, 0, "exact"), *((row, 0, "near") for row in range(1, 7))]

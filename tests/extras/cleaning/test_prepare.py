@@ -5,14 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from nmt.data.filters import ALWAYS, REASONS
 from nmt.errors import DataError
+from nmt.extras.cleaning.alignment import Alignment
+from nmt.extras.cleaning.ranges import Range
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 
 SIZES = {"vocab_size": 60, "byte_fallback": False}
@@ -65,6 +70,33 @@ def test_misaligned_pairs_can_be_dropped_and_the_comparison_of_words_switched_of
         assert (tmp_path / lexical / "lexical.tsv.gz").exists() == (lexical == "report")
 
 
+def test_all_lines_of_misaligned_ranges_go_and_the_ten_largest_ranges_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Range n begins at line 30 n + 1 and has n + 1 lines; every second one is shifted."""
+    write_pairs(tmp_path, *corpus(400))
+    ranges = [Range(30 * n + 1, 31 * n + 1, 2 if n % 2 else None) for n in range(12)]
+
+    def aligned(_lines: object, _sizes: object, spans: Mapping[str, Any], *_: object) -> Alignment:
+        scores: dict[str, Any] = {name: np.zeros(end - start, np.float32)
+                                  for name, (start, end) in spans.items()}  # fmt: skip
+        return Alignment(scores, scores, {"numbers": ranges})
+
+    monkeypatch.setattr("nmt.extras.cleaning.diagnosis.align_corpora", aligned)
+    report = prepare(config_for(tmp_path, filters={"misaligned": "drop"}))
+    dropped = [int(row[1]) for row in rows_of(tmp_path / "prepared", "dropped")]
+    assert dropped == [line for each in ranges for line in range(each.start, each.end + 1)]
+    assert report.shifts == [
+        {"corpus": "numbers", "start": each.start, "end": each.end, "offset": 2}
+        for each in ranges[1::2]
+    ]
+    assert [each["start"] for each in report.unrelated] == [each.start for each in ranges[::2]]
+    told = re.findall(r"(shifted|unrelated): numbers: lines (\d+) to", report.as_text())
+    largest = [("shifted" if n % 2 else "unrelated", str(30 * n + 1)) for n in range(11, 1, -1)]
+    assert told == largest
+    assert "2 more misaligned ranges" in report.as_text()
+
+
 def test_pairs_whose_words_are_no_translations_are_reported_or_dropped(tmp_path: Path) -> None:
     source, target = corpus(600)
     bad = range(10, 600, 30)
@@ -96,6 +128,8 @@ def test_scores_of_another_tool_drop_pairs_below_the_limit(tmp_path: Path) -> No
     values[7], values[90], values[91] = 0.1, 0.2, math.nan
     (warning,) = made({}, values).warnings[-1:]
     assert warning.startswith("numbers: to use the score file, set filters.scores.limit")
+    # Of 119 scores, without nan, 1% is at 118 * 0.01 = 1.18: 0.2 + 0.18 * (1 - 0.2).
+    assert re.findall(r"below ([\w.]+)", warning) == ["0.344", "1"]
     limited: dict[str, Any] = {"scores": {"limit": 0.2}}
     assert made(limited, values).findings["numbers"]["scores"] == 1
     dropping = {"scores": {"action": "drop", "limit": 0.2}}

@@ -6,13 +6,17 @@ import gzip
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nmt.errors import CheckpointError, ConfigError, DataError
-from nmt.extras.cleaning.scores import dual_score, dual_scorer, read_scores
+from nmt.extras.cleaning import scores as module
+from nmt.extras.cleaning.scores import Column, dual_score, dual_scorer, read_scores, write_scores
 from nmt.inference.scorer import Scorer
 from nmt.text.tokenizer import load_tokenizers
-from tests.commands.preparing import config_for, corpus, prepare
+from tests.commands.preparing import config_for, corpus, prepare, write_pairs
 from tests.inference.models import run_config, save_run, small_model, train_tokenizer
 
 PAIR = ("de", "en")
@@ -40,6 +44,43 @@ def test_scores_that_do_not_fit_the_corpus_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=problem) as caught:
             read_scores(path, lines, is_part=False)
         assert caught.value.exit_code == 3
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 9), st.integers(1, 5)), max_size=4))
+def test_a_column_keeps_the_largest_value_of_each_row_however_it_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, updates: list[dict[int, int]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "column"
+    expected = [max((update.get(row, 0) for update in updates), default=0) for row in range(10)]
+    for at_once in (3, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_AT_ONCE", at_once)
+            column = Column(path, np.float32, 10)
+            for update in updates:
+                rows = sorted(update)
+                column.raise_to(np.array(rows, np.int64), np.array([update[row] for row in rows]))
+        assert column[:].tolist() == expected
+
+
+def test_written_scores_have_their_lines_however_they_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {"a": np.array([0.5, -1, np.nan], np.float32), "b": np.array([2], np.float32)}
+    lines = {"a": [4, 7, 9], "b": [1]}
+    expected = [["a", "4", "0.5000"], ["a", "7", "-1.0000"], ["a", "9", "nan"],
+                ["b", "1", "2.0000"]]  # fmt: skip
+    monkeypatch.setattr(module, "_WRITTEN_AT_ONCE", 2)
+    write_scores(tmp_path / "some.tsv.gz", scores, lines)
+    write_scores(tmp_path / "all.tsv.gz", scores)
+    assert table(tmp_path / "some.tsv.gz") == expected
+    assert [row[1] for row in table(tmp_path / "all.tsv.gz")] == ["1", "2", "3", "1"]
+
+
+def table(path: Path) -> list[list[str]]:
+    """Return the rows of a file of scores, below its head."""
+    head, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    assert head == "corpus\tline\tscore"
+    return [line.split("\t") for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +132,25 @@ def test_pairs_are_scored_on_demand_and_the_manifest_names_the_models(
     assert prepare(config, score_with=runs).up_to_date
     assert prepare(config).up_to_date
     assert not prepare(config, score_with=runs[::-1]).up_to_date
+
+
+def test_a_score_belongs_to_its_line_where_lines_before_it_were_dropped(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line 3 is blank, and only line 50 has a low score."""
+    source, target = corpus(120)
+    source[2] = ""
+
+    def make_scorer(*_: object) -> module.ScorePairs:
+        return lambda pairs: [0.1 if pair[0] == source[49] else 0.9 for pair in pairs]
+
+    monkeypatch.setattr("nmt.extras.cleaning.diagnosis.dual_scorer", make_scorer)
+    write_pairs(tmp_path, source, target)
+    rule = {"action": "drop", "limit": 0.5}
+    prepare(config_for(tmp_path, filters={"dual_cross_entropy": rule}), score_with=runs)
+    dropped = gzip.decompress((tmp_path / "prepared" / "dropped.tsv.gz").read_bytes()).decode()
+    rows = [line.split("\t")[:3] for line in dropped.splitlines()[1:]]
+    assert rows == [["numbers", "3", "blank"], ["numbers", "50", "dual_cross_entropy"]]
+    written = table(tmp_path / "prepared" / "dual_cross_entropy.tsv.gz")
+    assert [row[1] for row in written] == ["1", "2", *map(str, range(4, 121))]
+    assert [row[1] for row in written if row[2] == "0.1000"] == ["50"]

@@ -6,10 +6,13 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from nmt.checkpoint.model_folder import SHORTLIST, ModelFiles, find_model, is_ctranslate2
 from nmt.commands import augment as recipe
@@ -19,6 +22,7 @@ from nmt.errors import ConfigError, DataError, NmtError
 from nmt.extras.distillation import distill as story
 from nmt.extras.distillation.distill import DistillReport, distill
 from nmt.extras.distillation.options import DistillOptions
+from nmt.inference.engine import Ensemble
 from nmt.inference.translator import Translator
 from tests.extras.adaptation.conftest import train
 from tests.extras.exchange.exported import needs_ctranslate2
@@ -69,7 +73,20 @@ def test_a_student_stopped_in_every_step_is_the_student_of_one_run(
     teachers: list[Path], monkeypatch: pytest.MonkeyPatch, num_teachers: int
 ) -> None:
     teachers = teachers[:num_teachers]
-    whole = distilled(teachers, output="whole")
+    load, loaded = Translator.load, list[tuple[object, object]]()
+
+    def recorded(folder: Path, **options: Any) -> Translator:
+        loaded.append((folder, options.get("ensemble")))
+        return load(folder, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(story, "Translator", SimpleNamespace(load=recorded))
+        whole = distilled(teachers, output="whole")
+    # The teacher of the table is all of them together, and so is its size.
+    others = Ensemble(tuple(teachers[1:]))
+    assert loaded == [(teachers[0], others), (Path("whole/model"), None)]
+    sizes = [find_model(run).manifest.files["model.safetensors"].size for run in teachers]
+    assert whole.rows[0].megabytes == sum(sizes) / 1e6
     for step in ("augment", "fit", "load_attribute", "_measure"):
         calls, real = list[int](), getattr(story, step)
 
@@ -113,12 +130,36 @@ def test_the_corpora_and_sets_of_the_student(teachers: list[Path]) -> None:
     """Its own corpora are added; validation and test sets are those of the teacher, or given."""
     Path("more.yaml").write_text(
         STUDENT + "data: {train: [{source: train.de, target: train.en}], temperature: 2}\n"
+        "decoding: {beam_size: 3}\n"
     )
     distilled(teachers[:1], config="more.yaml", valid=("valid.de", "valid.en"))
     config = load_config(Path("small/config.yaml"))
     first, second = config.data.train
     assert (str(first.tsv), str(second.source)) == ("small/corpus/corpus.tsv.gz", "train.de")
     assert (config.data.temperature, str(config.data.valid[0].source)) == (2, "valid.de")
+    assert (config.decoding.beam_size, config.decoding.shortlist) == (3, True)
+
+
+def test_only_sets_in_the_direction_of_the_student_are_its_sets(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(folder: Path) -> ModelFiles:
+        files = find_model(folder)
+        (corpus,) = files.config.data.validation
+        back = corpus.model_copy(update={"source_language": "en", "target_language": "de"})
+        update = {"test": {"there": corpus, "back": back}, "valid": [corpus, back]}
+        data = files.config.data.model_copy(update=update)
+        return replace(files, config=files.config.model_copy(update={"data": data}))
+
+    def stopped(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(story, "find_model", other)
+    monkeypatch.setattr(story, "augment", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        distilled(teachers)
+    data = yaml.safe_load(Path("small/config.yaml").read_text(encoding="utf-8"))["data"]
+    assert ([*data["test"]], len(data["valid"])) == (["there"], 1)
 
 
 def test_other_settings_and_a_teacher_without_validation_are_refused(
@@ -159,8 +200,15 @@ def test_a_student_can_be_trained_longer_without_translating_again(
     assert not Path("moved/report.json").exists()
 
 
-def test_the_table_names_its_test_set(teachers: list[Path]) -> None:
+def test_the_table_names_its_test_set_and_units(
+    teachers: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a second passes from each look at the clock to the next; the set has 12 lines."""
+    clock = count(0, 0.5)
+    monkeypatch.setattr(story, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     report = distilled(teachers[:1])
+    speeds = [(row.sentences_per_second, row.milliseconds) for row in report.rows]
+    assert speeds == [(24, 500), (24, 500)]
     assert report.test == "data.valid"
     assert "which also chose the best checkpoint" in report.as_text()
     report = distilled(teachers[:1], output="tested", test=("valid.de", "valid.en"))
