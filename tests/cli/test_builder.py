@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from nmt.cli import table
 from nmt.cli.app import app
 from nmt.cli.builder import Entry
-from nmt.config.flag import Flag, changed
+from nmt.config.flag import Flag
 from nmt.errors import ConfigError, GateError, shell_command
 
 
@@ -141,9 +141,3 @@ def test_a_command_to_type_has_the_flags_of_its_options() -> None:
     flags: dict[str, Any] = {"beam_size": 1, "set_": ["a.b=1"], "json": True, "tag": None}
     typed = "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
     assert shell_command("translate", "my runs/x", **flags) == typed
-
-
-def test_changed_names_the_fields_that_were_set() -> None:
-    options = Options(model=Path("m"), with_=("p",), kind="b")
-    assert changed(options) == ["with", "kind"]
-    assert changed(options, "kind", "json") == ["kind"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nmt.cli.app import app
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
-from nmt.config.run import RECIPES, SCALES, RunConfig, scale_of, with_scale
+from nmt.config.run import SCALES, RunConfig, scale_of
 from nmt.data.corpus import count_characters
 from nmt.errors import ConfigError, DataError
 from nmt.extras.planning.init import Start, init
@@ -140,32 +140,6 @@ def test_explicit_values_override_those_for_the_size() -> None:
     path.write_text(text + "training: {seed: 7}\n", "utf-8")
     with pytest.raises(ConfigError, match="set max_steps, max_minutes"):
         load_config(path)
-
-
-def test_the_values_of_a_recipe_override_those_for_the_size() -> None:
-    given = {"recipe": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
-    values = with_scale(given, 12_000_000)
-    assert values["tokenizer"] == {"vocab_size": 2000}
-    assert values["batch"] == {"max_tokens": 2048, "length_noise": 0.2}
-    weight = RECIPES["low-resource"]["training"]["r_drop_weight"]
-    assert values["training"]["r_drop_weight"] == weight > 0
-    assert values["model"] == {"preset": "tiny", "positions": "rotary", "dropout": 0.1}
-    assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
-
-
-def test_the_default_rate_depends_on_the_optimizer() -> None:
-    path, adamw = bare(), "training.optimizer.kind=adamw"
-    for overrides, expected in (
-        ([adamw], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
-        (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),
-        ([adamw, "training.schedule.peak_lr=2e-3"], ("adamw", 2e-3, 0.06)),
-        (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
-        (["training.schedule=null"], ("muon", 4e-3, 0.06)),
-    ):
-        training = load_config(path, overrides).training
-        schedule = training.schedule
-        assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup_ratio) == expected
-        assert schedule.shape == "linear"
 
 
 def test_the_size_of_a_hub_is_not_guessed() -> None:
