@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from nmt.cli import table
 from nmt.cli.app import app
 from nmt.cli.builder import Entry
-from nmt.config.flag import Flag
+from nmt.config.flag import OF_THE_MODEL, Flag
 from nmt.errors import ConfigError, GateError, shell_command
 
 
@@ -24,6 +24,10 @@ class Shared:
 
     beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, shown="4")] = None
     cache: Annotated[bool | None, Flag("Keep.")] = None
+    # The first two are keys of the section decoding.
+    shortlist: Annotated[bool | None, Flag("Few.", shown=OF_THE_MODEL)] = None
+    top_p: Annotated[float | None, Flag("Most.", shown=OF_THE_MODEL)] = None
+    size: Annotated[int | None, Flag("All.", shown=OF_THE_MODEL)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,10 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     assert "--with TEXT Can be repeated." in text
     assert "-b, --beam-size N Beam. [default: 4]" in text
     assert "--cache / --no-cache" in text
+    assert "--no-shortlist Few. [default: from the model, usually no]" in text
+    assert "--top-p X Most. [default: from the model, usually 1.0]" in text
+    assert "--size N All. [default: from the model]" in text
+    assert text.startswith("Usage: nmt work [OPTIONS] MODEL [OTHERS...] Work. Hard.")
     assert "Example: nmt work x" in text
     assert "--stream" not in text
 
@@ -128,6 +136,15 @@ def test_a_failure_comes_after_the_result() -> None:
     found = call("work", "m", "--kind", "b", "--json")
     assert (found.exit_code, found.stdout) == (6, '{"größe": null}\n')
     assert found.stderr == "error: --beam-size is too low.\n  fix: Raise it.\n"
+
+
+def test_only_the_first_of_several_processes_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")  # as torchrun sets it
+    done, failed = call("work", "m"), call("work", "m", "--kind", "b")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert (failed.exit_code, failed.stdout) == (6, "")
+    monkeypatch.setenv("RANK", "0")
+    assert call("work", "m").stdout
 
 
 def test_a_command_without_its_extra_says_so_and_no_other_one_needs_it() -> None:

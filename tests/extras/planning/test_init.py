@@ -77,10 +77,12 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     given = {"valid": ("satz 3", "line 9"), "test": ("neu", "line 20")}
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
     for name in names:
+        # Links keep their names: what they point to may have another ending.
         for code, text in zip(("de", "en"), given[name], strict=True):
-            Path(f"own {name}.{code}").write_text(f"{text}\n", "utf-8")
+            Path(f"{name}-{code}").write_text(f"{text}\n", "utf-8")
+            Path(f"own, {name} #1.{code}").symlink_to(f"{name}-{code}")
         here = f"../{Path.cwd().name}"
-        command += [f"--{name}", f"{here}/own {name}.de", f"{here}/own {name}.en"]
+        command += [f"--{name}", *(f"{here}/own, {name} #1.{code}" for code in ("de", "en"))]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
     assert f"({' and '.join(names)} from your files" in result.stdout
@@ -91,6 +93,8 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     for name, each in sets.items():
         assert each.source.is_absolute() == (name in names)
         assert ".." not in each.source.parts
+        expected = f"own, {name} #1.de" if name in names else f"{name}.de"
+        assert each.source.name == expected
         sides = [path.read_text("utf-8").splitlines() for path in (each.source, each.target)]
         texts[name] = list(zip(*sides, strict=True))
     assert all(texts[name] == [given[name]] for name in names)
@@ -102,6 +106,14 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     # Every pair of the corpus is drawn, left out, unusable or for training.
     left_out = int(re.findall(r"left out: (\d+)", result.stdout)[0])
     assert sum(len(texts[name]) for name in {*PARTS} - {*names}) + left_out + 2 == 400
+
+
+def test_a_line_that_is_not_utf8_is_left_out() -> None:
+    source, target = corpus(60)
+    text = source.read_bytes()
+    assert text.count(b"satz 7\n") == 1
+    source.write_bytes(text.replace(b"satz 7\n", b"satz \xff\n"))
+    assert started((source, target)).counts["unusable"] == 3  # two lines are blank
 
 
 def test_the_same_seed_draws_the_same_pairs() -> None:
@@ -180,6 +192,10 @@ def test_wrong_input_is_an_error() -> None:
         with pytest.raises(ConfigError, match=message):
             started(given, **options)
     assert not Path("a b").exists()
+    Path("there/config.yaml").touch()
+    with pytest.raises(ConfigError) as caught:
+        started(files, output=Path("there"))
+    assert "`nmt train there/config.yaml`" in caught.value.fix
     with pytest.raises(DataError, match=r"Too few pairs .*: 19"):
         started(corpus(21), output=Path("x"))
 
