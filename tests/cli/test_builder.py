@@ -22,7 +22,7 @@ from nmt.errors import ConfigError, GateError, shell_command
 class Shared:
     title: ClassVar[str] = "Search"
 
-    beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, shown="4")] = None
+    beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, max=9, shown="4")] = None
     cache: Annotated[bool | None, Flag("Keep.")] = None
     # The first two are keys of the section decoding.
     shortlist: Annotated[bool | None, Flag("Few.", shown=OF_THE_MODEL)] = None
@@ -122,6 +122,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     [
         (["-b", "7"], "--beam-size is 7 but --with is not.\n  fix: See `nmt x`, `no_field`.\n"),
         (["-b", "0"], "Invalid value for '--beam-size' / '-b': Input should be greater"),
+        (["-b", "10"], "Invalid value for '--beam-size' / '-b': Input should be less"),
         (["--weights", "1,x"], "1,x is not a list of values separated by ','."),
         ([""], "the name is empty"),
     ],

@@ -15,9 +15,9 @@ from nmt.config.loader import (
     dump_config,
     dump_document,
     load_config,
+    load_inference,
     parse_document,
     read_document,
-    refuse_idle,
 )
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RECIPES, RunConfig, scale_of, with_scale
@@ -227,6 +227,7 @@ def test_a_missing_key_is_named_unless_it_may_be_missing(tmp_path: Path) -> None
     ("decoding: {length_penalty: .nan}", "decoding.length_penalty is nan; it must be a number"),
     ("run_dir: 3", "run_dir is 3; it must be a path"),
     ("model:", "model is null; it must be a section"),
+    (f"recipe: {'x' * 99}", f"recipe is '{'x' * 56}...; it must be low-resource"),
 ])  # fmt: skip
 def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, found: str) -> None:
     """FAULTS 48."""
@@ -301,6 +302,7 @@ def test_values_for_the_size_of_the_training_text_fill_in_what_is_omitted(tmp_pa
     # More than 6.5 million characters, less than 30 million.
     assert (config.tokenizer.vocab_size, config.batch.max_tokens) == (8000, 4096)
     assert (config.training.max_minutes, config.training.seed) == (45, 7)
+    assert (config.training.validate_every, config.training.save_every) == (500, 500)
     assert (config.model.preset, config.model.dropout) == ("tiny", 0.25)
 
 
@@ -400,14 +402,16 @@ def test_a_change_to_sampling_leaves_out_only_the_options_of_beam_search() -> No
     assert "temprature" in caught.value.problem
 
 
-def test_overrides_without_an_effect_on_a_trained_model_are_all_refused() -> None:
-    used = ["decoding.beam_size=2", "decoding={beam_size: 2}", "batch.max_tokens=900"]
-    idle = ["training.seed=1", "data={train: [{tsv: decoding.tsv}]}", "decode.beam_size=2"]
-    refuse_idle(used, ("decoding", "batch"))
+def test_overrides_without_an_effect_on_a_trained_model_are_all_refused(small: Path) -> None:
+    used = ["decoding={beam_size: 2}", "decoding.n_best=2", "target_language=fr"]
+    idle = ["tokenizer.vocab_size=900", "model={preset: tiny}"]
+    read = ("decoding", "target_language")
+    config, _ = load_inference(small, used, read=read)
+    assert (config.decoding.beam_size, config.decoding.n_best) == (2, 2)
+    assert config.target_language == "fr"
     with pytest.raises(ConfigError) as caught:
-        refuse_idle([*used, *idle], ("decoding", "batch"))
-    named = caught.value.problem
-    assert [text in named for text in (*used, *idle)] == [False] * 3 + [True] * 3
+        load_inference(small, [*used, *idle], read=read)
+    assert [text in caught.value.problem for text in (*used, *idle)] == [False] * 3 + [True] * 2
 
 
 @pytest.mark.parametrize("text", ["", "just text", "[1, 2]", "3"])
@@ -432,7 +436,8 @@ def test_what_is_dumped_is_read_back_to_equal_values(values: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("no", "no"), ("yes", "yes"), ("true", True), ("5e-4", 5e-4), ("1e5", 100_000),
+    ("no", "no"), ("yes", "yes"), ("true", True), ("True", True), ("FALSE", False),
+    ("5e-4", 5e-4), ("1e5", 100_000),
     ("2_000_000", 2_000_000), (".5", 0.5), ("1:30", "1:30"), ("2026-11-21", "2026-11-21"),
     ("'5'", "5"), ("~", None), ("-3", -3), ("1e500", float("inf")), ("9" * 10_000, "9" * 10_000),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from nmt.config.data import (
 )
 from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
-from nmt.config.run import RunConfig, check_languages
+from nmt.config.run import RunConfig, check_languages, name_of_folder, usual_vocab_size
 from nmt.config.section import Binds, Registered, Section, bound_values
 from nmt.config.training import (
     OptimizerConfig,
@@ -31,7 +32,7 @@ from nmt.config.training import (
 from nmt.errors import ConfigError
 from nmt.registry import Registry, load_attribute, names_of
 
-DATA = {"train": [{"demo": "train"}], "valid": {"demo": "valid"}}
+DATA: dict[str, Any] = {"train": [{"demo": "train"}], "valid": {"demo": "valid"}}
 RUN: dict[str, Any] = {
     "name": "x", "source_language": "de", "target_language": "en", "data": DATA,
     "training": {"max_steps": 1},
@@ -166,6 +167,10 @@ def test_a_rule_between_sections_is_explained(values: dict[str, Any], message: s
                         {**A, "until": {"score": 20.5}}, A)),
     # Without tags of the source, its language is free.
     (RunConfig, {**RUN, "data": {**DATA, "valid": FRENCH}}),
+    # A model to start from may know other tags and languages.
+    (RunConfig, {**RUN, "training": TUNED, "data": {**DATA, "valid": {**FRENCH, "tag": "med"}}}),
+    (RunConfig, {**RUN, "training": TUNED,
+                 "data": {**DATA, "valid": {"demo": "valid", "target_language": "fr"}}}),
     # A small share of the updates is one update, as inverse_sqrt needs.
     (TrainingConfig, {"max_steps": 9, "schedule": {"warmup_ratio": 0.06, "warmup_steps": 0}}),
     (TrainingConfig, {"patience": 3}),
@@ -181,7 +186,7 @@ def test_what_no_rule_refuses_is_valid(section: type[BaseModel], values: dict[st
 
 
 def test_what_follows_from_several_keys() -> None:
-    assert ScheduleConfig(warmup_ratio=0.06, warmup_steps=9).warmup_updates(10) == 1
+    assert ScheduleConfig(warmup_ratio=0.06, warmup_steps=9).warmup_updates(5) == 1  # not 0.3
     assert ScheduleConfig(warmup_ratio=0.06, warmup_steps=9).warmup_updates(None) == 9
     learned = ModelConfig.model_validate({**LEARNED, "first_position": 2})
     assert learned.position_limit == 255  # the positions 2 to 256
@@ -191,6 +196,45 @@ def test_what_follows_from_several_keys() -> None:
     ways: tuple[dict[str, Any], ...] = ({}, {"sampling": True}, {"return_alternatives": True})
     decoding = [DecodingConfig.model_validate({"n_best": 3, **way}) for way in ways]
     assert [each.num_hypotheses for each in decoding] == [5, 3, 3]
+    sets = [DATA["valid"]] * 2
+    replay = {"train": DATA["train"], "valid": sets}
+    values = {**DATA, "train": [{"demo": "train"}] * 2, "test": {"a": DATA["valid"]}}
+    assert [*DataConfig.model_validate({**values, "replay": replay}).corpora] == [
+        "data.train.0", "data.train.1", "data.replay.train.0", "data.valid",
+        "data.replay.valid.0", "data.replay.valid.1", "data.test.a",
+    ]  # fmt: skip
+
+
+def test_short_forms_mean_their_full_values() -> None:
+    short = {"max_steps": 1, "precision": "bf16", "device": "gpu:1"}
+    full = {"max_steps": 1, "precision": "bfloat16", "device": "cuda:1"}
+    assert TrainingConfig.model_validate(short) == TrainingConfig.model_validate(full)
+    off = {"url": "off", "markup": "off"}
+    assert FilterConfig.model_validate(dict.fromkeys(off, False)) == FilterConfig.model_validate(
+        off
+    )
+
+
+def test_the_tags_of_corpora_are_symbols_unless_others_are_chosen() -> None:
+    train = [{"demo": "train", "tag": tag} for tag in ("bt", "<med>", "bt")]
+    values = {**RUN, "data": {**DATA, "train": train}}
+    assert RunConfig.model_validate(values).tag_symbols == (("<bt>", "<med>"), ())
+    values["tokenizer"] = {"user_defined_symbols": ["<med>", "<law>", "<bt>"]}
+    assert RunConfig.model_validate(values).tag_symbols == (("<med>", "<law>", "<bt>"), ())
+
+
+def test_a_folder_gives_a_valid_name() -> None:
+    names = [name_of_folder(Path(text)) for text in ("/a/my runs (2)", "/a/.x_1-", "/a/実験", "/")]
+    assert names == ["my-runs-2", "x_1", "model", "model"]
+    for name in names:
+        RunConfig.model_validate({**RUN, "name": name})
+
+
+def test_the_usual_vocabulary_is_nearest_as_a_share_of_its_size() -> None:
+    # 2000 (n / 5000)^0.4 is 2,667 for n = 5000 (4/3)^2.5 = 10,264: a third of 2,000 above it, and
+    # a third of 4,000 below that.
+    assert [usual_vocab_size(number) for number in (10_240, 10_290)] == [2000, 4000]
+    assert [usual_vocab_size(number) for number in (1, 10**9)] == [500, 32_000]
 
 
 PAIRS = st.lists(st.permutations(["de", "en", "fr"]).map(lambda x: x[:2]), min_size=1)
@@ -268,6 +312,7 @@ def test_a_filter_is_an_action_or_an_action_and_a_limit() -> None:
     rules = [filters.rule(name) for name in ("script", "url", "scores", "lexical", "ratio")]
     assert [each.action for each in rules] == ["drop", "report", "off", "report", "drop"]
     assert [each.limit for each in rules] == [0.5, 0.1, 2, -3.5, None]
+    assert FilterConfig().rule("scores").bound == -inf  # which no score is below
     assert FilterConfig.model_validate(filters.model_dump()) == filters
 
 

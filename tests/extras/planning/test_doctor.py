@@ -59,6 +59,9 @@ def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "AVX2" in findings["instructions"].fix
     assert findings["threads"].fix == "unset OMP_NUM_THREADS"
     assert findings["disk"].fix.startswith("Delete files")
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 1)  # which OMP_NUM_THREADS may use
+    findings_of_one_core = {finding.name: finding for finding in doctor.doctor().findings}
+    assert findings_of_one_core["threads"].fix == ""
     for extra in doctor._EXTRAS:
         assert install_command(extra) in findings[extra].found
         assert str(findings[extra]).startswith(f"--  {extra}")

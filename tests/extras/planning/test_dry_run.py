@@ -22,7 +22,7 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.loader import Batch, Loader, Position
 from nmt.data.prepared import PreparedData
 from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
-from nmt.extras.planning.made_up import write_data
+from nmt.extras.planning.made_up import explain, write_data
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
 from nmt.model.transformer import build_model, count_parameters
@@ -186,6 +186,24 @@ def test_two_passes_double_the_flops_and_patience_alone_makes_the_length_unknown
     assert twice.seconds["validation_and_saving"] is None
     assert twice.seconds["epoch"] > 0
     assert "per update, number of updates unknown" in twice.as_text().splitlines()[1]
+
+
+def test_a_time_too_short_for_r_drop_is_planned_without_it_and_with_a_warning(
+    folder: Path, report: DryRunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute is less than two passes over the data, and validation takes longer."""
+    slow = TimePlan(update=100.0, validation=0.0, saving=0.0, end=3600.0)
+    monkeypatch.setattr("nmt.extras.planning.dry_run.time_plan", lambda *_, **__: slow)
+    found = estimate(config_in(folder, max_steps=None, max_minutes=1.0, r_drop_weight=5.0))
+    assert (found.flops["passes"], found.seconds["update"]) == (1, 50.0)
+    assert found.flops["update"] == pytest.approx(report.flops["update"])
+    assert any("of training.max_minutes" in text for text in found.warnings)
+
+
+def test_text_of_standard_input_is_not_read(folder: Path) -> None:
+    values = values_in(folder) | {"prepared_dir": "elsewhere"}
+    values["data"] = {**values["data"], "train": [{"tsv": "-"}]}
+    assert "standard input is not prepared" in explain(RunConfig.model_validate(values))
 
 
 def test_too_large_batches_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

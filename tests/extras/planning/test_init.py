@@ -108,6 +108,12 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     assert sum(len(texts[name]) for name in {*PARTS} - {*names}) + left_out + 2 == 400
 
 
+def test_no_more_pairs_are_held_out_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.extras.planning.init._MOST_HELD_OUT", 5)
+    counts = started(corpus()).counts  # a twentieth would be 19
+    assert (counts["valid"], counts["test"]) == (5, 5)
+
+
 def test_a_line_that_is_not_utf8_is_left_out() -> None:
     source, target = corpus(60)
     text = source.read_bytes()

@@ -204,6 +204,8 @@ def test_a_vocabulary_far_from_the_usual_is_a_warning(size: int, pairs: int, tex
     advice = found(config(vocab_size=size), plan)
     assert advice.startswith(text)
     assert bool(advice) == bool(text)
+    kept = found(config(vocab_size=size, init_from="m"), plan)
+    assert kept == ""  # the vocabulary of another model
 
 
 def test_a_batch_that_is_a_large_part_of_the_corpus_is_a_warning(
