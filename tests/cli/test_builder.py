@@ -141,7 +141,8 @@ def test_a_failure_comes_after_the_result() -> None:
 
 def test_only_the_first_of_several_processes_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")  # as torchrun sets it
-    done, failed = call("work", "m"), call("work", "m", "--kind", "b")
+    done = call("work", "m")
+    failed = call("work", "m", "--kind", "b")
     assert (done.exit_code, done.stdout) == (0, "")
     assert (failed.exit_code, failed.stdout) == (6, "")
     monkeypatch.setenv("RANK", "0")

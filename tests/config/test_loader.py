@@ -307,7 +307,8 @@ def test_values_for_the_size_of_the_training_text_fill_in_what_is_omitted(tmp_pa
 
 
 def test_the_default_rate_depends_on_the_optimizer(tmp_path: Path) -> None:
-    path, adamw = written(tmp_path, BARE), "training.optimizer.kind=adamw"
+    path = written(tmp_path, BARE)
+    adamw = "training.optimizer.kind=adamw"
     for overrides, expected in (
         ([adamw], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
         (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),

@@ -111,7 +111,8 @@ def test_each_of_several_devices_reads_its_part(folder: Path, report: DryRunRepo
 
 
 def test_times_and_rates_follow_from_the_time_of_an_update(report: DryRunReport) -> None:
-    update, epoch = report.seconds["update"], report.epoch
+    epoch = report.epoch
+    update = report.seconds["update"]
     of_epoch = epoch["updates"] * update
     expected = {
         "epoch": of_epoch,
