@@ -64,6 +64,7 @@ def load_config(
         DataError: From ``check_files`` or ``count_characters``.
     """
     document = _read_keys(Path(path))
+    is_bare = document.values.get("training") is None  # in the file, whatever the overrides are
     problems = []
     for text in overrides:
         try:
@@ -74,7 +75,7 @@ def load_config(
             problems.append(f"`set` {text}: {error}")
     values = _with_run(document.values, recorded_settings)
     is_resumed = values is not document.values
-    is_scaled = values.get("training") is None
+    is_scaled = is_bare and not is_resumed
     values = _with_start(values)
     corpora = dict(_corpora("data", values.get("data")))
     missing = None  # error about missing files

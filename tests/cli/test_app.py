@@ -12,7 +12,7 @@ import pytest
 from tqdm import tqdm
 from typer.testing import CliRunner
 
-from nmt import errors
+from nmt import cli, errors
 from nmt.cli.app import app
 from nmt.cli.messages import configure_logging, remove_logging
 from nmt.errors import NmtError
@@ -62,6 +62,19 @@ def test_an_unexpected_failure_keeps_its_traceback_and_an_interrupt_exits_with_1
     fail_with(monkeypatch, KeyboardInterrupt())
     result = CliRunner().invoke(app, ["prepare", DEMO])
     assert (result.exit_code, result.stderr) == (130, "nmt: stopped by Ctrl-C\n")
+
+
+def test_an_interrupt_while_modules_are_loading_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nmt.cli.app.main", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "nmt: stopped by Ctrl-C\n"
 
 
 def test_the_help_loads_nothing_heavy() -> None:

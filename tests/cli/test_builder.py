@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from nmt.cli import table
 from nmt.cli.app import app
 from nmt.cli.builder import Entry
-from nmt.config.flag import Flag, changed
+from nmt.config.flag import OF_THE_MODEL, Flag
 from nmt.errors import ConfigError, GateError, shell_command
 
 
@@ -22,8 +22,12 @@ from nmt.errors import ConfigError, GateError, shell_command
 class Shared:
     title: ClassVar[str] = "Search"
 
-    beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, shown="4")] = None
+    beam_size: Annotated[int | None, Flag("Beam.", short="b", min=1, max=9, shown="4")] = None
     cache: Annotated[bool | None, Flag("Keep.")] = None
+    # The first two are keys of the section decoding.
+    shortlist: Annotated[bool | None, Flag("Few.", shown=OF_THE_MODEL)] = None
+    top_p: Annotated[float | None, Flag("Most.", shown=OF_THE_MODEL)] = None
+    size: Annotated[int | None, Flag("All.", shown=OF_THE_MODEL)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,10 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     assert "--with TEXT Can be repeated." in text
     assert "-b, --beam-size N Beam. [default: 4]" in text
     assert "--cache / --no-cache" in text
+    assert "--no-shortlist Few. [default: from the model, usually no]" in text
+    assert "--top-p X Most. [default: from the model, usually 1.0]" in text
+    assert "--size N All. [default: from the model]" in text
+    assert text.startswith("Usage: nmt work [OPTIONS] MODEL [OTHERS...] Work. Hard.")
     assert "Example: nmt work x" in text
     assert "--stream" not in text
 
@@ -114,6 +122,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     [
         (["-b", "7"], "--beam-size is 7 but --with is not.\n  fix: See `nmt x`, `no_field`.\n"),
         (["-b", "0"], "Invalid value for '--beam-size' / '-b': Input should be greater"),
+        (["-b", "10"], "Invalid value for '--beam-size' / '-b': Input should be less"),
         (["--weights", "1,x"], "1,x is not a list of values separated by ','."),
         ([""], "the name is empty"),
     ],
@@ -130,6 +139,16 @@ def test_a_failure_comes_after_the_result() -> None:
     assert found.stderr == "error: --beam-size is too low.\n  fix: Raise it.\n"
 
 
+def test_only_the_first_of_several_processes_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")  # as torchrun sets it
+    done = call("work", "m")
+    failed = call("work", "m", "--kind", "b")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert (failed.exit_code, failed.stdout) == (6, "")
+    monkeypatch.setenv("RANK", "0")
+    assert call("work", "m").stdout
+
+
 def test_a_command_without_its_extra_says_so_and_no_other_one_needs_it() -> None:
     assert "  lose " in call("--help").stdout
     found = call("lose", "--help")
@@ -141,9 +160,3 @@ def test_a_command_to_type_has_the_flags_of_its_options() -> None:
     flags: dict[str, Any] = {"beam_size": 1, "set_": ["a.b=1"], "json": True, "tag": None}
     typed = "nmt translate 'my runs/x' --beam-size 1 --set a.b=1 --json"
     assert shell_command("translate", "my runs/x", **flags) == typed
-
-
-def test_changed_names_the_fields_that_were_set() -> None:
-    options = Options(model=Path("m"), with_=("p",), kind="b")
-    assert changed(options) == ["with", "kind"]
-    assert changed(options, "kind", "json") == ["kind"]

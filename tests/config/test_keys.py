@@ -2,13 +2,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from nmt.config import keys
-from nmt.config.keys import all_keys, describe_keys, find_key, is_of_command_line, nearest_key
+from nmt.config.keys import (
+    ANY,
+    all_keys,
+    describe_keys,
+    find_key,
+    is_of_command_line,
+    nearest_key,
+)
+from nmt.config.loader import parse_document
+from nmt.config.run import RunConfig
 from nmt.errors import ConfigError
 
 ALIASES = [
@@ -98,3 +111,78 @@ def test_a_key_is_found_below_positions_and_names() -> None:
     assert found is not None
     assert found.allowed == "a number, above 0, at most 100"
     assert find_key(("data", "valid", "weigth")) is None
+
+
+# Every section of a configuration, with the keys that are required.
+DEMO = {"demo": "train"}
+SECTIONS: dict[str, Any] = {
+    "name": "x", "source_language": "en", "target_language": "de",
+    "data": {
+        "train": [DEMO], "valid": {"demo": "valid"}, "test": {"t": {"demo": "test"}},
+        "replay": {"train": [DEMO], "valid": {"demo": "valid"}},
+    },
+    "training": {"max_steps": 1, "init_from": "m", "lora": {}},
+}  # fmt: skip
+
+
+def place_of(path: Sequence[str]) -> tuple[str | int, ...]:
+    """The path of a key in ``SECTIONS``."""
+    above = ("", *path)
+    return tuple(
+        {"test": "t"}.get(before, 0) if part == ANY else part
+        for before, part in zip(above, path, strict=False)
+    )
+
+
+def section_of(values: Any, place: Sequence[str | int]) -> Any:
+    """The section of a key; made where it is omitted."""
+    for part in place[:-1]:
+        values = values.setdefault(part, {}) if isinstance(values, dict) else values[part]
+    return values
+
+
+def test_defaults_may_be_written_as_they_are_described() -> None:
+    """All at once, as YAML, they change nothing."""
+    values = deepcopy(SECTIONS)
+    given = RunConfig.model_validate(SECTIONS)
+    for key in all_keys():
+        above = find_key(key.path[:-1])
+        is_part = above is not None and not above.is_section  # of a filter, which has a default
+        if key.default and not is_part and "stages" not in key.path[:-1]:
+            text = key.default.replace("<name>", given.name)
+            default = parse_document(f"default: {text}", name="x").values["default"]
+            place = place_of(key.path)
+            section_of(values, place).setdefault(place[-1], default)
+    assert RunConfig.model_validate(values) == given
+
+
+LIMIT = re.compile(r"(at least|above|at most|below) ([-+.\de]+)")
+
+
+def test_a_number_is_allowed_exactly_where_its_description_says() -> None:
+    num_limits = 0
+    for key in all_keys():
+        kind = key.allowed.partition(",")[0]
+        if kind not in ("a number", "a whole number"):
+            continue
+        step = 1 if kind == "a whole number" else 1e-6
+        for words, text in LIMIT.findall(key.allowed):
+            limit = int(text) if kind == "a whole number" else float(text)
+            outside = step if words in ("at most", "below") else -step
+            is_included = words in ("at least", "at most")
+            found = [is_allowed(key.path, limit + each) for each in (-outside, 0, outside)]
+            assert found == [True, is_included, False], (key.path, words, limit)
+            num_limits += 1
+    assert num_limits > 100
+
+
+def is_allowed(path: Sequence[str], value: float) -> bool:
+    """Whether a key takes a value, whatever the rules between keys say."""
+    values = deepcopy(SECTIONS)
+    place = place_of(path)
+    section_of(values, place)[place[-1]] = value
+    try:
+        RunConfig.model_validate(values)
+    except ValidationError as error:
+        return all(detail["loc"][: len(place)] != place for detail in error.errors())
+    return True

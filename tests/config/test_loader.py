@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -10,16 +11,18 @@ from hypothesis import strategies as st
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
 from nmt.config.loader import (
     MAX_BYTES,
+    change_options,
     dump_config,
     dump_document,
     load_config,
+    load_inference,
     parse_document,
     read_document,
-)  # fmt: skip
+)
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
-from nmt.config.run import RunConfig
+from nmt.config.run import RECIPES, RunConfig, scale_of, with_scale
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 
 SMALL = """\
 name: small
@@ -30,6 +33,8 @@ data:
   valid: {demo: valid}
 training: {max_steps: 10}
 """
+# nmt chooses the values that go with the size of the corpus.
+BARE = SMALL.replace("training: {max_steps: 10}\n", "")
 
 LANGUAGES = st.sampled_from(["de", "en", "no", "pt-BR", "zho_Hans"])
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -189,6 +194,10 @@ def test_a_written_configuration_takes_overrides_of_its_single_validation_set(
     assert load_config(path, ["data.valid.max_pairs=5"]).data.valid[0].max_pairs == 5
     replay = ["data.replay.train=[{demo: train}]", "data.replay.share=0.5"]
     assert load_config(path, replay).data.training[1].demo == "train"
+    general = [*replay, "data.replay.valid={demo: valid}"]
+    path = written(tmp_path, dump_config(load_config(path, general)))
+    sets = load_config(path, ["data.replay.valid.max_pairs=7"]).data.validation
+    assert [each.max_pairs for each in sets] == [None, 7]
 
 
 def test_a_share_of_warmup_is_shown_without_the_updates_that_it_replaces(tmp_path: Path) -> None:
@@ -218,6 +227,7 @@ def test_a_missing_key_is_named_unless_it_may_be_missing(tmp_path: Path) -> None
     ("decoding: {length_penalty: .nan}", "decoding.length_penalty is nan; it must be a number"),
     ("run_dir: 3", "run_dir is 3; it must be a path"),
     ("model:", "model is null; it must be a section"),
+    (f"recipe: {'x' * 99}", f"recipe is '{'x' * 56}...; it must be low-resource"),
 ])  # fmt: skip
 def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, found: str) -> None:
     """FAULTS 48."""
@@ -250,6 +260,8 @@ def test_a_wrong_type_says_what_is_found_and_allowed(tmp_path: Path, line: str, 
     ("training.scheduler=cosine", "did you mean training.schedule.shape?"),
     ("training.scheduler={shape: cosine}", "did you mean training.schedule?"),
     ("vocab_size={source: 9, target: 9}", "did you mean tokenizer.vocab_size?"),
+    ("training.optimizer=adam", "did you mean training.optimizer.kind=adamw?"),
+    ("model.preset=low-resource", "(low-resource is for the top-level key recipe: `set` recipe="),
 ])  # fmt: skip
 def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, message: str) -> None:
     """FAULTS 49."""
@@ -261,12 +273,146 @@ def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, me
 
 def test_overrides_of_a_section_or_of_what_it_agrees_with_carry_problems(small: Path) -> None:
     assert "`set` batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
+    replaced = refusal(small, "batch.max_tokens=1", "batch={max_tokens: 2}").problem
+    assert replaced.startswith("`set` batch={max_tokens: 2}: batch.max_tokens is 2")
     train = "data.train=[{tsv: x, columns: [1, -1]}]"
     assert refusal(small, train).problem.startswith(f"`set` {train}: data.train.0.columns.1 is -1")
     # The section may stand in the file: what is wrong with it does not.
     changes = ["training.seed=5", "batch.length_noise=0", "training.average_last=5"]
     shown = "with `set` training.seed=5, training.average_last=5: training: "
     assert f"c.yaml:7 {shown}" in refusal(small, *changes).problem
+
+
+def test_values_for_the_size_of_the_training_text_fill_in_what_is_omitted(tmp_path: Path) -> None:
+    counted = []
+
+    def count(corpora: Sequence[CorpusConfig], codes: tuple[str, str]) -> int:
+        counted.append(([corpus.max_pairs for corpus in corpora], codes))
+        return 7_000_000
+
+    path = written(tmp_path, BARE)
+    changes = [
+        "data.train=[{demo: train, max_pairs: 5}, {demo: train, max_pairs: 6}]",
+        "data.test.t={demo: test, max_pairs: 7}",
+        "data.replay={train: [{demo: train, max_pairs: 8}]}",
+        "training.seed=7", "model.dropout=0.25",
+    ]  # fmt: skip
+    config = load_config(path, changes, count_characters=count)
+    assert counted == [([5, 6], ("en", "de"))]
+    # More than 6.5 million characters, less than 30 million.
+    assert (config.tokenizer.vocab_size, config.batch.max_tokens) == (8000, 4096)
+    assert (config.training.max_minutes, config.training.seed) == (45, 7)
+    assert (config.training.validate_every, config.training.save_every) == (500, 500)
+    assert (config.model.preset, config.model.dropout) == ("tiny", 0.25)
+
+
+def test_the_default_rate_depends_on_the_optimizer(tmp_path: Path) -> None:
+    path = written(tmp_path, BARE)
+    adamw = "training.optimizer.kind=adamw"
+    for overrides, expected in (
+        ([adamw], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
+        (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),
+        ([adamw, "training.schedule.peak_lr=2e-3"], ("adamw", 2e-3, 0.06)),
+        (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
+        (["training.schedule=null"], ("muon", 4e-3, 0.06)),
+    ):
+        training = load_config(path, overrides, count_characters=lambda *_: 0).training
+        schedule = training.schedule
+        assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup_ratio) == expected
+        assert schedule.shape == "linear"
+
+
+def test_the_values_of_a_recipe_override_those_for_the_size() -> None:
+    given = {"recipe": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
+    values = with_scale(given, 12_000_000)
+    assert values["tokenizer"] == {"vocab_size": 2000}
+    assert values["batch"] == {"max_tokens": 2048, "length_noise": 0.2}
+    weight = RECIPES["low-resource"]["training"]["r_drop_weight"]
+    assert values["training"]["r_drop_weight"] == weight > 0
+    assert values["model"] == {"preset": "tiny", "positions": "rotary", "dropout": 0.1}
+    assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
+
+
+def test_absent_files_are_told_with_other_problems_and_are_needed_only_to_count(
+    tmp_path: Path,
+) -> None:
+    checked = []
+
+    def check(corpora: Mapping[str, CorpusConfig]) -> None:
+        checked.append([*corpora])
+        raise DataError("data.train.0.source: a is absent.\n  data.valid: b is absent.", fix="Go.")
+
+    def count(*_: object) -> NoReturn:
+        raise AssertionError("text that is absent was counted")
+
+    path = written(tmp_path, SMALL)
+    assert load_config(path, count_characters=count, check_files=check).training.max_steps == 10
+    assert checked == [["data.train.0", "data.valid"]]
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["training.seed=-1"], check_files=check)
+    first, *problems = caught.value.problem.splitlines()
+    assert first.startswith("3 problems")
+    assert [line.split(": ")[-1] for line in problems[1:]] == ["a is absent.", "b is absent."]
+    path = written(tmp_path, BARE)
+    with pytest.raises(DataError, match="a is absent"):
+        load_config(path, count_characters=count, check_files=check)
+
+
+def test_a_model_to_start_from_gives_its_sections_for_omitted_keys(small: Path) -> None:
+    """None of its architecture if a preset is chosen; no tags of a vocabulary that it lacks."""
+    start = small.with_name("start")
+    start.mkdir()
+    changes = [
+        "model.preset=modern", "model.dropout=0.25", "tokenizer.vocab_size=700",
+        "decoding.beam_size=2", "data.language_tags=both", "filters.max_length=99",
+    ]  # fmt: skip
+    parent = load_config(small, changes)
+    written(start, dump_config(parent)).rename(start / "config.yaml")
+
+    def tuned(*overrides: str) -> RunConfig:
+        return load_config(small, [f"training.init_from={start}", *overrides])
+
+    plain = tuned("model.dropout=0.3")
+    assert plain.model == parent.model.model_copy(update={"dropout": 0.3})
+    assert (plain.tokenizer, plain.decoding) == (parent.tokenizer, parent.decoding)
+    assert (plain.data.language_tags, plain.filters.max_length) == ("both", 256)
+    assert tuned("model.preset=tiny").model == ModelConfig(preset="tiny")
+    new = tuned("training.init_differences=[vocabulary]")
+    assert (new.tokenizer, new.data.language_tags) == (TokenizerConfig(), None)
+    assert (new.model, new.decoding) == (parent.model, parent.decoding)
+
+
+def test_a_shipped_configuration_finds_its_corpora_from_any_folder() -> None:
+    train = load_config("configs/hello.yaml").data.train[0]
+    assert train.source is not None
+    assert train.source.is_file()
+
+
+def test_a_change_to_sampling_leaves_out_only_the_options_of_beam_search() -> None:
+    kept = {"beam_size": 4, "length_penalty": 0.6, "no_repeat_ngram_size": 3}
+    beams = {"coverage_penalty": 0.2, "patience": 2.0, "diverse_beam_groups": 2}
+    options = DecodingConfig.model_validate({**kept, **beams})
+    for way in ("sampling", "return_alternatives"):
+        expected = DecodingConfig.model_validate({**kept, way: True})
+        assert change_options(options, {way: True}) == expected
+    wider = DecodingConfig.model_validate({**kept, **beams, "beam_size": 6})
+    assert change_options(options, {"beam_size": 6}) == wider
+    with pytest.raises(ConfigError) as caught:
+        change_options(options, {"sampling": True, "top_p": 2.0, "temprature": 0.5})
+    assert "top_p is 2.0" in caught.value.problem
+    assert "temprature" in caught.value.problem
+
+
+def test_overrides_without_an_effect_on_a_trained_model_are_all_refused(small: Path) -> None:
+    used = ["decoding={beam_size: 2}", "decoding.n_best=2", "target_language=fr"]
+    idle = ["tokenizer.vocab_size=900", "model={preset: tiny}"]
+    read = ("decoding", "target_language")
+    config, _ = load_inference(small, used, read=read)
+    assert (config.decoding.beam_size, config.decoding.n_best) == (2, 2)
+    assert config.target_language == "fr"
+    with pytest.raises(ConfigError) as caught:
+        load_inference(small, [*used, *idle], read=read)
+    assert [text in caught.value.problem for text in (*used, *idle)] == [False] * 3 + [True] * 2
 
 
 @pytest.mark.parametrize("text", ["", "just text", "[1, 2]", "3"])
@@ -291,7 +437,8 @@ def test_what_is_dumped_is_read_back_to_equal_values(values: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("no", "no"), ("yes", "yes"), ("true", True), ("5e-4", 5e-4), ("1e5", 100_000),
+    ("no", "no"), ("yes", "yes"), ("true", True), ("True", True), ("FALSE", False),
+    ("5e-4", 5e-4), ("1e5", 100_000),
     ("2_000_000", 2_000_000), (".5", 0.5), ("1:30", "1:30"), ("2026-11-21", "2026-11-21"),
     ("'5'", "5"), ("~", None), ("-3", -3), ("1e500", float("inf")), ("9" * 10_000, "9" * 10_000),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +21,18 @@ from nmt.config.data import (
 )
 from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
-from nmt.config.run import RunConfig, check_languages
+from nmt.config.run import RunConfig, check_languages, name_of_folder, usual_vocab_size
 from nmt.config.section import Binds, Registered, Section, bound_values
-from nmt.config.training import OptimizerConfig, TrainingConfig, ValidationConfig
+from nmt.config.training import (
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainingConfig,
+    ValidationConfig,
+)
 from nmt.errors import ConfigError
 from nmt.registry import Registry, load_attribute, names_of
 
-DATA = {"train": [{"demo": "train"}], "valid": {"demo": "valid"}}
+DATA: dict[str, Any] = {"train": [{"demo": "train"}], "valid": {"demo": "valid"}}
 RUN: dict[str, Any] = {
     "name": "x", "source_language": "de", "target_language": "en", "data": DATA,
     "training": {"max_steps": 1},
@@ -37,6 +43,15 @@ SCHEDULE_FREE: dict[str, Any] = {
     "max_steps": 1, "optimizer": {"kind": "schedule-free"}, "schedule": {"shape": "constant"},
 }  # fmt: skip
 LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
+TUNED: dict[str, Any] = {"max_steps": 1, "init_from": "m"}
+FRENCH = {"demo": "valid", "source_language": "fr"}
+A = {"mix": {"a": 1.0}}
+
+
+def staged(*stages: dict[str, Any], second: str = "b", **others: Any) -> dict[str, Any]:
+    """A curriculum of two corpora."""
+    train = [{"demo": "train", "name": name} for name in ("a", second)]
+    return {**DATA, "train": train, "stages": stages, **others}
 
 
 @pytest.mark.parametrize(("section", "values", "message"), [
@@ -55,12 +70,25 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
      "replay and temperature cannot be combined"),
     (DataConfig, {**DATA, "valid": {"demo": "valid", "name": "a"}, "test": {"a": {"demo": "test"}}},
      "both have a set named a"),
+    (DataConfig, {**DATA, "test": {"a": {"demo": "test", "scores": "s"}}}, "a has scores, which"),
+    (DataConfig, staged({"mix": {"b": 1, "c": 1}}), r"stages.0.mix: .* named c \(names: a, b\)"),
+    (DataConfig, staged(A, A), "stages.0.until: set exactly one of steps, score"),
+    (DataConfig, staged({**A, "until": {"a": 1, "steps": 9}}), "stages.0.until: set exactly one"),
+    (DataConfig, staged({**A, "until": {"b": 1}}), "stages.0.until: b is not steps, score, or"),
+    (DataConfig, staged({**A, "until": {"steps": 1.5}}), "steps must be a whole number"),
+    (DataConfig, staged(A, second="a"), "stages need training corpora with different names"),
+    (DataConfig, staged(A, temperature=2.0), "temperature and stages cannot be combined"),
+    (DataConfig, staged(A, replay={"train": DATA["train"]}), "replay and stages cannot be comb"),
     (TrainingConfig, {"max_steps": 1, "init_differences": ["layers"]}, "differences needs init_fr"),
+    (TrainingConfig, {"max_steps": 1, "lora": {}}, "lora needs init_from"),
+    (TrainingConfig, {**TUNED, "lora": {}, "init_differences": ["layers"]}, "remove init_differ"),
     (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise `beam_size`"),
     (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
     (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
     (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* needs sampling"),
     (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search: .* sampling to false"),
+    (DecodingConfig, {"return_alternatives": True, "coverage_penalty": 0.1},
+     r"coverage_penalty \(0.1\) needs beam search: .* return_alternatives to false"),
     (DecodingConfig, {"sampling": True, "return_alternatives": True}, "cannot be combined"),
     (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5}, "forced prefix"),
     (ModelConfig, {"num_heads": 3}, r"\(3\) must divide the width 512: .* 2 or the width 510"),
@@ -73,7 +101,12 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (ModelConfig, {"positions": "rotary", "model_dim": 24}, "even width per head: use the width 3"),
     (TrainingConfig, {}, "set max_steps"),
     (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "depends on the budget"),
+    (TrainingConfig, {"patience": 3, "schedule": {"warmup_ratio": 0.1}}, "is a share of the budg"),
+    (TrainingConfig, {"max_steps": 1, "schedule": {"warmup_ratio": 9.0}}, "9 updates set warmup_s"),
+    (TrainingConfig, {"max_steps": 1, "schedule": {"warmup_steps": 0}}, "inverse_sqrt needs warm"),
     (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
+    (TrainingConfig, {**SCHEDULE_FREE, "optimizer": {"kind": "schedule-free", "betas": [0, 0.9]}},
+     "needs optimizer.betas above 0"),
     (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "remove ema_decay"),
     (TrainingConfig, {"max_steps": 1, "average_last": 5}, "needs keep_last 5 or more"),
     (TrainingConfig, {"max_steps": 1, "trackers": ["wandbb"]}, "one of tensorboard, wandb, "),
@@ -83,6 +116,8 @@ LEARNED: dict[str, Any] = {"positions": "learned", "max_positions": 257}
     (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
     (BatchConfig, {"max_tokens": "auto"}, "needs tokens_per_update"),
     (BatchConfig, {**AUTO, "max_sentences": 9}, "cannot be combined with max_sentences"),
+    (BatchConfig, {**AUTO, "gradient_accumulation": 2}, "chooses gradient_accumulation: remove it"),
+    (BatchConfig, {"tokens_per_update": 900}, "works only with max_tokens auto"),
     (TokenizerConfig, {"vocab_size": 200}, "byte_fallback alone uses 256.*raise it to 300"),
     (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback alone.* to 261"),
     (TokenizerConfig, {"vocab_size": SIZES}, "set joint to false, or give one number"),
@@ -105,12 +140,16 @@ def test_a_rule_between_keys_is_explained(
     ({"target_language": "de", "batch": {"max_tokens": 400}}, "are both de; .* raise it to 514"),
     ({"run_dir": "x", "prepared_dir": "x"}, "set different folders"),
     ({"tokenizer": {"joint": False}}, "use decoder-tied instead"),
+    ({"tokenizer": {"joint": False}, "model": {"embeddings": "inputs-shared"}}, "use separate ins"),
+    ({"batch": {**AUTO, "tokens_per_update": 400}}, "tokens_per_update is 400, .* raise it to 514"),
     ({"filters": {"min_length": 300}}, "min_length is above"),
     ({"batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}}, "needs tokenizer.kind bpe"),
     ({"data": {**DATA, "valid": {"demo": "valid", "tag": "fr"}}},
      r"data.valid.tag fr is not a user-defined symbol \(defined: none\)"),
     ({"data": {**DATA, "valid": [DATA["valid"], {"demo": "valid", "target_language": "fr"}]}},
      r"data.valid.1: fr is not a target language of data.train \(en\)"),
+    ({"data": {**DATA, "valid": FRENCH, "language_tags": "both"}},
+     r"data.valid: fr is not a source language of data.train \(de\)"),
     ({"data": {**DATA, "train": [{"demo": "train", "target_language": "de"}]}},
      "data.train.0: source_language and target_language are both de"),
     ({"model": {**LEARNED, "max_positions": 256}}, "model.max_positions is 256"),
@@ -120,6 +159,82 @@ def test_a_rule_between_keys_is_explained(
 def test_a_rule_between_sections_is_explained(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate({**RUN, **values})
+
+
+@pytest.mark.parametrize(("section", "values"), [
+    # The last stage may have no end.
+    (DataConfig, staged({**A, "until": {"steps": 9}}, {**A, "until": {"a": 0.5}},
+                        {**A, "until": {"score": 20.5}}, A)),
+    # Without tags of the source, its language is free.
+    (RunConfig, {**RUN, "data": {**DATA, "valid": FRENCH}}),
+    # A model to start from may know other tags and languages.
+    (RunConfig, {**RUN, "training": TUNED, "data": {**DATA, "valid": {**FRENCH, "tag": "med"}}}),
+    (RunConfig, {**RUN, "training": TUNED,
+                 "data": {**DATA, "valid": {"demo": "valid", "target_language": "fr"}}}),
+    # A small share of the updates is one update, as inverse_sqrt needs.
+    (TrainingConfig, {"max_steps": 9, "schedule": {"warmup_ratio": 0.06, "warmup_steps": 0}}),
+    (TrainingConfig, {"patience": 3}),
+    (TrainingConfig, {**TUNED, "lora": {}}),
+    (TrainingConfig, SCHEDULE_FREE),
+    (ValidationConfig, {"metric": "comet:some/model"}),
+    (BatchConfig, AUTO),
+    (DecodingConfig, {"sampling": True, "n_best": 9}),
+    (DecodingConfig, {"beam_size": 4, "diverse_beam_groups": 2}),
+])  # fmt: skip
+def test_what_no_rule_refuses_is_valid(section: type[BaseModel], values: dict[str, Any]) -> None:
+    section.model_validate(values)
+
+
+def test_what_follows_from_several_keys() -> None:
+    assert ScheduleConfig(warmup_ratio=0.06, warmup_steps=9).warmup_updates(5) == 1  # not 0.3
+    assert ScheduleConfig(warmup_ratio=0.06, warmup_steps=9).warmup_updates(None) == 9
+    learned = ModelConfig.model_validate({**LEARNED, "first_position": 2})
+    assert learned.position_limit == 255  # the positions 2 to 256
+    assert ModelConfig(first_position=2).position_limit is None
+    narrow = ModelConfig(decoder_model_dim=256, embeddings="separate")
+    assert (narrow.model_dim, narrow.decoder_dim, narrow.decoder_ff) == (512, 256, 2048)
+    ways: tuple[dict[str, Any], ...] = ({}, {"sampling": True}, {"return_alternatives": True})
+    decoding = [DecodingConfig.model_validate({"n_best": 3, **way}) for way in ways]
+    assert [each.num_hypotheses for each in decoding] == [5, 3, 3]
+    sets = [DATA["valid"]] * 2
+    replay = {"train": DATA["train"], "valid": sets}
+    values = {**DATA, "train": [{"demo": "train"}] * 2, "test": {"a": DATA["valid"]}}
+    assert [*DataConfig.model_validate({**values, "replay": replay}).corpora] == [
+        "data.train.0", "data.train.1", "data.replay.train.0", "data.valid",
+        "data.replay.valid.0", "data.replay.valid.1", "data.test.a",
+    ]  # fmt: skip
+
+
+def test_short_forms_mean_their_full_values() -> None:
+    short = {"max_steps": 1, "precision": "bf16", "device": "gpu:1"}
+    full = {"max_steps": 1, "precision": "bfloat16", "device": "cuda:1"}
+    assert TrainingConfig.model_validate(short) == TrainingConfig.model_validate(full)
+    off = {"url": "off", "markup": "off"}
+    assert FilterConfig.model_validate(dict.fromkeys(off, False)) == FilterConfig.model_validate(
+        off
+    )
+
+
+def test_the_tags_of_corpora_are_symbols_unless_others_are_chosen() -> None:
+    train = [{"demo": "train", "tag": tag} for tag in ("bt", "<med>", "bt")]
+    values = {**RUN, "data": {**DATA, "train": train}}
+    assert RunConfig.model_validate(values).tag_symbols == (("<bt>", "<med>"), ())
+    values["tokenizer"] = {"user_defined_symbols": ["<med>", "<law>", "<bt>"]}
+    assert RunConfig.model_validate(values).tag_symbols == (("<med>", "<law>", "<bt>"), ())
+
+
+def test_a_folder_gives_a_valid_name() -> None:
+    names = [name_of_folder(Path(text)) for text in ("/a/my runs (2)", "/a/.x_1-", "/a/実験", "/")]
+    assert names == ["my-runs-2", "x_1", "model", "model"]
+    for name in names:
+        RunConfig.model_validate({**RUN, "name": name})
+
+
+def test_the_usual_vocabulary_is_nearest_as_a_share_of_its_size() -> None:
+    # 2000 (n / 5000)^0.4 is 2,667 for n = 5000 (4/3)^2.5 = 10,264: a third of 2,000 above it, and
+    # a third of 4,000 below that.
+    assert [usual_vocab_size(number) for number in (10_240, 10_290)] == [2000, 4000]
+    assert [usual_vocab_size(number) for number in (1, 10**9)] == [500, 32_000]
 
 
 PAIRS = st.lists(st.permutations(["de", "en", "fr"]).map(lambda x: x[:2]), min_size=1)
@@ -197,6 +312,7 @@ def test_a_filter_is_an_action_or_an_action_and_a_limit() -> None:
     rules = [filters.rule(name) for name in ("script", "url", "scores", "lexical", "ratio")]
     assert [each.action for each in rules] == ["drop", "report", "off", "report", "drop"]
     assert [each.limit for each in rules] == [0.5, 0.1, 2, -3.5, None]
+    assert FilterConfig().rule("scores").bound == -inf  # which no score is below
     assert FilterConfig.model_validate(filters.model_dump()) == filters
 
 
@@ -245,9 +361,11 @@ def test_a_name_that_is_not_built_in_is_looked_up_in_its_registry() -> None:
         Toy(name="third")
     toys = Registry[object]("toy", {"first": "nowhere:FIRST", "second": "nowhere:SECOND"})
     toys.register("third", object())
-    assert [Toy(name=name).name for name in ("second", "third")] == ["second", "third"]
-    with pytest.raises(ValidationError, match="one of "):
-        Toy(name="fourth")
+    for name in ("second", "third", "third:argument"):
+        assert Toy(name=name).name == name
+    for name in ("fourth", "fourth:second"):
+        with pytest.raises(ValidationError, match="one of "):
+            Toy(name=name)
     assert Toy.model_json_schema()["properties"]["name"]["examples"] == ["first", "second"]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import tomllib
 from collections import namedtuple
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,6 +46,8 @@ def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     driver.touch()
     monkeypatch.setattr(doctor, "_GPU_DRIVERS", (driver,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NO AVX")
     monkeypatch.setattr(doctor, "usable_cores", lambda: 999)
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 8, 1))
@@ -52,8 +56,12 @@ def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(doctor, "_self_test", lambda: Finding("self-test", "left out"))
     findings = {finding.name: finding for finding in doctor.doctor().findings}
     assert "nvidia-smi" in findings["device"].fix
+    assert "AVX2" in findings["instructions"].fix
     assert findings["threads"].fix == "unset OMP_NUM_THREADS"
     assert findings["disk"].fix.startswith("Delete files")
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 1)  # which OMP_NUM_THREADS may use
+    findings_of_one_core = {finding.name: finding for finding in doctor.doctor().findings}
+    assert findings_of_one_core["threads"].fix == ""
     for extra in doctor._EXTRAS:
         assert install_command(extra) in findings[extra].found
         assert str(findings[extra]).startswith(f"--  {extra}")
@@ -70,6 +78,18 @@ def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) ->
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
     assert "!!  self-test     RuntimeError: illegal instruction" in result.stdout
+
+
+def test_wrong_translations_of_the_self_test_are_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [SimpleNamespace(text="a cat"), SimpleNamespace(text="")]
+    model = SimpleNamespace(translate=lambda _: found, engine=SimpleNamespace(name="torch"))
+    monkeypatch.setattr(doctor, "fit", lambda _: None)
+    monkeypatch.setattr("nmt.inference.translator.Translator.load", lambda _: model)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "!!  self-test     wrong translations: ['a cat', '']" in result.stdout
 
 
 def test_completion_is_installed_and_completes_commands(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from nmt.config.training import OptimizerConfig
 from nmt.data.loader import Batch, Loader, Position
 from nmt.data.prepared import PreparedData
 from nmt.extras.planning.dry_run import DryRunReport, estimate, resident_bytes
-from nmt.extras.planning.made_up import write_data
+from nmt.extras.planning.made_up import explain, write_data
 from nmt.extras.planning.plan import LengthSums, training_flops
 from nmt.files.atomic import run_lock
 from nmt.model.transformer import build_model, count_parameters
 from nmt.training.optimizer import build_optimizer, freeze
+from nmt.training.timing import TimePlan, TrainingSetup
 from nmt.training.update import Updater
 from tests.terminal import terminal
 from tests.training.toy import CONFIG, write_corpus
@@ -109,6 +110,21 @@ def test_each_of_several_devices_reads_its_part(folder: Path, report: DryRunRepo
     assert "each of 2 processes" in two.as_text()
 
 
+def test_times_and_rates_follow_from_the_time_of_an_update(report: DryRunReport) -> None:
+    epoch = report.epoch
+    update = report.seconds["update"]
+    of_epoch = epoch["updates"] * update
+    expected = {
+        "epoch": of_epoch,
+        "training": 45 * update,
+        "target_tokens_per_second": epoch["target_tokens"] / of_epoch,
+    }
+    for name, value in expected.items():
+        assert report.seconds[name] == pytest.approx(value), name
+    assert report.flops["per_second"] == pytest.approx(report.flops["update"] / update)
+    assert report.budget["epochs"] == pytest.approx(45 / epoch["updates"])
+
+
 def test_memory_is_that_of_the_buffers_and_of_the_largest_batch(report: DryRunReport) -> None:
     memory, number = report.memory_bytes, report.parameters["total"]
     assert (memory["weights"], memory["master_weights"]) == (4 * number, 0)
@@ -171,6 +187,24 @@ def test_two_passes_double_the_flops_and_patience_alone_makes_the_length_unknown
     assert twice.seconds["validation_and_saving"] is None
     assert twice.seconds["epoch"] > 0
     assert "per update, number of updates unknown" in twice.as_text().splitlines()[1]
+
+
+def test_a_time_too_short_for_r_drop_is_planned_without_it_and_with_a_warning(
+    folder: Path, report: DryRunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute is less than two passes over the data, and validation takes longer."""
+    slow = TimePlan(update=100.0, validation=0.0, saving=0.0, end=3600.0)
+    monkeypatch.setattr("nmt.extras.planning.dry_run.time_plan", lambda *_, **__: slow)
+    found = estimate(config_in(folder, max_steps=None, max_minutes=1.0, r_drop_weight=5.0))
+    assert (found.flops["passes"], found.seconds["update"]) == (1, 50.0)
+    assert found.flops["update"] == pytest.approx(report.flops["update"])
+    assert any("of training.max_minutes" in text for text in found.warnings)
+
+
+def test_text_of_standard_input_is_not_read(folder: Path) -> None:
+    values = values_in(folder) | {"prepared_dir": "elsewhere"}
+    values["data"] = {**values["data"], "train": [{"tsv": "-"}]}
+    assert "standard input is not prepared" in explain(RunConfig.model_validate(values))
 
 
 def test_too_large_batches_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,10 +287,19 @@ def test_data_of_a_hub_are_not_downloaded(
     assert report.made_up == ""
 
 
-def test_memory_of_large_batches_is_extrapolated(
+def seconds_of_tokens(setup: TrainingSetup, **_: float) -> TimePlan:
+    """The time of updates that take a microsecond for each token."""
+    loader = setup.loader
+    tokens = sum(int(side.sum()) for side in loader.lengths(slice(None)))
+    updates = -(-len(loader.plan(0)) // loader.config.gradient_accumulation)
+    return TimePlan(update=1e-6 * tokens / updates, validation=0.0, saving=0.0, end=0.0)
+
+
+def test_memory_and_time_of_large_batches_are_extrapolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To what a batch of that size needs."""
+    monkeypatch.setattr("nmt.extras.planning.dry_run.time_plan", seconds_of_tokens)
     values = values_in(tmp_path) | {"batch": {"max_tokens": 16_000, "gradient_accumulation": 2}}
     config, found = RunConfig.model_validate(values), []
     for few in (1024, 8000):  # measured are batches of up to twice as many tokens
@@ -264,6 +307,7 @@ def test_memory_of_large_batches_is_extrapolated(
         found.append(estimate(config))
     small, whole = found
     assert small.epoch == whole.epoch
+    assert small.seconds["update"] == pytest.approx(whole.seconds["update"])
     assert small.memory_bytes == {
         **whole.memory_bytes,
         "activations": pytest.approx(whole.memory_bytes["activations"], rel=0.1),
@@ -311,11 +355,15 @@ def test_the_table(report: DryRunReport) -> None:
     }  # fmt: skip
     budget = {"updates": 100_000, "limit": "training.max_steps", "has_patience": True, "epochs": 9}
     flops = report.flops | {"per_target_token": 21_526_364_160 / 60}
-    lines = replace(report, seconds=seconds, budget=budget, flops=flops).as_text().splitlines()
+    memory = report.memory_bytes | {"weights": 3 << 29, "gradients": 1 << 29}
+    shown = replace(report, seconds=seconds, budget=budget, flops=flops, memory_bytes=memory)
+    lines = shown.as_text().splitlines()
     cells = [line.split("  ") for line in lines]
     rows = {row[1]: [cell.strip() for cell in row[2:] if cell.strip()] for row in cells
             if len(row) > 1}  # fmt: skip
     assert rows["per target token"][0] == "359 M"
+    assert rows["weights"][0] == "1.50 GiB"  # 3 x 2^29 bytes
+    assert rows["gradients"][0] == "512.0 MiB"
     assert rows["all updates"] == ["6.9 h"]  # 25,000 s
     assert rows["validation, saving, end"][0] == "83.3 min"
     assert rows["validation, saving, end"][1].startswith("17% of the time")  # 5,000 of 30,000 s

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nmt.cli.app import app
 from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig
-from nmt.config.run import RECIPES, SCALES, RunConfig, scale_of, with_scale
+from nmt.config.run import SCALES, RunConfig, scale_of
 from nmt.data.corpus import count_characters
 from nmt.errors import ConfigError, DataError
 from nmt.extras.planning.init import Start, init
@@ -77,10 +77,12 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     given = {"valid": ("satz 3", "line 9"), "test": ("neu", "line 20")}
     command = ["init", str(source), str(target), "-o", "new", "-l", "de-en"]
     for name in names:
+        # Links keep their names: what they point to may have another ending.
         for code, text in zip(("de", "en"), given[name], strict=True):
-            Path(f"own {name}.{code}").write_text(f"{text}\n", "utf-8")
+            Path(f"{name}-{code}").write_text(f"{text}\n", "utf-8")
+            Path(f"own, {name} #1.{code}").symlink_to(f"{name}-{code}")
         here = f"../{Path.cwd().name}"
-        command += [f"--{name}", f"{here}/own {name}.de", f"{here}/own {name}.en"]
+        command += [f"--{name}", *(f"{here}/own, {name} #1.{code}" for code in ("de", "en"))]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.stderr
     assert f"({' and '.join(names)} from your files" in result.stdout
@@ -91,6 +93,8 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     for name, each in sets.items():
         assert each.source.is_absolute() == (name in names)
         assert ".." not in each.source.parts
+        expected = f"own, {name} #1.de" if name in names else f"{name}.de"
+        assert each.source.name == expected
         sides = [path.read_text("utf-8").splitlines() for path in (each.source, each.target)]
         texts[name] = list(zip(*sides, strict=True))
     assert all(texts[name] == [given[name]] for name in names)
@@ -102,6 +106,20 @@ def test_training_has_no_sentence_of_the_sets_that_the_user_passes(names: tuple[
     # Every pair of the corpus is drawn, left out, unusable or for training.
     left_out = int(re.findall(r"left out: (\d+)", result.stdout)[0])
     assert sum(len(texts[name]) for name in {*PARTS} - {*names}) + left_out + 2 == 400
+
+
+def test_no_more_pairs_are_held_out_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.extras.planning.init._MOST_HELD_OUT", 5)
+    counts = started(corpus()).counts  # a twentieth would be 19
+    assert (counts["valid"], counts["test"]) == (5, 5)
+
+
+def test_a_line_that_is_not_utf8_is_left_out() -> None:
+    source, target = corpus(60)
+    text = source.read_bytes()
+    assert text.count(b"satz 7\n") == 1
+    source.write_bytes(text.replace(b"satz 7\n", b"satz \xff\n"))
+    assert started((source, target)).counts["unusable"] == 3  # two lines are blank
 
 
 def test_the_same_seed_draws_the_same_pairs() -> None:
@@ -142,32 +160,6 @@ def test_explicit_values_override_those_for_the_size() -> None:
         load_config(path)
 
 
-def test_the_values_of_a_recipe_override_those_for_the_size() -> None:
-    given = {"recipe": "low-resource", "batch": {"length_noise": 0.2}, "model": {"dropout": 0.1}}
-    values = with_scale(given, 12_000_000)
-    assert values["tokenizer"] == {"vocab_size": 2000}
-    assert values["batch"] == {"max_tokens": 2048, "length_noise": 0.2}
-    weight = RECIPES["low-resource"]["training"]["r_drop_weight"]
-    assert values["training"]["r_drop_weight"] == weight > 0
-    assert values["model"] == {"preset": "tiny", "positions": "rotary", "dropout": 0.1}
-    assert values["training"]["max_minutes"] == scale_of(12_000_000).minutes
-
-
-def test_the_default_rate_depends_on_the_optimizer() -> None:
-    path, adamw = bare(), "training.optimizer.kind=adamw"
-    for overrides, expected in (
-        ([adamw], ("adamw", 1e-3, 0.06)),  # a rate of Muon would diverge
-        (["training.optimizer.kind=muon"], ("muon", 4e-3, 0.06)),
-        ([adamw, "training.schedule.peak_lr=2e-3"], ("adamw", 2e-3, 0.06)),
-        (["training.schedule.warmup_steps=9"], ("muon", 4e-3, None)),
-        (["training.schedule=null"], ("muon", 4e-3, 0.06)),
-    ):
-        training = load_config(path, overrides).training
-        schedule = training.schedule
-        assert (training.optimizer.kind, schedule.peak_lr, schedule.warmup_ratio) == expected
-        assert schedule.shape == "linear"
-
-
 def test_the_size_of_a_hub_is_not_guessed() -> None:
     Path("hub.yaml").write_text(
         "{name: h, source_language: en, target_language: de, "
@@ -206,6 +198,10 @@ def test_wrong_input_is_an_error() -> None:
         with pytest.raises(ConfigError, match=message):
             started(given, **options)
     assert not Path("a b").exists()
+    Path("there/config.yaml").touch()
+    with pytest.raises(ConfigError) as caught:
+        started(files, output=Path("there"))
+    assert "`nmt train there/config.yaml`" in caught.value.fix
     with pytest.raises(DataError, match=r"Too few pairs .*: 19"):
         started(corpus(21), output=Path("x"))
 

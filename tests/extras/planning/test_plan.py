@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from nmt.config.data import BatchConfig
 from nmt.config.model import MODEL_PRESETS, ModelConfig
 from nmt.config.run import SCALES, RunConfig, scale_of, usual_vocab_size
 from nmt.config.training import ScheduleConfig, TrainingConfig
@@ -157,7 +158,17 @@ def test_an_epoch_has_the_updates_of_the_pairs_that_it_reads(
 ) -> None:
     """18 subwords and EOS on both sides: 20,000 pairs fill 380 batches. Replay adds a fifth."""
     monkeypatch.setattr(PrepareReport, "read", lambda _: report(20_000))
-    assert Plan.estimate(config()).updates_per_epoch == 380
+    for options, updates in (
+        ({"max_tokens": 2000}, 380),
+        ({"max_tokens": 2000, "gradient_accumulation": 4}, 95),
+        ({"max_tokens": 2000, "max_sentences": 40}, 500),  # 1,520 tokens
+        ({"max_tokens": 2000, "max_sentences": 80}, 380),  # 3,040 tokens
+        ({"max_tokens": None, "max_sentences": 80}, 250),
+        ({"max_tokens": "auto", "tokens_per_update": 7600}, 100),
+    ):
+        batch = BatchConfig.model_validate(options)
+        changed = config().model_copy(update={"batch": batch})
+        assert Plan.estimate(changed).updates_per_epoch == updates, options
     both = replace(report(20_000), counts={"a": {"kept": 8000}, "general": {"kept": 12_000}})
     monkeypatch.setattr(PrepareReport, "read", lambda _: both)
     values = config().model_dump(exclude_unset=True)
@@ -174,6 +185,8 @@ def test_an_epoch_that_is_never_finished_is_a_warning() -> None:
     # 7 minutes hold a quarter of an epoch.
     timed = config(max_steps=None, max_minutes=7)
     assert found(timed, plan).endswith("training.max_minutes=null `set` training.max_epochs=1")
+    both = config(max_steps=10_000, max_minutes=7)
+    assert found(both, plan).endswith("training.max_epochs=1 `set` training.max_steps=null")
     assert found(config(), Plan(total_steps=20_000, updates_per_epoch=20_000, report=None)) == ""
 
 
@@ -191,6 +204,8 @@ def test_a_vocabulary_far_from_the_usual_is_a_warning(size: int, pairs: int, tex
     advice = found(config(vocab_size=size), plan)
     assert advice.startswith(text)
     assert bool(advice) == bool(text)
+    kept = found(config(vocab_size=size, init_from="m"), plan)
+    assert kept == ""  # the vocabulary of another model
 
 
 def test_a_batch_that_is_a_large_part_of_the_corpus_is_a_warning(
