@@ -76,32 +76,35 @@ def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "trained", "exported", "lacking"),
     [
-        ({}, "ctranslate2 cpu"),  # there is no driver of a GPU
-        ({"device": "cpu", "dtype": "float32"}, "ctranslate2 cpu"),
-        ({"dtype": "int8"}, "ctranslate2 cpu"),
-        ({"device": "cpu", "dtype": "bf16"}, "torch cpu"),
-        ({"device": "gpu"}, "torch cuda"),
-        ({"device": "cuda:1"}, "torch cuda:1"),
-        ({"device": "mps"}, "torch mps"),
-        ({"device": "cuda:1", "engine": "ctranslate2"}, "ctranslate2 cuda:1"),
-        ({"engine": "torch"}, "torch auto"),
+        ({}, "ctranslate2 cpu", "ctranslate2 auto", "torch auto"),  # there is no GPU
+        ({"dtype": "int8"}, "ctranslate2 cpu", "ctranslate2 auto", None),
+        ({"device": "cpu", "dtype": "fp32"}, "ctranslate2 cpu", "ctranslate2 cpu", "torch cpu"),
+        ({"device": "cpu", "dtype": "bf16"}, "torch cpu", "ctranslate2 cpu", "torch cpu"),
+        ({"device": "gpu"}, "torch cuda", "ctranslate2 cuda", "torch cuda"),
+        ({"device": "cuda:1"}, "torch cuda:1", "ctranslate2 cuda:1", "torch cuda:1"),
+        ({"device": "mps"}, "torch mps", "ctranslate2 mps", "torch mps"),
+        ({"engine": "ctranslate2"}, "ctranslate2 auto", "ctranslate2 auto", None),
+        ({"engine": "torch"}, "torch auto", "torch auto", "torch auto"),
     ],
 )
-@pytest.mark.parametrize("kind", ["trained", "exported", "lacking"])
 def test_the_engine_follows_from_device_dtype_and_folder(
-    options: dict[str, str], expected: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any],
+    trained: str,
+    exported: str,
+    lacking: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CTranslate2 runs what was exported for it, wherever; and gives way where it lacks a feature,
-    unless int8, which only it has, was asked for."""
+    """CTranslate2 runs what was exported for it, wherever. It gives way where it lacks a feature,
+    unless it was asked for, or int8, which only it has."""
 
     def loader(name: str) -> EngineLoader:
-        def load(_: Path, options: EngineOptions, needs: Needs) -> LoadedModel:
+        def load(_: Path, chosen: EngineOptions, needs: Needs) -> LoadedModel:
             if name == "ctranslate2" and needs.constraints:
                 raise EngineLacksError.of(name, ["constraints"])
             engine = Mock(dtype="")
-            engine.name = f"{name} {options.device}"
+            engine.name = f"{name} {chosen.device}"
             return LoadedModel(engine, Mock(), needs.decoding, 9)
 
         return load
@@ -111,20 +114,17 @@ def test_the_engine_follows_from_device_dtype_and_folder(
         toys.register(name, loader(name))
     monkeypatch.setattr(engines, "ENGINES", toys)
     monkeypatch.setattr(engines, "_GPU_DRIVERS", ())
-    monkeypatch.setattr(engines, "is_ctranslate2", lambda _: kind == "exported")
-    needs = Needs(constraints=kind == "lacking")
-    if kind == "exported" and "engine" not in options:
-        device = {"gpu": "cuda"}.get(options.get("device", "auto"), options.get("device", "auto"))
-        expected = f"ctranslate2 {device}"
-    must_fail = options.get("dtype") == "int8" or options.get("engine") == "ctranslate2"
-    if kind == "lacking" and must_fail:
-        with pytest.raises(EngineLacksError, match="ctranslate2 engine does not support constr"):
-            choose_engine(Path("run"), EngineOptions(**options), needs)
-        return
-    if kind == "lacking" and expected == "ctranslate2 cpu":
-        expected = f"torch {options.get('device', 'auto')}"
-    found = choose_engine(Path("run"), EngineOptions(**options), needs)
-    assert found.engine.name == expected
+    asked = EngineOptions(**options)
+    for is_exported, expected in ((False, trained), (True, exported)):
+        monkeypatch.setattr(engines, "is_ctranslate2", Mock(return_value=is_exported))
+        assert choose_engine(Path("run"), asked, Needs()).engine.name == expected
+    monkeypatch.setattr(engines, "is_ctranslate2", Mock(return_value=False))
+    needs = Needs(constraints=True)
+    if lacking is None:
+        with pytest.raises(EngineLacksError, match="ctranslate2 engine"):
+            choose_engine(Path("run"), asked, needs)
+    else:
+        assert choose_engine(Path("run"), asked, needs).engine.name == lacking
 
 
 def test_torch_refuses_what_it_cannot_run(run_dir: Path, tmp_path: Path) -> None:
