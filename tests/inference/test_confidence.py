@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from nmt.inference import confidence
 from nmt.inference.confidence import (
     ConfidenceModel,
     Term,
+    calibrate_confidence,
     features,
     fit_confidence,
     read_confidence,
 )
-from nmt.inference.request import Result
+from nmt.inference.request import Request, Result
 from nmt.inference.translator import Translator
 from tests.training.toy import make_config, write_corpus
 
@@ -103,6 +105,34 @@ def test_a_file_is_read_as_written_and_a_damaged_file_is_reported(tmp_path: Path
         path.write_text(text)
         with pytest.raises(CheckpointError, match=r"confidence\.json is damaged"):
             read_confidence(tmp_path)
+
+
+def test_confidence_is_fitted_to_lines_of_all_validation_sets(tmp_path: Path) -> None:
+    """At most 1,000, evenly spread, and at least 100; blank lines and outputs do not count."""
+    asked: list[str] = []
+
+    def answer(lines: Sequence[Request], progress: Callable[[int], object]) -> list[Result]:
+        asked[:] = [line.text for line in lines]
+        progress(len(lines))
+        draw = random.Random(3)
+        said = [replace(result(-draw.random()), text=line.text) for line in lines]
+        return [Result("\u200b", "", 0.0), *said[1:]]
+
+    for count, num_asked in ((99, 0), (100, 100), (2500, 1000)):
+        sources = [text for row in range(count) for text in (f"line {row}", " ")]
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        asked.clear()
+        calibrate_confidence(folder, list(map(Request, sources)), sources, answer)
+        assert len(asked) == num_asked
+        fitted = read_confidence(folder)
+        assert (fitted is not None) == bool(num_asked)
+        if fitted is not None:
+            assert fitted.num_lines == num_asked - 1
+            rows = [int(text.removeprefix("line ")) for text in asked]
+            assert (rows[0], rows[-1]) == (0, count - 1)
+            steps = set(np.diff(rows).tolist())
+            assert steps <= {count // num_asked, -(-count // num_asked)}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ A tag is read before the source, counts as one of its tokens, and is no word of 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,7 +21,7 @@ from nmt.inference.segment import segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import NONE, Constraints
-from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, train_sentencepiece
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import loaded, small_model
 from tests.inference.test_translator import Says
@@ -74,6 +75,19 @@ def test_punctuation_is_also_forbidden_after_a_word(tokenizers: Tokenizers) -> N
     assert len(found.forbidden) == 3
     assert target.decode([*target.encode("nicht"), *found.forbidden[2]]) == "nicht."
     assert found.forbidden[2] != after_space
+
+
+def test_words_of_unspaced_scripts_are_also_forbidden_inside_the_text(tmp_path: Path) -> None:
+    """A dog after "we" is the same dog; a word of Latin letters begins after a space."""
+    path = tmp_path / "joint.model"
+    lines = ["今天天气很好我们去公园\u3002", "狗 跑\u3002 a b", "我们喜欢狗和猫\u3002 a"] * 30
+    config = TokenizerConfig(vocab_size=40, byte_fallback=False)
+    train_sentencepiece(iter(lines), path, config, threads=1)
+    joint = Tokenizer.load(path)
+    request = Request("a", forbidden=("狗", "b"))
+    (found,) = constraints_of(Tokenizers(joint, joint), request)
+    written = [[joint.piece(index) for index in phrase] for phrase in found.forbidden]
+    assert written == [["\u2581狗"], ["\u2581b"], ["狗"]]
 
 
 def test_only_the_first_segment_of_a_line_gets_phrases(tokenizers: Tokenizers) -> None:
@@ -208,3 +222,8 @@ def test_a_score_is_that_of_the_source_with_its_tag(tagged: Tokenizers) -> None:
     scores = [score.log_prob for score in scorer.score(pairs, LanguageOptions(tag="de"))]
     assert scores == [pytest.approx(math.fsum(expected)), 0.0]
     assert scorer.score(pairs)[0].log_prob != pytest.approx(math.fsum(expected))
+    # Of at most 32 tokens the tag is one.
+    longest, longer = ("und " * count for count in (31, 32))
+    tag = LanguageOptions(tag="de")
+    found = scorer.score([(longest, "und"), (longer, "und")], tag)
+    assert [math.isinf(score.score) for score in found] == [False, True]

@@ -141,6 +141,14 @@ def test_memory_of_graphs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repeater.count == 4
 
 
+def test_rows_of_a_graph_are_sentences_times_beams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beam fits in one row, and two beams do not."""
+    monkeypatch.setattr(graphed, "_MOST_ROWS", 1)
+    model, run, repeater = recorded()
+    assert_alike(model, run, ([5], 2, 3))  # one beam at first, then two
+    assert repeater.count == 1
+
+
 def test_a_size_is_recorded_when_it_was_used_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "_USES_BEFORE", 5)
     model, run, repeater = recorded()

@@ -15,9 +15,10 @@ from nmt.inference.request import Request, Result, parse_request
 from nmt.inference.scorer import Scorer
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
-from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
-from tests.inference.conftest import sentences, translator_of
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, train_sentencepiece
+from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import small_model
+from tests.inference.test_translator import Says
 
 LINES = sentences(6, seed=2, longest=6)
 SYMBOLS = ("<2de>", "<2fr>", "<2en>", "<2ary_Arab>", "<bt>")  # ids from 4
@@ -105,6 +106,44 @@ def test_imported_models_offer_all_pairs_of_tagged_languages(tagged: Tokenizers)
 
 
 @pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    """An imported model of a group of languages: lines begin with the tag of their language."""
+    path = tmp_path_factory.mktemp("grouped") / "joint.model"
+    config = TokenizerConfig(vocab_size=330)
+    config = config.model_copy(update={"user_defined_symbols": (">>deu<<", ">>fra<<")})
+    train_sentencepiece(iter(sentences(300, 0)), path, config, threads=1)
+    joint = Tokenizer.load(path)
+    languages = Languages((Direction("en", "mul"),))
+    return translator_of(Says([9]), Tokenizers(joint, joint), languages=languages, max_length=6)
+
+
+def test_a_line_of_a_group_needs_one_tag_and_is_read_with_one(grouped: Translator) -> None:
+    """Its own tag, else that of the request, else that of all lines; also where it is cut."""
+    german, french = 4, 5
+    hund = grouped.tokenizers.source.encode("Hund")
+    (missing,) = grouped.try_translate(["Hund"])
+    assert isinstance(missing, DataError)
+    assert "none is chosen" in missing.problem
+    assert "deu, fra" in missing.fix
+    default = grouped.with_options(target_language="deu")
+    asked = Request("Hund", target_language="fra")
+    for translator, line, expected in (
+        (grouped, asked, french), (grouped, ">>fra<< Hund", french), (default, "Hund", german),
+        (default, asked, french), (default, ">>fra<< Hund", french),
+    ):  # fmt: skip
+        (part,) = translator.segment([line]).segments
+        assert part.read_ids == [expected, *hund]
+    long = "der Hund läuft und die Katze schläft. das Haus"
+    for translator, line in ((default, f">>fra<< {long}"), (grouped, f">>fra<< {long}")):
+        parts = translator.segment([line]).segments
+        assert len(parts) > 1
+        for part in parts:
+            assert len(part.read_ids) <= 6
+            assert [index for index in part.read_ids if index in (german, french)] == [french]
+            assert part.read_ids[0] == french
+
+
+@pytest.fixture(scope="module")
 def targeted(tagged: Tokenizers) -> Translator:
     """A model whose targets begin with the tag of their language."""
     model = small_model(tagged, "learned")
@@ -171,6 +210,28 @@ def test_the_tag_of_the_target_is_in_no_output(
     assert results[-2].text.startswith("Hund")
     with pytest.raises(MissingLanguageError):
         scorer.score([("Hund", "Hund")])
+
+
+def test_given_pairs_are_aligned_without_their_tags(tagged: Tokenizers) -> None:
+    """The attention of a pair, tags first, worked out word by word. A blank side has no links."""
+    engine = TorchEngine(small_model(tagged))
+    languages = Languages(ONE, "both")
+    scorer = Scorer(LoadedModel(engine, tagged, OPTIONS, 32, languages))
+    english, arabic = 6, 7
+    pairs = [(LINES[0], LINES[1]), ("", "Hund"), (LINES[2], LINES[3])]
+    first, blank, last = scorer.align(pairs, LanguageOptions(target="ary"))
+    assert blank == ()
+    for links, (source, target) in ((first, pairs[0]), (last, pairs[2])):
+        sides = tagged.source.encode(source), tagged.target.encode(target)
+        ((_, *rows),) = engine.attention([[english, *sides[0]]], [[arabic, *sides[1]]])
+        words = []
+        for ids in sides:
+            begins = [tagged.source.piece(index)[0] == "\u2581" for index in ids]
+            words.append([sum(begins[: place + 1]) - 1 for place in range(len(ids))])
+        expected = set()
+        for place, (_, *row) in enumerate(rows):
+            expected.add((words[0][row.index(max(row))], words[1][place]))
+        assert set(links) == expected
 
 
 def test_json_lines_name_their_languages() -> None:

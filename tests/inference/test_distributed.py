@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import re
 import shutil
@@ -12,16 +13,22 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.errors import DataError
-from nmt.inference.distributed import ahead, part_of
+from nmt.inference.distributed import ahead, errors_only, part_of, translated
+from nmt.inference.engine import Engine
+from nmt.inference.request import Request, Result
+from nmt.search.hypothesis import Hypothesis
+from nmt.text.tokenizer import Tokenizers
 from tests.cli.commands import FLAGS, call
-from tests.inference.conftest import sentences
+from tests.inference.conftest import sentences, translator_of
 
 LINES = [line.encode() for line in sentences(9, seed=4, longest=8)]
 PATIENCE_SECONDS = 120
@@ -95,6 +102,84 @@ def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_pa
     problem, fix = messages(found.stderr.decode())[::-1]
     assert "damaged or truncated" in problem + fix
     assert [path.name for path in tmp_path.iterdir()] == ["in.de.gz"]
+
+
+class First:
+    """The first of two processes: notes all collective calls."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def share(self, value: Any) -> Any:
+        self.calls.append(("share", value))
+        return value
+
+    def gather(self, value: Any) -> Any:
+        self.calls.append(("gather", value))
+        return [value]
+
+
+class Second:
+    """The second: its collective calls must be those of the first, in the same order."""
+
+    rank, size = 1, 2
+
+    def __init__(self, calls: list[tuple[str, Any]]) -> None:
+        self.calls = iter(calls)
+
+    def share(self, _: Any) -> Any:
+        name, value = next(self.calls)
+        assert name == "share"
+        return value
+
+    def gather(self, value: Any) -> Any:
+        name, others = next(self.calls)
+        assert name == "gather"
+        return [others, value]
+
+
+class OnGpu(Engine):
+    """Says the source again."""
+
+    on_gpu = True
+
+    @override
+    def search(self, sources: Any, *_: Any, **__: Any) -> Any:
+        return [[Hypothesis(tuple(ids), -1.0, -1.0)] for ids in sources]
+
+
+def test_the_first_process_decides_when_the_next_chunk_is_read(
+    tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others would wait for ever for a call that does not come."""
+    translator = translator_of(OnGpu(), tokenizers, max_length=10)
+    lines = [Request(line) for line in sentences(12, seed=4, longest=3)]
+    lines[1] = lines[7] = Request("und " * 12)  # in both parts of a chunk of its own
+    chunks = [(11, lines[:5]), (16, lines[5:7]), (18, lines[7:8]), (19, lines[8:])]
+    ready = iter([True, False, True, True, False, True] * 3)
+    first = First()
+    for _ in translated(translator, iter(chunks), first, lambda: next(ready)):
+        pass
+    second = translated(translator, iter(()), Second(first.calls), lambda: False)
+    found = list(second)
+    assert [chunk for chunk, _ in found] == chunks
+    results = [result for _, own in found for result in own]
+    assert [own.text for own in results if isinstance(own, Result)] == [
+        x.text.strip() for x in lines
+    ]
+    cut = sorted(text.split(":")[0] for text in caplog.messages)
+    assert cut == ["line 12", "line 18"]
+
+
+def test_a_quiet_process_speaks_again_afterwards() -> None:
+    logger = logging.getLogger("toy.quiet")
+    logger.setLevel(logging.INFO)
+    with errors_only("toy.quiet"):
+        levels = [logger.isEnabledFor(level) for level in (logging.WARNING, logging.ERROR)]
+    assert levels == [False, True]
+    assert logger.level == logging.INFO
 
 
 @given(st.lists(st.binary(max_size=1), max_size=30), st.integers(1, 9))

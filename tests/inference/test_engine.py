@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
+from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.errors import ConfigError
 from nmt.inference import engine as engines
 from nmt.inference.engine import (
+    EngineLacksError,
     EngineLoader,
     EngineOptions,
     Ensemble,
@@ -19,10 +23,12 @@ from nmt.inference.engine import (
     choose_engine,
     parse_dtype,
 )
-from nmt.inference.torch_engine import load_torch
+from nmt.inference.torch_engine import TorchEngine, gpu_capacity, load_torch
 from nmt.inference.translator import Translator
 from nmt.registry import Registry
+from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import sentences
+from tests.inference.models import small_model
 
 
 def load_engine(folder: Path, needs: Needs | None = None, **options: Any) -> LoadedModel:
@@ -67,6 +73,107 @@ def test_without_its_extra_torch_translates(run_dir: Path, monkeypatch: pytest.M
     assert chosen(run_dir, device="cpu", engine="mine") == ("torch", "float32")
     with pytest.raises(ConfigError, match="missing from this installation"):
         load_engine(run_dir, device="cpu", engine="ctranslate2")
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "exported", "lacking"),
+    [
+        ({}, "ctranslate2 cpu", "ctranslate2 auto", "torch auto"),  # there is no GPU
+        ({"dtype": "int8"}, "ctranslate2 cpu", "ctranslate2 auto", None),
+        ({"device": "cpu", "dtype": "fp32"}, "ctranslate2 cpu", "ctranslate2 cpu", "torch cpu"),
+        ({"device": "cpu", "dtype": "bf16"}, "torch cpu", "ctranslate2 cpu", "torch cpu"),
+        ({"device": "gpu"}, "torch cuda", "ctranslate2 cuda", "torch cuda"),
+        ({"device": "cuda:1"}, "torch cuda:1", "ctranslate2 cuda:1", "torch cuda:1"),
+        ({"device": "mps"}, "torch mps", "ctranslate2 mps", "torch mps"),
+        ({"engine": "ctranslate2"}, "ctranslate2 auto", "ctranslate2 auto", None),
+        ({"engine": "torch"}, "torch auto", "torch auto", "torch auto"),
+    ],
+)
+def test_the_engine_follows_from_device_dtype_and_folder(
+    options: dict[str, Any],
+    trained: str,
+    exported: str,
+    lacking: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CTranslate2 runs what was exported for it, wherever. It gives way where it lacks a feature,
+    unless it was asked for, or int8, which only it has."""
+
+    def loader(name: str) -> EngineLoader:
+        def load(_: Path, chosen: EngineOptions, needs: Needs) -> LoadedModel:
+            if name == "ctranslate2" and needs.constraints:
+                raise EngineLacksError.of(name, ["constraints"])
+            engine = Mock(dtype="")
+            engine.name = f"{name} {chosen.device}"
+            return LoadedModel(engine, Mock(), needs.decoding, 9)
+
+        return load
+
+    toys: Registry[EngineLoader] = Registry("toy engine", {})
+    for name in ("ctranslate2", "torch"):
+        toys.register(name, loader(name))
+    monkeypatch.setattr(engines, "ENGINES", toys)
+    monkeypatch.setattr(engines, "_GPU_DRIVERS", ())
+    asked = EngineOptions(**options)
+    for is_exported, expected in ((False, trained), (True, exported)):
+        monkeypatch.setattr(engines, "is_ctranslate2", Mock(return_value=is_exported))
+        assert choose_engine(Path("run"), asked, Needs()).engine.name == expected
+    monkeypatch.setattr(engines, "is_ctranslate2", Mock(return_value=False))
+    needs = Needs(constraints=True)
+    if lacking is None:
+        with pytest.raises(EngineLacksError, match="ctranslate2 engine"):
+            choose_engine(Path("run"), asked, needs)
+    else:
+        assert choose_engine(Path("run"), asked, needs).engine.name == lacking
+
+
+def test_torch_refuses_what_it_cannot_run(run_dir: Path, tmp_path: Path) -> None:
+    """Also if it is another model of an ensemble that was exported."""
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    (exported / "model.bin").touch()
+    others = Ensemble((exported,))
+    for options, problem in (
+        ({"dtype": "float16"}, "float16 needs a GPU"),
+        ({"dtype": "int8"}, "int8 needs the CTranslate2 engine"),
+        ({"ensemble": others}, "exported is a CTranslate2 export"),
+    ):
+        values: dict[str, Any] = {"device": "cpu", **options}
+        with pytest.raises(ConfigError, match=problem):
+            load_torch(run_dir, EngineOptions(**values), Needs())
+
+
+def test_lines_are_cut_at_the_length_that_is_asked_for(runs: dict[str, Path]) -> None:
+    """Else at that of the shortest model."""
+    both: dict[str, Any] = {"device": "cpu", "engine": "torch"}
+    assert Translator.load(runs["plain"], **both).options.max_length == 32
+    assert Translator.load(runs["plain"], max_length=8, **both).options.max_length == 8
+
+
+def test_batches_on_a_gpu_leave_room_for_all_models_of_an_ensemble() -> None:
+    """By hand: a token takes, in 2 bytes, keys and values of all layers, in the source once and in
+    five outputs twice: 11 * 2 * 2 * (6 * 512 + 2 * 256) bytes."""
+    models = [
+        ModelConfig(decoder_layers=layers, model_dim=width)
+        for layers, width in ((6, 512), (2, 256))
+    ]
+    found = gpu_capacity(1 << 30, models, 2)
+    assert found.tokens == (1 << 30) // (44 * 3584)
+    assert found.probabilities == (1 << 30) // 24
+
+
+def test_outputs_that_repeat_endlessly_end_after_nine_tokens_if_asked(
+    tokenizers: Tokenizers,
+) -> None:
+    """The last 8 tokens are then those before them; otherwise the longest output is 22 tokens."""
+    model = small_model(tokenizers, "learned")
+    assert model.output_bias is not None
+    with torch.no_grad():
+        model.output_bias[9] = 99.0
+    options = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=20)
+    for end_loops, length in ((True, 9), (False, 22)):
+        ((found,),) = TorchEngine(model, end_loops=end_loops).search([[5, 6]], options)
+        assert found.ids == (9,) * length
 
 
 @pytest.mark.parametrize(

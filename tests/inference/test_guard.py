@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,13 +18,23 @@ from typing_extensions import override
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
+from nmt.inference import guard
 from nmt.inference.engine import Engine
-from nmt.inference.guard import GuardCounts, GuardLimits, alarms, compressed_share, fallback_search
-from nmt.inference.request import Alarm
+from nmt.inference.guard import (
+    GuardCounts,
+    GuardLimits,
+    alarms,
+    check,
+    compressed_share,
+    fallback_search,
+)
+from nmt.inference.mbr import Mbr
+from nmt.inference.request import Alarm, Result
+from nmt.inference.segment import Segment
 from nmt.inference.translator import Translator
-from nmt.search.hypothesis import Hypothesis
+from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.languages import longest_loop
-from nmt.text.tokenizer import Tokenizers
+from nmt.text.tokenizer import Tokenizer, Tokenizers
 from tests.inference.conftest import OPTIONS, WORDS, translator_of
 
 LINES = Path(__file__).with_name("guard_lines.tsv")
@@ -180,6 +191,97 @@ def test_a_failed_retry_keeps_the_first_output(tokenizers: Tokenizers, engine: P
     assert parts.left == counts.left == numbers[:5]
     assert f"check lines {', '.join(map(str, numbers[:5]))}, ..." in (counts.message(1) or "")
     assert len(alarmed) > 5
+
+
+def noted(alarms: Sequence[Alarm], retried: Sequence[Alarm] = (), seconds: float = 0.0) -> Result:
+    return Result("a", "b", 0.0, alarms=(*alarms,), retried=(*retried,), retry_seconds=seconds)
+
+
+def test_the_message_counts_lines_by_what_is_left_of_their_alarms() -> None:
+    """A line that keeps one of two alarms is not fixed: of three lines with alarms one is.
+
+    3 of 29 lines are more than a tenth of at least 20: something is wrong with the input as such.
+    """
+    special = [
+        noted((), ["loop"], 0.5),
+        noted(["short"], ["loop"], 0.25),
+        noted(["long"], (), 0.25),
+    ]
+    for count, is_usual in ((19, False), (29, True), (30, False)):
+        results = [*special, *[noted(())] * (count - 3)]
+        counts = GuardCounts().add(dict(enumerate(results, 7)))
+        assert (counts.num_lines, counts.num_alarmed, counts.num_cleared) == (count, 3, 1)
+        assert (counts.left, counts.retry_seconds) == ([8, 9], 1.0)
+        message = counts.message(4.0) or ""
+        assert "fixed 1 and took 1.0 of 4.0 s" in message
+        assert "lines 8, 9" in message
+        assert ("input" in message) == is_usual
+
+
+class TwoAnswers(Engine):
+    """Says ``first``, or ``second`` where bigrams may not repeat; notes its options."""
+
+    def __init__(self, first: Sequence[int], second: Sequence[int]) -> None:
+        self._said = [Hypothesis((*ids,), -1.0, -1.0) for ids in (first, second)]
+        self.options: list[DecodingConfig] = []
+
+    @override
+    def search(self, sources: Any, options: DecodingConfig, constraints: object = None) -> Any:
+        self.options.append(options)
+        return [[self._said[options.no_repeat_ngram_size == 2]] for _ in sources]
+
+
+def test_an_alarm_that_remains_is_not_listed_as_removed(
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that goes on by 3 s at every look: the lines share the time of their search."""
+    encode = tokenizers.target.encode
+    engine = TwoAnswers(encode("und " * 12), encode(" ".join(WORDS[:9])))
+    clock = Mock(side_effect=range(0, 99, 3))
+    monkeypatch.setattr(guard, "time", Mock(perf_counter=clock))
+    results = stutterer(tokenizers, engine).translate(["Hund", "Katze"])
+    for found in results:
+        assert (found.text, found.alarms) == (" ".join(WORDS[:9]), ("long",))
+        assert set(found.retried) == {"loop", "repetition", "compression"}
+    assert sum(found.retry_seconds for found in results) == 3.0
+
+
+@pytest.mark.parametrize("kind", ["samples", "beam"])
+def test_candidates_of_a_second_search_obey_its_options(tokenizers: Tokenizers, kind: Any) -> None:
+    engine = TwoAnswers(tokenizers.target.encode("und " * 12), tokenizers.target.encode("und"))
+    translator = stutterer(tokenizers, engine).with_options(mbr=Mbr("chrf", 9, kind))
+    (found,) = translator.translate(["Hund"])
+    assert (found.text, found.alarms) == ("und", ())
+    first, second = engine.options
+    assert (first.no_repeat_ngram_size, second.no_repeat_ngram_size) == (0, 2)
+    assert first.n_best == second.n_best == 9
+    assert first.sampling == second.sampling == (kind == "samples")
+
+
+class Words(Tokenizer):
+    """Its ids are the places of its words."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    @override
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self._words[index] for index in ids)
+
+
+def test_each_side_is_read_in_its_own_vocabulary() -> None:
+    """A sentence of 11 characters becomes one of 4 and a phrase behind it, together 8.
+
+    Smoothed, that is (8 + 10) / (11 + 10) = 0.857. In the target's words the source would have two
+    sentences, too. The alarms of length and place stand side by side.
+    """
+    tokenizers = Tokenizers(Words("Hund", "Katze."), Words("dog.", "cat"))
+    segment = Segment(0, (0, 1), constraints=Constraints(required=((1,),)))
+    found = [[Hypothesis((0, 1), -1.0, -1.0)]]
+    for least, expected in ((0.85, ("constraint",)), (0.86, ("short", "constraint"))):
+        limits = GuardLimits(characters=(least, 1.0))
+        (output,) = check([segment], found, tokenizers, DecodingConfig(), limits, None)
+        assert output.alarms == expected
 
 
 def test_a_segment_of_a_long_line_is_retried_alone(tokenizers: Tokenizers) -> None:

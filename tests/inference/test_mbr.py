@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from sacrebleu import sentence_bleu
 
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.inference.mbr import EPSILON, Mbr, Utility, expected_utilities
+from nmt.inference.mbr import (
+    EPSILON,
+    UTILITIES,
+    Mbr,
+    Utility,
+    UtilityOf,
+    expected_utilities,
+)
 from nmt.inference.translator import Translator
+from nmt.metrics.metric import METRICS, Floats, MetricOptions
 from nmt.metrics.ngrams import pairwise_chrf
 from nmt.search.hypothesis import Hypothesis
 from tests.inference.conftest import OPTIONS, sentences
@@ -31,6 +42,20 @@ def test_texts_are_ranked_by_mean_similarity() -> None:
     # Of equals the first comes first.
     assert ranked(["b", "a", "c", "a"], lambda x: np.ones((len(x), len(x)))) == ["b", "a", "c"]
     assert ranked(["", " ", ""]) == ["", " "]
+
+
+def test_a_text_is_judged_as_a_hypothesis_and_the_others_as_references() -> None:
+    """By hand, of a once and b twice: a has (1 + 2 * 0) / 3, and b has (0.9 + 2 * 1) / 3.
+
+    As references they would have (1 + 2 * 0.9) / 3 and (0 + 2 * 1) / 3: a would be first.
+    """
+
+    def utility(texts: Sequence[str]) -> Floats:
+        table = {"aa": 1.0, "ab": 0.0, "ba": 0.9, "bb": 1.0}
+        return np.array([[table[own + other] for other in texts] for own in texts])
+
+    found = expected_utilities(["a", "b", "b"], utility)
+    assert found == pytest.approx({"a": 1 / 3, "b": 2.9 / 3})
 
 
 def test_each_text_is_shown_with_its_best_score() -> None:
@@ -72,6 +97,32 @@ def test_the_translator_chooses_by_definition(translator: Translator, kind: Any)
         assert [values[text] for text in best] == pytest.approx(expected)
         assert best[0] == result.text
         assert result.score == max(x.score for x in found.alternatives if x.text == result.text)
+
+
+def test_a_utility_knows_the_language_the_model_after_its_name_and_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = ["今天天气很好", "今天天气好"]
+    of_words, of_characters = (Mbr("bleu").loaded(x).compare("")(texts) for x in ("en", "zh"))
+    assert of_words.round().tolist() == [[100, 0], [0, 100]]
+    # Of 6 and 5 characters BLEU, by sacrebleu.
+    expected = [[sentence_bleu(x, [y], tokenize="zh").score for y in texts] for x in texts]
+    assert of_characters == pytest.approx(np.array(expected), abs=0.1)
+    seen: list[object] = []
+
+    def compare(source: str) -> Utility:
+        seen.append(source)
+        return pairwise_chrf
+
+    def make(options: MetricOptions) -> UtilityOf:
+        seen.extend((options.argument, options.target_language, options.device))
+        return compare
+
+    monkeypatch.setitem(UTILITIES._entries, "judge", make)
+    monkeypatch.setitem(METRICS._entries, "judge", Mock(argument="model"))
+    loaded = Mbr("judge:large").loaded("de", "cpu")
+    loaded.choose([Hypothesis((5,), -1, -1)], str, 1, "ein Hund")
+    assert seen == ["large", "de", "cpu", "ein Hund"]
 
 
 def test_an_unknown_metric_gets_no_suggestion() -> None:

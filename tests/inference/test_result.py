@@ -17,6 +17,7 @@ from nmt.inference.engine import Engine, EngineLacksError
 from nmt.inference.mbr import Mbr
 from nmt.inference.request import (
     RESULT_FIELDS,
+    Alternative,
     Request,
     Result,
     TokenScore,
@@ -195,6 +196,9 @@ def test_unknown_fields_pass_through(others: dict[str, Any], source: str) -> Non
         ("  ", Request("")),
         ('{"source": "a\\r\\nb\\n"}', Request("a b")),  # a line break does not make two lines
         ('{"source": "a\\u2028b\\u0085c\\fd"}', Request("a\u2028b\x85c\fd")),  # others are text
+        # Half of a character of two halves cannot be written.
+        ('{"source": "a\\ud800", "prefix": "\\udc00", "required": ["\\ud800b"]}',
+         Request("a\ufffd", "\ufffd", ("\ufffdb",))),
     ],
 )  # fmt: skip
 def test_lines_are_read(line: str, request_: Request) -> None:
@@ -225,6 +229,31 @@ def test_invalid_requests_are_refused_with_their_line_number(line: str, problem:
     assert '{"source": ' in caught.value.fix
     assert not problem.endswith("required") or getattr(caught.value, "others", {}) == {
         "source": "a"
+    }
+
+
+def test_a_result_is_written_with_its_own_values() -> None:
+    result = Result(
+        "ein Hund", "a dog", -0.25, (Alternative("a dog", -0.25, -1.0), Alternative("a", -2.5, -5)),
+        alarms=("short",), retried=("loop", "long"), alignment=((0, 0), (1, 1)),
+        attention=((0.123456, 0.5), (0.0, 1.0)), log_prob=-1.0, tokens=(TokenScore("x", -1.0),),
+        num_tokens=4, confidence=61.5, retry_seconds=9.0,
+    )  # fmt: skip
+    assert result.as_dict() == {
+        "source": "ein Hund",
+        "translation": "a dog",
+        "score": -0.25,
+        "log_prob": -1.0,
+        "alternatives": [
+            {"translation": "a dog", "score": -0.25, "log_prob": -1.0},
+            {"translation": "a", "score": -2.5, "log_prob": -5},
+        ],
+        "alarms": ["short"],
+        "retried": ["loop", "long"],
+        "confidence": 61.5,
+        "alignment": "0-0 1-1",
+        "attention": [[0.1235, 0.5], [0.0, 1.0]],
+        "tokens": [{"piece": "x", "log_prob": -1.0}],
     }
 
 

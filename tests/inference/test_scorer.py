@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +12,22 @@ import torch
 
 from nmt.errors import CheckpointError
 from nmt.inference import torch_engine
+from nmt.inference.engine import EngineOptions, Needs
 from nmt.inference.scorer import Scorer
 from nmt.inference.stepper import Mixture
-from nmt.inference.torch_engine import TorchEngine
+from nmt.inference.torch_engine import TorchEngine, load_torch
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.search.hypothesis import length_penalty
 from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, sentences
-from tests.inference.models import loaded, run_config, small_model
+from tests.inference.models import (
+    loaded,
+    run_config,
+    save_run,
+    small_model,
+    train_tokenizer,
+)
 
 PAIRS = list(zip(sentences(20, seed=5), sentences(20, seed=6), strict=True))
 
@@ -60,6 +68,30 @@ def test_the_scorer_returns_the_score_of_the_search(
         assert score == pytest.approx(hypothesis.score, abs=1e-4)
 
 
+def test_special_tokens_keep_their_probability_in_searches_and_scores_alike(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    """As in imported models. Here they are as likely as exp(6) = 403 of the other tokens."""
+    words = train_tokenizer(tmp_path / "tokenizer")
+    model = small_model(tokenizers, "learned", seed=7)
+    assert model.output_bias is not None
+    with torch.no_grad():
+        model.output_bias[:3] = 6.0
+    config = run_config(keep_special_mass=True)
+    folder = save_run(tmp_path / "run", model, words, config)
+    sources = [tokenizers.source.encode(line) for line in sentences(4, seed=2)]
+    options = OPTIONS.model_copy(update={"keep_special_mass": True})
+    results = TorchEngine(model).search(sources, options)
+    targets = [found[0].ids for found in results]
+    expected = [found[0].log_prob for found in results]
+    stored = load_torch(folder, EngineOptions(device="cpu"), Needs()).engine
+    for engine in (TorchEngine(model, keep_special_mass=True), stored):
+        totals = [sum(own) for own in engine.token_log_probs(sources, targets)]
+        assert totals == pytest.approx(expected, abs=1e-3)
+    without = [sum(own) for own in TorchEngine(model).token_log_probs(sources, targets)]
+    assert all(high > low + 0.1 for high, low in zip(without, expected, strict=True))
+
+
 def test_scores_do_not_depend_on_the_batch(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = scorer.score(PAIRS)
     order = random.Random(1).sample(range(len(PAIRS)), len(PAIRS))
@@ -81,6 +113,15 @@ def test_the_tokens_make_up_the_score(scorer: Scorer) -> None:
         assert unnormalised.score == unnormalised.log_prob == result.log_prob
         text = "".join(token.piece for token in result.tokens[:-1])
         assert text.replace("\u2581", " ").strip() == result.target
+
+
+def test_progress_counts_all_scored_pairs(scorer: Scorer) -> None:
+    """In batches of a few pairs. Pairs of which one side is blank or too long need no batch."""
+    counts: list[int] = []
+    pairs = [*PAIRS, ("", "dog")]
+    found = scorer.with_options(batch_tokens=40).score(pairs, progress=counts.append)
+    assert sum(counts) == sum(math.isfinite(result.score) for result in found)
+    assert 1 < len(counts) < sum(counts)
 
 
 def test_blank_lines_have_defined_scores(scorer: Scorer, translator: Translator) -> None:

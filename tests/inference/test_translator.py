@@ -13,7 +13,9 @@ import pytest
 import torch
 from typing_extensions import override
 
+from nmt.config.data import Direction
 from nmt.errors import CheckpointError, DataError
+from nmt.inference.direction import Languages
 from nmt.inference.engine import BatchCapacity, Engine, EngineLacksError, Needs
 from nmt.inference.mbr import Mbr
 from nmt.inference.request import Request, Result
@@ -67,9 +69,14 @@ def test_batches_keep_to_both_of_their_limits(
     size = tokenizers.target.vocab_size
     monkeypatch.setattr(TorchEngine, "num_workers", 1)  # each worker holds a batch
     lengths = [len(ids) for ids in tokenizers.source.encode_batch(sentences(60))]
-    for beam_size, most_rows in ((1, 21), (3, 7), (40, 1)):
+    for width, most_rows in (
+        ({"beam_size": 1}, 21),
+        ({"beam_size": 3}, 7),
+        ({"beam_size": 40}, 1),
+        ({"beam_size": 1, "sampling": True, "n_best": 3}, 7),
+    ):
         monkeypatch.setattr(TorchEngine, "capacity", BatchCapacity(probabilities=21 * size))
-        options = OPTIONS.model_copy(update={"beam_size": beam_size, "batch_tokens": 100})
+        options = OPTIONS.model_copy(update={**width, "batch_tokens": 100})
         batches = TorchEngine(model).batches(lengths, options, size)
         assert sorted(row for rows in batches for row in rows) == list(range(60))
         assert max(map(len, batches)) <= most_rows
@@ -192,6 +199,38 @@ def test_workers_do_not_set_the_threads_of_others(working: Translator) -> None:
         assert (torch.get_num_threads(), found) == (3, [3])
     finally:
         torch.set_num_threads(before)
+
+
+def test_progress_adds_up_to_the_number_of_lines(translator: Translator) -> None:
+    """With blank, failed and cut lines, and lines that are searched again."""
+    counts: list[int] = []
+    changes: dict[str, Any] = {"guard": True, "limits": STRICT, "batch_tokens": 20, "max_length": 6}
+    translator = translator.with_options(progress=counts.append, **changes)
+    lines: list[Request | str] = ["", Request("Hund", tag="fr"), *sentences(12, seed=5), " "]
+    results = translator.try_translate(lines)
+    assert len(translator.segment(lines).segments) > len(lines)  # some are cut
+    assert any(isinstance(own, Result) and own.retry_seconds for own in results)
+    assert sum(counts) == len(lines)
+    assert min(counts) == 0  # while lines are searched again
+    assert max(counts) < len(lines)  # not all at once
+
+
+@pytest.mark.parametrize(("language", "space"), [("de", " "), ("zh-Hant", ""), ("ja", "")])
+def test_a_cut_line_is_the_sum_of_its_parts(
+    translator: Translator, language: str, space: str
+) -> None:
+    """Its score is their mean, so that it is like the scores of other lines."""
+    languages = Languages((Direction("de", language),))
+    translator = translator.with_options(languages=languages, max_length=12)
+    sides = ["der Hund läuft.", "der Hund und das Haus heute,"]  # of 5 and 11 subwords
+    (whole,) = translator.translate([" ".join(sides)])
+    first, second = translator.translate(sides)
+    assert whole.text == first.text + space + second.text
+    assert whole.score == pytest.approx((first.score + second.score) / 2)
+    assert whole.log_prob == pytest.approx(first.log_prob + second.log_prob)
+    assert whole.num_tokens == first.num_tokens + second.num_tokens
+    (shown,) = whole.alternatives
+    assert (shown.text, shown.score, shown.log_prob) == (whole.text, whole.score, whole.log_prob)
 
 
 def test_failed_lines_do_not_change_other_lines(translator: Translator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from itertools import zip_longest
@@ -17,7 +18,7 @@ from torch import Tensor
 from nmt.search.beam import RequiredPhrases, bank_sizes, expand
 from nmt.search.hypothesis import Constraints, Hypothesis, Ids, contains
 from nmt.search.loop import coverage_penalty, search
-from nmt.search.selector import FinishedHypotheses, first_largest, largest
+from nmt.search.selector import FinishedHypotheses, SearchInputs, first_largest, largest
 from nmt.text import BOS_ID, EOS_ID, UNK_ID
 from tests.search.naive import Naive
 from tests.search.toys import (
@@ -91,10 +92,11 @@ def test_a_search_without_unfinished_beams_keeps_its_results() -> None:
     assert [(h.ids, h.log_prob) for h in found] == [((), -1.0), ((5,), -1.5), ((6,), -3.0)]
 
 
-def diverse_by_hand(naive: Naive) -> list[Ids]:
+def beams_by_hand(naive: Naive) -> list[Ids]:
     """Groups one after the other, each to its end; no early stop but that of full groups."""
     config = naive.config
     size = config.beam_size // config.diverse_beam_groups
+    most = math.ceil(config.patience * size)
     taken: list[Counter[int]] = [Counter() for _ in range(naive.limits[1])]
     found: list[list[tuple[float, Ids]]] = []
     for _ in range(config.diverse_beam_groups):
@@ -111,13 +113,13 @@ def diverse_by_hand(naive: Naive) -> list[Ids]:
             ended += [(total, ids[:-1]) for _, total, ids in ways[:size] if ids[-1] == EOS_ID]
             active = [(total, ids) for _, total, ids in ways if ids[-1] != EOS_ID][:size]
             counts.update(ids[-1] for _, ids in active)
-            if len(ended) >= size:
+            if len(ended) >= most:
                 break
-        ended.sort(key=lambda own: -own[0] / (len(own[1]) + 1))
+        ended.sort(key=lambda own: -naive.score(own[1], own[0]))
         found.append(ended)
     merged = {own[1]: own for group in zip_longest(*found) for own in group if own}
     best = list(merged.values())[: config.n_best]
-    return [ids for _, ids in sorted(best, key=lambda own: -own[0] / (len(own[1]) + 1))]
+    return [ids for _, ids in sorted(best, key=lambda own: -naive.score(own[1], own[0]))]
 
 
 @given(
@@ -138,9 +140,53 @@ def test_groups_take_turns(seed: int, groups: int, size: int, strength: float, n
     found = search(TableStepper(table), source, config)
     for row, ids in enumerate(source.rows()):
         naive = Naive(table, tuple(ids), vocab_size, config)
-        assert ids_of(found)[row] == diverse_by_hand(naive)
+        assert ids_of(found)[row] == beams_by_hand(naive)
         for hypothesis in found[row]:
             assert hypothesis.log_prob == pytest.approx(naive.log_prob(hypothesis.ids), abs=1e-4)
+
+
+@pytest.mark.parametrize("patience", [0.3, 1.0, 1.5])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_search_stops_by_its_patience_and_by_its_own_longest_output(
+    groups: int, patience: float
+) -> None:
+    """Of a long source among short ones: a long output may win where the penalty is large."""
+    for seed, penalty in itertools.product(range(8), (0.5, 2.0)):
+        table = random_table(seed, FIRST_WORD + 3, sharpness=1.0)
+        source = sources([2, 8, 2], seed)
+        config = options_of(
+            beam_size=4, n_best=1, diverse_beam_groups=groups, patience=patience,
+            length_penalty=penalty,
+        )  # fmt: skip
+        found = search(TableStepper(table), source, config)
+        for row, ids in enumerate(source.rows()):
+            naive = Naive(table, tuple(ids), FIRST_WORD + 3, config)
+            assert ids_of(found)[row] == beams_by_hand(naive)
+
+
+def test_every_pool_of_a_sentence_goes_on_as_long_as_its_own_limit_allows() -> None:
+    """All have an output of score -1. An unfinished one of -10 may reach -10 / 3^2 = -1.1 in the
+    outputs of at most 3 tokens, which is too little, and -10 / 9^2 = -0.1 in those of 9."""
+    options = options_of(beam_size=6, n_best=1, diverse_beam_groups=3, length_penalty=2.0)
+    inputs = SearchInputs(sources([2, 2]), options, [Constraints()] * 2, torch.tensor([3, 9]), None)
+    finished = FinishedHypotheses(inputs, beam_size=2, n_best=1, pools_per_sentence=3)
+    pools = torch.arange(6)
+    finished.add(pools, torch.empty(6, 0, dtype=torch.int64), torch.full((6,), -1.0))
+    goes_on = finished.active(pools, torch.full((6,), -10.0))
+    assert goes_on.tolist() == [False] * 3 + [True] * 3
+
+
+def test_of_equal_scores_the_one_that_was_found_first_is_better() -> None:
+    """Of one step that of the better beam; of two steps the earlier one."""
+    options = options_of(beam_size=4, n_best=3, length_penalty=0.0)
+    length = torch.tensor([9])
+    inputs = SearchInputs(sources([5]), options, [Constraints()], length, None)
+    finished = FinishedHypotheses(inputs, beam_size=4, n_best=3)
+    for histories in ([[7], [5]], [[6, 4]], [[4, 4, 4]]):
+        pools = torch.zeros(len(histories), dtype=torch.int64)
+        totals = torch.full((len(histories),), -1.5)
+        finished.add(pools, torch.tensor(histories), totals)
+    assert [found.ids for found in finished.ranked(0)] == [(7,), (5,), (6, 4), (4, 4, 4)]
 
 
 def test_the_coverage_penalty_by_hand() -> None:

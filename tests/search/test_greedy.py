@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from nmt.search.hypothesis import Constraints, Hypothesis, length_penalty
 from nmt.search.loop import search
 from nmt.search.rules import Rules
 from nmt.search.selector import BeamState
-from nmt.text import EOS_ID
+from nmt.text import BOS_ID, EOS_ID
 from tests.search.naive import Naive, truncated
 from tests.search.toys import Table, TableStepper, random_table, sources
 
@@ -82,6 +83,7 @@ def test_other_rules_use_the_waiting_search() -> None:
         ({"min_length_factor": 1.0}, [], True),
         ({"no_repeat_ngram_size": 2}, [], False),
         ({"repetition_penalty": 1.1}, [], False),
+        ({"repetition_penalty": 0.9}, [], False),
         ({}, [Constraints(start=5)], True),
         ({}, [Constraints(prefix=(5,))], False),
         ({}, [Constraints(forbidden=((5,),))], False),
@@ -188,6 +190,46 @@ def test_more_samples_do_not_change_earlier_samples(seed: int, n_best: int) -> N
     most = search(TableStepper(table), inputs, settings(n_best=6))
     fewer = search(TableStepper(table), inputs, settings(n_best=n_best))
     assert fewer == [own[:n_best] for own in most]
+
+
+def test_samples_depend_on_the_seed_and_on_the_source() -> None:
+    """All tokens are equally probable: only the drawn numbers differ."""
+
+    def table(_: tuple[int, ...]) -> Tensor:
+        return torch.zeros(30).log_softmax(0)
+
+    source = Packed.from_rows([[41, 5, EOS_ID], [4, 15, EOS_ID]])  # the same digits
+    found: list[Any] = []
+    for seed in (1, 2, 11):
+        config = settings(n_best=3, seed=seed)
+        first, again = (search(TableStepper(table), source, config) for _ in range(2))
+        assert first == again
+        found += [[hypothesis.ids for hypothesis in own] for own in first]
+    assert all(one != other for one, other in itertools.combinations(found, 2))
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.7}])
+def test_leaving_out_impossible_tokens_does_not_change_samples(options: dict[str, Any]) -> None:
+    """As a shortlist does: its columns are named by the ids of their tokens."""
+    columns = [0, 1, 2, EOS_ID, 5, 6, 9, 10, 11]
+    table = random_table(2, 12)
+
+    def possible(key: tuple[int, ...]) -> Tensor:
+        values = torch.full((12,), -torch.inf)
+        values[columns] = table(key)[columns]
+        return values
+
+    def narrow(key: tuple[int, ...]) -> Tensor:
+        start = key.index(BOS_ID)
+        return possible((*key[:start], *(columns[token] for token in key[start:])))[columns]
+
+    config, source = settings(n_best=4, **options), sources([6, 9], 3)
+    expected = search(TableStepper(possible), source, config)
+    stepper = TableStepper(narrow)
+    stepper.tokens = torch.tensor(columns)
+    for own, all_tokens in zip(search(stepper, source, config), expected, strict=True):
+        ids = [tuple(columns[token] for token in hypothesis.ids) for hypothesis in own]
+        assert ids == [hypothesis.ids for hypothesis in all_tokens]
 
 
 def test_random_numbers_are_uniform_and_uncorrelated() -> None:

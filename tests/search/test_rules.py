@@ -6,12 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from nmt.config.model import DecodingConfig
 from nmt.search.hypothesis import Constraints, length_penalty
+from nmt.search.loop import search
 from nmt.search.rules import Rules, end_loops, length_limits
-from nmt.text import EOS_ID, UNK_ID
+from nmt.text import BOS_ID, EOS_ID, UNK_ID
 from nmt.text.languages import longest_loop
+from tests.search.toys import TableStepper, sources
 
 
 @given(
@@ -33,6 +36,22 @@ def test_only_loops_are_ended(start: list[int], cycle: list[int], length: int) -
         assert longest_loop(tokens) >= 8
     elif length >= len(start) + 8 + len(cycle):
         raise AssertionError("8 tokens repeat at its end")
+
+
+@pytest.mark.parametrize(("period", "length"), [(1, 9), (3, 11), (8, 16), (9, 22)])
+def test_a_search_ends_a_loop_after_8_tokens_if_asked(period: int, length: int) -> None:
+    """8 tokens after the first copy; a period of 9 goes on to the limit of 2 + 20."""
+
+    def table(key: tuple[int, ...]) -> Tensor:
+        done = len(key) - 1 - key.index(BOS_ID)
+        log_probs = torch.full((14,), -9.0)
+        log_probs[4 + done % period] = -0.1
+        return log_probs
+
+    options = DecodingConfig(beam_size=1, max_length_factor=1.0, max_length_offset=20)
+    for is_asked, size in ((True, length), (False, 22)):
+        ((found,),) = search(TableStepper(table), sources([3]), options, end_loops=is_asked)
+        assert len(found.ids) == size
 
 
 @pytest.mark.parametrize(
