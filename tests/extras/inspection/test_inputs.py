@@ -26,6 +26,7 @@ from nmt.extras.inspection.inputs import (
     rates,
     shift_matrix,
     similarity,
+    sinusoid_figures,
     written_out,
 )
 from nmt.extras.inspection.inspected import Inspected
@@ -253,6 +254,26 @@ def test_the_shift_matrix_maps_every_position_to_a_later_position(
     vector = torch.tensor(formula(position, dim, layout), dtype=torch.float64)
     moved = shift_matrix(dim, layout, shift) @ vector
     assert moved.tolist() == pytest.approx(formula(position + shift, dim, layout), abs=1e-9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_table_of_the_shift_multiplies_position_2_into_position_5(layout: str) -> None:
+    _, table = sinusoid_figures(layout, 4)
+    assert isinstance(table, Table)
+    assert [name.split(" ")[0] for name in table.head] == ["M", "", "", "", "PE(2)", "PE(5)"]
+    numbers = torch.tensor(table.rows, dtype=torch.float64)
+    matrix, second, fifth = numbers[:, :4], numbers[:, 4], numbers[:, 5]
+    assert second.tolist() == pytest.approx(formula(2, 4, layout), abs=1e-6)
+    assert fifth.tolist() == pytest.approx(formula(5, 4, layout), abs=1e-6)
+    torch.testing.assert_close(matrix @ second, fifth, rtol=0, atol=1e-6)
+
+
+def test_the_positions_of_a_wider_decoder_have_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"decoder_model_dim": 48, "embeddings": "separate"}
+    inspected = inspected_of(monkeypatch, positions="sinusoidal", **options)
+    for side, dim in (("source", 32), ("target", 48)):
+        found = heatmap_of(inspected, f"Position vectors, {side}")
+        assert found.values[7] == pytest.approx(formula(7, dim, "sinusoidal"), abs=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
