@@ -31,7 +31,7 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.import_model import ImportSummary, import_model
-from nmt.extras.exchange.marian import read_npz, read_vocabulary
+from nmt.extras.exchange.marian import read_marian, read_npz, read_vocabulary
 from nmt.extras.exchange.options import ExportOptions, ImportOptions
 from nmt.inference.request import Result
 from nmt.inference.torch_engine import TorchEngine
@@ -169,18 +169,21 @@ def marian_of(
 
 
 def test_the_search_and_the_longest_line_are_those_of_decoder_yml(
-    imported: tuple[Path, Path], marian_models: Path, tmp_path: Path
+    imported: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Without them, those of marian-decoder: a beam of 12, and no division by the length."""
-    theirs = Path(shutil.copytree(marian_models / "opus", tmp_path / "theirs"))
-    names = {"models": ["model.npz"], "vocabs": ["opus.vocab.yml"] * 2}
+    source, ours = imported
+    options = Translator.load(ours, engine="torch").options
+    assert (options.decoding.beam_size, options.decoding.length_penalty) == (4, 0.6)
+    assert options.max_length == 60
+    theirs = Path(shutil.copytree(source, tmp_path / "theirs"))
+    decoder = yaml.safe_load((theirs / "decoder.yml").read_text(encoding="utf-8"))
     (theirs / "decoder.yml").chmod(0o644)
+    names = {"models": decoder["models"], "vocabs": decoder["vocabs"]}
     (theirs / "decoder.yml").write_text(json.dumps(names), encoding="utf-8")
-    imported_as(theirs, tmp_path / "ours")
-    for folder, expected in ((imported[1], (4, 0.6, 60)), (tmp_path / "ours", (12, 0.0, 256))):
-        options = Translator.load(folder, engine="torch").options
-        decoding = options.decoding
-        assert (decoding.beam_size, decoding.length_penalty, options.max_length) == expected
+    usual = read_marian(theirs)
+    assert (usual.decoding.beam_size, usual.decoding.length_penalty) == (12, 0)
+    assert usual.max_length == 256
 
 
 @pytest.mark.parametrize("flags", [(False, False), (False, True), (True, False)])

@@ -240,7 +240,7 @@ def test_scores_of_the_trace_are_those_of_the_formulas(case: Case) -> None:
     The length counts EOS. The sum is over source tokens without BOS and EOS (Wu et al. 2016).
     """
     options = ("decoding.coverage_penalty=0.4", "decoding.length_penalty=0.6")
-    part = case.figures("trace", set_=options)
+    part = case.figures("trace", set_=options, beam_size=2)
     ids = {label: x for x, label in enumerate(case.labels(range(case.tokenizer.vocab_size)))}
     words = [place for place, x in enumerate(case.source) if x not in (BOS_ID, EOS_ID)]
 
@@ -283,6 +283,7 @@ def test_scores_of_the_trace_are_those_of_the_formulas(case: Case) -> None:
             assert [float(x) for _, _, x in shown] == pytest.approx(shares.tolist(), abs=1e-4)
 
 
+@pytest.mark.parametrize("case", ["pre-halves"], indirect=True)
 def test_words_of_every_step_are_recomputed_with_and_without_the_mask(case: Case) -> None:
     part = case.figures("trace", unmasked=True)
     num_steps = len(figures_of(part, Steps)[0].steps)
