@@ -507,7 +507,7 @@ def test_another_shortlist_and_longer_lines_get_a_new_conversion(run_dir: Path) 
     assert "max_length: 40" in text
     config.write_text(text.replace("max_length: 40", "max_length: 1400"), encoding="utf-8")
     # Up to 1.0 x 1400 + 5 subwords, and EOS.
-    needs = needs_of(max_length_factor=1.0, max_length_offset=5)
+    needs = needs_of(max_length_factor=1.0, max_length_offset=5, shortlist=True)
     assert load_engine(run_dir, needs, engine="ctranslate2").engine.max_positions == 1406
 
 
