@@ -59,6 +59,25 @@ def train_sentencepiece(kind: str = "bpe") -> bytes:
     return model.getvalue()
 
 
+def write_m2m(folder: Path, **changes: Any) -> list[str]:
+    """Write a folder of WMT21's M2M-100, whose languages are listed nowhere; return its subwords.
+
+    fairseq's vocabulary lacks some subwords of SentencePiece. Eight languages follow it.
+    """
+    write_nllb(folder)
+    (folder / "tokenizer.json").unlink()
+    model = sentencepiece.SentencePieceProcessor(str(folder / "sentencepiece.bpe.model"))
+    pieces = [model.id_to_piece(index) for index in range(3, len(model) - 9)]
+    subwords = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+    ids = {token: index for index, token in enumerate(subwords)}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    options = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "wmt21"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(values | changes), encoding="utf-8")
+    return subwords
+
+
 def write_nllb(folder: Path, **changes: Any) -> Path:
     """Write an NLLB-200 folder with random weights, in shards, the same everywhere."""
     folder.mkdir(parents=True)

@@ -58,7 +58,7 @@ from tests.extras.exchange.exported import (
     write_shortlist,
 )
 from tests.inference.conftest import sentences
-from tests.inference.models import train_tokenizer
+from tests.inference.models import shortlist_bytes, train_tokenizer
 from tests.model.test_options import OPTIONS
 
 pytestmark = needs_ctranslate2
@@ -491,6 +491,25 @@ def test_a_model_is_converted_once_for_each_use(run_dir: Path) -> None:
     (run_dir / SHORTLIST).unlink()
     with pytest.raises(ConfigError, match=r"shortlist is on, but .* does not exist"):
         load(run_dir, shortlist=True)
+
+
+def test_another_shortlist_and_longer_lines_get_a_new_conversion(run_dir: Path) -> None:
+    """The vocabulary map and the table of positions are made of them."""
+    load(run_dir, shortlist=True)
+    config = run_dir / "config.yaml"
+    parts = {"common": np.array([4, 9]), "candidates": np.full((320, 1), 8)}
+    (run_dir / SHORTLIST).write_bytes(shortlist_bytes(**parts))
+    engine = load(run_dir, shortlist=True, guard=False).engine
+    assert converted(run_dir / ".cache") == ["ctranslate2-float32"] * 2
+    options = DecodingConfig(beam_size=2, shortlist=True)
+    (hypotheses,) = engine.search([[7, 30]], options)
+    assert {token for each in hypotheses for token in each.ids} <= {4, 8, 9}
+    text = config.read_text(encoding="utf-8")
+    assert "max_length: 40" in text
+    config.write_text(text.replace("max_length: 40", "max_length: 1400"), encoding="utf-8")
+    # Up to 1.0 x 1400 + 5 subwords, and EOS.
+    needs = needs_of(max_length_factor=1.0, max_length_offset=5, shortlist=True)
+    assert load_engine(run_dir, needs, engine="ctranslate2").engine.max_positions == 1406
 
 
 def test_other_weights_get_a_new_conversion_and_old_conversions_are_removed(

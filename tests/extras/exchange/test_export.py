@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,29 @@ def test_a_registered_target_is_available(run_dir: Path, tmp_path: Path) -> None
     made = {"output": str(output), "to": "toy", "quantization": "letters"}
     assert found == {**made, "step": STEP, "size_bytes": len(text)}
     assert "toy, letters" in (output / "README.md").read_text("utf-8")
+
+
+def test_the_numbers_of_the_card_are_those_of_the_model(tokenizer: Path, tmp_path: Path) -> None:
+    """The scores are those of the validation: with its beam, not with that of the decoding."""
+    validation = {"beam_size": 2}
+    config = run_config({}, training={"max_steps": 1, "validation": validation})
+    model = write_run(tmp_path / "run", tokenizer, config)
+    folder = exported(tmp_path / "run", tmp_path / "out", "safetensors").output
+    card = (folder / "README.md").read_text("utf-8")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    mebibytes = (folder / MODEL).stat().st_size / 1024 / 1024
+    rows = dict(re.findall(r"^\| ([\w ]+) \| (.+) \|$", card, re.MULTILINE))
+    assert (
+        rows.items()
+        >= {
+            "parameters": f"{count:,}",
+            "weights": f"safetensors, float32, {mebibytes:.1f} MiB",
+            "longest line": "40 subwords; longer lines are split",
+            "loss": "1.50",
+            "perplexity": "4.48",
+        }.items()
+    )
+    assert "Validation set, beam 2 " in card
 
 
 @pytest.mark.parametrize("data_hash", ["d", "other"])

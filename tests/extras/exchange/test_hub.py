@@ -39,6 +39,8 @@ class Hub(ThreadingHTTPServer):
     files: dict[str, bytes]
     token: str | None = None
     sent: list[str]  # files that were downloaded
+    created: dict[str, Any]  # the request that creates the repository
+    revision: str | None = None  # the version that was asked for
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -64,6 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.token = self.headers.get("authorization")
         home = f"http://{self.headers['Host']}/org/model"
         if self.path == "/api/repos/create":
+            self.server.created = json.loads(body)
             self.answer({"url": home})
         elif self.path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
@@ -84,7 +87,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, files = self.path.partition("?")[0], self.server.files
-        if re.fullmatch(r"/api/models/org/model(/revision/[\w-]+)?", path):
+        if match := re.fullmatch(r"/api/models/org/model(?:/revision/([\w-]+))?", path):
+            self.server.revision = match[1]
             info = {"id": "org/model", "sha": COMMIT, "private": False, "tags": []}
             names = [{"rfilename": name} for name in files]
             card = {"cardData": {"license": "cc-by-4.0"}}
@@ -158,7 +162,12 @@ def test_a_pushed_model_is_pulled_unchanged_with_its_commit(
     hub.files["old.json"] = b"{}"
     scores = tmp_path / "scores.json"
     scores.write_text(json.dumps(report), encoding="utf-8")
-    found = pushed(model, license="cc-by-4.0", scores=(scores,))
+    several = tmp_path / "several.json"  # of two test sets, as `nmt evaluate` writes them
+    evaluations = [report | {"test_set": name} for name in ("a", "b")]
+    several.write_text(json.dumps({"evaluations": evaluations}), encoding="utf-8")
+    found = pushed(model, license="cc-by-4.0", scores=(scores, several), private=True)
+    # Old versions of the library send another key.
+    assert hub.created.get("private") or hub.created["visibility"] == "private"
     assert str(found.address).endswith(f"/org/model/commit/{COMMIT}")
     assert hub.token == "Bearer hf_secret"
     assert hub.files.keys() >= {".gitattributes", "manifest.json"}
@@ -167,8 +176,10 @@ def test_a_pushed_model_is_pulled_unchanged_with_its_commit(
     assert f"[ctranslate2]'\nnmt pull {NAME} -o FOLDER\nnmt translate FOLDER < in.en" in card
     front = yaml.safe_load(card.split("---\n")[1])
     assert (front["language"], front["license"]) == (["en", "de"], "cc-by-4.0")
-    (result,) = front["model-index"][0]["results"]
+    assert card.count("pipeline_tag:") == 1  # instead of the front matter before
+    result, *others = front["model-index"][0]["results"]
     assert result["dataset"]["name"] == "wmt14"
+    assert [each["dataset"]["name"] for each in others] == ["a", "b"]
     args = {"signature": "nrefs:1|case:mixed"}
     assert result["metrics"][0] == {"type": "bleu", "value": 31.25, "name": "bleu", "args": args}
     assert pulled(back, f"hub:{NAME}").name == f"{NAME}@{COMMIT}"
@@ -242,6 +253,18 @@ def test_a_pulled_marianmt_model_translates_and_nothing_else_is_downloaded(
     del hub.files["model.safetensors"], hub.files["pytorch_model.bin"]
     with pytest.raises(CheckpointError, match=r"org/model has neither .*, only flax_model.msgpack"):
         pulled(tmp_path / "again")
+
+
+def test_a_version_and_both_vocabularies_of_a_model_are_pulled(
+    hub: Hub, shared_data: Path, tmp_path: Path, back: Path
+) -> None:
+    theirs = write(tmp_path / "theirs", shared_data / "marian_models", KINDS["separate"])
+    ids = json.loads((theirs / "target_vocab.json").read_text(encoding="utf-8"))
+    (theirs / "target_vocab.json").write_text(json.dumps(ids, indent=1), encoding="utf-8")
+    load_files(hub, theirs)  # equal files would be downloaded once
+    pulled(back, f"{NAME}@v1")
+    assert hub.revision == "v1"
+    assert set(hub.sent) == {path.name for path in theirs.iterdir()}
 
 
 def test_the_files_of_a_multilingual_model_are_pulled(hub: Hub, tmp_path: Path, back: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from nmt.checkpoint.model_folder import load_model
 from nmt.errors import CheckpointError, ConfigError
@@ -19,7 +20,7 @@ from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
-from tests.extras.exchange.m2m_files import LANGUAGES, NUM_TOKENS, write_nllb
+from tests.extras.exchange.m2m_files import LANGUAGES, NUM_TOKENS, write_m2m, write_nllb
 
 
 @pytest.fixture
@@ -61,6 +62,24 @@ def test_tags_and_logits_are_those_of_nllb(theirs: Path, tmp_path: Path) -> None
     torch.testing.assert_close(found[:, columns], expected, rtol=0, atol=1e-4)
     # The start token is </s>, but the model can only choose </s> at the end.
     torch.testing.assert_close(found[:, BOS_ID], found[:, EOS_ID] - 30)
+
+
+def test_languages_of_m2m_that_no_file_lists_have_the_order_of_fairseq(tmp_path: Path) -> None:
+    """The eight languages of WMT21 follow the subwords. Dropout is for further training."""
+    rates = {"dropout": 0.15, "attention_dropout": 0.25, "activation_dropout": 0.05}
+    subwords = write_m2m(tmp_path / "theirs", **rates)
+    import_model(ImportOptions(source=tmp_path / "theirs", output=tmp_path / "ours"))
+    bundle = load_model(tmp_path / "ours")
+    tokenizer = bundle.tokenizers.source
+    files = (tmp_path / "theirs").glob("*.safetensors")
+    tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    table = tensors["model.shared.weight"].float()
+    for place, code in enumerate(("en", "ha", "is", "ja", "cs", "ru", "zh", "de")):
+        vector = bundle.model.source_vectors[tokenizer.tags[f"<2{code}>"]]
+        assert torch.equal(vector, table[len(subwords) + place]), code
+    config = bundle.model.config
+    for name, rate in rates.items():
+        assert getattr(config, name) == rate
 
 
 @pytest.mark.parametrize(

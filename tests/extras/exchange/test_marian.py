@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -30,7 +31,7 @@ from nmt.config.model import DecodingConfig
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.extras.exchange.export import export
 from nmt.extras.exchange.import_model import ImportSummary, import_model
-from nmt.extras.exchange.marian import read_npz, read_vocabulary
+from nmt.extras.exchange.marian import read_marian, read_npz, read_vocabulary
 from nmt.extras.exchange.options import ExportOptions, ImportOptions
 from nmt.inference.request import Result
 from nmt.inference.torch_engine import TorchEngine
@@ -136,6 +137,7 @@ def test_a_zip_and_a_file_are_read_like_the_folder(marian_models: Path, tmp_path
         ("ffn-depth: 2", "ffn-depth: 3", "ffn-depth: 3"),
         ("dim-emb: 128", "dim-emb: 64", "do not match the configuration"),
         ("transformer-heads: 4", "transformer-heads: 0", "is damaged"),
+        ("alibi-shift: false", "alibi-shift: true", "transformer-alibi-shift: True"),
     ],
 )
 def test_unsupported_options_of_marian_are_named(
@@ -150,6 +152,101 @@ def test_unsupported_options_of_marian_are_named(
     (folder / "model.npz").chmod(0o644)
     np.savez(folder / "model.npz", **arrays | {"special:model.yml": changed})
     refused(folder, message, languages="en-de")
+
+
+def marian_of(
+    folder: Path, marian_models: Path, options: dict[str, Any], arrays: dict[str, Any]
+) -> None:
+    """Write a model of Marian with other options and arrays; None removes an array."""
+    shutil.copytree(marian_models / "opus", folder)
+    with np.load(folder / "model.npz") as file:
+        whole = {name: value for name, value in {**file, **arrays}.items() if value is not None}
+    text = whole["special:model.yml"].astype(np.uint8).tobytes().rstrip(b"\0").decode()
+    values = yaml.safe_load(text) | options
+    whole["special:model.yml"] = np.frombuffer(yaml.safe_dump(values).encode(), np.int8)
+    (folder / "model.npz").chmod(0o644)
+    np.savez(folder / "model.npz", **whole)
+
+
+def test_the_search_and_the_longest_line_are_those_of_decoder_yml(
+    imported: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Without them, those of marian-decoder: a beam of 12, and no division by the length."""
+    source, ours = imported
+    options = Translator.load(ours, engine="torch").options
+    assert (options.decoding.beam_size, options.decoding.length_penalty) == (4, 0.6)
+    assert options.max_length == 60
+    theirs = Path(shutil.copytree(source, tmp_path / "theirs"))
+    decoder = yaml.safe_load((theirs / "decoder.yml").read_text(encoding="utf-8"))
+    (theirs / "decoder.yml").chmod(0o644)
+    names = {"models": decoder["models"], "vocabs": decoder["vocabs"]}
+    (theirs / "decoder.yml").write_text(json.dumps(names), encoding="utf-8")
+    usual = read_marian(theirs)
+    assert (usual.decoding.beam_size, usual.decoding.length_penalty) == (12, 0)
+    assert usual.max_length == 256
+
+
+@pytest.mark.parametrize("flags", [(False, True), (True, False)])
+def test_matrices_of_marian_are_shared_as_its_options_say(
+    marian_models: Path, tmp_path: Path, flags: tuple[bool, bool]
+) -> None:
+    """tied-embeddings-src: one matrix for both inputs; tied-embeddings: target and output.
+
+    The output projection of Marian is transposed.
+    """
+    shares, ties = flags
+    with np.load(marian_models / "opus" / "model.npz") as file:
+        source = file["Wemb"]
+    target = source if shares else source + np.float32(0.25)
+    output = target if ties else source - np.float32(0.5)
+    arrays: dict[str, Any] = {} if shares else {"encoder_Wemb": source, "decoder_Wemb": target}
+    arrays |= {} if shares else {"Wemb": None}
+    arrays |= {} if ties else {"decoder_ff_logit_out_W": output.T}
+    options = {"tied-embeddings-all": False, "tied-embeddings-src": shares, "tied-embeddings": ties}
+    marian_of(tmp_path / "theirs", marian_models, options, arrays)
+    imported_as(tmp_path / "theirs", tmp_path / "ours")
+    bundle = load_model(tmp_path / "ours")
+    model, tokenizer = bundle.model, bundle.tokenizers.target
+    ours = {tokenizer.piece(index): index for index in range(tokenizer.vocab_size)}
+    rows = [ours[token] for token in read_vocabulary(marian_models / "opus" / "opus.vocab.yml")]
+    found = (model.source_vectors, model.target_embeddings, model.output_weight)
+    for matrix, expected in zip(found, (source, target, output), strict=True):
+        assert np.array_equal(matrix.detach().numpy()[rows], expected)
+    assert (found[0] is found[1], found[1] is found[2]) == flags
+
+
+def test_a_marian_model_with_norms_before_its_sublayers_has_them_there(
+    marian_models: Path, tmp_path: Path
+) -> None:
+    """Marian writes "_pre" behind their names, but not behind those after the last layers."""
+    with np.load(marian_models / "opus" / "model.npz") as file:
+        norms = {name: file[name] for name in file if "_ln_" in name}
+    draw = np.random.Generator(np.random.PCG64(1))
+    arrays: dict[str, Any] = dict.fromkeys(norms)
+    for name, value in norms.items():
+        arrays[f"{name}_pre"] = draw.standard_normal(value.shape).astype(np.float32)
+    for side in ("encoder", "decoder"):
+        for kind in ("scale", "bias"):
+            values = draw.standard_normal((1, 128)).astype(np.float32)
+            arrays[f"{side}_top_ln_{kind}"] = values
+    options = {
+        "transformer-preprocess": "n", "transformer-postprocess": "da",
+        "transformer-postprocess-top": "n",
+    }  # fmt: skip
+    marian_of(tmp_path / "theirs", marian_models, options, arrays)
+    imported_as(tmp_path / "theirs", tmp_path / "ours")
+    model = load_model(tmp_path / "ours").model
+    assert model.config.norm_position == "pre"
+    for ours, theirs in {
+        "encoder.0.self_residual.norm": "encoder_l1_self_Wo_ln_{}_pre",
+        "encoder.1.feed_forward_residual.norm": "encoder_l2_ffn_ffn_ln_{}_pre",
+        "decoder.0.cross_residual.norm": "decoder_l1_context_Wo_ln_{}_pre",
+        "encoder_norm": "encoder_top_ln_{}",
+        "decoder_norm": "decoder_top_ln_{}",
+    }.items():
+        for kind, name in (("weight", "scale"), ("bias", "bias")):
+            found = model.get_parameter(f"{ours}.{kind}").detach().numpy()
+            assert np.array_equal(found, arrays[theirs.format(name)][0])
 
 
 @cache
@@ -296,6 +393,23 @@ def test_truncated_weights_are_damaged(theirs: Path) -> None:
     for size in (0, 7, 1000):
         path.write_bytes(content[:size])
         refused(theirs, "is damaged")
+
+
+def test_weights_in_16_bits_are_read_and_damaged_numbers_are_refused(
+    theirs: Path, tmp_path: Path
+) -> None:
+    path = theirs / "model.safetensors"
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
+    save_file(tensors, path)
+    import_model(ImportOptions(source=theirs, output=tmp_path / "half"))
+    parameter = load_model(tmp_path / "half").model.get_parameter(
+        "encoder.0.feed_forward.inner.weight"
+    )
+    assert torch.equal(parameter, tensors["model.encoder.layers.0.fc1.weight"].float())
+    for number in (torch.nan, torch.inf):
+        tensors["model.encoder.layers.0.fc1.weight"][1, 2] = number
+        save_file(tensors, path)
+        refused(theirs, "NaN or infinity")
 
 
 def test_weights_in_several_files_or_with_one_name_for_shared_matrices_are_read(

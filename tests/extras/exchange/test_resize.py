@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from nmt.config.data import TokenizerConfig
 from nmt.errors import CheckpointError, NmtError
 from nmt.extras.exchange.import_model import ImportSummary, import_model
 from nmt.extras.exchange.options import ImportOptions
+from nmt.files.json_file import Manifest
+from nmt.inference.translator import Translator
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
 from nmt.text.tokenizer import train_sentencepiece
-from tests.extras.exchange.exported import run_config, write_run, write_shortlist
+from tests.extras.exchange.exported import STEP, run_config, write_run, write_shortlist
 from tests.extras.exchange.marian_files import KINDS, write
 from tests.extras.exchange.test_vocabulary import TEXT
 
@@ -30,7 +33,7 @@ def write_text(name: str, text: str) -> Path:
     return path
 
 
-def small_run(*, joint: bool, kind: str = "bpe") -> Path:
+def small_run(*, joint: bool, kind: str = "bpe", **sections: Any) -> Path:
     """A run of a random model with the tags <2de> and <2en> in the source vocabulary."""
     names = ["joint"] if joint else ["source", "target"]
     symbols = {"user_defined_symbols": ["<2de>", "<2en>"]}
@@ -42,7 +45,7 @@ def small_run(*, joint: bool, kind: str = "bpe") -> Path:
         text = TEXT if name == "joint" else [*TEXT[::-1], name]
         train_sentencepiece(text, path, TokenizerConfig.model_validate(settings), threads=1)
     embeddings = {"embeddings": "tied" if joint else "separate"}
-    config = run_config(embeddings, tokenizer=settings)
+    config = run_config(embeddings, tokenizer=settings, **sections)
     write_run(Path("run"), Path("vocabulary"), config)
     write_shortlist(Path("run"))
     return Path("run")
@@ -133,6 +136,34 @@ def test_options_that_do_not_fit_the_model_are_explained(
     assert not Path("new").exists()
 
 
+def test_no_more_subwords_are_added_than_allowed() -> None:
+    """Of three unknown characters, those that occur 16 and 12 times."""
+    run = small_run(joint=True)
+    text = write_text("new.txt", "\u732b\u732b\u732b\u732b \u72ac\u72ac\u72ac \u9ce5\u9ce5\n" * 4)
+    _, after = resized(run, "grown", add_vocabulary=(text,), add_pieces=2)
+    assert pieces(after, 0) == [*pieces(load_model(run), 0), "\u732b", "\u72ac"]
+
+
+def test_a_new_tag_without_a_related_language_starts_at_the_mean_of_all_tags() -> None:
+    run = small_run(joint=True)
+    _, after = resized(run, "grown", add_language=("ary",))
+    before = load_model(run)
+    rows = [before.tokenizers.source.tags[tag] for tag in ("<2de>", "<2en>")]
+    vector = after.model.source_vectors[after.tokenizers.source.tags["<2ary>"]]
+    torch.testing.assert_close(vector, before.model.source_vectors[rows].mean(0))
+
+
+def test_a_resized_copy_keeps_its_step_and_asks_for_no_shortlist() -> None:
+    """The shortlist belongs to the old vocabulary, so the copy has none."""
+    decoding = {"beam_size": 2, "shortlist": True}
+    run = small_run(joint=True, decoding=decoding)
+    resized(run, "new", keep_language=("en",))
+    assert Manifest.read(Path("new")).step == STEP
+    translator = Translator.load(Path("new"), engine="torch", device="cpu")
+    assert translator.options.decoding.beam_size == 2
+    assert translator.translate(["<2en> Hund"])
+
+
 def test_a_vocabulary_of_words_cannot_grow() -> None:
     run = small_run(joint=True, kind="word")
     with pytest.raises(CheckpointError, match="Only BPE and unigram vocabularies can grow"):
@@ -146,6 +177,15 @@ def test_several_files_follow_one_flag() -> None:
     assert CliRunner().invoke(app, words).exit_code == 0
     assert "▁Hund" in pieces(load_model(Path("new")), 0)
     assert "▁dog" in pieces(load_model(Path("new")), 0)
+
+
+def test_a_new_tag_of_an_opus_model_has_the_form_of_its_tags(shared_data: Path) -> None:
+    folder = write(Path("theirs"), shared_data / "marian_models", KINDS["tied, swish"], ">>deu<<")
+    _, after = resized(folder, "after", add_language=("nld",), like="deu")
+    tags = after.tokenizers.source.tags
+    assert [*tags] == [">>deu<<", ">>nld<<"]
+    vectors = after.model.source_vectors
+    assert torch.equal(vectors[tags[">>nld<<"]], vectors[tags[">>deu<<"]])
 
 
 def test_an_imported_model_is_trimmed_with_two_sentencepiece_models(shared_data: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -105,6 +106,12 @@ def test_a_trimmed_vocabulary_tokenizes_the_kept_text_as_before(
     assert after.tags.keys() == before.tags.keys() == {"<2de>", "<2fr>"}
 
 
+def placed(pieces: list[str], without: Collection[str] = ()) -> set[tuple[int, str]]:
+    """Return the pieces with the number of characters up to their end."""
+    ends = accumulate(map(len, pieces))
+    return {(end, piece) for end, piece in zip(ends, pieces, strict=True) if piece not in without}
+
+
 @given(new=LINES, lines=LINES, oddities=ODD, num=st.integers(1, 60))
 def test_text_without_new_pieces_is_tokenized_as_before(
     model: Any, new: list[str], lines: list[str], oddities: list[Oddity], num: int
@@ -122,9 +129,9 @@ def test_text_without_new_pieces_is_tokenized_as_before(
     pairs = zip(pieces_of(before, lines + new), pieces_of(after, lines + new), strict=True)
     for old, now in pairs:
         assert old == now or some & {*now}
-        # More than the law: BPE only joins pieces, so it keeps none but old boundaries.
+        # More than the law: BPE only joins pieces, so between new pieces all old ones stay.
         if vocabulary.is_bpe(model) and "".join(old) == "".join(now):
-            assert {*accumulate(map(len, now))} <= {*accumulate(map(len, old))}
+            assert placed(now, without=some) <= placed(old)
 
 
 def made_of(kind: int, pieces: dict[str, float], unused: str = "") -> Any:
@@ -165,6 +172,21 @@ def test_trimming_keeps_what_unused_pieces_and_unknown_characters_need() -> None
     line = "\u732ba\u00e9"
     assert pieces_of(vocabulary.tokenizer_of(unigram), [line]) == [[line[:2], line[2]]]
     assert trimmed_to(unigram, line) == ["\u732ba", "\u00e9", "a\u00e9", "\u00fc"]
+
+
+def test_old_merges_come_before_new_ones_and_new_ones_in_the_order_they_were_learned() -> None:
+    """ "bc" is more frequent than "cd", and "ab" is older than both.
+
+    So abc is still ab|c, although bc is a piece now, and bcd is bc|d.
+    """
+    scores = {"ab": -1.0, "a": -2.0, "b": -3.0, "c": -4.0, "d": -5.0}
+    model = made_of(TrainerSpec.BPE, scores)
+    learned = vocabulary.learned_pieces([model], {"bc": 9, "cd": 5}, 9)
+    assert [*learned] == ["bc", "cd"]
+    after = vocabulary.tokenizer_of(vocabulary.grown(model, [], learned))
+    lines = ["abc", "bc", "bcd", "cd", "cab"]
+    expected = [["ab", "c"], ["bc"], ["bc", "d"], ["cd"], ["c", "ab"]]
+    assert pieces_of(after, lines) == expected
 
 
 def test_a_new_piece_never_leads_to_an_old_one_and_letters_stay_apart_from_digits() -> None:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from nmt.extras.inspection.inputs import (
     rates,
     shift_matrix,
     similarity,
+    sinusoid_figures,
     written_out,
 )
 from nmt.extras.inspection.inspected import Inspected
@@ -105,12 +107,28 @@ def test_neighbours_have_the_largest_cosines_without_special_tokens() -> None:
     assert [index for index, _ in neighbours(table, 3, 50)] == [7, 5, 4, 6]
 
 
-def test_a_large_vocabulary_has_neighbours(runs: dict[str, Path]) -> None:
-    inspected = Inspected(runs["plain"], InspectOptions(source="Hund Hund", target="Katze"))
+def test_the_nearest_subwords_of_each_side_have_the_largest_cosines(runs: dict[str, Path]) -> None:
+    """Of a model with a matrix for each side. PAD, UNK, BOS and the subword itself are left out."""
+    inspected = Inspected(runs["learned"], InspectOptions(source="Hund Hund", target="Katze"))
     assert inspected.prepared is None
-    table = find(inspected, "vocabulary", "Nearest subwords by cosine, source")
-    assert len(table.rows) == len({*inspected.source_ids})
-    assert all(row[1].count(", ") >= 4 for row in table.rows)
+    model = inspected.model
+    sides = (
+        ("source", inspected.source_ids, model.source_vectors),
+        ("target", [*inspected.target_ids, 3], model.target_embeddings),
+    )
+    for (side, ids, matrix), tokenizer in zip(sides, inspected.tokenizers, strict=True):
+        vectors = matrix.detach().double().numpy()
+        lengths = np.linalg.norm(vectors, axis=1)
+        expected = []
+        for index in dict.fromkeys(ids):
+            cosines = vectors @ vectors[index] / (lengths * lengths[index])
+            cosines[[0, 1, 2, index]] = -1
+            nearest = np.argsort(-cosines)[:5]
+            texts = [f"{tokenizer.piece(int(i))} {cosines[i]:.4f}" for i in nearest]
+            subword = "EOS" if index == 3 else tokenizer.piece(index)
+            expected.append((subword, ", ".join(texts).replace("</s>", "EOS")))
+        table = find(inspected, "vocabulary", f"Nearest subwords by cosine, {side}")
+        assert table.rows == expected
 
 
 def test_a_batch_is_shifted_padded_and_masked(hello: dict[str, Path]) -> None:
@@ -136,6 +154,14 @@ def test_a_batch_is_shifted_padded_and_masked(hello: dict[str, Path]) -> None:
     assert first.rows[:2] == ["BOS → ▁i", "▁i → ▁am"]
     assert isinstance(second, Heatmap)
     assert second.values == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+
+
+def test_the_mask_of_a_longer_sentence_is_whole(hello: dict[str, Path]) -> None:
+    """The given pair is the short one here; the other, of five tokens, is that of validation."""
+    inspected = configured(hello, source="merci", target="thanks")
+    short, long = (find(inspected, "shift", f"Decoder mask of sentence {n}") for n in (1, 2))
+    assert short.values == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+    assert long.values == torch.ones(5, 5).tril().tolist()
 
 
 @settings(max_examples=30)
@@ -244,6 +270,12 @@ def test_the_heatmap_of_both_sinusoidal_layouts_is_the_formula(
     assert found.rows == [str(position) for position in range(first, first + 20)]
     for label, row in zip(found.rows, found.values, strict=True):
         assert row == pytest.approx(formula(int(label), 32, layout), abs=1e-6)
+    vectors = np.array([formula(int(label), 32, layout) for label in found.rows])
+    lengths = np.linalg.norm(vectors, axis=1)
+    similar = heatmap_of(inspected, "Position vectors: similarity")
+    assert (similar.rows, similar.columns) == (found.rows, found.rows)
+    expected = vectors @ vectors.T / np.outer(lengths, lengths)
+    np.testing.assert_allclose(np.array(similar.values), expected, atol=1e-6)
 
 
 @given(dim=WIDTHS, layout=LAYOUT, position=st.integers(0, 200), shift=st.integers(-50, 200))
@@ -253,6 +285,26 @@ def test_the_shift_matrix_maps_every_position_to_a_later_position(
     vector = torch.tensor(formula(position, dim, layout), dtype=torch.float64)
     moved = shift_matrix(dim, layout, shift) @ vector
     assert moved.tolist() == pytest.approx(formula(position + shift, dim, layout), abs=1e-9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_table_of_the_shift_multiplies_position_2_into_position_5(layout: str) -> None:
+    _, table = sinusoid_figures(layout, 4)
+    assert isinstance(table, Table)
+    assert [name.split(" ")[0] for name in table.head] == ["M", "", "", "", "PE(2)", "PE(5)"]
+    numbers = torch.tensor(table.rows, dtype=torch.float64)
+    matrix, second, fifth = numbers[:, :4], numbers[:, 4], numbers[:, 5]
+    assert second.tolist() == pytest.approx(formula(2, 4, layout), abs=1e-6)
+    assert fifth.tolist() == pytest.approx(formula(5, 4, layout), abs=1e-6)
+    torch.testing.assert_close(matrix @ second, fifth, rtol=0, atol=1e-6)
+
+
+def test_the_positions_of_a_wider_decoder_have_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"decoder_model_dim": 48, "embeddings": "separate"}
+    inspected = inspected_of(monkeypatch, positions="sinusoidal", **options)
+    for side, dim in (("source", 32), ("target", 48)):
+        found = heatmap_of(inspected, f"Position vectors, {side}")
+        assert found.values[7] == pytest.approx(formula(7, dim, "sinusoidal"), abs=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -75,6 +75,29 @@ def test_a_heatmap_has_the_darkest_colour_where_the_number_is_highest() -> None:
     assert cells[:2] == [("1", "0.5"), ("2", "1.0")]
 
 
+def test_negative_numbers_have_another_hue_and_zero_has_none() -> None:
+    """Both hues have the scale of the largest absolute value, 4: so -2 and 2 are equally strong."""
+    heatmap = fig.Heatmap("", [[-2.0, 0.0, 2.0, 4.0]], ["r"], ["a", "b", "c", "d"])
+    below = fig.Heatmap("", [[-4.0, 2.0]], ["r"], ["a", "b"])
+    assert [*heatmap.bounds] == [*below.bounds] == [-4, 4]
+    drawn = re.findall(
+        r'class="(\w+)" d="M(\d),0h1v1h-1z" fill-opacity="([\d.]+)"', document([heatmap])
+    )
+    assert drawn[:3] == [("cold", "0", "0.5"), ("heat", "2", "0.5"), ("heat", "3", "1.0")]
+
+
+def test_a_tree_as_text_is_indented_by_its_steps() -> None:
+    """BOS -> a, b; then b -> EOS, a -> c: each branch is written whole before the next."""
+    nodes = [
+        fig.Node("BOS", "", None, "best"), fig.Node("a", "-1", 0, "kept"),
+        fig.Node("b", "-2", 0, "best"), fig.Node("EOS", "-3", 2, "best"),
+        fig.Node("c", "-4", 1, "dropped"),
+    ]  # fmt: skip
+    assert [line.rstrip() for line in fig.figure_lines(fig.Tree("", nodes))[:5]] == [
+        "* BOS", "    a  -1", "x     c  -4", "*   b  -2", "*     EOS  -3",
+    ]  # fmt: skip
+
+
 def test_labels_fit_in_a_wide_font() -> None:
     # As a browser measures them in DejaVu Sans of 13 pixels.
     widths = {"<0x76>": 55.2, "\u2581sch\u00f6ne \u2192 \u2581wei\u00dfe": 123.8, "mWw": 36.4}

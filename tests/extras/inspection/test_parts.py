@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -13,10 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from nmt.config.data import TokenizerConfig
-from nmt.config.model import ModelConfig
 from nmt.errors import ConfigError
 from nmt.extras.inspection.attention import head_losses, look_shares
-from nmt.extras.inspection.command import make_part
+from nmt.extras.inspection.command import inspect, make_part
 from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import VIEWS, InspectOptions
@@ -24,37 +24,14 @@ from nmt.extras.inspection.prediction import losses, smoothed_target
 from nmt.extras.inspection.sublayers import distance, entropy
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
-from nmt.model.transformer import build_model
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from tests.extras.inspection.conftest import SHAPES
 from tests.inference.conftest import sentences
-from tests.inference.models import run_config, save_run, train_tokenizer
 from tests.model.small import small_model
 
 F_ = TypeVar("F_")
 SOURCE, TARGET = "Hund und Katze schläft", "die Katze läuft nicht"
-SHAPES: dict[str, dict[str, Any]] = {
-    "post": {},
-    "pre-halves": {"norm_position": "pre", "positions": "sinusoidal-halves", "source_bos": True},
-    "rotary-grouped": {"positions": "rotary", "num_kv_heads": 2, "embeddings": "separate"},
-}
 _CROSS = "Cross-attention (decoder to source), layer 3"
-WHATS = ("attention", "score", "flow", "alignment", "trace", "distributions")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    place = tmp_path_factory.mktemp("models")
-    tokenizer = train_tokenizer(place / "tokenizer")
-    sizes, found = load_tokenizers(tokenizer).vocab_sizes, {}
-    for name, shape in SHAPES.items():
-        torch.manual_seed(3)
-        options = {"model_dim": 32, "ff_dim": 48, "num_heads": 4, "encoder_layers": 2,
-                   "decoder_layers": 3, **shape}  # fmt: skip
-        model = build_model(ModelConfig.model_validate(options), *sizes)
-        with torch.no_grad():
-            model.output_weight.mul_(3)
-        found[name] = save_run(place / name, model, tokenizer, run_config())
-    return found
 
 
 def part_of(folder: Path, name: str, **choice: Any) -> Part:
@@ -63,14 +40,6 @@ def part_of(folder: Path, name: str, **choice: Any) -> Part:
 
 def figures_of(part: Part, kind: type[F_]) -> list[F_]:
     return [figure for figure in part.figures if isinstance(figure, kind)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", WHATS)
-def test_every_shape_of_model_is_drawn(folders: dict[str, Path], shape: str, name: str) -> None:
-    part = part_of(folders[shape], name, target=TARGET, unmasked=True)
-    assert part.name == name
-    assert part.figures
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -308,6 +277,25 @@ def test_heads_reads_the_first_short_test_pairs(folders: dict[str, Path], tmp_pa
         assert all(row[1] is None for row in tables[2].rows)  # there is no previous token
     with pytest.raises(ConfigError, match="test set"):
         make_part("heads", Inspected(folders["post"], InspectOptions(test="other")))
+
+
+def test_json_has_the_figures_of_the_last_checkpoint_and_says_so(folders: dict[str, Path]) -> None:
+    """Under the name of the view; None is null."""
+    output, names = Path("a.json"), ("best", "untrained")
+    choice: dict[str, Any] = {"source": SOURCE, "target": TARGET, "checkpoint": names}
+    inspect(InspectOptions(model=folders["post"], view="attention", output=output, **choice))
+    written = json.loads(output.read_text(encoding="utf-8"))
+    assert written["facts"]["Checkpoint"] == "untrained"
+    assert written["facts"]["Source"] == SOURCE
+    part = part_of(folders["post"], "attention", target=TARGET, checkpoint=("untrained",))
+    found = [x["values"] for x in written["parts"]["attention"]["figures"] if x["kind"] == "grid"]
+    assert found == [grid.values for grid in figures_of(part, Grid)]
+
+
+def test_a_sentence_longer_than_those_of_training_is_refused(folders: dict[str, Path]) -> None:
+    inspected = Inspected(folders["post"], InspectOptions(source="Hund " * 33))
+    with pytest.raises(ConfigError, match=r"`source`.* 32 "):
+        make_part("attention", inspected)
 
 
 CONFIG = Path(__file__).parents[3] / "configs" / "hello.yaml"

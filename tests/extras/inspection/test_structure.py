@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from nmt.packed import Packed
 from tests.model.small import SMALL, VARIANTS, packed, random_parameters, small_model
 
 SIZES = 50, 50
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def diagram_of(**options: Any) -> tuple[Stack, Stack]:
@@ -123,7 +126,6 @@ def test_sizes_in_the_diagram_are_those_of_the_modules(variant: str) -> None:
 
 def test_the_diagrams_of_the_five_texts_differ() -> None:
     """The changes are those of the table in configs/README.md."""
-    configs = Path(__file__).parents[3] / "configs"
     changes: list[tuple[str, list[str]]] = [
         ("matrix-form", []), ("from-scratch", []), ("base", []),
         ("base", ["model.first_position=1", "model.bias=[feed-forward, norm]"]),
@@ -132,7 +134,7 @@ def test_the_diagrams_of_the_five_texts_differ() -> None:
     ]  # fmt: skip
     drawn = [
         "\n".join(
-            figure_lines(stack_diagram(load_config(configs / f"{name}.yaml", x).model, SIZES))
+            figure_lines(stack_diagram(load_config(CONFIGS / f"{name}.yaml", x).model, SIZES))
         )
         for name, x in changes
     ]
@@ -271,8 +273,47 @@ def test_a_registered_position_scheme_is_counted_too() -> None:
     assert formula(by_name(model)["self-attention"]).endswith(" + 4")
 
 
+def test_the_table_of_parameters_adds_up() -> None:
+    """count = the formula; share = count x copies of all; 4 bytes for each float32."""
+    (table,) = make_part("parameters", Inspected(CONFIGS / "base.yaml")).figures
+    assert isinstance(table, Table)
+    *_, (_, _, total, _, _) = table.rows
+    assert isinstance(total, int)
+    assert f"{4 * total:,} bytes" in table.note
+    for _, arithmetic, count, copies, share in table.rows:
+        products = [x.split("\N{MULTIPLICATION SIGN}") for x in str(arithmetic).split("+")]
+        assert count == sum(prod(int(x.replace(",", "")) for x in each) for each in products)
+        assert isinstance(count, int)
+        assert isinstance(copies, int)
+        assert share == f"{100 * count * copies / total:.1f}%"
+
+
+def test_boxes_name_the_dropout_of_their_place() -> None:
+    """A dropout of 0 is not named, also if only the decoder's attention has none."""
+    options = {"dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3}
+    stacks = diagram_of(**options, decoder_attention_dropout=0.0)
+    named = {"add positions": ["0.1"], "add": ["0.1"], "feed-forward": ["0.3"]}
+    of_encoder = {**named, "self-attention": ["0.2"]}
+    for stack, expected in zip(stacks, (of_encoder, named), strict=True):
+        for box in stack.boxes:
+            found = re.findall(r"dropout ([\d.]+)", box.detail)
+            assert found == expected.get(box.label, []), (stack.title, box.label)
+
+
+def test_every_line_of_a_repeated_layer_says_how_often() -> None:
+    """The encoder of the paper: attention, add, norm, feed-forward, add, norm, two times."""
+    diagram = stack_diagram(ModelConfig.model_validate(SMALL), SIZES)
+    lines = figure_lines(diagram)
+    encoder = lines[: lines.index("decoder, from top to bottom")]
+    repeated = [
+        line.split()[2] for line in encoder if line.startswith("   2 \N{MULTIPLICATION SIGN}")
+    ]
+    assert repeated == ["norm", "add", "feed-forward", "norm", "add", "self-attention"]
+    assert len(encoder) == 1 + 6 + 2  # the title, and embedding and positions below
+
+
 def test_a_configuration_is_counted_without_training() -> None:
-    inspected = Inspected(Path(__file__).parents[3] / "configs" / "base.yaml")
+    inspected = Inspected(CONFIGS / "base.yaml")
     (table,) = make_part("parameters", inspected).figures
     assert isinstance(table, Table)
     vocab_size = inspected.config.tokenizer.vocab_sizes[0]
