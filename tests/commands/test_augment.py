@@ -19,7 +19,7 @@ from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
-from tests.inference.models import save_run, small_model
+from tests.inference.models import run_config, save_run, small_model
 
 LINES = [*sentences(9, seed=4, longest=6), "", "tab\there"]
 
@@ -189,6 +189,6 @@ def test_the_checkpoint_that_is_named_translates(text: Path, run: Path, tmp_path
     both = Path(shutil.copytree(run, tmp_path / "both"))
     files = load_model(run)
     later = small_model(files.tokenizers, seed=9)
-    save_run(both, later, run / "tokenizer", files.config, step=2)
+    save_run(both, later, run / "tokenizer", run_config(), step=2)
     assert augmented(text, both, "first", checkpoint="step-1") == augmented(text, run, "plain")
     assert augmented(text, both, "best") != augmented(text, run, "plain")

@@ -145,11 +145,10 @@ def test_only_sets_in_the_direction_of_the_student_are_its_sets(
 ) -> None:
     def other(folder: Path) -> ModelFiles:
         files = find_model(folder)
-        (corpus,) = files.config.data.validation
-        back = corpus.model_copy(update={"source_language": "en", "target_language": "de"})
-        update = {"test": {"there": corpus, "back": back}, "valid": [corpus, back]}
-        data = files.config.data.model_copy(update=update)
-        return replace(files, config=files.config.model_copy(update={"data": data}))
+        corpus = files.record["data"]["valid"]
+        back = {**corpus, "source_language": "en", "target_language": "de"}
+        sets = {"test": {"there": corpus, "back": back}, "valid": [corpus, back]}
+        return replace(files, record={**files.record, "data": {**files.record["data"], **sets}})
 
     def stopped(_: Any) -> None:
         raise KeyboardInterrupt
