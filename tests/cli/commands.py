@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from nmt.cli.app import app
+from nmt.cli.app import EPILOG, app
+from nmt.cli.table import COMMANDS
 
 FLAGS = ("--device", "cpu", "--threads", "1")
 
@@ -26,6 +28,14 @@ def all_commands(
             yield from all_commands(command, f"{name} {word}", context)
         else:
             yield f"{name} {word}", command
+
+
+def examples() -> list[str]:
+    """Every example of the help, in an order in which each finds what it reads."""
+    lines = re.findall(r"^  (nmt .*)$", EPILOG, re.MULTILINE)
+    for entry in COMMANDS.values():
+        lines += entry.examples.strip().splitlines()
+    return lines
 
 
 def call(command: str, run: Path, *arguments: object, text: str | bytes = "") -> Result:

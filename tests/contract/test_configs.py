@@ -142,7 +142,9 @@ def test_big_en_fr_is_the_published_recipe() -> None:
     assert (config.source_language, config.target_language) == ("en", "fr")
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+)
 def test_hello_learns_its_two_sentences_with_any_seed(seed: int, tmp_path: Path) -> None:
     paths = [f"{key}={tmp_path / key}" for key in ("run_dir", "prepared_dir")]
     config = load_config(ROOT / "configs" / "hello.yaml", [*paths, f"training.seed={seed}"])

@@ -102,12 +102,13 @@ def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     assert "BLEU" in evaluated.stdout
 
 
+@pytest.mark.long
 def test_without_any_extra_the_tests_of_the_core_pass(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
     for name in ("tests", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "-x", "-m", "not long", "-p", "no:cacheprovider", "-p", "no:xdist"]
     tested = nmt(tmp_path, *options, *(f"tests/{x}" for x in TESTED), program=PYTEST, timeout=600)
     assert tested.returncode == 0, tested.stdout[-4000:]
     assert " passed" in tested.stdout

@@ -74,6 +74,7 @@ def windows(tmp_path: Path) -> Windows:
     return Windows(folder, place)
 
 
+@pytest.mark.long
 def test_every_step_works_without_posix_and_with_an_old_code_page(windows: Windows) -> None:
     assert "Train, evaluate and serve" in windows("--help")
     prepared = json.loads(windows("prepare", "pairs.yaml", "--workers", "2", "--json"))

@@ -22,11 +22,10 @@ from zipfile import ZipFile
 
 import pytest
 
-from nmt.cli.app import EPILOG
-from nmt.cli.table import COMMANDS
 from nmt.config.loader import load_config
 from nmt.data.demo import demo_pairs
 from nmt.errors import ConfigError, install_command
+from tests.cli.commands import examples
 from tests.quick import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -106,13 +105,6 @@ def shell(line: str, environment: dict[str, Any]) -> str:
     return done.stdout + done.stderr
 
 
-def examples() -> list[str]:
-    """Every example of the help, in an order in which each finds what it reads."""
-    first = re.findall(r"^  (nmt .*)$", EPILOG, re.MULTILINE)
-    lines = [line for entry in COMMANDS.values() for line in entry.examples.strip().splitlines()]
-    return [*first, *lines]
-
-
 def runnable(line: str) -> str:
     """The same example in seconds; a server checks its models and ends."""
     line = re.sub(r"nmt (train|prepare) (\S+\.yaml)", rf"nmt \1 \2 {SETTINGS}", line)
@@ -142,18 +134,25 @@ def test_the_wheel_contains_every_file_and_nothing_else(wheel: Path) -> None:
     assert names == packaged()
 
 
-def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[str, Any]) -> None:
+def test_the_wheel_installs_its_extras_by_name_and_reads_its_own_configurations(
+    environment: dict[str, Any],
+) -> None:
     command = "from nmt.errors import install_command; print(install_command('serve'))"
     assert shell(f'python -c "{command}"', environment) == "pip install 'nmt-toolkit[serve]'\n"
+    printed = shell("nmt config check configs/demo.yaml", environment)
+    assert "reading configs/demo.yaml, which comes with nmt: " in printed
+    assert "/site-packages/nmt/configs/demo.yaml" in printed
+
+
+@pytest.mark.long
+def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[str, Any]) -> None:
     skipped = {line for line in examples() for x in NOT_RUN if re.search(x, line)}
     for pattern in NOT_RUN:
         assert any(re.search(pattern, line) for line in skipped), pattern
     lines = [line for line in examples() if line not in skipped]
     assert len(lines) > 2 * len(skipped)
-    printed = shell(runnable(lines[0]), environment)
-    assert "reading configs/demo.yaml, which comes with nmt: " in printed
-    assert "/site-packages/nmt/configs/demo.yaml" in printed
-    shell(lines[1], environment)  # no file was made for it
+    for line in lines[:2]:  # no file was made for them
+        shell(runnable(line), environment)
     write_texts()
     python = shell("command -v python", environment).strip()
     with preloaded(environment, python) as quick:

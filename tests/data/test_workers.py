@@ -171,7 +171,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @needs_dask
-@pytest.mark.slow
+@pytest.mark.long
 def test_dask_gives_the_same_bytes(tmp_path: Path) -> None:
     assert prepared(tmp_path, workers=2, scheduler="local") == prepared(tmp_path)
 

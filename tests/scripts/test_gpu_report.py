@@ -52,7 +52,7 @@ def test_a_stage_that_crashes_or_hangs_fails_and_unknown_stages_are_refused(tmp_
         REPORT["chosen_stages"]("speed,machine")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stages_work_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "report.jsonl"
     done = subprocess.run(

@@ -148,11 +148,12 @@ def test_a_signal_while_saving_completes_the_checkpoint_and_a_second_interrupt_d
     assert_equal(run, whole)
 
 
-def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.long)])
+def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run, kills: int) -> None:
     """FAULT 7."""
     seconds = whole.train("--json").seconds  # what a start and an end take
     draw = random.Random(7)
-    for _ in range(100 if os.environ.get("NMT_LONG_TESTS") == "1" else 4):
+    for _ in range(kills):
         harm = Harm(kill_after=seconds + draw.uniform(0, 0.6))
         result = run.train("--exact", "--strict-resume", harm=harm)
         assert result.code in (0, -signal.SIGKILL), result.stderr
