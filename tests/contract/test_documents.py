@@ -121,7 +121,9 @@ def test_the_tour_works_as_it_is_written(tmp_path: Path, document: str) -> None:
 def run(block: Block, **place: Any) -> None:
     """Run a block in its language; it prints what it shows."""
     shell = ["bash", "-euo", "pipefail"] if block.language != "python" else [sys.executable]
-    result = subprocess.run([*shell, "-c", shortened(block)], capture_output=True, **place)
+    result = subprocess.run(
+        [*shell, "-c", shortened(block)], capture_output=True, timeout=300, **place
+    )
     assert result.returncode == 0, f"{block.text}\n{result.stderr.decode()}"
     for line in printed(block):
         assert re.search(line, result.stdout.decode() + result.stderr.decode()), line
@@ -170,6 +172,7 @@ def test_the_steps_of_the_ci_job_pass_and_fail(
     }
     place: dict[str, Any] = {
         "cwd": tmp_path, "env": environment, "check": False, "capture_output": True,
+        "timeout": 300,
     }  # fmt: skip
     assert subprocess.run(["nmt", "evaluate", *keep], **place).returncode == 0
     steps = [step["run"] for step in job["quality"]["steps"] if "run" in step]

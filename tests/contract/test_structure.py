@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.process import LIMIT
+
 NMT = Path(__file__).parents[2] / "nmt"
 MODULES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(NMT.rglob("*.py"))}
 MOST_LATE_IMPORTS = 20
@@ -79,7 +81,9 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 def test_nothing_else_lies_at_the_top() -> None:
     if not (NMT.parent / ".git").exists():
         pytest.skip("no git repository: what is part of it is not known")
-    listing = subprocess.check_output(["git", "-C", str(NMT.parent), "ls-files", "-z"], text=True)
+    listing = subprocess.check_output(
+        ["git", "-C", str(NMT.parent), "ls-files", "-z"], text=True, timeout=LIMIT
+    )
     top = {name.split("/")[0] for name in listing.rstrip("\0").split("\0")}
     assert {name for name in top if not name.startswith(".")} == {
         *("Makefile", "README.md", "configs", "nmt", "pyproject.toml", "scripts", "tests")

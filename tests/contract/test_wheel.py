@@ -26,6 +26,7 @@ from nmt.config.loader import load_config
 from nmt.data.demo import demo_pairs
 from nmt.errors import ConfigError, install_command
 from tests.cli.commands import examples
+from tests.process import LIMIT
 from tests.quick import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pip(*arguments: object, python: str = sys.executable) -> None:
     command = [sys.executable, "-m", "pip", "--python", python, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -100,7 +101,9 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 def shell(line: str, environment: dict[str, Any]) -> str:
     command = ["bash", "-euo", "pipefail", "-c", line]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -123,7 +126,9 @@ def write_texts() -> None:
     names = {"corpus.en": "english.txt", "corpus.de": "german.txt", "in.en": "in.en"}
     for name, packed in (names | {"news.en": "news.en"}).items():
         Path(f"{packed}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
-    subprocess.run("paste corpus.en corpus.de | gzip > pairs.tsv.gz", shell=True, check=True)
+    subprocess.run(
+        "paste corpus.en corpus.de | gzip > pairs.tsv.gz", shell=True, check=True, timeout=LIMIT
+    )
     Path("keys.txt").write_text(f"reader {'k' * 20}\n", encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ import pytest
 from nmt.errors import CheckpointError, DataError
 from nmt.files import atomic
 from nmt.files.atomic import atomic_file, atomic_folder, remove_leftovers, run_lock, write_text
+from tests.process import limited
 
 _WRITE = """
 import sys, time
@@ -37,14 +38,16 @@ def begin(kind: str, place: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _WRITE, kind, str(place)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
-    assert process.stdout.readline() == b"begun\n"
+    with limited(process):
+        assert process.stdout.readline() == b"begun\n"
     return process
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     with process:
         process.send_signal(number)
-        return process.wait(60)
+        with limited(process):
+            return process.wait()
 
 
 @pytest.fixture(params=["atomic_file", "atomic_folder"])

@@ -33,6 +33,7 @@ from nmt.files.atomic import run_lock
 from nmt.files.json_file import Manifest
 from tests.checkpoint.faults import flip_bit
 from tests.conftest import MISSING
+from tests.process import started
 from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
 
@@ -53,7 +54,7 @@ def test_a_run_resumed_in_new_processes_equals_an_uninterrupted_run(run: Run, wh
     """FAULTS 2 and 19: in mid-epoch, with accumulation and dropout, by a signal from outside."""
     command = [sys.executable, "-m", "nmt", "train", str(run.config), f"--run-dir={run.folder}"]
     cwd, environment = run.config.parent, os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
+    with started(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
         metrics = run.folder / "metrics.jsonl"
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.002)
