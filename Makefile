@@ -67,9 +67,10 @@ coverage: $(DEV)  ## run the tests and print which lines of nmt/ they reach
 
 check: lint types  ## format, lint, import rules, types
 
-lint: $(DEV)  ## format, lint and import rules
+lint: $(DEV)  ## format, lint, words and import rules
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/python scripts/check_style.py
 	$(BIN)/lint-imports
 
 types: $(DEV)  ## mypy, strict

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig, CorpusConfig, DataConfig, FilterConfig, TokenizerConfig
@@ -20,6 +20,7 @@ from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import OptimizerConfig, ScheduleConfig, TrainingConfig
 from nmt.errors import ConfigError
+from tests.examples import FEW
 
 SMALL = """\
 name: small
@@ -97,7 +98,7 @@ def refusal(path: Path, *overrides: str) -> ConfigError:
     return caught.value
 
 
-@settings(max_examples=25)
+@FEW
 @given(config=CONFIGS)
 def test_a_resolved_configuration_is_read_back_equal(
     config: RunConfig, tmp_path_factory: pytest.TempPathFactory
@@ -284,7 +285,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=25)
+@FEW
 @given(st.dictionaries(st.text(), VALUES))
 def test_what_is_dumped_is_read_back_to_equal_values(values: dict[str, Any]) -> None:
     assert parse_document(dump_document(values), name="x").values == values

@@ -104,11 +104,8 @@ def test_no_shipped_file_names_data_that_only_we_have() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_shipped_configuration_loads_and_says_what_it_needs(path: Path) -> None:
+def test_every_shipped_configuration_loads(path: Path) -> None:
     assert load_config(path).name
-    head = path.read_text(encoding="utf-8").split("\nname:")[0]
-    for word in ("data", "hardware", "time", "expect"):
-        assert f"# {word} " in head
 
 
 def test_the_names_differ_so_that_runs_do_not_mix() -> None:

@@ -247,15 +247,6 @@ def test_every_path_named_exists() -> None:
             assert (ROOT / path).exists(), f"{document}: {path}"
 
 
-def test_the_readme_is_read_in_five_minutes() -> None:
-    text = text_of("README.md")
-    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split("|")]
-
-    assert len(text.splitlines()) <= 180
-    assert len(re.sub(r"<!--.*?-->", "", text).split()) <= 1100
-    assert all(len(cell.split()) <= 15 for cell in cells)
-
-
 def test_the_error_shown_is_the_error_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = next(block for block in blocks("README.md") if block.mark == "file mine.yaml")
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import NoiseConfig, TokenizerConfig
@@ -16,6 +16,7 @@ from nmt.data.resegment import NoiseAdder, flat_of
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
+from tests.examples import FEW
 
 Read = Callable[[NoiseAdder, int, Sequence[int]], list[tuple[str, str]]]
 SOURCES, TARGETS = ([pair[side] for pair in TINY_PAIRS] for side in (0, 1))
@@ -59,7 +60,7 @@ def noise_adder(tokenizers: Tokenizers, *rates: dict[str, float], longest: int =
     return NoiseAdder(tokenizers, np.array([20, 40]), rates, seed=1, longest=longest)
 
 
-@settings(max_examples=25)
+@FEW
 @given(rows=st.lists(st.integers(0, 39), min_size=1, max_size=12), epoch=st.integers(0, 3))
 def test_the_noise_of_a_pair_depends_only_on_seed_epoch_and_row(
     tokenizers: Tokenizers, read: Read, rows: list[int], epoch: int
