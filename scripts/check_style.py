@@ -1,4 +1,4 @@
-"""Find what no rule of ruff finds: words and formats that nmt does not write. `make lint` runs it.
+"""Find what no rule of ruff finds: words, formats, and waits of tests. `make lint` runs it.
 
 Prints each fault with its place; the exit code is 1 if there are any.
 """
@@ -23,6 +23,8 @@ SECOND_READING = re.compile(
 AT_THE_START = re.compile(r"(?:Name|Give) ")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 TEXT_FILES = {".toml", ".txt", ".j2", ".html", ".yaml"}
+STARTS = {"run", "check_output", "check_call", "call"}  # of subprocess
+WAITS = {"communicate", "wait", "join", "result"}
 HEAD_OF_CONFIGURATION = ("data", "hardware", "time", "expect")
 README_LINES = 180
 README_WORDS = 1100
@@ -43,6 +45,20 @@ def faults_of_code(source: str) -> Iterator[tuple[int, str]]:
         is_wrong = SECOND_READING.search(text) or INSTALLATION.search(text)
         if is_wrong or (id(node) not in docstrings and AT_THE_START.match(text)):
             yield node.lineno, text
+
+
+def waits_without_limit(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each call in a test that may wait for ever."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        names = {keyword.arg for keyword in node.keywords}
+        if "timeout" in names or None in names:  # None: `**options`
+            continue
+        method = node.func.attr
+        is_start = method in STARTS and ast.unparse(node.func.value) == "subprocess"
+        if is_start or (method in WAITS and not node.args):
+            yield node.lineno, ast.unparse(node)
 
 
 def faults_of_configuration(text: str) -> Iterator[str]:
@@ -72,6 +88,9 @@ def faults() -> Iterator[str]:
     for path in sorted((ROOT / "nmt").rglob("*.py")):
         for line, text in faults_of_code(path.read_text(encoding="utf-8")):
             yield f"{path}:{line}: {text}"
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for line, text in waits_without_limit(path.read_text(encoding="utf-8")):
+            yield f"{path}:{line}: waits without a limit: {text}"
     texts = [path for path in (ROOT / "nmt").rglob("*") if path.suffix in TEXT_FILES]
     for path in sorted([*texts, *(ROOT / "configs").iterdir()]):
         if path.suffix in {*TEXT_FILES, ".md"} and INSTALLATION.search(path.read_text("utf-8")):

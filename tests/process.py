@@ -30,7 +30,7 @@ def started(command: Sequence[object], **options: Any) -> Iterator[subprocess.Po
     with subprocess.Popen(words, **options) as process, limited(process):
         try:
             yield process
-            process.wait()
+            process.wait(LIMIT)
         except BaseException:
             process.kill()
             raise

@@ -58,7 +58,7 @@ def nmt(
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=os.environ | {"PYTHONPATH": str(folder), "HYPOTHESIS_PROFILE": "quick"},
         input=text,
         capture_output=True,
         text=True,

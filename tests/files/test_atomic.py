@@ -16,7 +16,7 @@ import pytest
 from nmt.errors import CheckpointError, DataError
 from nmt.files import atomic
 from nmt.files.atomic import atomic_file, atomic_folder, remove_leftovers, run_lock, write_text
-from tests.process import limited
+from tests.process import LIMIT, limited
 
 _WRITE = """
 import sys, time
@@ -46,8 +46,7 @@ def begin(kind: str, place: Path) -> subprocess.Popen[bytes]:
 def end(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     with process:
         process.send_signal(number)
-        with limited(process):
-            return process.wait()
+        return process.wait(LIMIT)
 
 
 @pytest.fixture(params=["atomic_file", "atomic_folder"])

@@ -21,6 +21,16 @@ def test_words_that_need_a_second_reading_are_found(text: str, is_fault: bool) -
     assert bool(list(CHECK["faults_of_code"](source))) is is_fault
 
 
+@pytest.mark.parametrize(("call", "is_fault"), [
+    ("subprocess.run(command)", True), ("subprocess.run(command, timeout=9)", False),
+    ("process.wait()", True), ("process.wait(9)", False), ("thread.join()", True),
+    ("''.join(words)", False), ("process.communicate(timeout=9)", False),
+    ("subprocess.check_output(command, **options)", False),
+])  # fmt: skip
+def test_calls_that_may_wait_for_ever_are_found(call: str, is_fault: bool) -> None:
+    assert bool(list(CHECK["waits_without_limit"](call))) is is_fault
+
+
 def test_a_configuration_says_what_it_needs() -> None:
     head = "# data 1\n# hardware 2\n# time 3\n# expect 4\n"
     assert list(CHECK["faults_of_configuration"](f"{head}name: x")) == []

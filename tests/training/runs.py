@@ -28,7 +28,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from nmt.checkpoint.files import checkpoint_dir, list_checkpoints
-from tests.process import limited
+from tests.process import LIMIT, limited
 from tests.training.toy import STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +91,7 @@ class Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with limited(self._process):
-            self._process.communicate()
+        self._process.communicate(timeout=LIMIT)
 
     def train(
         self,
