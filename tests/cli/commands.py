@@ -13,6 +13,9 @@ from typer.testing import CliRunner, Result
 from nmt.cli.app import EPILOG, app
 from nmt.cli.table import COMMANDS
 
+_ACTED_ON = re.compile(
+    r"fix: .*?(nmt [^`(\n]*)|(?<!\S)(--?[a-z][\w-]*)|\b([a-z]\w*(?:\.[a-z]\w*)+(?::\d+)?)"
+)
 FLAGS = ("--device", "cpu", "--threads", "1")
 
 
@@ -36,6 +39,11 @@ def examples() -> list[str]:
     for entry in COMMANDS.values():
         lines += entry.examples.strip().splitlines()
     return lines
+
+
+def acted_on(message: str) -> list[str]:
+    """Return what a reader acts on: flags, keys, lines of files and the command after "fix:"."""
+    return ["".join(groups) for groups in _ACTED_ON.findall(message)]
 
 
 def call(command: str, run: Path, *arguments: object, text: str | bytes = "") -> Result:

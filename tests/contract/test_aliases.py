@@ -16,14 +16,13 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.config import keys
+from tests.cli.commands import acted_on
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "configs" / "README.md"
 ALIASES = Path(keys.__file__).with_name("aliases.yaml")
 NAMES = re.compile(r"(<!-- names, from .*? -->\n).*?(?=<!-- end of names -->)", re.DOTALL)
 ANSWER = re.compile(r"^\$ nmt (.*)\n((?:(?!\$ |```).*\n)*)", re.MULTILINE)
-# What a reader acts on: flags, keys and the command after "fix:".
-NAMED = re.compile(r"fix: .*?(nmt [^`(\n]*)|(?<!\S)(--?[a-z][\w-]*)|\b([a-z]\w*(?:\.[a-z]\w*)+)")
 
 
 def text() -> str:
@@ -77,8 +76,8 @@ def test_the_answers_shown_name_what_nmt_names(monkeypatch: pytest.MonkeyPatch) 
     answers = ANSWER.findall(text())
     assert answers
     for line, shown in answers:
-        assert NAMED.search(shown)
-        assert NAMED.findall(shown) == NAMED.findall(answer(line))
+        assert acted_on(shown)
+        assert acted_on(shown) == acted_on(answer(line))
 
 
 if __name__ == "__main__":

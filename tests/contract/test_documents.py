@@ -20,7 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from tests.cli.commands import examples
+from tests.cli.commands import acted_on, examples
 from tests.quick import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -247,7 +247,9 @@ def test_every_path_named_exists() -> None:
             assert (ROOT / path).exists(), f"{document}: {path}"
 
 
-def test_the_error_shown_is_the_error_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_shown_names_what_the_error_met_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = next(block for block in blocks("README.md") if block.mark == "file mine.yaml")
     monkeypatch.chdir(tmp_path)
     text = mine.text + "training:\n  lr: 0.1\n"
@@ -256,7 +258,9 @@ def test_the_error_shown_is_the_error_met(tmp_path: Path, monkeypatch: pytest.Mo
         Path(name).touch()
     arguments = ["config", "show", "mine.yaml", "--set", "batch.max_tokens=big"]
     result = CliRunner().invoke(app, arguments)
-    assert result.stderr in {block.text for block in blocks("nmt/docs/guide.md")}
+    (shown,) = (x.text for x in blocks("nmt/docs/guide.md") if x.text.startswith("error: 2 prob"))
+    assert acted_on(result.stderr) == acted_on(shown)
+    assert {"mine.yaml:10", "training.schedule.peak_lr", "--set"} <= set(acted_on(shown))
 
 
 def test_every_make_target_exists() -> None:
