@@ -17,13 +17,16 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECO
 IN_SCRATCH = folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && TMPDIR="$$folder" $(TEST_ENV)
 PYTEST = $(BIN)/pytest -q -n $(PYTEST_WORKERS) --dist worksteal
 PYTEST_WORKERS ?= 2
+# Property tests are in both runs; the profile says how many examples each of them tries.
+QUICK = HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not long'
+LONG = HYPOTHESIS_PROFILE=long $(PYTEST) -m 'long or hypothesis'
 # On Linux without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes.
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install -q -c .ci/constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup demo test tests coverage check lint types format bench clean-demo
+.PHONY: help install setup demo test test-long tests coverage check lint types format bench clean-demo
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -50,20 +53,24 @@ demo: $(CORE)  ## train a small model in minutes, translate with it and score it
 	@printf '\nNext: translate your own sentence, or open $(DEMO)/inspect.html in a browser.\n'
 	@printf '  echo "Yesterday Anna sold an old red lamp." | $(BIN)/nmt translate $(DEMO)\n'
 
-test: lint  ## check, then all tests; types beside them, on whichever core is free
+test: lint  ## check, then the tests of every commit; types beside them, on whichever core is free
 	@$(MAKE) --no-print-directory -j2 types tests
 
 tests: $(DEV)
-	$(IN_SCRATCH) $(PYTEST)
+	$(IN_SCRATCH) $(QUICK)
+
+test-long: $(DEV)  ## the tests that take long, and property tests with ten times the examples
+	$(IN_SCRATCH) $(LONG)
 
 coverage: $(DEV)  ## run the tests and print which lines of nmt/ they reach
-	$(IN_SCRATCH) $(PYTEST) --cov=nmt --cov-report=term:skip-covered
+	$(IN_SCRATCH) $(QUICK) --cov=nmt --cov-report=term:skip-covered
 
 check: lint types  ## format, lint, import rules, types
 
-lint: $(DEV)  ## format, lint and import rules
+lint: $(DEV)  ## format, lint, words and import rules
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/python scripts/check_style.py
 	$(BIN)/lint-imports
 
 types: $(DEV)  ## mypy, strict

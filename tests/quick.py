@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.process import limited
+
 CLIENT = """#!{python} -ES
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -62,7 +64,8 @@ def preloaded(env: dict[str, str], python: str = sys.executable) -> Iterator[dic
         command = [python, "-P", "-c", SERVER, address]
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as server:
             assert server.stdout is not None
-            assert server.stdout.readline() == b"\n"
+            with limited(server):
+                assert server.stdout.readline() == b"\n"
             try:
                 yield env | {"PATH": f"{folder}{os.pathsep}{env['PATH']}"}
             finally:

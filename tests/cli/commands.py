@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ from typing import Any
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from nmt.cli.app import app
+from nmt.cli.app import EPILOG, app
+from nmt.cli.table import COMMANDS
 
+_ACTED_ON = re.compile(
+    r"fix: .*?(nmt [^`(\n]*)|(?<!\S)(--?[a-z][\w-]*)|\b([a-z]\w*(?:\.[a-z]\w*)+(?::\d+)?)"
+)
 FLAGS = ("--device", "cpu", "--threads", "1")
 
 
@@ -26,6 +31,19 @@ def all_commands(
             yield from all_commands(command, f"{name} {word}", context)
         else:
             yield f"{name} {word}", command
+
+
+def examples() -> list[str]:
+    """Every example of the help, in an order in which each finds what it reads."""
+    lines = re.findall(r"^  (nmt .*)$", EPILOG, re.MULTILINE)
+    for entry in COMMANDS.values():
+        lines += entry.examples.strip().splitlines()
+    return lines
+
+
+def acted_on(message: str) -> list[str]:
+    """Return what a reader acts on: flags, keys, lines of files and the command after "fix:"."""
+    return ["".join(groups) for groups in _ACTED_ON.findall(message)]
 
 
 def call(command: str, run: Path, *arguments: object, text: str | bytes = "") -> Result:

@@ -17,6 +17,7 @@ from nmt.cli.app import app
 from nmt.cli.messages import configure_logging, remove_logging
 from nmt.errors import NmtError
 from nmt.version import __version__
+from tests.process import LIMIT
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 
@@ -83,7 +84,9 @@ def test_the_help_loads_nothing_heavy() -> None:
         "try: main()\n"
         "except SystemExit: print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT
+    )
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert {"nmt", "typer"} <= loaded
     heavy = ("torch", "numpy", "rich", "pydantic", "yaml", "datasets", "sentencepiece", "sacrebleu")
@@ -109,7 +112,9 @@ def test_a_reader_that_goes_away_ends_the_command_quietly_with_141() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "nmt", "config", "schema"]
-    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    result = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=LIMIT
+    )
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, b"")
 
@@ -119,7 +124,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly_with_141() -> None:
 def test_a_message_that_nobody_can_read_keeps_its_exit_code(redirection: str) -> None:
     command = [sys.executable, "-m", "nmt", "config", "show", "none.yaml"]
     shell = ["sh", "-c", f'"$@" {redirection}', "sh"]
-    assert subprocess.run([*shell, *command], check=False).returncode == 2
+    assert subprocess.run([*shell, *command], check=False, timeout=LIMIT).returncode == 2
 
 
 def test_the_process_ends_without_looking_for_garbage() -> None:
@@ -130,13 +135,15 @@ sys.argv = ["nmt", "--version"]
 from nmt.cli.app import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT
+    )
     assert done.stdout.splitlines() == [f"nmt {__version__}", "True True"]
 
 
 def test_without_docstrings_only_the_help_is_shorter() -> None:
     command = [sys.executable, "-OO", "-m", "nmt", "train", "none.yaml", "--lr", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert (done.returncode, "--set training.schedule.peak_lr=1" in done.stderr) == (2, True)
 
 

@@ -79,7 +79,8 @@ def test_pairs_are_answered_before_more_come(run: Path, monkeypatch: pytest.Monk
     with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as stdout, os.fdopen(answers) as told:
         monkeypatch.setattr("sys.stdin", stdin)
         monkeypatch.setattr("sys.stdout", stdout)
-        thread = threading.Thread(target=score_module.score, args=[ScoreOptions(model=run)])
+        options = ScoreOptions(model=run)
+        thread = threading.Thread(target=score_module.score, args=[options], daemon=True)
         thread.start()
         for _ in range(2):
             os.write(pairs, b"Hund\tdog\n")

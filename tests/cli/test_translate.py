@@ -29,6 +29,7 @@ from nmt.text.tokenizer import Tokenizer
 from tests.cli.commands import FLAGS, call, lines_of, refused
 from tests.inference.conftest import sentences
 from tests.inference.models import shortlist_bytes
+from tests.process import started
 
 LINES = sentences(9, seed=4, longest=8)
 COMMAND = (sys.executable, "-c", "from nmt.cli import main; main()", "translate")
@@ -112,9 +113,8 @@ def test_the_contract_holds_on_adversarial_lines(run_dir: Path) -> None:
 
 def test_a_line_is_answered_before_the_next_one_comes(run_dir: Path) -> None:
     """Fault 43."""
-    with subprocess.Popen(
-        [*COMMAND, run_dir, *FLAGS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with started([*COMMAND, run_dir, *FLAGS], **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for line in LINES[:3]:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tests.commands.preparing import (
     write,
     write_pairs,
 )
+from tests.process import LIMIT, started
 from tests.terminal import terminal
 
 
@@ -53,9 +55,11 @@ def without(dropped: set[int], source: list[str], target: list[str]) -> list[tup
     return [pair for number, pair in pairs if number not in dropped]
 
 
-def in_python(program: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, **options)
+def in_python(
+    program: str, *arguments: object, **options: Any
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", program, *arguments]
+    return started(command, stdout=subprocess.PIPE, **options)
 
 
 def test_blank_lines_drop_the_pair_and_shift_nothing(tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_test_sets_in_the_cache_of_sacrebleu_are_looked_for(tmp_path: Path) -> N
     )
     places = {"SACREBLEU": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
     with in_python(code, tmp_path, env={**os.environ, **places}) as run:
-        assert run.wait() == 0
+        assert run.wait(LIMIT) == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text(encoding="utf-8"))
     found = {name: each["sources_in_train"] for name, each in report["overlap"].items()}
     assert found == {"valid": 5, "news": 1, "wmt14/full": 1}
@@ -233,7 +237,7 @@ def test_an_interrupted_prepare_leaves_nothing_that_looks_finished(tmp_path: Pat
         "p.prepare_data(RunConfig.model_validate_json(sys.argv[1]))\n"
     )
     with in_python(program, config.model_dump_json()) as run:
-        assert run.wait() == -9
+        assert run.wait(LIMIT) == -9
     assert list(tmp_path.glob(".prepared.tmp-*"))
     with pytest.raises(NmtError, match="is not a prepared folder"):
         PreparedData.open(tmp_path / "prepared")
@@ -354,8 +358,9 @@ def test_two_concurrent_commands_prepare_only_once(tmp_path: Path) -> None:
         "from nmt.commands.prepare import prepare_data as prepare\n"
         "print(prepare(RunConfig.model_validate_json(sys.argv[1])).up_to_date)\n"
     )
-    runs = [in_python(program, config) for _ in range(2)]
-    assert sorted(run.communicate()[0] for run in runs) == [b"False\n", b"True\n"]
+    with in_python(program, config) as first, in_python(program, config) as second:
+        outputs = [run.communicate(timeout=LIMIT)[0] for run in (first, second)]
+    assert sorted(outputs) == [b"False\n", b"True\n"]
     assert not list(tmp_path.glob(".prepared*"))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,111 +55,136 @@ def staged(*stages: dict[str, Any], second: str = "b", **others: Any) -> dict[st
     return {**DATA, "train": train, "stages": stages, **others}
 
 
-@pytest.mark.parametrize(("section", "values", "message"), [
-    (CorpusConfig, {}, "set exactly one of"),
+def named(error: ValidationError) -> set[str]:
+    """Return the keys, values and numbers that an error names, without the input that it shows."""
+    words: set[str] = set()
+    for each in error.errors():
+        path = ".".join(str(part) for part in each["loc"])
+        words.add(path)
+        words.update(re.findall(r"[\w.-]*\w", each["msg"]))
+    return words
+
+
+@pytest.mark.parametrize(("section", "values", "names"), [
+    (CorpusConfig, {}, "source target tsv csv jsonl huggingface sacrebleu demo"),
     (ValidationConfig, {"command": "a --to={references} {hypothesis} '{x} y'"},
-     r"contains {references}: use {source}, {hypothesis} or {reference}"),
-    (CorpusConfig, {"demo": "train", "tsv": "a.tsv"}, r"found: tsv, demo"),
-    (CorpusConfig, {"source": "a"}, "source and target must be set together"),
-    (CorpusConfig, {"demo": "train", "subset": "de-en"}, "need huggingface"),
-    (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "greater than or equal to 0"),
-    (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "is not a valid name of a test set"),
-    (DataConfig, {**DATA, "valid": {"demo": "valid", "noise": {"typos": 0.1}}},
-     "valid has a noise section"),
-    (DataConfig, {**DATA, "valid": []}, "valid needs at least one validation set"),
+     "command references source hypothesis reference"),
+    (CorpusConfig, {"demo": "train", "tsv": "a.tsv"}, "tsv demo found"),
+    (CorpusConfig, {"source": "a"}, "source target"),
+    (CorpusConfig, {"demo": "train", "subset": "de-en"}, "subset huggingface"),
+    (CorpusConfig, {"tsv": "a", "columns": [-1, 0]}, "columns.0"),
+    (DataConfig, {**DATA, "test": {"a b": {"demo": "test"}}}, "test a b"),
+    (DataConfig, {**DATA, "valid": {"demo": "valid", "noise": {"typos": 0.1}}}, "valid noise"),
+    (DataConfig, {**DATA, "valid": []}, "valid"),
     (DataConfig, {**DATA, "replay": {"train": DATA["train"]}, "temperature": 5.0},
-     "replay and temperature cannot be combined"),
+     "replay temperature"),
     (DataConfig, {**DATA, "valid": {"demo": "valid", "name": "a"}, "test": {"a": {"demo": "test"}}},
-     "both have a set named a"),
-    (DataConfig, {**DATA, "test": {"a": {"demo": "test", "scores": "s"}}}, "a has scores, which"),
-    (DataConfig, staged({"mix": {"b": 1, "c": 1}}), r"stages.0.mix: .* named c \(names: a, b\)"),
-    (DataConfig, staged(A, A), "stages.0.until: set exactly one of steps, score"),
-    (DataConfig, staged({**A, "until": {"a": 1, "steps": 9}}), "stages.0.until: set exactly one"),
-    (DataConfig, staged({**A, "until": {"b": 1}}), "stages.0.until: b is not steps, score, or"),
-    (DataConfig, staged({**A, "until": {"steps": 1.5}}), "steps must be a whole number"),
-    (DataConfig, staged(A, second="a"), "stages need training corpora with different names"),
-    (DataConfig, staged(A, temperature=2.0), "temperature and stages cannot be combined"),
-    (DataConfig, staged(A, replay={"train": DATA["train"]}), "replay and stages cannot be comb"),
-    (TrainingConfig, {"max_steps": 1, "init_differences": ["layers"]}, "differences needs init_fr"),
-    (TrainingConfig, {"max_steps": 1, "lora": {}}, "lora needs init_from"),
-    (TrainingConfig, {**TUNED, "lora": {}, "init_differences": ["layers"]}, "remove init_differ"),
-    (DecodingConfig, {"n_best": 6}, r"more than beam_size \(5\): raise `beam_size`"),
-    (DecodingConfig, {"n_best": 3, "patience": 0.5}, r"more than patience x beam_size \(2.5\)"),
-    (DecodingConfig, {"diverse_beam_groups": 2}, r"does not divide beam_size \(5\)"),
-    (DecodingConfig, {"temperature": 0.5, "top_k": 3}, r"temperature .*; top_k .* needs sampling"),
-    (DecodingConfig, {"sampling": True, "patience": 2.0}, "beam search: .* sampling to false"),
+     "valid test a"),
+    (TrainingConfig, {"max_steps": 1, "init_differences": ["layers"]},
+     "init_differences init_from"),
+    (DecodingConfig, {"n_best": 6}, "n_best beam_size 5"),
+    (DecodingConfig, {"n_best": 3, "patience": 0.5}, "n_best patience beam_size 2.5"),
+    (DecodingConfig, {"diverse_beam_groups": 2}, "diverse_beam_groups beam_size 5"),
+    (DecodingConfig, {"temperature": 0.5, "top_k": 3}, "temperature top_k sampling true"),
+    (DecodingConfig, {"sampling": True, "patience": 2.0}, "patience sampling false"),
+    (DecodingConfig, {"sampling": True, "return_alternatives": True},
+     "sampling return_alternatives"),
+    (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5},
+     "return_alternatives prefix_bias_beta 0"),
+    (ModelConfig, {"num_heads": 3}, "num_heads 3 512 2 510"),
+    (ModelConfig, {"model_dim": 100, "positions": "rotary"}, "num_heads 10 96"),
+    (ModelConfig, {"model_dim": 2}, "num_heads 2 8"),
+    (ModelConfig, {"num_kv_heads": 3}, "num_kv_heads num_heads 8 2"),
+    (ModelConfig, {"model_dim": 5, "num_heads": 1}, "sinusoidal 4"),
+    (ModelConfig, {"decoder_model_dim": 256}, "tied decoder_model_dim model_dim"),
+    (ModelConfig, {"decoder_model_dim": 256, "embeddings": "inputs-shared"},
+     "inputs-shared decoder_model_dim model_dim"),
+    (ModelConfig, {"positions": "rotary", "model_dim": 24}, "rotary 32"),
+    (TrainingConfig, {}, "max_steps max_minutes max_epochs patience"),
+    (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}},
+     "schedule.shape cosine max_steps"),
+    (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}},
+     "optimizer.kind schedule.shape constant cosine"),
+    (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "optimizer.kind ema_decay"),
+    (TrainingConfig, {"max_steps": 1, "average_last": 5}, "average_last keep_last 5"),
+    (TrainingConfig, {"max_steps": 1, "trackers": ["wandbb"]},
+     "trackers.0 tensorboard wandb mlflow trackio"),
+    (ValidationConfig, {"metric": "command"}, "metric command"),
+    (ValidationConfig, {"command": "score.py {source}"}, "command hypothesis"),
+    (OptimizerConfig, {"betas": [0.9, 1.0]}, "betas.1 1"),
+    (BatchConfig, {"max_tokens": None}, "max_tokens null max_sentences 128"),
+    (BatchConfig, {"max_tokens": "auto"}, "max_tokens auto tokens_per_update"),
+    (BatchConfig, {**AUTO, "max_sentences": 9}, "max_tokens auto max_sentences"),
+    (TokenizerConfig, {"vocab_size": 200}, "vocab_size byte_fallback 256 300"),
+    (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "vocab_size byte_fallback 261"),
+    (TokenizerConfig, {"vocab_size": SIZES}, "vocab_size joint false"),
+    (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "vocab_size both"),
+    (FilterConfig, {"script": {"limit": 3}}, "script limit 3 0 1"),
+    (FilterConfig, {"lexical": {"limit": 0.1}}, "lexical limit 0.1 0"),
+    (TokenizerConfig, {"pad_vocab_by": SIZES}, "pad_vocab_by joint false"),
+    (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "pad_vocab_by 100 vocab_size 400"),
+    (DataConfig, {**DATA, "test": {"a": {"demo": "test", "scores": "s"}}}, "a scores"),
+    (DataConfig, staged({"mix": {"b": 1, "c": 1}}), "stages.0.mix c a b"),
+    (DataConfig, staged(A, A), "stages.0.until steps score"),
+    (DataConfig, staged({**A, "until": {"a": 1, "steps": 9}}), "stages.0.until exactly"),
+    (DataConfig, staged({**A, "until": {"b": 1}}), "stages.0.until b"),
+    (DataConfig, staged({**A, "until": {"steps": 1.5}}), "stages.0.until steps whole"),
+    (DataConfig, staged(A, second="a"), "stages different names"),
+    (DataConfig, staged(A, temperature=2.0), "temperature stages"),
+    (DataConfig, staged(A, replay={"train": DATA["train"]}), "replay stages"),
+    (TrainingConfig, {"max_steps": 1, "lora": {}}, "lora init_from"),
+    (TrainingConfig, {**TUNED, "lora": {}, "init_differences": ["layers"]},
+     "lora init_differences"),
     (DecodingConfig, {"return_alternatives": True, "coverage_penalty": 0.1},
-     r"coverage_penalty \(0.1\) needs beam search: .* return_alternatives to false"),
-    (DecodingConfig, {"sampling": True, "return_alternatives": True}, "cannot be combined"),
-    (DecodingConfig, {"return_alternatives": True, "prefix_bias_beta": 0.5}, "forced prefix"),
-    (ModelConfig, {"num_heads": 3}, r"\(3\) must divide the width 512: .* 2 or the width 510"),
-    (ModelConfig, {"model_dim": 100, "positions": "rotary"}, "num_heads 10 or the width 96"),
-    (ModelConfig, {"model_dim": 2}, "use num_heads 2 or the width 8"),
-    (ModelConfig, {"num_kv_heads": 3}, r"must divide num_heads \(8\): use 2"),
-    (ModelConfig, {"model_dim": 5, "num_heads": 1}, "an even width: use 4"),
-    (ModelConfig, {"decoder_model_dim": 256}, "tied embeddings need"),
-    (ModelConfig, {"decoder_model_dim": 256, "embeddings": "inputs-shared"}, "inputs-shared"),
-    (ModelConfig, {"positions": "rotary", "model_dim": 24}, "even width per head: use the width 3"),
-    (TrainingConfig, {}, "set max_steps"),
-    (TrainingConfig, {"patience": 3, "schedule": {"shape": "cosine"}}, "depends on the budget"),
-    (TrainingConfig, {"patience": 3, "schedule": {"warmup_ratio": 0.1}}, "is a share of the budg"),
-    (TrainingConfig, {"max_steps": 1, "schedule": {"warmup_ratio": 9.0}}, "9 updates set warmup_s"),
-    (TrainingConfig, {"max_steps": 1, "schedule": {"warmup_steps": 0}}, "inverse_sqrt needs warm"),
-    (TrainingConfig, {**SCHEDULE_FREE, "schedule": {"shape": "cosine"}}, "shape constant"),
+     "coverage_penalty 0.1 return_alternatives false"),
+    (TrainingConfig, {"patience": 3, "schedule": {"warmup_ratio": 0.1}},
+     "schedule.warmup_ratio max_steps"),
+    (TrainingConfig, {"max_steps": 1, "schedule": {"warmup_ratio": 9.0}},
+     "warmup_ratio 9 warmup_steps"),
+    (TrainingConfig, {"max_steps": 1, "schedule": {"warmup_steps": 0}},
+     "schedule.shape inverse_sqrt warmup_steps"),
     (TrainingConfig, {**SCHEDULE_FREE, "optimizer": {"kind": "schedule-free", "betas": [0, 0.9]}},
-     "needs optimizer.betas above 0"),
-    (TrainingConfig, {**SCHEDULE_FREE, "ema_decay": 0.99}, "remove ema_decay"),
-    (TrainingConfig, {"max_steps": 1, "average_last": 5}, "needs keep_last 5 or more"),
-    (TrainingConfig, {"max_steps": 1, "trackers": ["wandbb"]}, "one of tensorboard, wandb, "),
-    (ValidationConfig, {"metric": "command"}, "needs a program: set command"),
-    (ValidationConfig, {"command": "score.py {source}"}, r"must contain \{hypothesis\}"),
-    (OptimizerConfig, {"betas": [0.9, 1.0]}, "less than 1"),
-    (BatchConfig, {"max_tokens": None}, "needs max_sentences, such as 128"),
-    (BatchConfig, {"max_tokens": "auto"}, "needs tokens_per_update"),
-    (BatchConfig, {**AUTO, "max_sentences": 9}, "cannot be combined with max_sentences"),
-    (BatchConfig, {**AUTO, "gradient_accumulation": 2}, "chooses gradient_accumulation: remove it"),
-    (BatchConfig, {"tokens_per_update": 900}, "works only with max_tokens auto"),
-    (TokenizerConfig, {"vocab_size": 200}, "byte_fallback alone uses 256.*raise it to 300"),
-    (TokenizerConfig, {"kind": "word", "vocab_size": 200}, "byte_fallback alone.* to 261"),
-    (TokenizerConfig, {"vocab_size": SIZES}, "set joint to false, or give one number"),
-    (TokenizerConfig, {"joint": False, "vocab_size": {"source": 400}}, "give both sizes"),
-    (FilterConfig, {"script": {"limit": 3}}, "limit is 3; it must be from 0 to 1"),
-    (FilterConfig, {"lexical": {"limit": 0.1}}, "it must be at most 0"),
-    (TokenizerConfig, {"pad_vocab_by": SIZES}, "pad_vocab_by .* set joint to false"),
-    (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 101}, "at most 100 for vocab_size 400"),
+     "optimizer.kind optimizer.betas 0"),
+    (BatchConfig, {**AUTO, "gradient_accumulation": 2}, "max_tokens auto gradient_accumulation"),
+    (BatchConfig, {"tokens_per_update": 900}, "tokens_per_update max_tokens auto"),
 ])  # fmt: skip
 def test_a_rule_between_keys_is_explained(
-    section: type[BaseModel], values: dict[str, Any], message: str
+    section: type[BaseModel], values: dict[str, Any], names: str
 ) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ValidationError) as caught:
         section.model_validate(values)
+    assert set(names.split()) <= named(caught.value)
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"name": "../x"}, "letters, digits"),
-    ({"source_language": "German!"}, "pattern"),
-    ({"target_language": "de", "batch": {"max_tokens": 400}}, "are both de; .* raise it to 514"),
-    ({"run_dir": "x", "prepared_dir": "x"}, "set different folders"),
-    ({"tokenizer": {"joint": False}}, "use decoder-tied instead"),
-    ({"tokenizer": {"joint": False}, "model": {"embeddings": "inputs-shared"}}, "use separate ins"),
-    ({"batch": {**AUTO, "tokens_per_update": 400}}, "tokens_per_update is 400, .* raise it to 514"),
-    ({"filters": {"min_length": 300}}, "min_length is above"),
-    ({"batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}}, "needs tokenizer.kind bpe"),
-    ({"data": {**DATA, "valid": {"demo": "valid", "tag": "fr"}}},
-     r"data.valid.tag fr is not a user-defined symbol \(defined: none\)"),
+@pytest.mark.parametrize(("values", "names"), [
+    ({"name": "../x"}, "name"),
+    ({"source_language": "German!"}, "source_language"),
+    ({"target_language": "de", "batch": {"max_tokens": 400}},
+     "source_language target_language de batch.max_tokens 514 filters.max_length"),
+    ({"run_dir": "x", "prepared_dir": "x"}, "prepared_dir run_dir x"),
+    ({"tokenizer": {"joint": False}}, "model.embeddings tied tokenizer.joint decoder-tied"),
+    ({"filters": {"min_length": 300}}, "filters.min_length filters.max_length 256"),
+    ({"batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}},
+     "batch.bpe_dropout tokenizer.kind bpe unigram"),
+    ({"data": {**DATA, "valid": {"demo": "valid", "tag": "fr"}}}, "data.valid.tag fr none"),
     ({"data": {**DATA, "valid": [DATA["valid"], {"demo": "valid", "target_language": "fr"}]}},
-     r"data.valid.1: fr is not a target language of data.train \(en\)"),
+     "data.valid.1 fr data.train en"),
+    ({"tokenizer": {"joint": False}, "model": {"embeddings": "inputs-shared"}},
+     "model.embeddings inputs-shared tokenizer.joint separate"),
+    ({"batch": {**AUTO, "tokens_per_update": 400}}, "batch.tokens_per_update 400 514"),
     ({"data": {**DATA, "valid": FRENCH, "language_tags": "both"}},
-     r"data.valid: fr is not a source language of data.train \(de\)"),
+     "data.valid fr source data.train de"),
     ({"data": {**DATA, "train": [{"demo": "train", "target_language": "de"}]}},
-     "data.train.0: source_language and target_language are both de"),
-    ({"model": {**LEARNED, "max_positions": 256}}, "model.max_positions is 256"),
-    ({"model": {**LEARNED, "source_bos": True}}, "raise it to 258 or more"),
-    ({"model": {**LEARNED, "first_position": 1}}, "raise it to 258 or more"),
+     "data.train.0 source_language target_language de"),
+    ({"model": {**LEARNED, "max_positions": 256}},
+     "model.max_positions 256 257 filters.max_length"),
+    ({"model": {**LEARNED, "source_bos": True}}, "model.max_positions 257 258"),
+    ({"model": {**LEARNED, "first_position": 1}}, "model.max_positions 257 258"),
 ])  # fmt: skip
-def test_a_rule_between_sections_is_explained(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+def test_a_rule_between_sections_is_explained(values: dict[str, Any], names: str) -> None:
+    with pytest.raises(ValidationError) as caught:
         RunConfig.model_validate({**RUN, **values})
+    assert set(names.split()) <= named(caught.value)
 
 
 @pytest.mark.parametrize(("section", "values"), [
@@ -280,11 +306,14 @@ def test_wrong_codes_of_languages_are_all_told() -> None:
     values["data"] = {**DATA, "valid": {"demo": "valid", "source_language": "cz"}}
     with pytest.raises(ConfigError) as caught:
         check_languages(RunConfig.model_validate(values).language_codes)
-    assert caught.value.problem == (
-        "source_language: jp is a country; the code of Japanese is ja\n"
-        "  target_language: ar_MA has an underscore; write ar\n"
-        "  data.valid.source_language: cz is a country; the code of Czech is cs."
-    )
+    lines = caught.value.problem.splitlines()
+    expected = [
+        "source_language jp ja",
+        "target_language ar_MA ar",
+        "data.valid.source_language cz cs",
+    ]
+    for names, line in zip(expected, lines, strict=True):
+        assert set(names.split()) <= set(re.findall(r"[\w.]*\w", line))
 
 
 def test_a_batch_of_sentences_needs_no_room_for_tokens() -> None:

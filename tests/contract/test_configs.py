@@ -104,11 +104,8 @@ def test_no_shipped_file_names_data_that_only_we_have() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_shipped_configuration_loads_and_says_what_it_needs(path: Path) -> None:
+def test_every_shipped_configuration_loads(path: Path) -> None:
     assert load_config(path).name
-    head = path.read_text(encoding="utf-8").split("\nname:")[0]
-    for word in ("data", "hardware", "time", "expect"):
-        assert f"# {word} " in head
 
 
 def test_the_names_differ_so_that_runs_do_not_mix() -> None:
@@ -142,7 +139,9 @@ def test_big_en_fr_is_the_published_recipe() -> None:
     assert (config.source_language, config.target_language) == ("en", "fr")
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))]
+)
 def test_hello_learns_its_two_sentences_with_any_seed(seed: int, tmp_path: Path) -> None:
     paths = [f"{key}={tmp_path / key}" for key in ("run_dir", "prepared_dir")]
     config = load_config(ROOT / "configs" / "hello.yaml", [*paths, f"training.seed={seed}"])

@@ -58,7 +58,7 @@ def nmt(
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=os.environ | {"PYTHONPATH": str(folder), "HYPOTHESIS_PROFILE": "quick"},
         input=text,
         capture_output=True,
         text=True,
@@ -71,18 +71,19 @@ def test_every_extra_has_a_command_that_needs_it() -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_without_an_extra_help_is_shown_and_its_name_is_told(tmp_path: Path, extra: str) -> None:
+def test_without_an_extra_its_name_is_told(tmp_path: Path, extra: str) -> None:
     copy_without(tmp_path, [extra])
-    usage, needing = nmt(tmp_path, "--help"), nmt(tmp_path, *NEEDING[extra])
-    assert (usage.returncode, usage.stderr) == (0, "")
-    assert "prepare" in usage.stdout
+    needing = nmt(tmp_path, *NEEDING[extra])
     assert needing.returncode == 2, needing.stderr
     assert f"nmt/extras/{extra}" in needing.stderr
     assert "Traceback" not in needing.stderr
 
 
-def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
+def test_without_any_extra_help_and_the_four_verbs_work(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
+    usage = nmt(tmp_path, "--help")
+    assert (usage.returncode, usage.stderr) == (0, "")
+    assert "prepare" in usage.stdout
     config = [HELLO, "--set", "prepared_dir=prepared", "--set", "run_dir=run"]
     dropping = nmt(tmp_path, "prepare", *config, "--set", "filters.markup=drop")
     prepared = nmt(tmp_path, "prepare", *config)
@@ -102,12 +103,13 @@ def test_without_any_extra_the_four_verbs_work(tmp_path: Path) -> None:
     assert "BLEU" in evaluated.stdout
 
 
+@pytest.mark.long
 def test_without_any_extra_the_tests_of_the_core_pass(tmp_path: Path) -> None:
     copy_without(tmp_path, EXTRAS)
     for name in ("tests", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "-x", "-m", "not long", "-p", "no:cacheprovider", "-p", "no:xdist"]
     tested = nmt(tmp_path, *options, *(f"tests/{x}" for x in TESTED), program=PYTEST, timeout=600)
     assert tested.returncode == 0, tested.stdout[-4000:]
     assert " passed" in tested.stdout

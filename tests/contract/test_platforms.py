@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import TINY_PAIRS
+from tests.process import LIMIT, started
 
 ROOT = Path(__file__).parents[2]
 POSIX_ONLY = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
@@ -46,16 +48,16 @@ class Windows:
         paths = os.pathsep.join([str(place), str(ROOT)])
         self.env = os.environ | legacy | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, **options: Any) -> AbstractContextManager[subprocess.Popen[bytes]]:
         command = [sys.executable, "-m", "nmt", *words]
         pipe = subprocess.PIPE
         streams: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
-        return subprocess.Popen(command, cwd=self.folder, env=self.env, **streams)
+        return started(command, cwd=self.folder, env=self.env, **streams)
 
     def __call__(self, *words: str, text: str = "") -> str:
         """Return what a command wrote to standard output; nothing of Linux may have failed."""
         with self.start(*words) as process:
-            out, err = process.communicate(text.encode(), timeout=300)
+            out, err = process.communicate(text.encode(), timeout=LIMIT)
         assert process.returncode == 0, err.decode()
         assert b"on Windows" not in err, err.decode()
         assert b"\r" not in out + err
@@ -74,6 +76,7 @@ def windows(tmp_path: Path) -> Windows:
     return Windows(folder, place)
 
 
+@pytest.mark.long
 def test_every_step_works_without_posix_and_with_an_old_code_page(windows: Windows) -> None:
     assert "Train, evaluate and serve" in windows("--help")
     prepared = json.loads(windows("prepare", "pairs.yaml", "--workers", "2", "--json"))

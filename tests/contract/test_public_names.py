@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import nmt
+from tests.process import LIMIT
 
 
 def test_the_public_names_are_these() -> None:
@@ -35,5 +36,7 @@ def test_other_names_are_refused_as_python_does() -> None:
 def test_torch_is_not_loaded_by(module: str) -> None:
     heavy = "{'torch', 'datasets', 'jinja2'}"
     code = f"import sys, {module}; print(sorted({heavy} & {{*sys.modules}}))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=LIMIT
+    )
     assert result.stdout.decode().strip() == "[]"

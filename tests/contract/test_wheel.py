@@ -22,11 +22,11 @@ from zipfile import ZipFile
 
 import pytest
 
-from nmt.cli.app import EPILOG
-from nmt.cli.table import COMMANDS
 from nmt.config.loader import load_config
 from nmt.data.demo import demo_pairs
 from nmt.errors import ConfigError, install_command
+from tests.cli.commands import examples
+from tests.process import LIMIT
 from tests.quick import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pip(*arguments: object, python: str = sys.executable) -> None:
     command = [sys.executable, "-m", "pip", "--python", python, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -101,16 +101,11 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 def shell(line: str, environment: dict[str, Any]) -> str:
     command = ["bash", "-euo", "pipefail", "-c", line]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
-
-
-def examples() -> list[str]:
-    """Every example of the help, in an order in which each finds what it reads."""
-    first = re.findall(r"^  (nmt .*)$", EPILOG, re.MULTILINE)
-    lines = [line for entry in COMMANDS.values() for line in entry.examples.strip().splitlines()]
-    return [*first, *lines]
 
 
 def runnable(line: str) -> str:
@@ -131,7 +126,9 @@ def write_texts() -> None:
     names = {"corpus.en": "english.txt", "corpus.de": "german.txt", "in.en": "in.en"}
     for name, packed in (names | {"news.en": "news.en"}).items():
         Path(f"{packed}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
-    subprocess.run("paste corpus.en corpus.de | gzip > pairs.tsv.gz", shell=True, check=True)
+    subprocess.run(
+        "paste corpus.en corpus.de | gzip > pairs.tsv.gz", shell=True, check=True, timeout=LIMIT
+    )
     Path("keys.txt").write_text(f"reader {'k' * 20}\n", encoding="utf-8")
 
 
@@ -142,18 +139,25 @@ def test_the_wheel_contains_every_file_and_nothing_else(wheel: Path) -> None:
     assert names == packaged()
 
 
-def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[str, Any]) -> None:
+def test_the_wheel_installs_its_extras_by_name_and_reads_its_own_configurations(
+    environment: dict[str, Any],
+) -> None:
     command = "from nmt.errors import install_command; print(install_command('serve'))"
     assert shell(f'python -c "{command}"', environment) == "pip install 'nmt-toolkit[serve]'\n"
+    printed = shell("nmt config check configs/demo.yaml", environment)
+    assert "reading configs/demo.yaml, which comes with nmt: " in printed
+    assert "/site-packages/nmt/configs/demo.yaml" in printed
+
+
+@pytest.mark.long
+def test_every_example_of_the_help_works_in_an_empty_folder(environment: dict[str, Any]) -> None:
     skipped = {line for line in examples() for x in NOT_RUN if re.search(x, line)}
     for pattern in NOT_RUN:
         assert any(re.search(pattern, line) for line in skipped), pattern
     lines = [line for line in examples() if line not in skipped]
     assert len(lines) > 2 * len(skipped)
-    printed = shell(runnable(lines[0]), environment)
-    assert "reading configs/demo.yaml, which comes with nmt: " in printed
-    assert "/site-packages/nmt/configs/demo.yaml" in printed
-    shell(lines[1], environment)  # no file was made for it
+    for line in lines[:2]:  # no file was made for them
+        shell(runnable(line), environment)
     write_texts()
     python = shell("command -v python", environment).strip()
     with preloaded(environment, python) as quick:

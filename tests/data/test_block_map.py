@@ -22,6 +22,7 @@ from nmt.data.reading import Encode, Look
 from nmt.data.workers import Result, map_blocks
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
+from tests.process import LIMIT
 
 SIZE = 13
 NUM_BLOCKS = 10  # of 120 pairs: 9 whole ones and a rest
@@ -86,7 +87,7 @@ def test_after_a_kill_only_missing_results_are_computed(
     place = repr(str(tmp_path))
     code = f"import tests.data.test_block_map as t; t.run(t.Path({place}), kill_at={kill_at})"
     where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    killed = subprocess.run([sys.executable, "-c", code], check=False, env=where)
+    killed = subprocess.run([sys.executable, "-c", code], check=False, env=where, timeout=LIMIT)
     assert killed.returncode == -signal.SIGKILL
     assert run(tmp_path) == again
     assert not (tmp_path / ".prepared.work").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt.config.data import CorpusConfig
@@ -26,6 +26,7 @@ from nmt.data.demo import SentenceGenerator, demo_pairs
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
 from nmt.data.reading import Reservoir
 from nmt.errors import ConfigError, DataError
+from tests.examples import FEW
 
 OPTIONS = ReadOptions("de", "en", max_characters=40)
 PAIRS = [("eins\u2028zwei", "one two"), ("", "blank"), ("drei", "three")]
@@ -58,7 +59,7 @@ def test_all_formats_give_the_same_pairs(tmp_path: Path) -> None:
     assert pairs_of(tsv=tsv, columns=[2, 0], max_pairs=2) == expected[:2]
 
 
-@settings(max_examples=30)
+@FEW
 @given(
     lines=st.lists(
         st.tuples(st.sampled_from([b"ok", b"\xff", b"x" * 50]), st.sampled_from([b"", b"\xc3"]))

@@ -24,6 +24,7 @@ from nmt.data.pairs import ReadOptions
 from nmt.data.prepare_report import current_report
 from nmt.errors import ConfigError, DataError
 from tests.commands.preparing import config_for, corpus, prepare
+from tests.process import LIMIT
 
 datasets = pytest.importorskip("datasets")
 
@@ -109,7 +110,7 @@ def test_an_unreachable_hub_is_tried_once(answers: bool, monkeypatch: pytest.Mon
 
     def refuse(*_: object) -> None:
         if not answers:  # a firewall that drops packets
-            released.wait()
+            released.wait(LIMIT)
         raise OSError("no network")
 
     modes: list[str] = []
@@ -247,6 +248,7 @@ def test_a_copied_folder_of_sacrebleu_is_a_test_set(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "nmt", "evaluate", "hypotheses", *options],
         env={**os.environ, "SACREBLEU": str(tmp_path)}, capture_output=True, text=True, check=False,
+        timeout=LIMIT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["systems"][0]["scores"][0]["value"] == pytest.approx(100)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import BatchConfig, DataConfig
@@ -23,6 +23,7 @@ from nmt.errors import DataError
 from nmt.files.lines import read_lines
 from nmt.text import BOS_ID
 from tests.data.test_store import store_of
+from tests.examples import FEW
 
 PAIRS = [(list(range(4, 5 + n % 6)), list(range(4, 5 + n % 4))) for n in range(50)]
 """The first half is of corpus 0, the rest of corpus 1, lines 1 to 25 each."""
@@ -100,7 +101,7 @@ def test_an_epoch_reads_every_pair_once_in_another_order(store: ParallelStore) -
     assert rows_of(loader, 0) != rows_of(loader_of(store, seed=2), 0)
 
 
-@settings(max_examples=30)
+@FEW
 @given(accumulate=st.integers(1, 9), skipped=st.integers(0, 25))
 def test_from_any_position_the_stream_is_the_same(
     store: ParallelStore, accumulate: int, skipped: int
@@ -300,7 +301,7 @@ def test_a_stage_ends_with_epochs_of_a_corpus_updates_or_a_score(store: Parallel
     assert max(row for rows, _ in read(loader, after, 30) for row in rows) < 25
 
 
-@settings(max_examples=12)
+@FEW
 @given(skipped=st.integers(0, 40))
 def test_from_any_place_of_a_stage_the_stream_is_equal(store: ParallelStore, skipped: int) -> None:
     whole = read(staged(store, *STAGES), Position(), 46)

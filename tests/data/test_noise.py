@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import NoiseConfig, TokenizerConfig
@@ -18,6 +18,7 @@ from nmt.text import UNK_ID
 from nmt.text.subword_dropout import SubwordDropout
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
+from tests.examples import FEW
 
 Read = Callable[[NoiseAdder, int, Sequence[int]], list[tuple[str, str]]]
 SOURCES, TARGETS = ([pair[side] for pair in TINY_PAIRS] for side in (0, 1))
@@ -61,7 +62,7 @@ def noise_adder(tokenizers: Tokenizers, *rates: dict[str, float], longest: int =
     return NoiseAdder(tokenizers, np.array([20, 40]), rates, seed=1, longest=longest)
 
 
-@settings(max_examples=25)
+@FEW
 @given(rows=st.lists(st.integers(0, 39), min_size=1, max_size=12), epoch=st.integers(0, 3))
 def test_the_noise_of_a_pair_depends_only_on_seed_epoch_and_row(
     tokenizers: Tokenizers, read: Read, rows: list[int], epoch: int

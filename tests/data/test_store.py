@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.data.loader import collate
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import DataError
+from tests.examples import FEW
 
 PAIRS = st.lists(
     st.tuples(
@@ -37,7 +38,7 @@ def store_of(
     return ParallelStore.open(folder / "s")
 
 
-@settings(max_examples=20)
+@FEW
 @given(pairs=PAIRS, vocab_size=st.sampled_from([100, 1 << 16, 1 + (1 << 16)]), data=st.data())
 def test_reading_gives_back_what_was_written(
     pairs: list[tuple[list[int], list[int]]], vocab_size: int, data: st.DataObject
@@ -59,7 +60,7 @@ def test_reading_gives_back_what_was_written(
         assert store.corpus.tolist() == [0] * half + [1] * (len(pairs) - half)
 
 
-@settings(max_examples=20)
+@FEW
 @given(pairs=PAIRS)
 def test_batches_have_bos_and_eos_in_their_place(pairs: list[tuple[list[int], list[int]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +116,7 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
         ParallelStore.open(tmp_path / "s")
 
 
-@settings(max_examples=30)
+@FEW
 @given(PAIRS, st.lists(st.integers(1, 3), max_size=3), st.integers(0, 2**20 - 1))
 def test_selected_sentences_begin_with_the_given_ids(
     pairs: list[tuple[list[int], list[int]]], first: list[int], bits: int

@@ -33,6 +33,7 @@ from nmt.text.subword_dropout import SubwordDropout
 from tests.commands.preparing import config_for, prepare
 from tests.data.test_block_map import write_odd_pairs
 from tests.data.test_store import store_of
+from tests.process import LIMIT
 
 LETTERS = "▁abcde"
 MERGES = ["▁a", "ab", "bc", "▁ab", "cd", "▁abc", "de"]
@@ -85,10 +86,10 @@ def test_worker_processes_give_the_same_batches_as_one_thread(
 
 def test_errors_are_raised_and_a_killed_worker_gives_a_fix() -> None:
     with process_pool(1) as pool:
-        assert pool.submit(eval, "'torch' in __import__('sys').modules").result() is False
-        assert pool.submit(os.getpid).result() != os.getpid()
+        assert pool.submit(eval, "'torch' in __import__('sys').modules").result(LIMIT) is False
+        assert pool.submit(os.getpid).result(LIMIT) != os.getpid()
         with pytest.raises(ZeroDivisionError):
-            pool.submit(eval, "1 / 0").result()
+            pool.submit(eval, "1 / 0").result(LIMIT)
         killing = map_ahead(eval, iter(["1", "__import__('os')._exit(9)", "2"]), pool, ahead=2)
         with pytest.raises(DeviceError, match=r"was killed.*\n.*fewer workers"):
             list(killing)
@@ -108,7 +109,11 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     # They inherit this pipe, which is closed when the last of them has ended.
     reader, writer = os.pipe()
     subprocess.run(
-        [sys.executable, "-c", PARENT], stderr=writer, cwd=Path(__file__).parents[2], check=False
+        [sys.executable, "-c", PARENT],
+        stderr=writer,
+        cwd=Path(__file__).parents[2],
+        check=False,
+        timeout=LIMIT,
     )
     os.close(writer)
     ready, _, _ = select.select([reader], [], [], 20)
@@ -171,7 +176,7 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @needs_dask
-@pytest.mark.slow
+@pytest.mark.long
 def test_dask_gives_the_same_bytes(tmp_path: Path) -> None:
     assert prepared(tmp_path, workers=2, scheduler="local") == prepared(tmp_path)
 

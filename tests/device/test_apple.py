@@ -49,6 +49,7 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("apple")
 def test_the_stand_in_refuses_what_metal_refuses() -> None:
     here, there = torch.ones(2), torch.ones(2, device="mps")
@@ -70,6 +71,7 @@ def test_mps_is_used_only_if_it_is_named_and_in_float32(monkeypatch: pytest.Monk
         CTranslate2Engine(Path("exported"), device="mps")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("apple")
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("shape", ["plain", "modern"])
@@ -86,6 +88,7 @@ def test_a_translation_on_mps_is_that_of_the_cpu(
     assert texts["mps"] == texts["cpu"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("apple")
 @pytest.mark.parametrize("kind", ["adamw", "muon", "schedule-free"])
 def test_training_and_its_validation_run_on_mps(

@@ -108,7 +108,6 @@ def test_a_failed_compilation_is_an_error_unless_auto() -> None:
         Layers(short).set_up("auto", GPU)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("counting")
 def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.config

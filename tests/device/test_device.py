@@ -45,6 +45,7 @@ from nmt.device.device import (
 from nmt.device.distributed import Processes, interleave, join
 from nmt.device.precision import LossScale, choose_precision, has_fast_bf16
 from nmt.errors import DeviceError
+from tests.process import LIMIT
 
 CPU = torch.device("cpu")
 
@@ -312,7 +313,9 @@ def test_huge_pages_take_addresses_and_no_memory() -> None:
         "from nmt.device.device import use_huge_pages\n"
         "prepare_process(1); use_huge_pages(); print(open('/proc/self/smaps').read())"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, timeout=LIMIT
+    )
     mappings = re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", found.stdout.decode())
     marked = [each for each in mappings if re.search(r"VmFlags:.* hg\b", each)]
     sizes, resident = (

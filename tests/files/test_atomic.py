@@ -25,6 +25,7 @@ from nmt.files.atomic import (
     run_lock,
     write_text,
 )
+from tests.process import LIMIT, limited
 
 _WRITE = """
 import sys, time
@@ -46,14 +47,15 @@ def begin(kind: str, place: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _WRITE, kind, str(place)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
-    assert process.stdout.readline() == b"begun\n"
+    with limited(process):
+        assert process.stdout.readline() == b"begun\n"
     return process
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     with process:
         process.send_signal(number)
-        return process.wait(60)
+        return process.wait(LIMIT)
 
 
 @pytest.fixture(params=["atomic_file", "atomic_folder"])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import CheckpointError
@@ -21,6 +21,7 @@ from nmt.files.json_file import (
     read_json,
     sha256_of_json,
 )  # fmt: skip
+from tests.examples import FEW
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(),
@@ -28,7 +29,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=20)
+@FEW
 @given(VALUES)
 def test_ordinary_documents_are_read_as_by_the_standard_library(value: object) -> None:
     text = json.dumps(value)

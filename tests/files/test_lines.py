@@ -35,6 +35,7 @@ from nmt.files.lines import (
     read_lines,
     split_lines,
 )  # fmt: skip
+from tests.process import LIMIT
 
 
 def written(folder: Path, content: bytes, name: str = "text.de") -> Path:
@@ -191,18 +192,20 @@ def test_a_writer_that_never_pauses_is_answered_all_the_same(
     monkeypatch.setattr(lines, "_PAUSE_SECONDS", 60)
     stream, writing = pipe
     enough = threading.Event()
+    end = time.monotonic() + LIMIT
 
     def write() -> None:
-        while not enough.is_set():
+        while not enough.is_set() and time.monotonic() < end:
             os.write(writing, b"line\n")
             time.sleep(0.001)
         os.close(writing)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
     chunk = next(read_chunks(stream, lines_at_once=10**9))
+    assert time.monotonic() < end
     enough.set()
-    writer.join()
+    writer.join(LIMIT)
     assert set(chunk) == {b"line"}
 
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from nmt.model.decoder_state import StepInputs
 from nmt.model.transformer import DecodeToken, Transformer
 from nmt.packed import Packed
 from nmt.search.loop import search
+from tests.examples import FEW
 from tests.model.small import VARIANTS, decode, random_parameters, small_model
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=9)
@@ -76,7 +77,7 @@ def fixed() -> tuple[Transformer, DecodeToken, Repeater]:
     return recorded(preset="modern")
 
 
-@settings(deadline=None, max_examples=25)
+@FEW
 @given(st.tuples(LENGTHS, st.integers(1, 3), st.integers(1, 20)))
 def test_a_few_graph_sizes_serve_all_batches(fixed: Any, sizes: tuple[list[int], int, int]) -> None:
     model, run, repeater = fixed

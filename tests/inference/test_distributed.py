@@ -93,6 +93,7 @@ def test_output_is_that_of_one_process(run_dir: Path, tmp_path: Path) -> None:
     assert "2 lines could not be translated. The first: Line 12 needs" in expected.stderr
 
 
+@pytest.mark.long
 def test_damaged_input_ends_all_processes_with_one_message(run_dir: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in.de.gz", tmp_path / "out.en"
     content = gzip.compress(os.urandom(1 << 10).hex().encode())

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -35,6 +35,7 @@ from nmt.inference.translator import Translator
 from nmt.search.hypothesis import Constraints, Hypothesis
 from nmt.text.languages import longest_loop
 from nmt.text.tokenizer import Tokenizer, Tokenizers
+from tests.examples import FEW
 from tests.inference.conftest import OPTIONS, WORDS, translator_of
 
 LINES = Path(__file__).with_name("guard_lines.tsv")
@@ -116,7 +117,7 @@ def test_loops_are_distinguished_from_good_lines() -> None:
         assert both / sum(is_loop) >= recall
 
 
-@settings(max_examples=30)
+@FEW
 @given(seed=st.integers(0, 10**6), unit=st.lists(st.sampled_from(WORDS), min_size=1, max_size=4))
 def test_a_loop_always_raises_an_alarm(seed: int, unit: list[str]) -> None:
     source = " ".join(random.Random(seed).sample(WORDS, 9))

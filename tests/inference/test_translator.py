@@ -28,6 +28,7 @@ from nmt.text.tokenizer import Tokenizer, Tokenizers
 from nmt.training.processes import StoppedBySignal
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.test_guard import STRICT
+from tests.process import LIMIT
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_workers_do_not_set_the_threads_of_others(working: Translator) -> None:
         working.translate(sentences(20))
         later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
         later.start()
-        later.join()
+        later.join(LIMIT)
         assert (torch.get_num_threads(), found) == (3, [3])
     finally:
         torch.set_num_threads(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -116,16 +115,11 @@ def test_files_of_different_lengths_are_refused_with_both_counts() -> None:
         corpus_score([], [[]])
 
 
-long = pytest.mark.skipif(
-    os.environ.get("NMT_LONG_TESTS") != "1", reason="takes a minute: set NMT_LONG_TESTS=1"
-)
-
-
 @pytest.mark.parametrize(
     ("pair", "name"),
     [("en-de", "C"), ("en-zh", "A"),
-     *(pytest.param("en-de", name, marks=long) for name in ("A", "D", "all")),
-     *(pytest.param("en-zh", name, marks=long) for name in ("B", "all"))],
+     *(pytest.param("en-de", name, marks=pytest.mark.long) for name in ("A", "D", "all")),
+     *(pytest.param("en-zh", name, marks=pytest.mark.long) for name in ("B", "all"))],
 )  # fmt: skip
 def test_published_scores_are_reproduced(shared_data: Path, pair: str, name: str) -> None:
     """All rows of the sample: whole test sets and their beginnings."""

@@ -56,7 +56,12 @@ def hidden_of(model: Transformer, shape: Shape) -> Tensor:
 
 @pytest.mark.parametrize(
     ("variant", "counting"),
-    [("relative", "eager"), ("modern", "eager"), ("two-widths", "eager"), ("paper", "aot_eager")],
+    [
+        ("relative", "eager"),
+        ("modern", "eager"),
+        ("two-widths", "eager"),
+        pytest.param("paper", "aot_eager", marks=pytest.mark.long),
+    ],
     indirect=["counting"],
 )
 def test_loss_and_gradients_are_those_of_plain_layers(variant: str, counting: Backend) -> None:
@@ -91,6 +96,7 @@ def test_weights_of_a_mixed_precision_share_their_graphs(counting: Backend) -> N
     assert counting.num_graphs == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("counting", ["aot_eager"], indirect=True)
 def test_recomputing_layers_draws_the_same_dropout(counting: Backend) -> None:
     found = []

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from nmt.model.transformer import Transformer
 from nmt.packed import round_up
+from tests.examples import FEW
 from tests.model.small import VARIANTS, packed, results, small_model
 
 
@@ -45,7 +46,7 @@ def test_a_token_does_not_change_earlier_positions(variant: str) -> None:
     assert not torch.allclose(before[4:], after[4:])
 
 
-@settings(max_examples=20)
+@FEW
 @given(
     variant=st.sampled_from(sorted(VARIANTS)),
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=5),

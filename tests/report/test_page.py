@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.report.page import log_ticks, path_data, render, round_ticks, thin, tick_labels, visible
+from tests.examples import FEW
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_characters_that_hide_or_reorder_text_are_shown_as_escapes(text: str, sh
 
 
 @given(text=st.text())
-@settings(max_examples=30)
+@FEW
 def test_any_text_makes_a_well_formed_page_without_hidden_characters(text: str) -> None:
     page = render(
         "run.html.j2", title=text, config_text=text, pages=[text], charts=[], is_noisy=False,

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from nmt.cli.app import app
 from nmt.extras.serving.options import AccessOptions
+from tests.process import LIMIT
 
 ROOT = Path(__file__).parents[2]
 BOTH = ("Dockerfile", "Dockerfile.cuda")
@@ -108,9 +109,11 @@ def test_the_health_check_asks_whether_the_server_is_ready(status: int) -> None:
     assert last_of("Dockerfile", "EXPOSE") == str(port)
     assert check[0] == "python"
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        Thread(target=server.serve_forever).start()
+        Thread(target=server.serve_forever, daemon=True).start()
         code = check[2].replace(f":{port}/", f":{server.server_port}/")
-        done = subprocess.run([sys.executable, check[1], code], capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, check[1], code], capture_output=True, check=False, timeout=LIMIT
+        )
         server.shutdown()
     assert asked == ["/health/ready"]
     assert (done.returncode == 0) == (status == 200)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.process import started
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.sbatch"
 TOOLS = {
     "scontrol": """
@@ -55,8 +57,8 @@ def test_all_nodes_run_one_training_with_the_exit_code(job: dict[str, str], code
 
 def test_before_the_time_limit_the_job_saves_and_requeues(job: dict[str, str]) -> None:
     log = Path(job["LOG"])
-    with subprocess.Popen(["bash", str(SCRIPT), "configs/base.yaml"], env=job) as process:
-        while not (log.exists() and "srun" in log.read_text()):
+    with started(["bash", SCRIPT, "configs/base.yaml"], env=job) as process:
+        while process.poll() is None and not (log.exists() and "srun" in log.read_text()):
             time.sleep(0.01)
         time.sleep(0.2)  # until the script waits
         process.send_signal(signal.SIGUSR1)

@@ -28,6 +28,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from nmt.checkpoint.files import checkpoint_dir, list_checkpoints
+from tests.process import LIMIT, limited
 from tests.training.toy import STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ class Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=LIMIT)
 
     def train(
         self,
@@ -116,7 +117,9 @@ class Server:
         request["harm"] = asdict(harm or Harm())
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return [Result(**result) for result in json.loads(self._process.stdout.readline())]
+        with limited(self._process, 4 * DEADLINE):  # the server itself ends what runs too long
+            answer = self._process.stdout.readline()
+        return [Result(**result) for result in json.loads(answer)]
 
 
 class Run:

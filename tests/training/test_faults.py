@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from nmt.checkpoint.files import list_checkpoints, load_checkpoint
@@ -41,6 +42,7 @@ def assert_whole(run: Run) -> None:
     assert not [*run.folder.rglob(".*.replaced")]
 
 
+@pytest.mark.long
 def test_a_minimal_environment_and_a_clock_set_back_change_nothing(
     server: Server, tmp_path: Path
 ) -> None:

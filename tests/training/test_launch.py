@@ -21,6 +21,7 @@ from nmt.config.training import TrainingConfig
 from nmt.device.distributed import PEER_LOST, Processes
 from nmt.errors import DeviceError, shell_command
 from nmt.training.processes import StoppedBySignal, StopSignal, launch
+from tests.process import LIMIT
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "demo.yaml")
 # The first process runs on until torchrun ends it, as one does that a peer has left.
@@ -178,9 +179,9 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
             found.append(signal.getsignal(signal.SIGTERM))
 
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(LIMIT)
     assert found == [before]
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +29,7 @@ from nmt.training.losses import (
     cross_entropy,
 )
 from tests.compiling import use_backend
+from tests.examples import FEW
 
 
 class Passes:
@@ -79,7 +80,7 @@ def test_losses_equal_values_computed_by_hand() -> None:
     assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
-@settings(max_examples=30)
+@FEW
 @given(
     rows=st.integers(1, 90),
     vocab_size=st.integers(2, 300),
@@ -252,7 +253,6 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=60)
 @given(
     rows=st.integers(1, 600),
     smoothing=st.sampled_from([0.0, 0.1]),

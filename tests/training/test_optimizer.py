@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,6 +17,7 @@ from nmt.errors import CheckpointError, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import FlatParameters, ModelOptimizer, freeze, is_matrix
 from nmt.training.update import Updater
+from tests.examples import FEW
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
 from tests.training.test_optimizers import KINDS, WARM_UP, close, drive, optimizer_of, weights_of
 
@@ -182,7 +183,7 @@ def model_with(frozen: list[str] | tuple[str, ...] = ()) -> Transformer:
     return model
 
 
-@settings(max_examples=25)
+@FEW
 @given(frozen=st.lists(st.sampled_from(PARTS), unique=True), dtype=st.sampled_from(DTYPES))
 def test_the_buffer_contains_every_parameter_once_and_in_order(
     frozen: list[str], dtype: torch.dtype

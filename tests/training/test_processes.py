@@ -75,6 +75,7 @@ def test_when_one_process_fails_all_end_and_one_error_is_printed(run: Run, rank:
     assert run.steps() == [5]
 
 
+@pytest.mark.long
 def test_a_kill_a_signal_and_another_launcher_keep_the_result(run: Run, server: Server) -> None:
     """FAULTS 19, 29 and 31: ``--devices`` goes on after a kill; torchrun ends it, to the bit."""
     rare: dict[str, Any] = {"save_every": NEVER, "validate_every": NEVER}

@@ -148,7 +148,7 @@ def test_the_last_word_is_the_score_and_no_shell_reads_the_command() -> None:
     assert score_by_program([sys.executable, "-c", show, "$(id)", "{hypothesis}"], texts) == -15
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_of_two_processes_runs_the_program_as_a_program_of_its_own(run: Run) -> None:
     (run.server.folder / "score.py").write_text(SCORER)
     command = f"{sys.executable} score.py {{source}} {{hypothesis}} {{reference}}"
@@ -160,7 +160,7 @@ def test_the_first_of_two_processes_runs_the_program_as_a_program_of_its_own(run
     assert [line["command"] for line in run.lines("validation")] == [10, 9, 8]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_stops_a_program_and_the_resumed_run_repeats_the_validation(
     run: Run, whole: Run
 ) -> None:

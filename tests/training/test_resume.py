@@ -33,6 +33,7 @@ from nmt.files.atomic import run_lock
 from nmt.files.json_file import Manifest
 from tests.checkpoint.faults import flip_bit
 from tests.conftest import MISSING
+from tests.process import started
 from tests.training.runs import Harm, Run, Server, assert_equal
 from tests.training.toy import STEPS
 
@@ -54,7 +55,7 @@ def test_a_run_resumed_in_new_processes_equals_an_uninterrupted_run(run: Run, wh
     """FAULTS 2 and 19: in mid-epoch, with accumulation and dropout, by a signal from outside."""
     command = [sys.executable, "-m", "nmt", "train", str(run.config), f"--run-dir={run.folder}"]
     cwd, environment = run.config.parent, os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
+    with started(command, cwd=cwd, env=environment, stderr=subprocess.DEVNULL) as process:
         metrics = run.folder / "metrics.jsonl"
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.002)
@@ -149,11 +150,12 @@ def test_a_signal_while_saving_completes_the_checkpoint_and_a_second_interrupt_d
     assert_equal(run, whole)
 
 
-def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.long)])
+def test_kills_at_random_moments_do_not_change_the_result(run: Run, whole: Run, kills: int) -> None:
     """FAULT 7."""
     seconds = whole.train("--json").seconds  # what a start and an end take
     draw = random.Random(7)
-    for _ in range(100 if os.environ.get("NMT_LONG_TESTS") == "1" else 4):
+    for _ in range(kills):
         harm = Harm(kill_after=seconds + draw.uniform(0, 0.6))
         result = run.train("--exact", "--strict-resume", harm=harm)
         assert result.code in (0, -signal.SIGKILL), result.stderr

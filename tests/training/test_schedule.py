@@ -6,11 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.training import ScheduleConfig
 from nmt.training.schedule import SCHEDULES, build_schedule, inverse_sqrt, noam
+from tests.examples import FEW
 
 SHAPES = tuple(SCHEDULES.names())
 ENDING = ("linear", "cosine", "wsd")
@@ -26,7 +27,7 @@ def schedule(shape: str, total_steps: int | None = None, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=25)
+@FEW
 @given(peak=PEAKS, warmup=WARMUPS, extra=st.integers(1, 2000))
 def test_the_learning_rate_rises_linearly_to_its_peak(
     shape: str, peak: float, warmup: int, extra: int
@@ -42,7 +43,7 @@ def test_the_learning_rate_rises_linearly_to_its_peak(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=25)
+@FEW
 @given(peak=PEAKS, warmup=st.integers(0, 300), total=TOTALS, share=SHARES)
 def test_the_learning_rate_has_no_jumps_and_stays_within_bounds(
     shape: str, peak: float, warmup: int, total: int, share: float

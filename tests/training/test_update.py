@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from typing_extensions import override
@@ -30,6 +30,7 @@ from nmt.packed import Packed, round_up
 from nmt.training.losses import LossSum, Objective
 from nmt.training.optimizer import FlatParameters, is_matrix
 from nmt.training.update import GradientReduction, Updater
+from tests.examples import FEW
 from tests.training.runs import Run, Server, all_stderr, codes
 from tests.training.small import FLOAT32, VOCAB_SIZE, batch_of, small_model, updater_of
 from tests.training.test_losses import assert_close, naive
@@ -86,7 +87,7 @@ def test_updates_equal_torch_s_adamw_with_clipping_and_accumulation(
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=2e-4, msg=name)
 
 
-@settings(max_examples=12, deadline=None)
+@FEW
 @given(lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=40))
 def test_padding_gives_few_sizes_and_does_not_change_loss_or_gradient(
     lengths: list[tuple[int, int]],

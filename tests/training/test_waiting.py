@@ -13,6 +13,7 @@ import math
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -32,6 +33,7 @@ from nmt.device.precision import Precision
 from nmt.model.transformer import Transformer
 from nmt.training.losses import LossSum
 from nmt.training.update import Updater
+from tests.process import LIMIT
 from tests.training import test_trouble
 from tests.training.runs import Harm, Run, assert_equal
 from tests.training.small import BF16, FLOAT32, batch_of, small_model, updater_of
@@ -254,7 +256,9 @@ def test_updates_continue_while_a_checkpoint_is_written(
         if not begun.is_set():
             begun.set()
             kept.append((step, next(iter(parts["model"].values())).clone()))
-            while len(made) < step + 3:  # waits for ever unless updates go on
+            end = time.monotonic() + LIMIT
+            while len(made) < step + 3:
+                assert time.monotonic() < end, "no update is made meanwhile"
                 threading.Event().wait(0.001)
         seen.append((step, threading.current_thread() is threading.main_thread()))
         return write(run_dir, step, **parts)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ from nmt.extras.exchange.hub import push
 from nmt.extras.exchange.options import ExportOptions, PushOptions
 from nmt.model.transformer import Transformer
 from nmt.training.optimizer import build_optimizer, freeze
+from tests.examples import FEW
 from tests.extras.adaptation.conftest import train
 from tests.training.small import BF16, batch_of, small_model, updater_of
 
@@ -66,7 +67,7 @@ def test_dropout_leaves_out_inputs_of_the_adapter_but_not_of_the_layer() -> None
     assert (adapted.eval()(ones) == 4).all()
 
 
-@settings(max_examples=25, deadline=None)
+@FEW
 @given(
     rank=st.integers(1, 5),
     alpha=st.floats(0.5, 64),

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config.data import Action, FilterConfig
 from nmt.extras.cleaning.repeats import RepeatFinder, normalized, pair_hashes
+from tests.examples import FEW
 
 ALL: dict[str, Action] = dict.fromkeys(
     ("duplicate", "normalized_duplicate", "near_duplicate", "boilerplate"), "report"
@@ -30,7 +31,7 @@ def reasons(folder: Path, pairs: list[tuple[str, str]], held_at_once: int, cut: 
     return {row: {each.reason for each in findings} for row, findings in found.items()}
 
 
-@settings(max_examples=15)
+@FEW
 @given(pairs=st.lists(st.tuples(st.sampled_from("abA"), st.sampled_from("xyz"))))
 def test_exactly_the_repetitions_are_found_however_the_work_is_cut(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]

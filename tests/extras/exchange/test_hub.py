@@ -28,6 +28,7 @@ from nmt.extras.exchange.import_model import import_model
 from nmt.extras.exchange.options import ImportOptions, PullOptions, PushOptions
 from tests.extras.exchange.m2m_files import write_nllb
 from tests.extras.exchange.marian_files import KINDS, write
+from tests.process import LIMIT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "org/model"
@@ -126,7 +127,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     yield server
     server.shutdown()
     server.server_close()
-    thread.join()
+    thread.join(LIMIT)
 
 
 @pytest.fixture(scope="module")
@@ -343,7 +344,12 @@ finally: print([name for name in ("torch", "huggingface_hub", "datasets") if nam
 """
     own = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=own,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
     )
     assert "http://127.0.0.1:1 cannot be reached." in done.stderr
     assert (done.returncode, done.stdout) == (4, "[]\n")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.commands.prepare import prepare_data as prepare
@@ -38,6 +38,7 @@ from nmt.model.positions import sinusoids
 from nmt.model.transformer import build_model
 from nmt.packed import Packed
 from nmt.text.tokenizer import load_tokenizers
+from tests.examples import FEW
 from tests.inference.models import save_run
 from tests.model.small import small_model
 
@@ -164,7 +165,7 @@ def test_the_mask_of_a_longer_sentence_is_whole(hello: dict[str, Path]) -> None:
     assert long.values == torch.ones(5, 5).tril().tolist()
 
 
-@settings(max_examples=30)
+@FEW
 @given(pairs=st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4), source_bos=st.booleans())
 def test_any_pairs_get_bos_and_eos_where_training_puts_them(
     pairs: list[tuple[list[int], list[int]]], source_bos: bool

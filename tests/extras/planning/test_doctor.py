@@ -19,6 +19,7 @@ from nmt.cli.app import app
 from nmt.errors import install_command
 from nmt.extras.planning import doctor
 from nmt.extras.planning.doctor import Finding
+from tests.process import LIMIT
 
 ROOT = Path(__file__).parents[3]
 Usage = namedtuple("Usage", "total used free")
@@ -98,7 +99,9 @@ def test_completion_is_installed_and_completes_commands(tmp_path: Path) -> None:
     own = {**os.environ, "HOME": str(home)}
     # The name of the process above decides for which shell.
     command = ["bash", "-c", f"'{nmt}' --install-completion; exit $?"]
-    result = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, env=own, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
     assert result.returncode == 0, result.stderr
     script = home / ".bash_completions" / "nmt.sh"
     assert f"bash completion installed in {script}" in result.stdout
@@ -106,5 +109,7 @@ def test_completion_is_installed_and_completes_commands(tmp_path: Path) -> None:
     # The script itself, as Tab would call it.
     tab = "COMP_WORDS=(nmt tra); COMP_CWORD=1; _nmt_completion nmt; echo ${COMPREPLY[@]}"
     command = ["bash", "-c", f"PATH='{nmt.parent}':$PATH; . '{home / '.bashrc'}'; {tab}"]
-    found = subprocess.run(command, env=own, capture_output=True, text=True, check=True).stdout
-    assert sorted(found.split()) == ["train", "translate"]
+    shown = subprocess.run(
+        command, env=own, capture_output=True, text=True, check=True, timeout=LIMIT
+    )
+    assert sorted(shown.stdout.split()) == ["train", "translate"]

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx2
 
+from tests.process import LIMIT, limited
+
 _START = """
 import json, sys
 from nmt.cli.messages import configure_logging
@@ -43,10 +45,11 @@ class Server:
 
     def _wait_for(self, pattern: str) -> str:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(pattern, line):
-                return found[1]
+        with limited(self.process):
+            for line in self.process.stderr:
+                self.log.append(line)
+                if found := re.search(pattern, line):
+                    return found[1]
         raise AssertionError(f"the server ended: {self.log}")
 
     def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
@@ -76,14 +79,15 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         assert self.process.stderr is not None
-        self.log += self.process.stderr.readlines()
-        return self.process.wait(30)
+        with limited(self.process):
+            self.log += self.process.stderr.readlines()
+        return self.process.wait(LIMIT)
 
     def close(self) -> None:
         """Kill the process, even if it hangs."""
         self.client.close()
         self.process.kill()
-        self.process.wait()
+        self.process.wait(LIMIT)
         assert self.process.stderr is not None
         self.process.stderr.close()
 

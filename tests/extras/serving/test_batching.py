@@ -12,6 +12,7 @@ import pytest
 from nmt.errors import DataError
 from nmt.extras.serving.batching import Batcher
 from nmt.inference.request import Request
+from tests.process import LIMIT
 
 
 @dataclass(eq=False)
@@ -36,7 +37,7 @@ def run(test: Callable[[Batcher], Awaitable[object]], threads: int = 1, tokens: 
     async def main() -> None:
         batcher = Batcher(threads, batch_tokens=tokens)
         try:
-            await test(batcher)
+            await asyncio.wait_for(test(batcher), LIMIT)
         finally:
             batcher.close()
 

@@ -185,6 +185,7 @@ def page(driver: Chrome, server: Server) -> Iterator[Page]:
     assert page.problems() == []
 
 
+@pytest.mark.long
 def test_aligned_words_light_up(page: Page) -> None:
     page.type(TEXT)
     [answer] = page.server.translate(TEXT, model="en-de", want=["alignment"])
@@ -215,6 +216,7 @@ def test_a_translation_continues_from_a_chosen_word(page: Page) -> None:
     assert page.wait(lambda: page.shown() == first)
 
 
+@pytest.mark.long
 def test_a_choice_is_marked_contradicted_by_the_glossary_and_undone_in_place(page: Page) -> None:
     first = page.type("The boy plays with his dog.")
     page.all("#target .word")[1].click()
@@ -253,6 +255,7 @@ def test_only_changed_sentences_are_translated_again(page: Page) -> None:
         assert expected in (None, *page.script("return sent"))
 
 
+@pytest.mark.long
 def test_text_and_glossary_survive_a_reload(page: Page) -> None:
     page["glossary"].click()
     page["forbidden"].send_keys("Junge")
@@ -263,6 +266,7 @@ def test_text_and_glossary_survive_a_reload(page: Page) -> None:
     assert page["glossary"].get_property("textContent") == "Glossary (1)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", ["", "null", "{}", "<html>", '{"translations": [{}]}'])
 def test_the_answer_of_a_proxy_gives_a_sentence(page: Page, answer: str) -> None:
     page.script("const [text] = arguments; window.fetch = async () => new Response(text)", answer)
@@ -270,6 +274,7 @@ def test_the_answer_of_a_proxy_gives_a_sentence(page: Page, answer: str) -> None
     page.wait(lambda: "does not come from nmt serve" in page["status"].text)
 
 
+@pytest.mark.long
 def test_a_long_text_scrolls_inside_and_too_long_a_text_is_explained(page: Page) -> None:
     page.type("The boy plays with his dog.\n" * 40)
     bottoms = [page[name].rect for name in ("status", "copy")]
@@ -284,6 +289,7 @@ def test_a_long_text_scrolls_inside_and_too_long_a_text_is_explained(page: Page)
     page.wait(lambda: "at most 20,000" in page.all("#files .fault")[0].text)
 
 
+@pytest.mark.long
 def test_without_javascript_the_page_says_so(page: Page) -> None:
     off = {"value": True}
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", off)
@@ -327,6 +333,7 @@ def test_the_last_of_many_edits_wins(page: Page) -> None:
     assert "" not in texts
 
 
+@pytest.mark.long
 def test_terms_are_required_and_forbidden_and_the_command_line_gives_the_same(page: Page) -> None:
     page["glossary"].click()
     page["required"].send_keys("dog = Köter")
@@ -345,6 +352,7 @@ def test_terms_are_required_and_forbidden_and_the_command_line_gives_the_same(pa
     assert shown.split() == " ".join(texts).split()
 
 
+@pytest.mark.long
 def test_languages_are_swapped_and_detected(page: Page) -> None:
     german = page.type("The boy plays with his dog.")
     page["swap"].click()
@@ -357,6 +365,7 @@ def test_languages_are_swapped_and_detected(page: Page) -> None:
     assert page.wait(lambda: page["status"].text.startswith("German detected."))
 
 
+@pytest.mark.long
 def test_warnings_and_confidence_are_shown_at_their_sentence(page: Page) -> None:
     page.fake_answers("""(body) => Object.assign(body.translations[0].sentences[1],
                          {alarms: ["loop"], confidence: 31.4})""")
@@ -366,6 +375,7 @@ def test_warnings_and_confidence_are_shown_at_their_sentence(page: Page) -> None
     assert "again and again" in page["notes"].text
 
 
+@pytest.mark.long
 def test_a_good_confidence_is_not_shown_beside_a_warning(page: Page) -> None:
     page.fake_answers("""(body) => body.translations[0].sentences.forEach((each, index) =>
                          Object.assign(each, {alarms: index ? [] : ["loop"], confidence: 92}))""")
@@ -373,6 +383,7 @@ def test_a_good_confidence_is_not_shown_beside_a_warning(page: Page) -> None:
     assert page.texts(".badge") == ["⚠ loop", "92"]
 
 
+@pytest.mark.long
 def test_the_page_requests_a_key(page: Page) -> None:
     page.fake_answers("""(body, {headers}) => headers.Authorization === "Bearer right" ||
                          Object.assign(body, {status: 401, error: "A key is needed."})""")
@@ -385,6 +396,7 @@ def test_the_page_requests_a_key(page: Page) -> None:
     assert "Bearer $NMT_API_KEY" in str(page["curl"].get_property("textContent"))
 
 
+@pytest.mark.long
 def test_a_dropped_file_is_translated(page: Page) -> None:
     text = "The boy plays.\n\nI don't know.\n"
     page.script(DROP, "notes.txt", text)
@@ -416,6 +428,7 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     assert page.script(focused) == chosen
 
 
+@pytest.mark.long
 def test_the_page_finds_a_server_that_comes_back(page: Page, served: dict[str, Path]) -> None:
     first = page.type("A dog.")
     page.server.close()

@@ -261,7 +261,6 @@ def weights(run_dir: str) -> dict[str, bytes]:
     return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in paths}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the library
 def test_tensorboard_has_every_step_of_a_resumed_run_once() -> None:
     """And the weights have the same bytes as without it."""
