@@ -193,8 +193,8 @@ def test_a_gpu_is_waited_for_and_its_unused_memory_released(
     gpu = torch.device("cuda", 1)
     for device in (CPU, gpu):
         queue = choose_device_queue(device)
-        queue.wait()
-        queue.release_memory()
+        for finish in (queue.wait, queue.release_memory):
+            finish()
     assert calls == [gpu, "emptied"]
 
 

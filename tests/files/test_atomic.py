@@ -261,7 +261,7 @@ def test_who_waits_for_a_lock_learns_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert is_held.wait(60)
     with file_lock(place, wait=True, remove=True) as has_waited:
         outcomes.append(has_waited)
-    holder.join()
+    holder.join(60)
     assert outcomes == [False, True]
     assert list(tmp_path.iterdir()) == []
 
