@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from typing_extensions import override
 
 from nmt.checkpoint.files import checkpoint_dir
 from nmt.errors import DataError
-from nmt.inference.distributed import ahead, errors_only, part_of, translated
+from nmt.inference.distributed import ahead, part_of, translated
 from nmt.inference.engine import Engine
 from nmt.inference.request import Request, Result
 from nmt.search.hypothesis import Hypothesis
@@ -172,15 +171,6 @@ def test_the_first_process_decides_when_the_next_chunk_is_read(
     ]
     cut = sorted(text.split(":")[0] for text in caplog.messages)
     assert cut == ["line 12", "line 18"]
-
-
-def test_a_quiet_process_speaks_again_afterwards() -> None:
-    logger = logging.getLogger("toy.quiet")
-    logger.setLevel(logging.INFO)
-    with errors_only("toy.quiet"):
-        levels = [logger.isEnabledFor(level) for level in (logging.WARNING, logging.ERROR)]
-    assert levels == [False, True]
-    assert logger.level == logging.INFO
 
 
 @given(st.lists(st.binary(max_size=1), max_size=30), st.integers(1, 9))

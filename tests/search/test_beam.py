@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from itertools import zip_longest
@@ -151,12 +150,12 @@ def test_a_search_stops_by_its_patience_and_by_its_own_longest_output(
     groups: int, patience: float
 ) -> None:
     """Of a long source among short ones: a long output may win where the penalty is large."""
-    for seed, penalty in itertools.product(range(8), (0.5, 2.0)):
+    for seed in range(8):
         table = random_table(seed, FIRST_WORD + 3, sharpness=1.0)
         source = sources([2, 8, 2], seed)
         config = options_of(
             beam_size=4, n_best=1, diverse_beam_groups=groups, patience=patience,
-            length_penalty=penalty,
+            length_penalty=2.0,
         )  # fmt: skip
         found = search(TableStepper(table), source, config)
         for row, ids in enumerate(source.rows()):
