@@ -16,6 +16,7 @@ from sacrebleu import corpus_bleu, corpus_chrf, sentence_chrf
 from nmt.commands.prepare import prepare_data
 from nmt.commands.train import Trainer
 from nmt.commands.train_setup import describe_start, make_reporters
+from nmt.config.data import NoiseConfig
 from nmt.config.run import RunConfig
 from nmt.data.loader import Batch
 from nmt.training import timing
@@ -230,3 +231,43 @@ def test_samples_are_source_translation_and_reference_of_the_best_the_median_and
         "bleu": pytest.approx(corpus_bleu(hypotheses, [references]).score),
         "chrf": pytest.approx(corpus_chrf(hypotheses, [references]).score),
     }
+
+
+@pytest.mark.parametrize(
+    ("limits", "scores", "raised"),
+    [
+        ({"max_steps": 9}, {5: 1.0, 9: 2.0}, "training.max_steps"),
+        ({"max_steps": 9, "max_epochs": 3}, {9: 2.0}, "training.max_steps and training.max_epochs"),
+        ({"max_steps": 99, "patience": 2}, {3: 2.0, 6: 1.0, 9: 1.0}, "training.patience"),
+    ],
+)
+def test_a_run_that_is_complete_says_which_limit_to_raise(
+    limits: dict[str, Any], scores: dict[int, float], raised: str
+) -> None:
+    config = make_config(**limits)
+    events: list[Event] = []
+    progress = Progress(step=9, total_steps=limits["max_steps"], history=History(scores))
+    reporter = SimpleNamespace(report=events.append, close=lambda: None)
+    setup = setup_of(config)
+    trainer = Trainer(config, setup, progress, {}, ReporterList([reporter]), StopSignal())
+    trainer._writer.saved_step = 9
+    trainer.run()
+    assert events[-1].text.endswith(f"to continue, raise {raised}")
+
+
+def test_noise_and_bpe_dropout_are_both_drawn() -> None:
+    """Typos change the source only, BPE-dropout the number of subwords of the target, too."""
+
+    def num_tokens(typos: float, bpe_dropout: float) -> int:
+        config = make_config()
+        corpus = config.data.train[0].model_copy(update={"noise": NoiseConfig(typos=typos)})
+        data = config.data.model_copy(update={"train": (corpus,)})
+        batch = config.batch.model_copy(update={"bpe_dropout": bpe_dropout})
+        setup = setup_of(config.model_copy(update={"data": data, "batch": batch}))
+        loader = setup.loader
+        batches = [loader.batch(rows) for rows in loader.plan(0)]
+        return sum(len(each.gold) for each in batches)
+
+    plain = num_tokens(0.0, 0.0)
+    assert num_tokens(1.0, 0.0) == plain
+    assert num_tokens(1.0, 0.9) > plain
