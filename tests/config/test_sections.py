@@ -303,14 +303,14 @@ def test_a_language_may_have_a_rare_code_or_none_of_a_standard(code: str) -> Non
 def test_wrong_codes_of_languages_are_all_told() -> None:
     """But loaded: a model that was trained with them can be used."""
     values = {**RUN, "source_language": "jp", "target_language": "ar_MA"}
-    values["data"] = {**DATA, "valid": {"demo": "valid", "source_language": "cz"}}
+    values["data"] = {**DATA, "valid": {"demo": "valid", "source_language": "CZ-cz"}}
     with pytest.raises(ConfigError) as caught:
         check_languages(RunConfig.model_validate(values).language_codes)
     lines = caught.value.problem.splitlines()
     expected = [
         "source_language jp ja",
         "target_language ar_MA ar",
-        "data.valid.source_language cz cs",
+        "data.valid.source_language CZ cs",
     ]
     for names, line in zip(expected, lines, strict=True):
         assert set(names.split()) <= set(re.findall(r"[\w.]*\w", line))

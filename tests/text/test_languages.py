@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nmt.text.languages import (
     common_words,
     foreign_share,
+    identifier,
     longest_loop,
     numbers_of,
     primary_code,
@@ -84,3 +85,15 @@ def slow_loop(tokens: Sequence[str]) -> int:
 @given(st.lists(st.sampled_from("abc"), max_size=12))
 def test_the_longest_loop_is_that_of_a_search_through_all_runs(tokens: list[str]) -> None:
     assert longest_loop(tokens) == slow_loop(tokens)
+
+
+def test_the_languages_of_a_text_have_probabilities_that_sum_to_one() -> None:
+    model = identifier()
+    if model is None:
+        pytest.skip("py3langid is not installed")
+    ranked = model.rank("Der Hund läuft über die Straße und bellt.")
+    probabilities = [float(probability) for _, probability in ranked]
+    assert ranked[0][0] == "de"
+    assert sum(probabilities) == pytest.approx(1.0, abs=1e-4)
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert 0.9 < probabilities[0] <= 1

@@ -155,6 +155,21 @@ def test_a_tracker_gets_the_scores_of_each_validation_set(monkeypatch: pytest.Mo
     assert library.texts["old sample 1 at 0"] == "    old\n" * 3
 
 
+def test_several_trackers_of_a_run_continue_their_own_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = make_config("run")
+    config.run_dir.mkdir(parents=True)
+    libraries = {name: faked(name, monkeypatch) for name in ("wandb", "mlflow")}
+    libraries["wandb"].id = "run 7"
+    for name in libraries:
+        give(name, config, START, update_event(10))
+    for name in libraries:
+        give(name, config, RESUMED, update_event(30))
+    assert [each["id"] for each in libraries["wandb"].opened] == [None, "run 7"]
+    assert [each["id"] for each in libraries["mlflow"].opened] == [None, "run 1"]
+
+
 class Killed(BaseException):
     """The end of the process: nothing else runs in the tracker."""
 
