@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -366,3 +367,24 @@ def test_wrong_stages_are_named(stages: list[dict[str, Any]], expected: str) -> 
         data_of(stages=stages)
     with pytest.raises(ValueError, match="temperature and stages"):
         data_of(stages=[{"mix": {CLEAN: 1}}], temperature=2.0)
+
+
+def test_each_epoch_is_changed_with_its_own_number(store: ParallelStore) -> None:
+    """Otherwise, noise and BPE-dropout would be the same in every epoch."""
+    drawn: list[tuple[int, int]] = []
+
+    def resegment(epoch: int, rows: Any, sides: Any) -> Any:
+        drawn.append((epoch, len(rows)))
+        return sides
+
+    loader = loader_of(store, resegment=resegment)
+    first = loader.updates(Position())
+    while (position := next(first)[1]).epoch < 2:
+        assert drawn[-1][0] in (position.epoch, position.epoch - 1)
+    num_pairs = Counter[int]()
+    for epoch, count in drawn:
+        num_pairs[epoch] += count
+    assert num_pairs == {0: len(PAIRS), 1: len(PAIRS)}
+    resumed = loader.updates(replace(position, epoch=7))
+    next(resumed)
+    assert drawn[-1][0] == 7
