@@ -36,6 +36,7 @@ from nmt.checkpoint.files import (
     load_tensors,
     newest_checkpoint,
     read_best,
+    read_state,
     save_checkpoint,
     set_damaged_aside,
     write_best,
@@ -364,3 +365,16 @@ def test_checkpoints_after_the_one_to_resume_from_are_set_aside(
     assert load_checkpoint(older).step == 30
     assert not (older / "old").exists()
     assert len(caplog.messages) == 2
+
+
+def test_the_state_of_a_newer_version_is_refused_and_of_an_older_one_is_read(
+    tmp_path: Path,
+) -> None:
+    folder = save_checkpoint(tmp_path, 10, model={}, optimizer={}, state={"counters": {"a": 1}})
+    assert read_state(folder) == {"counters": {"a": 1}}
+    (folder / files.STATE).write_text('{"counters": {"a": 2}}')  # version 0.1 wrote no format
+    assert read_state(folder) == {"counters": {"a": 2}}
+    (folder / files.STATE).write_text('{"format": 99, "counters": {}}')
+    with pytest.raises(CheckpointError, match="format 99") as caught:
+        read_state(folder)
+    assert "version of nmt" in str(caught.value.fix)

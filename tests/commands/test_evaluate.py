@@ -462,6 +462,19 @@ def test_a_test_set_or_a_model_that_is_gone_is_named(model: Path, tmp_path: Path
     assert "config.yaml is missing" in refused(tmp_path, code=4)
 
 
+def test_files_are_evaluated_although_the_recorded_corpora_cannot_be_read(model: Path) -> None:
+    """FAULT 79: another version may have keys of corpora that this version does not know."""
+    config = model / "config.yaml"
+    config.write_text(config.read_text("utf-8").replace("valid:", "warp: 9\n  valid:", 1), "utf-8")
+    for flags in ([], ["-t", "one"]):
+        said = refused(model, *flags, code=4)
+        assert (str(config) in said, "warp" in said, "fix: Pass files" in said) == (True,) * 3
+    source = model.parent / "test.lower"
+    found = scores_of(model, "--source", source, "--reference", model.parent / "test.upper")
+    assert round(found["systems"][0]["scores"][0]["value"]) == 100
+    assert found["format"] == 2
+
+
 def test_translations_are_never_saved_over_an_input(model: Path, files: tuple[Path, Path]) -> None:
     places = {"hypothesis": files[0], "reference": files[1], "source": model.parent / "test.lower",
               "baseline": write(model.parent / "baseline.en", SENTENCES)}  # fmt: skip
