@@ -16,6 +16,7 @@ from nmt.config.keys import (
     ANY,
     all_keys,
     describe_keys,
+    described_sections,
     find_key,
     is_of_command_line,
     nearest_key,
@@ -41,7 +42,9 @@ ALIASES = [
     ("data.test.news.targe", "data.test.news.target"),
     ("training.epochs", "training.max_epochs"),
     ("beam_size", "decoding.beam_size"),
-    ("xyzzy", None),
+    # Nothing is better than a key that has little in common with it.
+    *((word, None) for word in ("xyzzy", "colour", "training.banana", "training.notify")),
+    *((word, None) for word in ("model.flavour", "my_notes", "data.train.0.xyzzy")),
     # Names of papers and other toolkits.
     ("d_model", "model.model_dim"),
     ("N", "model.encoder_layers and model.decoder_layers"),
@@ -96,6 +99,26 @@ def test_one_section_or_key_is_described_alone() -> None:
     assert "| `source` |" in describe_keys("data.valid")
     with pytest.raises(ConfigError, match=r"unknown key d_model; did you mean model.model_dim\?"):
         describe_keys("d_model")
+
+
+def test_each_key_is_described_with_all_below_it_or_with_the_key_that_it_is_part_of() -> None:
+    """And with the section that it is in. A filter describes its action and its limit itself."""
+    by_path = {key.path: key for key in all_keys()}
+    of_tables = {
+        path
+        for path, key in by_path.items()
+        if not key.is_section and (len(path) == 1 or by_path[path[:-1]].is_section)
+    }
+    for key in all_keys():
+        above = by_path.get(key.path[:-1])
+        start = key if above is None or above.is_section else above
+        expected = {each for each in of_tables if each[: len(start.path)] == start.path}
+        found = [*described_sections(".".join(key.path))]
+        shown = {each.path for _, _, rows in found for each in rows}
+        assert shown == expected, key.path
+        for name, about, rows in found:
+            assert {".".join(each.path[:-1]) or "Top level" for each in rows} == {name}
+            assert bool(about) == (name != "Top level")
 
 
 def test_every_key_is_its_own_nearest_and_says_what_it_does_and_allows() -> None:

@@ -362,6 +362,7 @@ def test_absent_files_are_told_with_other_problems_and_are_needed_only_to_count(
     first, *problems = caught.value.problem.splitlines()
     assert first.startswith("3 problems")
     assert [line.split(": ")[-1] for line in problems[1:]] == ["a is absent.", "b is absent."]
+    assert {len(line) - len(line.lstrip()) for line in problems} == {2}  # they stand in one list
     path = written(tmp_path, BARE)
     with pytest.raises(DataError, match="a is absent"):
         load_config(path, count_characters=count, check_files=check)

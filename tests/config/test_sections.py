@@ -206,6 +206,32 @@ def test_a_rule_between_sections_is_explained(values: dict[str, Any], names: str
     (BatchConfig, AUTO),
     (DecodingConfig, {"sampling": True, "n_best": 9}),
     (DecodingConfig, {"beam_size": 4, "diverse_beam_groups": 2}),
+    # Numbers at the limit that another key sets.
+    (TrainingConfig, {"max_steps": 1, "average_last": 5, "keep_last": 5}),
+    (DecodingConfig, {"n_best": 5}),
+    (DecodingConfig, {"n_best": 2, "beam_size": 4, "patience": 0.5}),
+    (DecodingConfig, {"return_alternatives": True, "n_best": 9}),
+    (DecodingConfig, {"beam_size": 4, "diverse_beam_groups": 4}),
+    (TokenizerConfig, {"vocab_size": 300}),
+    (TokenizerConfig, {"vocab_size": 261, "kind": "char"}),
+    (TokenizerConfig, {"vocab_size": 5, "byte_fallback": False}),
+    (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 100}),
+    (TokenizerConfig, {"joint": False, "vocab_size": SIZES, "pad_vocab_by": {"source": 100,
+                                                                             "target": 0}}),
+    *((FilterConfig, {name: {"limit": limit}}) for name, limit in (
+        ("script", 0), ("script", 1), ("lexical", 0), ("near_duplicate", 0.5), ("boilerplate", 2),
+        ("language", 1),
+    )),
+    (RunConfig, {**RUN, "batch": {"max_tokens": 514}}),  # 2 x 256, and two ends
+    (RunConfig, {**RUN, "batch": {"max_tokens": 515}, "model": {"source_bos": True}}),
+    (RunConfig, {**RUN, "batch": {**AUTO, "tokens_per_update": 514}}),
+    (RunConfig, {**RUN, "filters": {"min_length": 256}}),
+    (RunConfig, {**RUN, "model": LEARNED}),
+    (RunConfig, {**RUN, "model": {**LEARNED, "max_positions": 258, "source_bos": True}}),
+    (RunConfig, {**RUN, "model": {**LEARNED, "max_positions": 259, "first_position": 2}}),
+    (RunConfig, {**RUN, "model": {"embeddings": "decoder-tied"}, "tokenizer": {"joint": False}}),
+    (RunConfig, {**RUN, "batch": {"bpe_dropout": 0.1}}),
+    (RunConfig, {**RUN, "tokenizer": {"kind": "unigram"}}),
 ])  # fmt: skip
 def test_what_no_rule_refuses_is_valid(section: type[BaseModel], values: dict[str, Any]) -> None:
     section.model_validate(values)
@@ -341,6 +367,9 @@ def test_a_filter_is_an_action_or_an_action_and_a_limit() -> None:
     rules = [filters.rule(name) for name in ("script", "url", "scores", "lexical", "ratio")]
     assert [each.action for each in rules] == ["drop", "report", "off", "report", "drop"]
     assert [each.limit for each in rules] == [0.5, 0.1, 2, -3.5, None]
+    actions = {"numbers": "drop", "markup": "off", "swapped": "report"}
+    plain = FilterConfig.model_validate(actions)
+    assert {name: plain.rule(name).action for name in actions} == actions
     assert FilterConfig().rule("scores").bound == -inf  # which no score is below
     assert FilterConfig.model_validate(filters.model_dump()) == filters
 
