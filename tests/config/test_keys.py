@@ -129,6 +129,28 @@ def test_every_key_is_its_own_nearest_and_says_what_it_does_and_allows() -> None
             assert nearest_key(key.path) == ".".join(key.path)
 
 
+def test_what_a_key_allows_is_told_in_words() -> None:
+    found = {".".join(key.path): (key.allowed, key.default) for key in all_keys()}
+    for path, expected in {
+        "name": ("text", ""),
+        "run_dir": ("a path", "runs/<name>"),
+        "recipe": ("low-resource, or null", "null"),
+        "training.seed": ("a whole number, at least 0, below 2147483648", "1"),
+        "training.max_steps": ("a whole number, at least 1, or null", "null"),
+        "training.ema_decay": ("a number, above 0, below 1, or null", "null"),
+        "training.deterministic": ("true or false", "true"),
+        "training.freeze": ("a list", "[]"),
+        "training.optimizer.betas": ("a list of a number and a number", "[0.9, 0.98]"),
+        "training.init_differences": ("a list of vocabulary, layers, encoder, decoder", "[]"),
+        "filters.ratio": ("drop, report, off", "drop"),
+        "batch.max_tokens": ("a whole number, at least 16, or auto, or null", "4096"),
+        "data.train": ("a list, items at least 1", ""),
+        "filters.extra": ("a section per name", "{}"),
+        "data.train.*.noise.typos": ("a number, at least 0, at most 1", "0.0"),
+    }.items():
+        assert found[path] == expected, path
+
+
 def test_a_key_is_found_below_positions_and_names() -> None:
     found = find_key(("data", "train", 3, "weight"))
     assert found is not None
