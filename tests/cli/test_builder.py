@@ -126,6 +126,7 @@ def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag(
 def listed(text: str) -> dict[str, list[str]]:
     """Return the first words of the lines under each heading of a help."""
     found: dict[str, list[str]] = {}
+    rows: list[str] = []
     for line in text.splitlines():
         if line.endswith(":") and line[0] != " ":
             rows = found.setdefault(line.removesuffix(":"), [])
