@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from nmt.cli.app import app
 from nmt.cli.builder import Entry
 from nmt.config.flag import OF_THE_MODEL, Flag
 from nmt.errors import ConfigError, GateError, shell_command
+
+NAMES = (*table.COMMANDS,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,9 @@ class Options(Shared):
     weights: Annotated[tuple[float, ...] | None, Flag("See `with`.", separator=",")] = None
     kind: Annotated[Literal["a", "b"], Flag("One of two.")] = "a"
     pair: Annotated[tuple[Path, Path] | None, Flag("Two files.")] = None
+    many: Annotated[tuple[str, ...], Flag("Any.", metavar="WORD...")] = ()
     json: bool = False
+    notes: ClassVar[str] = "WORD:\n  all of them"
     stream: Annotated[object, Flag(hidden=True)] = None
 
     def __post_init__(self) -> None:
@@ -99,6 +104,59 @@ def test_flags_become_fields_with_their_types() -> None:
     assert call("work", "m", "-b", "3", "--json").stdout == '{"größe": 3}\n'
 
 
+@pytest.mark.parametrize(
+    ("line", "many", "more"),
+    [
+        ("m --many a b c", ("a", "b", "c"), {}),
+        ("m --many a --many b c", ("a", "b", "c"), {}),
+        ("m --many a b -b 2", ("a", "b"), {"beam_size": 2}),
+        ("m --many a b --no-cache", ("a", "b"), {"cache": False}),
+        ("m --many a b --with p --many c", ("a", "b", "c"), {"with_": ("p",)}),
+        ("m n --with p", (), {"others": (Path("n"),), "with_": ("p",)}),
+        ("-b 2 m n", (), {"others": (Path("n"),), "beam_size": 2}),
+    ],
+)
+def test_a_flag_of_several_values_takes_all_words_up_to_the_next_flag(
+    line: str, many: tuple[str, ...], more: dict[str, Any]
+) -> None:
+    expected = asdict(Options(model=Path("m"), many=many, **more))
+    assert call("work", *line.split()).stdout == f"{expected}\n"
+
+
+def listed(text: str) -> dict[str, list[str]]:
+    """Return the first words of the lines under each heading of a help."""
+    found: dict[str, list[str]] = {}
+    rows: list[str] = []
+    for line in text.splitlines():
+        if line.endswith(":") and line[0] != " ":
+            rows = found.setdefault(line.removesuffix(":"), [])
+        elif re.match(r"  \S", line) and found:
+            rows.append(line.split()[0])
+    return found
+
+
+def test_all_commands_are_listed_in_the_order_and_under_the_heading_of_their_group() -> None:
+    found = listed(call("--help").stdout)
+    groups = {title: [*names] for title, names in table.GROUPS.items()}
+    expected = {**groups, "Commands": ["work", "lose"]}
+    assert [*found][: len(expected)] == [*expected]
+    assert {title: found[title] for title in expected} == expected
+    assert {"--version", "-h,"} <= {*found["General"]}
+    names = [name.split() for name in table.COMMANDS]
+    assert {words[0] for words in names} == {name for rows in expected.values() for name in rows}
+    for parent in table.PARENTS:
+        below = [words[1] for words in names if words[0] == parent]
+        assert listed(call(parent, "--help").stdout)["Commands"] == below
+
+
+def test_the_help_of_every_command_can_be_printed() -> None:
+    """Click marks paragraphs that keep their lines with a backspace; none may be left."""
+    for name in (*NAMES, "work"):
+        found = call(*name.split(), "--help")
+        assert found.exit_code == 0
+        assert "".join(found.stdout.splitlines()).isprintable(), name
+
+
 def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     lines = call("work", "--help").stdout.splitlines()
     assert [line for line in lines if line.endswith(":") and line[0] != " "] == [
@@ -113,7 +171,7 @@ def test_help_has_sections_and_spells_the_fields_in_it() -> None:
     assert "--top-p X Most. [default: from the model, usually 1.0]" in text
     assert "--size N All. [default: from the model]" in text
     assert text.startswith("Usage: nmt work [OPTIONS] MODEL [OTHERS...] Work. Hard.")
-    assert "Example: nmt work x" in text
+    assert text.endswith("Example: nmt work x WORD: all of them")
     assert "--stream" not in text
 
 

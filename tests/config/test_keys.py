@@ -16,6 +16,7 @@ from nmt.config.keys import (
     ANY,
     all_keys,
     describe_keys,
+    described_sections,
     find_key,
     is_of_command_line,
     nearest_key,
@@ -41,7 +42,9 @@ ALIASES = [
     ("data.test.news.targe", "data.test.news.target"),
     ("training.epochs", "training.max_epochs"),
     ("beam_size", "decoding.beam_size"),
-    ("xyzzy", None),
+    # Nothing is better than a key that has little in common with it.
+    *((word, None) for word in ("xyzzy", "colour", "training.banana", "training.notify")),
+    *((word, None) for word in ("model.flavour", "my_notes", "data.train.0.xyzzy")),
     # Names of papers and other toolkits.
     ("d_model", "model.model_dim"),
     ("N", "model.encoder_layers and model.decoder_layers"),
@@ -98,12 +101,54 @@ def test_one_section_or_key_is_described_alone() -> None:
         describe_keys("d_model")
 
 
+def test_each_key_is_described_with_all_below_it_or_with_the_key_that_it_is_part_of() -> None:
+    """And with the section that it is in. A filter describes its action and its limit itself."""
+    by_path = {key.path: key for key in all_keys()}
+    of_tables = {
+        path
+        for path, key in by_path.items()
+        if not key.is_section and (len(path) == 1 or by_path[path[:-1]].is_section)
+    }
+    for key in all_keys():
+        above = by_path.get(key.path[:-1])
+        start = key if above is None or above.is_section else above
+        expected = {each for each in of_tables if each[: len(start.path)] == start.path}
+        found = [*described_sections(".".join(key.path))]
+        shown = {each.path for _, _, rows in found for each in rows}
+        assert shown == expected, key.path
+        for name, about, rows in found:
+            assert {".".join(each.path[:-1]) or "Top level" for each in rows} == {name}
+            assert bool(about) == (name != "Top level")
+
+
 def test_every_key_is_its_own_nearest_and_says_what_it_does_and_allows() -> None:
     for key in all_keys():
         assert key.description, key.path
         assert key.allowed, key.path
         if "*" not in key.path:
             assert nearest_key(key.path) == ".".join(key.path)
+
+
+def test_what_a_key_allows_is_told_in_words() -> None:
+    found = {".".join(key.path): (key.allowed, key.default) for key in all_keys()}
+    for path, expected in {
+        "name": ("text", ""),
+        "run_dir": ("a path", "runs/<name>"),
+        "recipe": ("low-resource, or null", "null"),
+        "training.seed": ("a whole number, at least 0, below 2147483648", "1"),
+        "training.max_steps": ("a whole number, at least 1, or null", "null"),
+        "training.ema_decay": ("a number, above 0, below 1, or null", "null"),
+        "training.deterministic": ("true or false", "true"),
+        "training.freeze": ("a list", "[]"),
+        "training.optimizer.betas": ("a list of a number and a number", "[0.9, 0.98]"),
+        "training.init_differences": ("a list of vocabulary, layers, encoder, decoder", "[]"),
+        "filters.ratio": ("drop, report, off", "drop"),
+        "batch.max_tokens": ("a whole number, at least 16, or auto, or null", "4096"),
+        "data.train": ("a list, items at least 1", ""),
+        "filters.extra": ("a section per name", "{}"),
+        "data.train.*.noise.typos": ("a number, at least 0, at most 1", "0.0"),
+    }.items():
+        assert found[path] == expected, path
 
 
 def test_a_key_is_found_below_positions_and_names() -> None:

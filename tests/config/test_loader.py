@@ -280,6 +280,35 @@ def test_a_bad_override_is_named_in_the_same_form(small: Path, override: str, na
     assert error.exit_code == 2
 
 
+@pytest.mark.parametrize(("override", "found", "meant"), [
+    ("training.optimizer=adamw", "'adamw'", "training.optimizer.kind=adamw"),
+    ("training.schedul=cosine", None, "training.schedule.shape=cosine"),
+    ("model=tiny", "'tiny'", "model.preset=tiny"),
+    ("recipe=tiny", "'tiny'", "model.preset=tiny"),
+    ("model.preset=low-resource", "'low-resource'", "recipe=low-resource"),
+    ("training.optimizer.kind=adam", "'adam'", "adamw"),
+    ("model.preset=tinny", "'tinny'", "tiny"),
+    ("training.optimizer.kindd=adamw", None, "training.optimizer.kind"),
+    ("training.loss=xent", "'xent'", None),
+    ("training.seed=null", "null", None),
+    ("training.compile={}", "a section", None),
+    ("training.schedule=[]", "a list", None),
+    ("decoding.beam_size=true", "true", None),
+    ("model.dropout=1.5", "1.5", None),
+    ("tokenizer.vocab_size={source: 3}", '{"source": 3}', None),
+    (f"training.loss={'x' * 58}", f"'{'x' * 58}'", None),
+    (f"training.loss={'x' * 59}", f"'{'x' * 56}...", None),  # 57 characters with the quote
+])  # fmt: skip
+def test_a_bad_value_is_shown_with_what_was_probably_meant(
+    small: Path, override: str, found: str | None, meant: str | None
+) -> None:
+    problem = refusal(small, override).problem.removeprefix(f"`set` {override}: ")
+    value = re.search(r" is (.*); it must be ", problem)
+    assert (value and value[1]) == found
+    hint = re.search(r"(?:did you mean |: `set` )(\S+?)(?:\?|\))", problem)
+    assert (hint and hint[1]) == meant
+
+
 def test_overrides_of_a_section_or_of_what_it_agrees_with_carry_problems(small: Path) -> None:
     assert "`set` batch={max_tokens: 1}" in refusal(small, "batch={max_tokens: 1}").problem
     replaced = refusal(small, "batch.max_tokens=1", "batch={max_tokens: 2}").problem
@@ -362,6 +391,7 @@ def test_absent_files_are_told_with_other_problems_and_are_needed_only_to_count(
     first, *problems = caught.value.problem.splitlines()
     assert first.startswith("3 problems")
     assert [line.split(": ")[-1] for line in problems[1:]] == ["a is absent.", "b is absent."]
+    assert {len(line) - len(line.lstrip()) for line in problems} == {2}  # they stand in one list
     path = written(tmp_path, BARE)
     with pytest.raises(DataError, match="a is absent"):
         load_config(path, count_characters=count, check_files=check)

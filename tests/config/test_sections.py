@@ -18,17 +18,29 @@ from nmt.config.data import (
     LanguageTags,
     NoiseConfig,
     TokenizerConfig,
+    chosen_tags,
     language_symbol,
+    tag_symbol,
+    tagged_languages,
 )
 from nmt.config.keys import find_key
 from nmt.config.model import MODEL_PRESETS, DecodingConfig, ModelConfig
-from nmt.config.run import RunConfig, check_languages, name_of_folder, usual_vocab_size
+from nmt.config.run import (
+    RunConfig,
+    check_languages,
+    filled_in,
+    name_of_folder,
+    usual_vocab_size,
+    with_scale,
+)
 from nmt.config.section import Binds, Registered, Section, bound_values
 from nmt.config.training import (
     OptimizerConfig,
     ScheduleConfig,
     TrainingConfig,
     ValidationConfig,
+    full_device_name,
+    full_dtype_name,
 )
 from nmt.errors import ConfigError
 from nmt.registry import Registry, load_attribute, names_of
@@ -63,6 +75,33 @@ def named(error: ValidationError) -> set[str]:
         words.add(path)
         words.update(re.findall(r"[\w.-]*\w", each["msg"]))
     return words
+
+
+TOLD = re.compile(r"(?<!x )\b([a-z][a-z_.]*) (?:is |\()(\d+(?:\.\d+)?)\b")
+"""A key and its value in a message, such as ``n_best (6)``, but not in a product."""
+
+
+def value_of(section: type[BaseModel], values: Any, path: str) -> Any:
+    """Return the given value of a key, or its default; None if there is no such key."""
+    name, _, rest = path.partition(".")
+    field = section.model_fields.get(name)
+    if field is None:
+        return None
+    given = values.get(name, field.default)
+    if not rest:
+        return given
+    inner = type(field.default)
+    return value_of(inner, given if isinstance(given, dict) else given.model_dump(), rest)
+
+
+def assert_values_are_told_right(
+    error: ValidationError, section: type[BaseModel], values: Any
+) -> None:
+    for each in error.errors():
+        for path, text in TOLD.findall(each["msg"]):
+            value = value_of(section, values, path)
+            if type(value) in (int, float):
+                assert float(text) == value, (path, each["msg"])
 
 
 @pytest.mark.parametrize(("section", "values", "names"), [
@@ -154,6 +193,7 @@ def test_a_rule_between_keys_is_explained(
     with pytest.raises(ValidationError) as caught:
         section.model_validate(values)
     assert set(names.split()) <= named(caught.value)
+    assert_values_are_told_right(caught.value, section, values)
 
 
 @pytest.mark.parametrize(("values", "names"), [
@@ -185,6 +225,7 @@ def test_a_rule_between_sections_is_explained(values: dict[str, Any], names: str
     with pytest.raises(ValidationError) as caught:
         RunConfig.model_validate({**RUN, **values})
     assert set(names.split()) <= named(caught.value)
+    assert_values_are_told_right(caught.value, RunConfig, {**RUN, **values})
 
 
 @pytest.mark.parametrize(("section", "values"), [
@@ -206,6 +247,32 @@ def test_a_rule_between_sections_is_explained(values: dict[str, Any], names: str
     (BatchConfig, AUTO),
     (DecodingConfig, {"sampling": True, "n_best": 9}),
     (DecodingConfig, {"beam_size": 4, "diverse_beam_groups": 2}),
+    # Numbers at the limit that another key sets.
+    (TrainingConfig, {"max_steps": 1, "average_last": 5, "keep_last": 5}),
+    (DecodingConfig, {"n_best": 5}),
+    (DecodingConfig, {"n_best": 2, "beam_size": 4, "patience": 0.5}),
+    (DecodingConfig, {"return_alternatives": True, "n_best": 9}),
+    (DecodingConfig, {"beam_size": 4, "diverse_beam_groups": 4}),
+    (TokenizerConfig, {"vocab_size": 300}),
+    (TokenizerConfig, {"vocab_size": 261, "kind": "char"}),
+    (TokenizerConfig, {"vocab_size": 5, "byte_fallback": False}),
+    (TokenizerConfig, {"vocab_size": 400, "pad_vocab_by": 100}),
+    (TokenizerConfig, {"joint": False, "vocab_size": SIZES, "pad_vocab_by": {"source": 100,
+                                                                             "target": 0}}),
+    *((FilterConfig, {name: {"limit": limit}}) for name, limit in (
+        ("script", 0), ("script", 1), ("lexical", 0), ("near_duplicate", 0.5), ("boilerplate", 2),
+        ("language", 1),
+    )),
+    (RunConfig, {**RUN, "batch": {"max_tokens": 514}}),  # 2 x 256, and two ends
+    (RunConfig, {**RUN, "batch": {"max_tokens": 515}, "model": {"source_bos": True}}),
+    (RunConfig, {**RUN, "batch": {**AUTO, "tokens_per_update": 514}}),
+    (RunConfig, {**RUN, "filters": {"min_length": 256}}),
+    (RunConfig, {**RUN, "model": LEARNED}),
+    (RunConfig, {**RUN, "model": {**LEARNED, "max_positions": 258, "source_bos": True}}),
+    (RunConfig, {**RUN, "model": {**LEARNED, "max_positions": 259, "first_position": 2}}),
+    (RunConfig, {**RUN, "model": {"embeddings": "decoder-tied"}, "tokenizer": {"joint": False}}),
+    (RunConfig, {**RUN, "batch": {"bpe_dropout": 0.1}}),
+    (RunConfig, {**RUN, "tokenizer": {"kind": "unigram"}}),
 ])  # fmt: skip
 def test_what_no_rule_refuses_is_valid(section: type[BaseModel], values: dict[str, Any]) -> None:
     section.model_validate(values)
@@ -231,7 +298,109 @@ def test_what_follows_from_several_keys() -> None:
     ]  # fmt: skip
 
 
+def test_what_follows_from_a_single_key() -> None:
+    names = [ValidationConfig(metric=metric).metric_name for metric in ("comet:a/b:c", "chrf++")]
+    assert names == ["comet", "chrf++"]
+    kinds = ("tied", "inputs-shared", "decoder-tied", "separate")
+    models = [ModelConfig.model_validate({"embeddings": kind}) for kind in kinds]
+    assert [each.shares_inputs for each in models] == [True, True, False, False]
+    assert [each.ties_output for each in models] == [True, False, True, False]
+    starts: tuple[tuple[dict[str, Any], bool], ...] = (
+        ({}, False),
+        ({"init_from": "m"}, True),
+        ({"init_from": "m", "init_differences": ["layers"]}, True),
+        ({"init_from": "m", "init_differences": ["layers", "vocabulary"]}, False),
+    )
+    for start, expected in starts:
+        assert TrainingConfig.model_validate({"max_steps": 1, **start}).keeps_vocabulary == expected
+    noise = {"upper_case": 0.5, "title_case": 0.0, "spacing": 0.25}
+    assert NoiseConfig.model_validate(noise).rates == {"upper_case": 0.5, "spacing": 0.25}
+    assert NoiseConfig().rates == {}
+    corpora = [CorpusConfig(demo="train", tag=tag) for tag in (None, "bt", "<bt>", ">>bt<<")]
+    assert [each.symbol for each in corpora][:3] == ["", "<bt>", "<bt>"]
+    sides = {"joint": False, "vocab_size": SIZES, "pad_vocab_by": {"source": 9, "target": 0}}
+    assert TokenizerConfig.model_validate(sides).unused == (9, 0)
+    assert TokenizerConfig(pad_vocab_by=7).unused == (7, 7)
+    smallest = {
+        (kind, has_bytes): TokenizerConfig(kind=kind, byte_fallback=has_bytes).min_vocab_size
+        for kind in ("bpe", "unigram", "word", "char")
+        for has_bytes in (True, False)
+    }
+    assert {number for (_, has_bytes), number in smallest.items() if not has_bytes} == {5}
+    assert [smallest[kind, True] for kind in ("bpe", "unigram", "word", "char")] == [
+        300, 300, 261, 261,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tags", "first", "last"),
+    [(None, None, None), ("source", "fr", None), ("target", None, "fr"), ("both", "de", "fr")],
+)
+def test_each_side_begins_with_the_tag_that_its_place_says(
+    tags: LanguageTags | None, first: str | None, last: str | None
+) -> None:
+    assert tagged_languages(tags, ("de", "fr")) == (first, last)
+    assert chosen_tags(tags, [("de", "fr"), ("en", "fr")]) == tags
+    assert chosen_tags(tags, [("de", "fr"), ("de", "en")]) == (tags or "source")
+
+
+def test_a_tag_is_found_in_every_way_of_writing_and_the_plainest_first() -> None:
+    symbols = ["x", "<2x>", "<x>", ">>x<<"]
+    for start in range(4):
+        assert tag_symbol("x", reversed(symbols[start:])) == symbols[start]
+    assert tag_symbol("x", ["<3x>", "xx"]) is None
+
+
+SCALE_LIMITS = ((1, 0), (10**6, 0), (10**6 + 1, 1), (6_500_000, 1), (6_500_001, 2),
+                (30 * 10**6, 2), (30 * 10**6 + 1, 3), (10**12, 3))  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_characters", "place"), SCALE_LIMITS)
+def test_the_size_of_the_corpus_chooses_what_is_not_given(num_characters: int, place: int) -> None:
+    """Larger corpora have larger vocabularies, batches and times; own values come first."""
+    bare = {key: value for key, value in RUN.items() if key != "training"}
+    config = RunConfig.model_validate(with_scale(bare, num_characters))
+    assert config.tokenizer.vocab_size == (2000, 4000, 8000, 32_000)[place]
+    assert config.batch.max_tokens == (2048, 2048, 4096, 16_384)[place]
+    assert config.model.dropout == (0.3, 0.1, 0.1, 0.1)[place]
+    assert config.model.preset == ("tiny", "tiny", "tiny", "transformer-base")[place]
+    training = config.training
+    assert training.max_minutes == (20, 20, 45, 1440)[place]
+    assert training.r_drop_weight == (3.0, 0, 0, 0)[place]
+    assert training.optimizer.kind == ("muon", "muon", "muon", "adamw")[place]
+    assert training.schedule.peak_lr == (4e-3, 4e-3, 4e-3, 7e-4)[place]
+    assert training.validate_every == training.save_every == (500, 500, 500, 1000)[place]
+    own = {**bare, "model": {"dropout": 0.2}, "training": {"max_minutes": 7, "save_every": 9}}
+    given = RunConfig.model_validate(with_scale(own, num_characters))
+    assert (given.model.dropout, given.training.max_minutes) == (0.2, 7)
+    assert (given.training.save_every, given.training.validate_every) == (9, training.save_every)
+    recipe = RunConfig.model_validate(with_scale({**bare, "recipe": "low-resource"}, 10**12))
+    assert (recipe.model.dropout, recipe.tokenizer.vocab_size) == (0.3, 2000)
+    assert recipe.training.max_minutes == 1440
+
+
+def test_another_optimizer_or_warm_up_takes_no_rate_that_belongs_to_the_usual_one() -> None:
+    usual = {
+        "optimizer": {"kind": "muon", "newton_schulz_steps": 3},
+        "schedule": {"shape": "linear", "peak_lr": 4e-3, "warmup_ratio": 0.06},
+    }
+    same = filled_in({"optimizer": {"kind": "muon", "momentum": 0.5}}, usual)
+    assert same["optimizer"] == {"kind": "muon", "momentum": 0.5, "newton_schulz_steps": 3}
+    assert same["schedule"] == usual["schedule"]
+    other = filled_in({"optimizer": {"kind": "adamw"}}, usual)
+    assert other["optimizer"] == {"kind": "adamw"}
+    assert other["schedule"] == {**usual["schedule"], "peak_lr": 1e-3}
+    warm = filled_in({"schedule": {"warmup_steps": 9}}, usual)
+    assert warm["schedule"] == {"shape": "linear", "peak_lr": 4e-3, "warmup_steps": 9}
+    assert filled_in({"schedule": None}, usual) == usual
+    assert filled_in({"schedule": "fast"}, usual)["schedule"] == "fast"  # refused later
+
+
 def test_short_forms_mean_their_full_values() -> None:
+    names = [full_dtype_name(name) for name in ("bf16", "fp16", "half", "fp32", "float32", "auto")]
+    assert names == ["bfloat16", "float16", "float16", "float32", "float32", "auto"]
+    devices = [full_device_name(name) for name in ("gpu", "gpu:12", "cpu", "gpus", "cuda:1", 3)]
+    assert devices == ["cuda", "cuda:12", "cpu", "gpus", "cuda:1", 3]
     short = {"max_steps": 1, "precision": "bf16", "device": "gpu:1"}
     full = {"max_steps": 1, "precision": "bfloat16", "device": "cuda:1"}
     assert TrainingConfig.model_validate(short) == TrainingConfig.model_validate(full)
@@ -341,6 +510,9 @@ def test_a_filter_is_an_action_or_an_action_and_a_limit() -> None:
     rules = [filters.rule(name) for name in ("script", "url", "scores", "lexical", "ratio")]
     assert [each.action for each in rules] == ["drop", "report", "off", "report", "drop"]
     assert [each.limit for each in rules] == [0.5, 0.1, 2, -3.5, None]
+    actions = {"numbers": "drop", "markup": "off", "swapped": "report"}
+    plain = FilterConfig.model_validate(actions)
+    assert {name: plain.rule(name).action for name in actions} == actions
     assert FilterConfig().rule("scores").bound == -inf  # which no score is below
     assert FilterConfig.model_validate(filters.model_dump()) == filters
 

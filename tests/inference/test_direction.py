@@ -212,24 +212,30 @@ def test_the_tag_of_the_target_is_in_no_output(
         scorer.score([("Hund", "Hund")])
 
 
-def test_given_pairs_are_aligned_without_their_tags(tagged: Tokenizers) -> None:
+@pytest.mark.parametrize(
+    ("mode", "before", "start"),
+    [(None, [], []), ("source", [7], []), ("target", [], [7]), ("both", [6], [7])],
+)
+def test_given_pairs_are_aligned_without_their_tags(
+    tagged: Tokenizers, mode: Any, before: list[int], start: list[int]
+) -> None:
     """The attention of a pair, tags first, worked out word by word. A blank side has no links."""
     engine = TorchEngine(small_model(tagged))
-    languages = Languages(ONE, "both")
-    scorer = Scorer(LoadedModel(engine, tagged, OPTIONS, 32, languages))
-    english, arabic = 6, 7
+    scorer = Scorer(LoadedModel(engine, tagged, OPTIONS, 32, Languages(ONE, mode)))
     pairs = [(LINES[0], LINES[1]), ("", "Hund"), (LINES[2], LINES[3])]
-    first, blank, last = scorer.align(pairs, LanguageOptions(target="ary"))
+    first, blank, last = scorer.align(pairs)
     assert blank == ()
     for links, (source, target) in ((first, pairs[0]), (last, pairs[2])):
         sides = tagged.source.encode(source), tagged.target.encode(target)
-        ((_, *rows),) = engine.attention([[english, *sides[0]]], [[arabic, *sides[1]]])
+        (whole,) = engine.attention([before + sides[0]], [start + sides[1]])
+        rows = whole[len(start) :]
         words = []
         for ids in sides:
             begins = [tagged.source.piece(index)[0] == "\u2581" for index in ids]
             words.append([sum(begins[: place + 1]) - 1 for place in range(len(ids))])
         expected = set()
-        for place, (_, *row) in enumerate(rows):
+        for place, whole_row in enumerate(rows):
+            row = whole_row[len(before) :]
             expected.add((words[0][row.index(max(row))], words[1][place]))
         assert set(links) == expected
 

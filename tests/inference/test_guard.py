@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,34 @@ def test_a_value_at_a_limit_raises_no_alarm() -> None:
         limits = GuardLimits(compression_scale=scale, compression_exponent=0.0)
         repeating = alarms(("source", "ab" * 40), (source, source), limits)
         assert {"compression"} & set(repeating) == expected
+
+
+@pytest.mark.parametrize("text", ["aga " * 9, "\u0430\u0433\u0430 " * 9, "狗在家" * 9, "猫狗在家"])
+def test_the_compression_of_any_script_is_measured_in_bytes(text: str) -> None:
+    """Of its compressed text, and of the limit for its length; 8 bytes are zlib's for no text."""
+    num_bytes = len(text.encode())
+    share = (len(zlib.compress(text.encode(), 9)) - 8) / num_bytes
+    assert compressed_share(text) == pytest.approx(share)
+
+    def has_alarm(scale: float) -> bool:
+        limits = GuardLimits(compression_scale=scale, compression_exponent=-0.5)
+        ids = range(len(text))
+        return "compression" in alarms(("A dog.", text), (ids, ids), limits)
+
+    at_limit = compressed_share(text) * num_bytes**0.5
+    is_repetitive = share < 0.8
+    assert not has_alarm(at_limit - 1e-6)
+    assert has_alarm(at_limit + 1e-6) == is_repetitive
+
+
+def test_an_output_may_be_a_little_more_repetitive_than_its_source() -> None:
+    """zlib writes the last letters as one copy: 10, 10 and 7 bytes, of 12, 13 and 9."""
+    limits = GuardLimits(compression_scale=9.0, compression_exponent=0.0)
+    source, ids = "abcdefgh", range(20)  # its share is 1
+    expected = {source: False, "abcdefghaaaa": False, "abcdefghaaaaa": True, "abcdeaaaa": True}
+    for output, is_repetitive in expected.items():
+        found = alarms((source, output), (ids, ids), limits)
+        assert ("compression" in found) == is_repetitive
 
 
 def test_loops_are_distinguished_from_good_lines() -> None:

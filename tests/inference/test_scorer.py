@@ -18,7 +18,9 @@ from nmt.inference.stepper import Mixture
 from nmt.inference.torch_engine import TorchEngine, load_torch
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
+from nmt.packed import Packed
 from nmt.search.hypothesis import length_penalty
+from nmt.text import BOS_ID, EOS_ID, UNK_ID
 from nmt.text.tokenizer import Tokenizers
 from tests.inference.conftest import OPTIONS, sentences
 from tests.inference.models import (
@@ -90,6 +92,20 @@ def test_special_tokens_keep_their_probability_in_searches_and_scores_alike(
         assert totals == pytest.approx(expected, abs=1e-3)
     without = [sum(own) for own in TorchEngine(model).token_log_probs(sources, targets)]
     assert all(high > low + 0.1 for high, low in zip(without, expected, strict=True))
+
+
+def test_a_token_that_no_search_writes_has_its_own_probability(tokenizers: Tokenizers) -> None:
+    """A given text may have unknown words: of each step, the other special tokens are left out."""
+    model, source, target = small_model(tokenizers), [5, 6], [7, UNK_ID, 8]
+    (found,) = TorchEngine(model).token_log_probs([source], [target])
+    with torch.no_grad():
+        hidden = model(Packed.from_rows([[*source, EOS_ID]]), Packed.from_rows([[BOS_ID, *target]]))
+        logits = model.logits(hidden).double().tolist()
+    for gold, value, row in zip([*target, EOS_ID], found, logits, strict=True):
+        others = math.fsum(math.exp(x) for x in row[EOS_ID:])
+        own = math.exp(row[gold])
+        rest = others if gold >= EOS_ID else others + own
+        assert value == pytest.approx(math.log(own / rest), abs=1e-4)
 
 
 def test_scores_do_not_depend_on_the_batch(scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:

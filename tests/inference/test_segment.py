@@ -48,12 +48,27 @@ def test_no_piece_of_text_is_lost(tokenizers: Tokenizers, caplog: pytest.LogCapt
         assert joined.replace(" ", "") == text.replace(" ", "")
 
 
+@pytest.mark.parametrize("max_length", [1, 2, 3, 5])
+def test_a_character_of_more_bytes_than_fit_is_read_in_several_parts(
+    tokenizers: Tokenizers, max_length: int
+) -> None:
+    """Nothing of it is lost: a dog has 4 bytes, which no vocabulary of German has as one."""
+    text = "Hund \U0001f415\U0001f43a"
+    found = segment([Request(text)], tokenizers, OPTIONS, max_length=max_length).segments
+    assert all(1 <= len(each.ids) <= max_length for each in found)
+    ids = [index for each in found for index in each.ids]
+    read = [tokenizers.source.piece(index) for index in ids]
+    assert [piece for piece in read if piece.startswith("<0x")] == [
+        f"<0x{byte:02X}>" for byte in text[5:].encode()
+    ]
+
+
 def test_a_line_beyond_the_limit_is_truncated_with_a_warning(
     tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fault 37: the time for one line is bounded, whatever it holds."""
     monkeypatch.setattr(module, "LONGEST_LINE", 10)
-    segments = segments_of(["a" * 10, " " * 30 + "b" * 5, "c" * 11], tokenizers, 7)
+    segments = segments_of(["a" * 10, " " * 30 + "b" * 5, "c" * 10 + "d"], tokenizers, 7)
     texts = [tokenizers.source.decode(segment.ids) for segment in segments]
     assert texts == ["a" * 10, "b" * 5, "c" * 10]
     assert caplog.messages == [

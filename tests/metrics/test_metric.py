@@ -84,7 +84,10 @@ class Judge(ExactMatch):
 def test_each_metric_is_requested_once() -> None:
     METRICS.register("judge", Judge)
     texts = ["BLEU, JUDGE:M", "bleu,exact,", "judge:M"]
-    assert requested_metrics(texts) == {"bleu": "bleu", "judge": "judge:M", "exact": "exact"}
+    found = requested_metrics(texts)
+    # In the order asked: the first one is the first column.
+    assert [*found.items()] == [("bleu", "bleu"), ("judge", "judge:M"), ("exact", "exact")]
+    assert requested_metrics([]) == {}  # a command scores in place of them
     for wrong in (["judge:A", "judge:B"], ["judge,judge:A"], [","], ["bleu,blue"]):
         with pytest.raises(ConfigError):
             requested_metrics(wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -133,3 +134,78 @@ def test_a_gate_missed_on_any_test_set_fails_after_the_scores_are_shown() -> Non
     assert "new: BLEU 8.00 is below 9" in failure.problem
     lost = DataError("The page cannot be written.", fix="Choose another path.")
     assert EvaluationReport(evaluations=(second,), failures=(lost,)).failure is lost
+
+
+def row_of(*cells: str) -> list[list[str]]:
+    return [[*cells]]
+
+
+def test_a_report_shows_tables_then_each_note_once_then_signatures() -> None:
+    """In the order of test sets; sections of no test set come last, and a note needs no table."""
+    interval = Confidence(mean=20.4, half_width=0.5, low=19.9, high=20.9, resamples=9, seed=1)
+    sure = System("new", ["x"], scores=(score("bleu", 12.0, confidence=interval), score("ter", 3)))
+    bare = System("file", ["x"], scores=(score("bleu", 2.0), score("ter", 4)))
+    old = System("old", ["x"], {"beam_size": 5, "engine": "torch"}, scores=sure.scores)
+    sections = (
+        Section("slices", "S", row_of("long", "1"), [{"slice": "long"}], "About slices."),
+        Section("gates", "G", [], [{"gate": "met"}], "Gates are met."),
+    )
+    whole = Section("languages", "L", row_of("de", "2"), [{"language": "de"}], "About languages.")
+    first, second = (
+        Evaluation(
+            test=name, references=[["x"], ["y"]], systems=(sure, bare), baseline=old,
+            paired_test="a test", sections=sections[:count],
+        )
+        for name, count in (("news", 2), ("talks", 1))
+    )  # fmt: skip
+    report = EvaluationReport(evaluations=(first, second), sections=(whole,))
+    titles, scores, *blocks, notes, signatures = report.as_text().split("\n\n")
+    assert [line.partition(":")[0] for line in titles.split("\n")] == ["news", "talks"]
+    assert scores == text_table(score_rows([first, second]))
+    assert blocks == ["news: long  1", "talks: long  1", "de  2"]
+    said = notes.split("\n")
+    assert said[:3] == ["About slices.", "Gates are met.", "About languages."]
+    assert said[3].startswith("\u00b1: 95%")
+    assert said[4:] == ["p: a test", "old: beam size 5, engine torch"]
+    assert signatures == "BLEU  bleu|v\nTER   ter|v"
+
+    values = report.as_dict()
+    assert values["languages"] == [{"language": "de"}]
+    assert [each.get("gates") for each in values["evaluations"]] == [[{"gate": "met"}], None]
+    (alone,) = (EvaluationReport(evaluations=(first,), sections=(whole,)).as_dict(),)
+    assert (alone["test"], alone["slices"]) == ("news", [{"slice": "long"}])
+    assert alone["languages"] == values["languages"]
+
+    plain = Evaluation(test="news", references=[["x"]], systems=(bare,))
+    assert "\u00b1" not in EvaluationReport(evaluations=(plain,)).as_text()
+    alone_text = EvaluationReport(evaluations=(first,), sections=(whole,)).as_text()
+    assert "\n\nlong  1\n\nde  2\n\n" in alone_text
+
+
+def test_the_sentences_are_lines_of_text_and_a_list_in_json() -> None:
+    system = System("file", ["caf\u00e9", "b"], scores=(score("bleu", 2.0),))
+    found = Evaluation(test="news", references=[["x", "y"]], systems=(system,))
+    report = EvaluationReport(evaluations=(found, found), sentence_level=True)
+    objects = [*found.sentences(), *found.sentences()]
+    assert [json.loads(line) for line in report.as_text().split("\n")] == objects
+    assert "caf\u00e9" in report.as_text()
+    assert report.as_dict()["sentences"] == objects
+    quiet = EvaluationReport(evaluations=(found, found))
+    assert "sentences" not in quiet.as_dict()
+
+
+def test_a_title_counts_sentences_and_references() -> None:
+    for references, expected in (
+        ([["x"]], "t: 1 sentence, 1 reference"),
+        ([["x"] * 1234] * 2, "t: 1,234 sentences, 2 references"),
+    ):
+        assert Evaluation(test="t", references=references, systems=()).title == expected
+
+
+def test_a_system_as_data_has_what_is_known_of_it() -> None:
+    system = System("model", ["a"], {"beam_size": 5}, num_in_training=0, scores=(score("ter", 3),))
+    assert system.as_dict() == {
+        "name": "model", "scores": [score("ter", 3).as_dict()], "beam_size": 5,
+        "in_training_data": 0, "hypotheses": ["a"],
+    }  # fmt: skip
+    assert "in_training_data" not in System("file", ["a"]).as_dict()

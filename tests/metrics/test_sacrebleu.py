@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sacrebleu import __version__
 from sacrebleu.metrics.bleu import BLEU
@@ -26,6 +26,7 @@ from nmt.metrics.sacrebleu import bleu_tokenizer, bleu_words, default_tokenizer
 from nmt.metrics.scoring import (
     Resampling,
     least_p_value,
+    odd_texts,
     randomised_differences,
     resample_scores,
     score_systems,
@@ -41,7 +42,21 @@ def corpus_score(
 ODD = st.text("aAb\u00e4.,!(' 1\u2028\u4e16\U0001f415", max_size=24)
 
 
+CASES = [("The DOG ran home. Now!", "the dog ran home. now!", "The Dog Ran home, now")]
+LENGTHS = [
+    ("a dog ran home", "a dog ran home now to eat", "a dog"),  # too short, of references around it
+    ("a dog ran home to eat now", "a dog ran home", "the dog ran home"),  # too long
+    ("a b c d", "a b c", "a b c d e"),  # as near to both
+]
+
+
 @given(st.lists(st.tuples(ODD, ODD, ODD), min_size=1, max_size=5), st.booleans(), st.booleans())
+@example(CASES, False, False)
+@example(CASES, True, True)
+@example(LENGTHS, False, True)
+@example(LENGTHS[:1], False, False)
+@example(LENGTHS[1:2], False, False)
+@example([*CASES, *LENGTHS], True, False)
 def test_scores_of_any_corpora_equal_sacrebleus(
     rows: list[tuple[str, str, str]], lowercase: bool, is_narrow: bool
 ) -> None:
@@ -298,3 +313,39 @@ def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
     ]  # fmt: skip
     without = Resampling(0)
     assert score_systems(systems, scorers, baseline=None, resampling=without)[2] is None
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "num_tokenized", "is_odd"),
+    [(300, 99, False), (300, 100, True), (20, 19, False), (20, 20, True)],
+)
+def test_a_file_that_looks_tokenized_is_named_with_its_lines(
+    num_lines: int, num_tokenized: int, is_odd: bool
+) -> None:
+    """From 100 lines on, or all of a short file. Only a space before the full stop counts."""
+    rest = ["A dog."] * (num_lines - num_tokenized)
+    systems = [System("mine", [*["A dog ."] * num_tokenized, *rest]), System("other", ["A dog."])]
+    found = [*odd_texts(systems, ["A dog."], None, "en")]
+    assert len(found) == is_odd
+    for text in found:
+        assert text.startswith(f"mine: {num_tokenized} ")
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "language", "reference", "is_odd"),
+    [
+        (None, "en", "狗在家", True),
+        (None, None, "いぬ", True),
+        ("13a", "zh", "狗在家", True),
+        (None, "zh", "狗在家", False),
+        ("char", "en", "狗在家", False),
+        (None, "en", "a dog", False),
+        (None, "en", "狗aa", False),  # a third of the letters is not more than a third
+        (None, "en", "狗狗aaa", True),
+    ],
+)
+def test_a_tokenizer_that_does_not_suit_the_reference_is_named(
+    tokenize: str | None, language: str | None, reference: str, is_odd: bool
+) -> None:
+    found = [*odd_texts([], [reference], tokenize, language)]
+    assert ["13a" in text for text in found] == [True] * is_odd

@@ -102,6 +102,46 @@ def test_an_axis_stays_within_the_possible_values() -> None:
         assert axes_of(drawing).values[0] == lowest
 
 
+def test_values_beyond_the_possible_ones_are_on_the_axis() -> None:
+    """On either side; they are wrong, but must not be drawn outside."""
+    for low, high in ((-0.5, 0.5), (0.5, 1.5), (-0.5, 1.5)):
+        chart = replace(CHART, curves=[Curve("", [(0, low), (100, high)])], limits=(0, 1))
+        (drawing,) = figure_of(chart).iter("svg")
+        values = axes_of(drawing).values
+        assert values[0] <= low < high <= values[-1]
+
+
+@pytest.mark.parametrize(
+    ("num_decades", "expected"),
+    [(6, range(7)), (7, (1, 3, 5, 7)), (9, (1, 3, 5, 7, 9)), (14, (2, 5, 8, 11, 14))],
+)
+def test_a_long_logarithmic_axis_has_few_labels_and_one_at_the_top(
+    num_decades: int, expected: Sequence[int]
+) -> None:
+    points = [(0, 0.001), (100, 10.0 ** (num_decades - 3))]
+    drawings = [*figure_of(replace(CHART, curves=[Curve("", points)])).iter("svg")]
+    (drawing,) = (each for each in drawings if each.attrib["class"] == "chart log")
+    assert axes_of(drawing).values == pytest.approx([10.0 ** (each - 3) for each in expected])
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (0, 1000, [0, 500, 1000]),
+        (130, 970, [130, 500, 970]),
+        (0, 1040, [0, 500, 1040]),  # 1000 is too near to the end
+        (460, 1500, [460, 1000, 1500]),  # and 500 to the start
+        (0, 2, [0, 1, 2]),  # there is no half step
+    ],
+)
+def test_the_ends_of_the_steps_have_labels_and_round_steps_between_them(
+    start: float, end: float, expected: list[float]
+) -> None:
+    curve = Curve("", [(start, 1.0), (end, 2.0)])
+    (drawing, *_) = figure_of(replace(CHART, curves=[curve], start=start, end=end)).iter("svg")
+    assert axes_of(drawing).steps == expected
+
+
 def test_a_chart_starts_with_a_logarithmic_axis_only_for_a_wide_range_if_asked() -> None:
     narrow, wide = [(0, 1.0), (100, 50.0)], [(0, 1.0), (100, 51.0)]
     for points, is_asked, expected in (

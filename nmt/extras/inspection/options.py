@@ -88,7 +88,7 @@ class InspectOptions(Options):
         limit: Maximum number of sentence pairs, for the view `heads`. More pairs take longer.
     """
 
-    notes: ClassVar[str] = "\b\nVIEW:\n" + "\n".join(
+    notes: ClassVar[str] = "VIEW:\n" + "\n".join(
         f"  {name:<15}{view.summary}" for name, view in VIEWS.items()
     )
 
