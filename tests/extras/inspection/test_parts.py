@@ -22,7 +22,7 @@ from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Tabl
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.prediction import losses, smoothed_target
-from nmt.extras.inspection.sublayers import distance, entropy
+from nmt.extras.inspection.sublayers import distance, entropy, score
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
@@ -273,8 +273,9 @@ def test_score_shows_the_top_layer_and_the_first_head_unless_others_are_chosen(
         ({"layer": 1}, "Encoder layer 1, head 1:"),
         ({"head": (3,)}, "Encoder layer 2 (top), head 3:"),
     ):
-        part = part_of(folders["post"], "score", target=TARGET, **choice)
-        assert figures_of(part, Steps)[0].title.startswith(place)
+        options = InspectOptions(source="Hund", target="dog", **choice)
+        first = next(score(Inspected(folders["post"], options)))
+        assert first.title.startswith(place)
 
 
 def test_pairs_of_a_test_set_get_its_tag_or_the_chosen_one(tmp_path: Path) -> None:
