@@ -208,7 +208,10 @@ def test_files_that_may_be_code_are_refused(hub: Hub, model: Path, back: Path, n
     assert not back.exists()
 
 
-@pytest.mark.parametrize("name", ["../up.json", "/tmp/root.json", "a/../../b.yaml"])
+@pytest.mark.parametrize(
+    "name",
+    ["../up.json", "/tmp/root.json", "a/../../b.yaml", "model.safetensors.py", "config.yaml.pkl"],
+)
 def test_names_outside_the_folder_are_refused(name: str) -> None:
     with pytest.raises(CheckpointError, match="nmt never writes into a model folder"):
         check_names("org/model", {"manifest.json", name})

@@ -184,6 +184,9 @@ def test_the_search_and_the_longest_line_are_those_of_decoder_yml(
     usual = read_marian(theirs)
     assert (usual.decoding.beam_size, usual.decoding.length_penalty) == (12, 0)
     assert usual.max_length == 256
+    # People write a huge number for no limit.
+    (theirs / "decoder.yml").write_text(json.dumps(names | {"max-length": 10**9}), "utf-8")
+    assert read_marian(theirs).max_length == 10_000
 
 
 @pytest.mark.parametrize("flags", [(False, True), (True, False)])
@@ -283,6 +286,8 @@ def test_an_archive_with_a_huge_array_is_refused(tmp_path: Path) -> None:
         archive.writestr("a.npy", bytes(10_000_000))
     with pytest.raises(CheckpointError, match="far larger than the file"):
         read_npz(path)
+    packed = path.rename(tmp_path / "huge.zip")  # of a whole folder
+    refused(packed, "far larger than the file")
     np.savez(path, a=np.array([Path("x")], dtype=object))
     with pytest.raises(CheckpointError, match="is damaged"):
         read_npz(path)

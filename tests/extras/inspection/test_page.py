@@ -14,7 +14,7 @@ import pytest
 from nmt.extras.inspection import figure as fig
 from nmt.extras.inspection.figure import Part, part_text
 from nmt.extras.inspection.inspected import moved
-from nmt.extras.inspection.page import document, layout, render_page, text_width
+from nmt.extras.inspection.page import _places, document, layout, render_page, text_width
 from nmt.report.page import visible
 from tests.browser import REQUESTS, WIDER, ask
 
@@ -113,6 +113,27 @@ def test_parents_of_a_tree_are_centred_on_their_children() -> None:
     parents = {"a": None, "b": 0, "c": 0, "d": 1}
     nodes = [fig.Node(name, "", parent) for name, parent in parents.items()]
     assert layout(fig.Tree("", nodes)) == ([0, 1, 1, 2], [0.5, 0, 1, 0])
+
+
+def test_a_column_of_a_tree_begins_behind_the_longest_label_before() -> None:
+    nodes = [
+        fig.Node("a", "", None), fig.Node("b", "", 0), fig.Node("long" * 9, "", 0),
+        fig.Node("d", "x" * 30, 1), fig.Node("e", "", 3),
+    ]  # fmt: skip
+    places = _places(fig.Tree("", nodes))
+    assert len({start for start, _, _ in places}) == 4
+    ends = [start + width for start, _, width in places]
+    assert places[0][0] < ends[0] < places[1][0] == places[2][0]
+    assert max(ends[1:3]) < places[3][0] < ends[3] < places[4][0]
+
+
+def test_columns_of_numbers_are_right_aligned_in_a_table_as_text() -> None:
+    table = fig.Table("", ["name", "n"], [["a", 5], ["bcdef", 1234]])
+    lines = fig.figure_lines(table)
+    (small,) = [line for line in lines if line.startswith("a ")]
+    (large,) = [line for line in lines if line.startswith("bcdef ")]
+    assert small.rindex("5") == large.rindex("4")
+    assert small.startswith("a  ")
 
 
 def test_text_shows_numbers_without_escape_sequences() -> None:

@@ -15,13 +15,14 @@ import torch.nn.functional as F
 
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError
+from nmt.extras.inspection import attention
 from nmt.extras.inspection.attention import head_losses, look_shares
 from nmt.extras.inspection.command import inspect, make_part
 from nmt.extras.inspection.figure import Grid, Heatmap, Links, Part, Steps, Table, Text, Tree
 from nmt.extras.inspection.inspected import Inspected
 from nmt.extras.inspection.options import VIEWS, InspectOptions
 from nmt.extras.inspection.prediction import losses, smoothed_target
-from nmt.extras.inspection.sublayers import distance, entropy
+from nmt.extras.inspection.sublayers import distance, entropy, score
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
 from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
@@ -262,6 +263,41 @@ def test_a_layer_above_the_encoder_is_drawn_for_the_decoder(folders: dict[str, P
     grids = figures_of(part_of(folders["post"], "attention", target=TARGET, layer=3), Grid)
     assert [grid.rows for grid in grids] == [["layer 3 (top)"]] * 2
     assert part_of(folders["post"], "score", target=TARGET, layer=3).figures
+
+
+def test_score_shows_the_top_layer_and_the_first_head_unless_others_are_chosen(
+    folders: dict[str, Path],
+) -> None:
+    for choice, place in (
+        ({}, "Encoder layer 2 (top), head 1:"),
+        ({"layer": 1}, "Encoder layer 1, head 1:"),
+        ({"head": (3,)}, "Encoder layer 2 (top), head 3:"),
+    ):
+        options = InspectOptions(source="Hund", target="dog", **choice)
+        first = next(score(Inspected(folders["post"], options)))
+        assert first.title.startswith(place)
+
+
+def test_pairs_of_a_test_set_get_its_tag_or_the_chosen_one(tmp_path: Path) -> None:
+    """Ids 4 and 5 are <2de> and <2en>."""
+    config = TokenizerConfig(vocab_size=330, user_defined_symbols=("<2de>", "<2en>", "<bt>"))
+    train_sentencepiece(iter(sentences(300)), tmp_path / "joint.model", config, threads=1)
+    tagged = load_tokenizers(tmp_path)
+    symbols = 'tokenizer.user_defined_symbols=["<2de>", "<2en>"]'
+    changes = (
+        symbols,
+        "tokenizer.vocab_size=20",
+        "data.test.hello.tag=<2en>",
+        "filters.max_length=100",
+    )
+    for tag, start in ((None, 5), ("de", 4)):
+        inspected = Inspected(CONFIG, InspectOptions(tag=tag, set_=changes))
+        vars(inspected)["tokenizers"] = tagged
+        name, pairs = attention._test_pairs(inspected)
+        assert name == "hello"
+        sources = [source for source, _ in pairs]
+        assert [source[0] for source in sources] == [start] * 2
+        assert sources[0][1:] == tagged.source.encode("merci")
 
 
 def test_heads_reads_the_first_short_test_pairs(folders: dict[str, Path], tmp_path: Path) -> None:

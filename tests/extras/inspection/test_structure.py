@@ -300,6 +300,78 @@ def test_boxes_name_the_dropout_of_their_place() -> None:
             assert found == expected.get(box.label, []), (stack.title, box.label)
 
 
+_ATTENTION = {(0, "self-attention"), (1, "self-attention"), (1, "cross-attention")}
+
+
+def both(label: str) -> set[tuple[int, str]]:
+    return {(0, label), (1, label)}
+
+
+@pytest.mark.parametrize(
+    ("change", "boxes"),
+    [
+        ({"scale_embeddings": False}, both("embedding")),
+        ({"decoder_start": "zero"}, {(1, "embedding")}),
+        ({"source_bos": True}, {(0, "embedding")}),
+        ({"first_position": 1}, both("add positions")),
+        ({"positions": "learned"}, both("add positions")),
+        ({"num_kv_heads": 2}, _ATTENTION),
+        ({"num_kv_heads": 4}, set()),  # the usual number
+        ({"qk_norm": True}, _ATTENTION),
+        ({"bias": ["feed-forward", "norm"]}, _ATTENTION),
+        ({"bias": ["attention", "norm"]}, both("feed-forward")),
+        ({"bias": ["attention", "feed-forward"]}, both("norm")),
+        ({"attention_dropout": 0.2}, _ATTENTION),
+        ({"decoder_attention_dropout": 0.2}, _ATTENTION - {(0, "self-attention")}),
+        ({"activation_dropout": 0.2}, both("feed-forward")),
+        ({"dropout": 0.2}, both("add positions") | both("add")),
+        ({"activation": "silu"}, both("feed-forward")),
+        ({"decoder_ff_dim": 48}, {(1, "feed-forward")}),
+        ({"norm_epsilon": 0.01}, both("norm")),
+        ({"norm": "layer-std"}, both("norm")),
+        ({"output_bias": True}, {(1, "output projection")}),
+    ],
+    ids=str,
+)
+def test_each_option_is_named_in_the_boxes_of_its_place(
+    change: dict[str, Any], boxes: set[tuple[int, str]]
+) -> None:
+    plain, changed = diagram_of(), diagram_of(**change)
+    found = {
+        (side, box.label)
+        for side in (0, 1)
+        for box, other in zip(plain[side].boxes, changed[side].boxes, strict=True)
+        if box != other
+    }
+    assert found == boxes
+
+
+@pytest.mark.parametrize(
+    ("norm", "epsilon"),
+    [
+        ("layer", "10\N{SUPERSCRIPT MINUS}\N{SUPERSCRIPT FIVE}"),
+        ("rms", "10\N{SUPERSCRIPT MINUS}\N{SUPERSCRIPT SIX}"),
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False, ["attention"], ["feed-forward"], ["norm"]])
+def test_boxes_have_the_biases_of_their_modules(norm: str, epsilon: str, bias: object) -> None:
+    """RMSNorm has none."""
+    model = small_model(norm=norm, bias=bias)
+    (_, decoder), layer = diagram_of(norm=norm, bias=bias), model.decoder[0]
+    modules = {
+        "self-attention": layer.get_submodule("self_attention.output"),
+        "cross-attention": layer.get_submodule("cross_attention.output"),
+        "feed-forward": layer.get_submodule("feed_forward.outer"),
+        "norm": layer.get_submodule("self_residual.norm"),
+    }
+    expected = {
+        label: getattr(module, "bias", None) is not None for label, module in modules.items()
+    }
+    details = {box.label: box.detail for box in decoder.boxes}
+    assert {label: "no bias" not in details[label] for label in modules} == expected
+    assert epsilon in details["norm"]
+
+
 def test_every_line_of_a_repeated_layer_says_how_often() -> None:
     """The encoder of the paper: attention, add, norm, feed-forward, add, norm, two times."""
     diagram = stack_diagram(ModelConfig.model_validate(SMALL), SIZES)
