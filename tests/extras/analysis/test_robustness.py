@@ -46,7 +46,7 @@ def test_outputs_are_joined_to_the_scored_lines(lines: list[str], seed: int) -> 
 class Copier:
     """A model that copies its source."""
 
-    config = SimpleNamespace(languages={"source": "en", "target": "de"})
+    config = SimpleNamespace(languages=("en", "de"))
 
     def translate(self, _name: str, lines: list[str], _test: EvaluationSet) -> System:
         return System("copy", lines)
@@ -55,7 +55,7 @@ class Copier:
 class Joiner(Copier):
     """A model that translates into a language without spaces."""
 
-    config = SimpleNamespace(languages={"source": "en", "target": "ja"})
+    config = SimpleNamespace(languages=("en", "ja"))
 
     def __init__(self) -> None:
         self.asked: dict[str, list[str]] = {}
