@@ -134,10 +134,14 @@ def test_accuracy_counts_higher_scores_but_not_ties(
         ["m", "all", "4", "50.0%"], ["m", "length", "2", "50.0%"], ["m", "tie", "1", "0.0%"],
     ]  # fmt: skip
     assert section.values[0]["num_correct"] == 2
-    for text in ("", "a\tb\n", "a\t\tc\n", "a\tb\tc\td\te\n"):
-        path.write_text(text)
-        with pytest.raises(DataError, match=r"pairs\.tsv"):
-            Contrastive(path)
+    for wrong in ("a\tb\n", "a\t\tc\n", "a\tb\tc\td\te\n"):
+        for before in range(3):
+            path.write_text("a\tb\tc\n" * before + wrong)
+            with pytest.raises(DataError, match=rf"pairs\.tsv, line {before + 1}:"):
+                Contrastive(path)
+    path.write_text("")
+    with pytest.raises(DataError, match=r"pairs\.tsv"):
+        Contrastive(path)
 
 
 REFERENCE = "a small dog runs over the green grass"

@@ -219,3 +219,34 @@ def test_a_page_keeps_everything_but_its_text() -> None:
         .replace("&lt;said", "&lt;dit")
     )
     assert document.rebuild(answers) == expected_page
+
+
+@pytest.mark.parametrize(
+    ("body", "sentences"),
+    [
+        ("a dog<br>two cats", ["a dog two cats"]),
+        ("a dog<BR/>two cats", ["a dog two cats"]),
+        ("<b>a dog<br >two</b> cats", ["a dog two cats"]),
+        ("a dog<br><br>two cats", ["a dog", "two cats"]),
+        ("a dog<br />\n<br />two cats", ["a dog", "two cats"]),
+        ("a<br>b<br>c<br><br><br>d", ["a b c", "d"]),
+        ("a<br>b<br>", ["a b"]),
+        ("a<wbr>b c<img>d <input>e", ["ab cd e"]),
+        ("<i>a</i>b <u>c</u> d", ["ab c d"]),
+        ("<p>a<div>b</div>c<hr>d", ["a", "b", "c", "d"]),
+    ],
+)
+def test_line_breaks_separate_words_and_two_of_them_paragraphs(
+    body: str, sentences: list[str]
+) -> None:
+    """Other tags in a line separate nothing; tags of blocks begin a paragraph."""
+    document = read_document(body, "html", "en")
+    assert list(document.sentences) == sentences
+    translated = document.rebuild([(text.upper(), None) for text in sentences])
+    assert plain_breaks(translated) == plain_breaks(body).upper()
+
+
+def plain_breaks(text: str) -> str:
+    """Return the text with every line break as ``|`` and without other tags."""
+    lines = re.sub(r"(?i)<br[^>]*>", "|", text)
+    return re.sub(r"\s*<[^>]*>", "", lines)
