@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from nmt.config.data import FilterConfig
-from nmt.data.filters import training_filters
+from nmt.data.filters import Finding, training_filters
 from nmt.errors import ConfigError, install_command
 from nmt.extras.cleaning.filters import numbers
 
@@ -87,7 +87,11 @@ def test_good_pairs_are_not_found_except_copies(source: str, target: str, langua
 )  # fmt: skip
 def test_numbers_differ_unless_they_can_mean_the_same(left: str, right: str, found: str) -> None:
     finding = numbers().text_problem(left, right)
-    assert (finding.value if finding else "") == found
+    if not found:
+        assert finding is None
+        return
+    assert isinstance(finding, Finding)
+    assert finding.value == found
 
 
 def test_a_list_of_numbers_is_no_copy() -> None:
