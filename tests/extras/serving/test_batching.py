@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -235,5 +236,8 @@ def test_closing_ends_every_thread(threads: int) -> None:
     batcher = Batcher(threads)
     own = set(threading.enumerate()) - before
     assert len(own) == threads
+    end = time.monotonic() + LIMIT
+    while batcher._num_free < threads and time.monotonic() < end:
+        time.sleep(0.001)  # until all of them wait for texts
     batcher.close()
     assert not [thread for thread in own if thread.is_alive()]

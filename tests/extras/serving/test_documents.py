@@ -246,6 +246,29 @@ def test_line_breaks_separate_words_and_two_of_them_paragraphs(
     assert plain_breaks(translated) == plain_breaks(body).upper()
 
 
+@pytest.mark.parametrize("mark", ["<a id='x'></a>", "<i><b></b></i>", "</i>", "<i>"])
+@pytest.mark.parametrize(
+    "body",
+    ["{}one two three", "one {}two three", "one {} two three", "one two{} three",
+     "one two three{}", "one <u>{}two</u> three", "one <u>two{}</u> three", "one. {}Two three"],
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["012", "210", "102"])
+def test_an_empty_pair_or_half_of_one_stands_where_a_picture_would(
+    body: str, mark: str, order: str
+) -> None:
+    """It never encloses a word."""
+    links = [(int(source), target) for target, source in enumerate(order)]
+
+    def written(mark: str) -> str:
+        document = read_document(body.format(mark), "html", "en")
+        sizes = [len(sentence.split()) for sentence in document.sentences]
+        own = [tuple(link for link in links if max(link) < size) for size in sizes]
+        texts = [" ".join(["eins", "zwei", "drei"][:size]) for size in sizes]
+        return document.rebuild([*zip(texts, own, strict=True)])
+
+    assert written(mark) == written("<img>").replace("<img>", mark)
+
+
 def plain_breaks(text: str) -> str:
     """Return the text with every line break as ``|`` and without other tags."""
     lines = re.sub(r"(?i)<br[^>]*>", "|", text)
