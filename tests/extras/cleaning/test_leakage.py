@@ -140,3 +140,11 @@ def test_other_spaces_are_exact_and_sentences_of_five_words_are_found_within_a_l
         f"{before} Er bellt heute laut.",  # four words, which occur everywhere
     ]
     assert index.find(lines) == [(0, 0, "exact"), *((row, 0, "near") for row in range(1, 7))]
+
+
+def test_a_sentence_is_found_at_each_place_of_a_line_and_each_of_a_held_out_line() -> None:
+    sentences = [f"The {word} has never seen it." for word in ("dog", "cat", "cow", "pig")]
+    line = f" {' '.join(sentences)} "
+    near = [(0, number, "near") for number in range(4)]
+    assert LeakageIndex(sentences).find([line]) == near
+    assert LeakageIndex([line]).find(sentences) == [(row, 0, "near") for row in range(4)]
