@@ -109,6 +109,19 @@ def test_a_checkpoint_that_diverged_is_named(tmp_path: Path, value: float) -> No
         average_weights([good, bad])
 
 
+def test_a_damaged_checkpoint_is_not_averaged(tmp_path: Path) -> None:
+    """One bit of a weight is wrong: the file can still be read, and the weight is finite."""
+    good = save(tmp_path, 10, {"weight": torch.ones(2)})
+    damaged = save(tmp_path, 20, {"weight": torch.ones(2)})
+    weights = damaged / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 1
+    weights.write_bytes(content)
+    for paths in ([good, damaged], [damaged, good], [damaged]):
+        with pytest.raises(CheckpointError, match=r"step-00000020"):
+            average_weights(paths)
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A run folder with checkpoints of steps 10 and 20, which hold 1 and 2."""

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu.metrics.chrf import CHRF
 
 from nmt.commands.evaluate import evaluate
 from nmt.commands.options import EvaluateOptions
@@ -220,3 +221,38 @@ def test_sentences_are_listed_by_their_scores_and_by_the_difference_of_two_syste
     worst = [str(line) for line in range(14, 4, -1)]
     best = [str(line) for line in range(1, 11)]
     assert found == [worst, best, worst]
+
+
+def test_the_head_of_a_sentence_has_all_that_is_known_of_it() -> None:
+    """Score, confidence and every alarm, for two systems at most; the baseline may be one."""
+    reference = ["a dog", "a cat"]
+    known = [
+        Result("ein Hund", "a", -1.0, alarms=("short", "repetition"), confidence=20.4),
+        Result("eine Katze", "a cat", -1.0, confidence=None),
+    ]
+    systems = System("one", ["a", "a cat"], results=known), System("two", reference)
+    third = System("three", ["a dog", "cats"])
+    each = Evaluation(
+        test="set", references=[reference], source=["ein Hund", "eine Katze"], systems=systems
+    )
+
+    def heads(each: Evaluation) -> dict[str, list[str]]:
+        """Return the labels of the first sentence of each list."""
+        lists = {found["name"]: found["sentences"][0]["parts"] for found in pages._lists(each, ())}
+        return {name: [label for label, _ in parts] for name, parts in lists.items()}
+
+    one = "one, chrF {:.1f}, confidence 20, suspicious: short, repetition"
+    one = one.format(CHRF().sentence_score("a", ["a dog"]).score)
+    given = ["source", "reference"]
+    of_two = heads(replace(each, systems=(*systems, third), baseline=third))
+    assert of_two == {
+        "Worst of one": [*given, one, "two, chrF 100.0"],
+        "Best of one": [*given, "one, chrF 100.0", "two, chrF 100.0"],
+        "Most different: one and two": [*given, one, "two, chrF 100.0"],
+    }
+    of_baseline = heads(replace(each, systems=systems[:1], baseline=third))
+    assert of_baseline["Most different: one and three"] == [*given, one, "three, chrF 100.0"]
+    assert heads(replace(each, source=None, systems=systems[:1])) == {
+        "Worst of one": ["reference", one],
+        "Best of one": ["reference", "one, chrF 100.0"],
+    }

@@ -181,9 +181,10 @@ def test_an_external_metric_reads_the_source(files: dict[str, Path]) -> None:
 def test_a_failing_external_metric_is_reported_and_others_remain(files: dict[str, Path]) -> None:
     for changes, message in (
         ({"after": "sys.exit('no model')"}, "failed with status 1: no model"),
+        ({"after": "sys.exit('at line 1\\n' * 99 + 'no GPU')"}, "at line 1\nno GPU"),
         ({"cut": "[1:]"}, "wrote 59 lines for 60 sentences"),
         ({"result": "'NaN'"}, "did not write a finite number in line 1: 'NaN'"),
-        ({"result": "'{}'"}, "did not write a finite number in line 1: '{}'"),
+        ({"result": "'{}' if line is lines[2] else 1"}, "a finite number in line 3: '{}'"),
     ):
         command = program(files["bad"].parent, **changes)
         result = invoke(*flags(files), "--external", command, "--json")

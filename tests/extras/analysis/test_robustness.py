@@ -46,7 +46,7 @@ def test_outputs_are_joined_to_the_scored_lines(lines: list[str], seed: int) -> 
 class Copier:
     """A model that copies its source."""
 
-    config = SimpleNamespace(languages={"source": "en", "target": "de"})
+    config = SimpleNamespace(languages=("en", "de"))
 
     def translate(self, _name: str, lines: list[str], _test: EvaluationSet) -> System:
         return System("copy", lines)
@@ -55,7 +55,7 @@ class Copier:
 class Joiner(Copier):
     """A model that translates into a language without spaces."""
 
-    config = SimpleNamespace(languages={"source": "en", "target": "ja"})
+    config = SimpleNamespace(languages=("en", "ja"))
 
     def __init__(self) -> None:
         self.asked: dict[str, list[str]] = {}
@@ -134,10 +134,14 @@ def test_accuracy_counts_higher_scores_but_not_ties(
         ["m", "all", "4", "50.0%"], ["m", "length", "2", "50.0%"], ["m", "tie", "1", "0.0%"],
     ]  # fmt: skip
     assert section.values[0]["num_correct"] == 2
-    for text in ("", "a\tb\n", "a\t\tc\n", "a\tb\tc\td\te\n"):
-        path.write_text(text)
-        with pytest.raises(DataError, match=r"pairs\.tsv"):
-            Contrastive(path)
+    for wrong in ("a\tb\n", "a\t\tc\n", "a\tb\tc\td\te\n"):
+        for before in range(3):
+            path.write_text("a\tb\tc\n" * before + wrong)
+            with pytest.raises(DataError, match=rf"pairs\.tsv, line {before + 1}:"):
+                Contrastive(path)
+    path.write_text("")
+    with pytest.raises(DataError, match=r"pairs\.tsv"):
+        Contrastive(path)
 
 
 REFERENCE = "a small dog runs over the green grass"

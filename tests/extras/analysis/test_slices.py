@@ -123,7 +123,7 @@ def test_all_training_data_of_a_model_are_searched_for_words_and_leaks(
 ) -> None:
     """A model that started from another one has learned from the data of both."""
     source = ["the dog sees a cat", "the cat sees a dog", "a dog and a cat run", "zebras"]
-    first = ["the dog sees a cat", "one", "two", "three", "the cat sees one dog"]
+    first = ["the dog sees a cat", "one", "two", "the cat sees one dog", "a dog and a cat sat"]
     second = ["the dog sees a mouse", "four", "a dog and a cat run"]
     tokenizer = learned(tmp_path, [*source, *first, *second] * 9)
     data = [
@@ -137,15 +137,22 @@ def test_all_training_data_of_a_model_are_searched_for_words_and_leaks(
         [System("s", source)], scorers, baseline=None, resampling=resampling
     )
     scored: Any = SimpleNamespace(
-        labels={}, systems=systems, options=SimpleNamespace(slices=True), scorers=scorers,
-        test=SimpleNamespace(source=source, references=[source]), resampling=resampling,
+        labels={"mine": ["a"] * 4}, systems=systems, options=SimpleNamespace(slices=True),
+        scorers=scorers, resampling=resampling,
+        test=SimpleNamespace(source=source, references=[source]),
         models=[SimpleNamespace(folder=tmp_path)],
     )  # fmt: skip
     found: dict[str, dict[str, int]] = {}
     for each in slice_section(scored).values:
         counts = found.setdefault(each["group"], {})
         counts[each["name"]] = each["systems"][0]["num_sentences"]
-    # Line 1 is in the first data, and nearly in the second; line 2 nearly, and line 3 exactly.
+    assert list(found) == [
+        "source in training data", "mine", "source words", "source case",
+        "rarest source word in training", "source word pairs in training", "numbers",
+        "names and copied tokens", "length ratio to reference",
+    ]  # fmt: skip
+    # Line 1 is in the first data, and nearly in the second; line 2 nearly; line 3 nearly in the
+    # first data, and exactly in the second.
     assert found["source in training data"] == {"not found": 1, "near": 1, "exact": 2}
     # "run" of line 3 is in the second data only.
     rarest = found["rarest source word in training"]

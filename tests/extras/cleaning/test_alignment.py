@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,21 @@ def test_the_lexicon_ignores_unrelated_lines(num_random: int, start: int, end: i
     is_low = looked_at(source, target).z_scores["c"][:] < -3.5
     assert all(is_low[each].mean() > 0.9 for each in (is_random, is_moved) if each.any())
     assert is_low[~is_random & ~is_moved].mean() < 0.02
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_path_is_the_best_of_all_paths(seed: int) -> None:
+    """A change costs 14 nats; a start or an end outside the middle, 7; no offset has 0 nats."""
+    evidence = np.random.default_rng(seed).normal(0, 9, (4, 3)).astype(np.float32)
+    table = np.column_stack([evidence, np.zeros(4)])
+
+    def value(path: Sequence[int]) -> float:
+        changes = sum(one != other for one, other in pairwise(path))
+        ends = (path[0] != 1) + (path[-1] != 1)
+        return float(table[range(4), list(path)].sum()) - 14 * changes - 7 * ends
+
+    best = max(product(range(4), repeat=4), key=value)
+    assert best_path(evidence).tolist() == list(best)
 
 
 def test_changing_the_offset_has_a_cost_and_equal_ranges_are_merged() -> None:

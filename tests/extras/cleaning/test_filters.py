@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 
 from nmt.config.data import FilterConfig
-from nmt.data.filters import training_filters
+from nmt.data.filters import Finding, training_filters
 from nmt.errors import ConfigError, install_command
+from nmt.extras.cleaning.filters import numbers
 
 RTL = "\u0642\u0631\u0623\u062a \u0643\u062a\u0627\u0628\u064b\u0627 \u0639\u0646"
 
@@ -69,6 +70,28 @@ def test_damage_is_found_with_its_reason(source: str, target: str, reason: str) 
 )  # fmt: skip
 def test_good_pairs_are_not_found_except_copies(source: str, target: str, languages: str) -> None:
     assert reasons(source, target, languages) <= {"copy_of_source"}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "found"),
+    [
+        ("15:45", "3:45", ""), ("13 Uhr", "1 p.m.", ""), ("24 Uhr", "12 p.m.", ""),
+        ("0 Uhr", "12 a.m.", ""), ("25 Uhr", "13", "25|13"), ("17 Uhr", "4 p.m.", "17|4"),
+        ("2,5 Millionen", "2,500,000", ""), ("2,5 Millionen", "2,600,000", "25|2600000"),
+        ("die 1990er", "the 90s", ""), ("die 1990er", "the 80s", "1990|80"),
+        ("99 Luftballons", "balloons", ""), ("101 Dalmatiner", "dalmatians", "101|"),
+        ("12000 Leute", "people", ""), ("12300 Leute", "people", "12300|"),
+        ("seit 1980", "since then", ""), ("seit 1981", "since then", "1981|"),
+        ("then", "seit 1981", "|1981"), ("7 von 81", "7 of 82", "81|82"),
+    ],
+)  # fmt: skip
+def test_numbers_differ_unless_they_can_mean_the_same(left: str, right: str, found: str) -> None:
+    finding = numbers().text_problem(left, right)
+    if not found:
+        assert finding is None
+        return
+    assert isinstance(finding, Finding)
+    assert finding.value == found
 
 
 def test_a_list_of_numbers_is_no_copy() -> None:

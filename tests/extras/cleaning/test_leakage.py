@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from hypothesis import given
@@ -49,6 +49,30 @@ def test_exactly_near_lines_are_found(held_out: list[list[str]], training: list[
     assert all(
         (leak.kind == "exact") == (training[leak.row] == held_out[leak.held_out]) for leak in found
     )
+
+
+def test_a_near_copy_is_found_wherever_its_words_differ() -> None:
+    """One or two words are replaced, missing or new, in sentences of 3 to 16 other words."""
+    held_out = [[f"w{size}x{number}" for number in range(size)] for size in range(3, 17)]
+    training, expected = list[str](), list[tuple[int, int]]()
+    for index, words in enumerate(held_out):
+        once = [*changed(words)]
+        twice = [(two, end) for one, start in once for two, end in changed(one, start)]
+        for other, _ in [*once, *twice]:
+            if are_near(words, other):
+                expected.append((len(training), index))
+            training.append(" ".join(other))
+    found = LeakageIndex([*map(" ".join, held_out)]).find(training)
+    assert {(leak.row, leak.held_out) for leak in found} >= {*expected}
+
+
+def changed(words: Sequence[str], start: int = 0) -> Iterator[tuple[list[str], int]]:
+    """Yield the words with one change from a place on, and the first place behind the change."""
+    for place in range(start, len(words)):
+        before, after = [*words[:place]], words[place + 1 :]
+        yield [*before, "new", *after], place + 1
+        yield [*before, *after], place
+        yield [*before, "new", *words[place:]], place + 1
 
 
 def test_changed_and_joined_sentences_are_found_in_other_case_and_scripts() -> None:
@@ -116,3 +140,11 @@ def test_other_spaces_are_exact_and_sentences_of_five_words_are_found_within_a_l
         f"{before} Er bellt heute laut.",  # four words, which occur everywhere
     ]
     assert index.find(lines) == [(0, 0, "exact"), *((row, 0, "near") for row in range(1, 7))]
+
+
+def test_a_sentence_is_found_at_each_place_of_a_line_and_each_of_a_held_out_line() -> None:
+    sentences = [f"The {word} has never seen it." for word in ("dog", "cat", "cow", "pig")]
+    line = f" {' '.join(sentences)} "
+    near = [(0, number, "near") for number in range(4)]
+    assert LeakageIndex(sentences).find([line]) == near
+    assert LeakageIndex([line]).find(sentences) == [(row, 0, "near") for row in range(4)]

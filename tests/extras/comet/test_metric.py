@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from itertools import chain
@@ -102,6 +103,7 @@ def test_unusable_models_are_refused_with_a_command(
     (two / "checkpoints" / "other.ckpt").touch()
     file = tmp_path / "h.de"
     file.touch()
+    handlers = logging.getLogger().handlers[:]
     fetch = 'python -c "import comet; comet.load_from_checkpoint(comet.download_model('
     for metric, message in (
         ("comet", f"{fetch}'Unbabel/wmt22-comet-da'))\""),
@@ -116,6 +118,7 @@ def test_unusable_models_are_refused_with_a_command(
     assert "fix: Add --source FILE" in invoke(*flags[:-2], "--metric", "comet").stderr
     monkeypatch.setitem(sys.modules, "comet", None)
     assert "The metric comet needs unbabel-comet (" in invoke(*flags, "--metric", "comet").stderr
+    assert logging.getLogger().handlers == handlers  # later messages are shown as before
 
 
 def test_comet_chooses_the_best_checkpoint(fake: Fake, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import tomllib
 from collections import namedtuple
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +70,61 @@ def test_each_problem_has_a_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert str(findings[extra]).startswith(f"--  {extra}")
     assert str(findings["load"]).startswith("--  load          load average 999.0 on")
     assert str(findings["disk"]).splitlines()[1].startswith("    fix: Delete files")
+
+
+# A machine at the limits of what is no problem, and one change after the other past each limit.
+AT_THE_LIMITS: dict[str, Any] = {
+    "load": 2.0,
+    "free": 2 << 30,
+    "threads": 3,
+    "machine": "x86_64",
+    "flag": "AVX2",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "is_reported"),
+    [
+        ({}, "load", False),
+        ({"load": 2.1}, "load", True),
+        ({}, "disk", False),
+        ({"free": (2 << 30) - 1}, "disk", True),
+        ({}, "threads", False),
+        ({"threads": 2}, "threads", True),
+        ({"threads": 2, "OMP_NUM_THREADS": ""}, "threads", False),
+        ({}, "instructions", False),
+        ({"flag": "NO AVX"}, "instructions", True),
+        ({"flag": "DEFAULT"}, "instructions", True),
+        ({"flag": "DEFAULT", "machine": "aarch64"}, "instructions", False),
+        ({}, "device", False),
+        ({"has_driver": True}, "device", True),
+    ],
+)
+def test_a_finding_is_reported_past_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    change: dict[str, Any],
+    name: str,
+    is_reported: bool,
+) -> None:
+    given = AT_THE_LIMITS | change
+    monkeypatch.setattr(doctor, "_GPU_DRIVERS", (tmp_path,) if "has_driver" in given else ())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: given["flag"])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: given["threads"])
+    monkeypatch.setattr(platform, "machine", lambda: given["machine"])
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 3)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "getloadavg", lambda: (given["load"], 99.0, 99.0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 50, 1 << 50, given["free"]))
+    monkeypatch.setenv("OMP_NUM_THREADS", given.get("OMP_NUM_THREADS", "2"))
+    monkeypatch.setattr(doctor, "_self_test", lambda: Finding("self-test", "left out"))
+    report = doctor.doctor()
+    (found,) = (finding for finding in report.findings if finding.name == name)
+    assert str(found).startswith("ok") == (not is_reported)
+    is_problem = is_reported and name != "load"  # a busy machine is only slower
+    assert (report.failure is not None) == is_problem
+    assert [asdict(finding) for finding in report.findings] == report.as_dict()["findings"]
 
 
 def test_a_self_test_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

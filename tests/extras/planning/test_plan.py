@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,46 @@ def test_a_vocabulary_far_from_the_usual_is_a_warning(size: int, pairs: int, tex
     assert bool(advice) == bool(text)
     kept = found(config(vocab_size=size, init_from="m"), plan)
     assert kept == ""  # the vocabulary of another model
+
+
+def vocabulary_advice(num_pairs: int = 5800, **tokenizer: Any) -> str:
+    """The advice about a corpus whose sides have 400 and 9,000 subwords, for each line 90 and 5."""
+    one = report(num_pairs, 90.0, 400)
+    sides = [*one.sides[:1], *report(num_pairs, 5.0, 9000).sides[1:]]
+    plan = Plan(total_steps=None, updates_per_epoch=None, report=replace(one, sides=sides))
+    values = config().model_dump(exclude_unset=True) | {"tokenizer": tokenizer}
+    values["model"] = {"embeddings": "separate"}
+    return found(RunConfig.model_validate(values), plan)
+
+
+def test_each_vocabulary_is_compared_with_the_usual_for_the_pairs() -> None:
+    """About 2,000 subwords are usual for 5,800 pairs: a quarter and four times as many, too."""
+    small, large, *more = vocabulary_advice(
+        vocab_size={"source": 400, "target": 9000}, joint=False
+    ).split(" / ")
+    assert more == []
+    assert "400 subwords is small for 5,800 pairs (90 subwords per line)" in small
+    assert "9,000 subwords is large for 5,800 pairs (5 subwords per line)" in large
+    for size, word in ((499, "small"), (500, ""), (8000, ""), (8001, "large")):
+        advice = vocabulary_advice(vocab_size=size)
+        assert (f"is {word} for" in advice) if word else advice == ""
+        assert "per line" not in advice  # no side of this size was measured
+    assert vocabulary_advice(vocab_size=400, kind="unigram").count("is small for") == 1
+    for kind in ("word", "char"):  # whose sizes follow from the text
+        assert vocabulary_advice(vocab_size=400, kind=kind) == ""
+    assert vocabulary_advice(999, vocab_size=40_000) == ""  # a toy
+    assert vocabulary_advice(1000, vocab_size=40_000) != ""
+
+
+def test_few_updates_in_an_epoch_are_a_warning_with_the_factor() -> None:
+    for updates, factor in ((25.0, None), (24.9, "1"), (10.0, "2"), (2.5, "10")):
+        plan = Plan(total_steps=None, updates_per_epoch=updates, report=report(2000))
+        advice = found(config(), plan)
+        assert re.findall(r"max_tokens at least (\d+) times", advice) == (
+            [factor] if factor else []
+        )
+    toy = Plan(total_steps=None, updates_per_epoch=2.5, report=report(999))
+    assert found(config(), toy) == ""
 
 
 def test_a_batch_that_is_a_large_part_of_the_corpus_is_a_warning(

@@ -389,6 +389,19 @@ def test_metrics_count_sentences_and_characters(server: Server) -> None:
     assert [new - old for new, old in zip(after, before, strict=True)] == [3, 27, 1, 3]
 
 
+def test_each_histogram_has_the_limits_of_its_unit(server: Server) -> None:
+    server.translate("der Hund")
+    text = server.get("/metrics").text
+    found = re.findall(r'^nmt_(\w+)_bucket\{le="(.+)"\}', text, re.MULTILINE)
+    limits: dict[str, list[float]] = {}
+    for name, limit in found:
+        limits.setdefault(name, []).append(float(limit))
+    assert limits == {
+        "request_seconds": [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, math.inf],
+        "batch_texts": [*(2**n for n in range(9)), math.inf],
+    }
+
+
 def test_metrics_hold_no_text(server: Server) -> None:
     server.post("/v1/translate", {"texts": ["der geheime Hund"]})
     server.get("/der/geheime/Hund?Hund")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.extras.serving.batching import Batcher
 from nmt.inference.request import Request
 from tests.process import LIMIT
@@ -169,3 +170,74 @@ def test_other_work_takes_its_turn() -> None:
 
     run(test)
     assert done == ["refused", "computed"]
+
+
+@dataclass(eq=False)
+class Refusing(Echo):
+    """Fails on every batch with a certain text."""
+
+    error: Exception = field(default_factory=RuntimeError)
+
+    def translate(self, requests: Sequence[Request], check: Callable[[object], None]) -> list[str]:
+        found = super().translate(requests, check)
+        if any(request.text == "evil" for request in requests):
+            raise self.error
+        return found
+
+
+@pytest.mark.parametrize(
+    ("error", "is_logged", "is_divided"),
+    [
+        (DataError("No.", fix="Shorten it."), False, True),
+        (ConfigError("No.", fix="Change it."), False, False),  # wrong options fail for all
+        (RuntimeError("secret"), True, True),
+    ],
+)
+def test_an_error_affects_the_text_that_causes_it(
+    error: Exception, is_logged: bool, is_divided: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    echo, sizes = Refusing(error=error), list[int]()
+    echo.gate.set()
+    first = Echo()
+
+    async def main() -> None:
+        batcher = Batcher(1, sizes.append)
+        try:
+            futures = batcher.submit("a", lines(first, "block"))
+            await started(first)
+            futures += batcher.submit("a", lines(echo, "good", "evil", "fine"))
+            first.gate.set()
+            results = await asyncio.wait_for(
+                asyncio.gather(*futures, return_exceptions=True), LIMIT
+            )
+        finally:
+            batcher.close()
+        block, good, bad, fine = results
+        assert block == "kcolb"
+        assert type(bad) is type(error)
+        assert ("evil" in str(bad)) == isinstance(error, DataError)  # which names the sentence
+        assert getattr(bad, "fix", None) == getattr(error, "fix", None)
+        if is_divided:
+            assert (good, fine) == ("doog", "enif")
+        else:
+            assert type(good) is type(fine) is type(error)
+
+    asyncio.run(main())
+    assert sizes == [1, 3]  # texts; those of a divided batch do not count again
+    singles = [["good"], ["evil"], ["fine"]] if is_divided else []
+    assert echo.batches == [["good", "evil", "fine"], *singles]
+    assert ("RuntimeError" in caplog.text) == is_logged
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_closing_ends_every_thread(threads: int) -> None:
+    before = set(threading.enumerate())
+    batcher = Batcher(threads)
+    own = set(threading.enumerate()) - before
+    assert len(own) == threads
+    end = time.monotonic() + LIMIT
+    while batcher._num_free < threads and time.monotonic() < end:
+        time.sleep(0.001)  # until all of them wait for texts
+    batcher.close()
+    assert not [thread for thread in own if thread.is_alive()]

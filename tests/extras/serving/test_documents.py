@@ -219,3 +219,77 @@ def test_a_page_keeps_everything_but_its_text() -> None:
         .replace("&lt;said", "&lt;dit")
     )
     assert document.rebuild(answers) == expected_page
+
+
+@pytest.mark.parametrize(
+    ("body", "sentences"),
+    [
+        ("a dog<br>two cats", ["a dog two cats"]),
+        ("a dog<BR/>two cats", ["a dog two cats"]),
+        ("<b>a dog<br >two</b> cats", ["a dog two cats"]),
+        ("a dog<br><br>two cats", ["a dog", "two cats"]),
+        ("a dog<br />\n<br />two cats", ["a dog", "two cats"]),
+        ("a<br>b<br>c<br><br><br>d", ["a b c", "d"]),
+        ("a<br>b<br>", ["a b"]),
+        ("a<wbr>b c<img>d <input>e", ["ab cd e"]),
+        ("<i>a</i>b <u>c</u> d", ["ab c d"]),
+        ("<p>a<div>b</div>c<hr>d", ["a", "b", "c", "d"]),
+    ],
+)
+def test_line_breaks_separate_words_and_two_of_them_paragraphs(
+    body: str, sentences: list[str]
+) -> None:
+    """Other tags in a line separate nothing; tags of blocks begin a paragraph."""
+    document = read_document(body, "html", "en")
+    assert list(document.sentences) == sentences
+    translated = document.rebuild([(text.upper(), None) for text in sentences])
+    assert plain_breaks(translated) == plain_breaks(body).upper()
+
+
+@pytest.mark.parametrize("mark", ["<a id='x'></a>", "<i><b></b></i>", "</i>", "<i>"])
+@pytest.mark.parametrize(
+    "body",
+    ["{}one two three", "one {}two three", "one {} two three", "one two{} three",
+     "one two three{}", "one <u>{}two</u> three", "one <u>two{}</u> three", "one. {}Two three",
+     "one {}two three{}", "one two {}three.{}", "<u>one {}two three{}</u>"],
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["012", "210", "102"])
+def test_an_empty_pair_or_half_of_one_stands_where_a_picture_would(
+    body: str, mark: str, order: str
+) -> None:
+    """It never encloses a word."""
+    links = [(int(source), target) for target, source in enumerate(order)]
+
+    def written(mark: str) -> str:
+        document = read_document(body.replace("{}", mark), "html", "en")
+        sizes = [len(sentence.split()) for sentence in document.sentences]
+        own = [tuple(link for link in links if max(link) < size) for size in sizes]
+        texts = [" ".join(["eins", "zwei", "drei"][:size]) for size in sizes]
+        return document.rebuild([*zip(texts, own, strict=True)])
+
+    assert written("<img>").count("<img>") == body.count("{}")  # none is lost
+    assert written(mark) == written("<img>").replace("<img>", mark)
+
+
+@pytest.mark.parametrize("links", [None, (), [(0, 1)], [(3, 0)], [(0, 3), (1, 2), (2, 1), (3, 0)]])
+@pytest.mark.parametrize("before", ["One dog sees two big cats.", "Go.", "So? Go home now."])
+@pytest.mark.parametrize(
+    "sentence",
+    ["Red <img>cats run <b>home</b>.", "<i>Red</i> cats<img> run home.",
+     "Red cats <u>run home.</u>", "Red http://a.de/x cats run home.",
+     "Red cats run <code>x</code> home."],
+)  # fmt: skip
+def test_marks_of_a_sentence_do_not_depend_on_the_sentences_before(
+    sentence: str, before: str, links: Links | None
+) -> None:
+    answer: list[Translation] = [("Rote Katzen laufen heim.", links)]
+    alone = read_document(sentence, "html", "en").rebuild(answer)
+    document = read_document(f"{before} {sentence}", "html", "en")
+    first = same(document.sentences[:-1])
+    assert document.rebuild([*first, *answer]) == f"{before} {alone}"
+
+
+def plain_breaks(text: str) -> str:
+    """Return the text with every line break as ``|`` and without other tags."""
+    lines = re.sub(r"(?i)<br[^>]*>", "|", text)
+    return re.sub(r"\s*<[^>]*>", "", lines)

@@ -143,6 +143,29 @@ def test_a_tracker_gets_name_configuration_scalars_and_state_once(
     assert library.opened[-1]["name"] != first["name"] or name != "trackio"
 
 
+def test_trackers_of_one_run_remember_their_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each continues its run with what it has not got: the last one missed the second update."""
+    config = make_config("run")
+    config.run_dir.mkdir(parents=True)
+    names = ("wandb", "mlflow", "trackio")
+    libraries = {name: faked(name, monkeypatch) for name in names}
+    for name, library in libraries.items():
+        library.id = library.info.run_id = f"run of {name}"
+    updates = [update_event(step, loss=step) for step in (10, 20, 30)]
+    for name in names:
+        give(name, config, START, *updates[: 1 if name == "trackio" else 2], closes=False)
+    for name in names:
+        give(name, config, RESUMED, *updates)
+    for name, library in libraries.items():
+        steps = [step for step, key, _ in library.scalars if key == "train/loss"]
+        assert steps == [10, 20, 30]
+        first, second = library.opened
+        if name == "trackio":
+            assert second["name"] == first["name"]
+        else:
+            assert (first["id"], second["id"]) == (None, f"run of {name}")
+
+
 def test_a_tracker_gets_the_scores_of_each_validation_set(monkeypatch: pytest.MonkeyPatch) -> None:
     library, config = faked("tensorboard", monkeypatch), make_config("run")
     config.run_dir.mkdir(parents=True)
