@@ -219,3 +219,21 @@ def test_a_report_is_about_the_updates_since_the_last_one() -> None:
     values = progress.report(1e-3, 0.5, 0.5).values
     assert (values["target_tokens_per_second"], values["padding_waste"]) == (40, 0)
     assert math.isnan(values["loss"])  # all updates were skipped
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "start", "part"),
+    [
+        (0, 1400, "training", "until step 1,400"),
+        (0, None, "training", "patience"),
+        (80, 1400, "resuming at step 80,", "until step 1,400"),  # in the first epoch
+        (80, None, "resuming at step 80,", "patience"),
+        (1400, 1400, "resuming at step 1,400,", "last"),
+    ],
+)
+def test_a_start_says_where_it_begins_and_ends(
+    step: int, total: int | None, start: str, part: str
+) -> None:
+    text = Progress(step=step, total_steps=total).describe()
+    assert text.startswith(start)
+    assert part in text
