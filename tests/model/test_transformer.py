@@ -127,3 +127,10 @@ def test_recomputation_stores_less_for_the_backward_pass() -> None:
         kept.append(sum(sizes))
     assert kept[1] < 0.5 * kept[0]
     assert kept[2] == kept[3]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_checkpoint_has_the_parameters_and_nothing_else(variant: str) -> None:
+    """A table of positions would depend on the longest sentence so far."""
+    model = small_model(**VARIANTS[variant])
+    assert model.state_dict().keys() == dict(model.named_parameters()).keys()
