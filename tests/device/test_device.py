@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from nmt.checkpoint.run import machine
 from nmt.device import device as memory
-from nmt.device import is_one_of_torchrun, own_cores
+from nmt.device import distributed, is_one_of_torchrun, own_cores
 from nmt.device import precision as precision_module
 from nmt.device.device import (
     choose_device,
@@ -42,7 +42,7 @@ from nmt.device.device import (
     restore_random_state,
     seed_rank,
 )
-from nmt.device.distributed import Processes, interleave, join
+from nmt.device.distributed import PeerLostError, PendingSum, Processes, interleave, join
 from nmt.device.precision import LossScale, choose_precision, has_fast_bf16
 from nmt.errors import DeviceError
 from tests.process import LIMIT
@@ -53,9 +53,11 @@ CPU = torch.device("cpu")
 def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
-    with pytest.raises(DeviceError, match="torch cannot find a GPU") as caught:
-        choose_device("cuda")
-    assert caught.value.exit_code == 2
+    assert choose_device("cpu") == CPU
+    for name in ("cuda", "cuda:0", "cuda:1"):
+        with pytest.raises(DeviceError, match="torch cannot find a GPU") as caught:
+            choose_device(name)
+        assert caught.value.exit_code == 2
 
 
 @pytest.fixture
@@ -80,6 +82,7 @@ def test_a_number_chooses_one_of_the_gpus(
     assert torch.backends.cuda.flash_sdp_enabled()
     assert choose_device("cuda:1") == torch.device("cuda", 1) == chosen[0]
     assert choose_device("cuda:0") == choose_device("cuda") == gpu == torch.device("cuda", 0)
+    assert choose_device("cpu") == CPU
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert choose_device("cuda") == torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -460,3 +463,96 @@ def test_environments_without_peers_are_told(monkeypatch: pytest.MonkeyPatch, na
     with pytest.raises(DeviceError, match="The 2 processes cannot connect") as caught:
         join()
     assert "`devices`" in caught.value.fix
+
+
+class Group:
+    """Stands in for torch.distributed: the calls and groups of rank 1 of 3, or a lost peer."""
+
+    def __init__(self, error: str | None = None) -> None:
+        self.calls: list[tuple[str, object]] = []
+        self._error = error
+
+    def _call(self, name: str, group: object) -> None:
+        self.calls.append((name, group))
+        if self._error is not None:
+            raise RuntimeError(self._error)
+
+    def all_reduce(self, tensor: Tensor, *, async_op: bool) -> SimpleNamespace:
+        assert async_op
+        self.calls.append(("all_reduce", None))
+        return SimpleNamespace(wait=lambda: self._finish(tensor))
+
+    def _finish(self, tensor: Tensor) -> None:
+        self._call("wait", None)
+        tensor.mul_(3)
+
+    def all_gather_object(self, found: list[Any], value: int, group: object) -> None:
+        self._call("all_gather_object", group)
+        found[:] = [value + rank for rank in range(len(found))]
+
+    def broadcast_object_list(self, box: list[Any], src: int, group: object) -> None:
+        self._call("broadcast_object_list", group)
+        box[0] = f"of rank {src}"
+
+    def barrier(self, group: object) -> None:
+        self._call("barrier", group)
+
+
+def joined(peers: Group, monkeypatch: pytest.MonkeyPatch) -> Processes:
+    monkeypatch.setattr(distributed, "dist", peers)
+    processes = Processes()
+    processes.rank, processes.size = 1, 3
+    processes._store, processes._patient = object(), "patient"
+    return processes
+
+
+def test_processes_exchange_values_in_the_order_of_their_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the sum of gradients may not wait for seven days."""
+    peers = Group()
+    processes = joined(peers, monkeypatch)
+    tensor = torch.ones(2)
+    PendingSum.wait(processes.begin_sum(tensor))
+    assert tensor.tolist() == [3, 3]
+    assert processes.gather(7) == [7, 8, 9]
+    assert processes.share("own") == "of rank 0"
+    Processes.wait(processes)
+    names = ["all_gather_object", "broadcast_object_list", "barrier"]
+    patient = [(name, "patient") for name in names]
+    assert peers.calls == [("all_reduce", None), ("wait", None), *patient]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda processes: PendingSum.wait(processes.begin_sum(torch.ones(2))),
+        lambda processes: processes.gather(7),
+        lambda processes: processes.share(7),
+        Processes.wait,
+    ],
+)
+def test_a_lost_peer_is_told_with_the_first_line_of_its_cause(
+    call: Callable[[Processes], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = joined(Group("Connection closed [10.0.0.7]\nat frame 3"), monkeypatch)
+    with pytest.raises(PeerLostError, match=r"Connection closed \[10\.0\.0\.7\]") as caught:
+        call(processes)
+    assert "frame" not in str(caught.value)
+    assert caught.value.exit_code == 75
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, True), (2, False), (None, False)])
+def test_only_the_first_process_to_fail_prints_its_error(
+    count: int | None, *, expected: bool
+) -> None:
+    def add(key: str, amount: int) -> int:
+        assert amount == 1
+        if count is None:
+            raise RuntimeError(f"no store for {key}")
+        return count
+
+    processes = Processes()
+    assert processes.is_first_to_fail()
+    processes._store = SimpleNamespace(add=add)
+    assert processes.is_first_to_fail() == expected

@@ -81,3 +81,19 @@ def test_the_first_beam_that_continues_another_keeps_its_slot_and_only_others_mo
     again = decoder_state.reorder_cache(past, slots, torch.tensor([[2, 2, 2, 2], [0, 1, 2, 3]]))
     assert again.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
     assert past.flatten().tolist() == [0, 0, 0, 0, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("is_fixed", "place"), [(True, 1), (False, 3)])
+def test_a_new_token_replaces_what_a_used_cache_has_in_its_place(
+    *, is_fixed: bool, place: int
+) -> None:
+    """A cache of fixed size is used again for the next batch."""
+    kv = torch.full((2, 1, 1, 4, 2), 9.0)
+    mask = torch.zeros(1, 1, 1, 4) if is_fixed else None
+    cache = decoder_state.SelfCache(kv, torch.tensor([place]), mask)
+    keys, values, found = cache.extend(torch.full((1, 1, 2), 5.0), torch.full((1, 1, 2), 6.0))
+    assert found is mask
+    for heads, new in ((keys, 5.0), (values, 6.0)):
+        expected = torch.full((4, 2), 9.0)
+        expected[place] = new
+        assert torch.equal(heads[0, 0], expected)

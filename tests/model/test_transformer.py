@@ -5,6 +5,7 @@ Nor on activation checkpointing: less is kept then, and nothing else is other th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,28 @@ def test_decoding_step_by_step_equals_reading_the_whole_target(variant: str) -> 
             steps.append(model.logits(hidden)[:, 0])
     one_by_one = torch.stack(steps, dim=1)[target.mask()]
     torch.testing.assert_close(one_by_one, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "length"), [(0, 257), (1, 256), (2, 255)])
+@torch.inference_mode()
+def test_positions_beyond_the_first_table_are_those_of_a_larger_one(
+    first: int, length: int
+) -> None:
+    """Tables begin with 256 positions. Source, whole target and a single step ask for more."""
+    options = {"first_position": first, "encoder_layers": 1, "decoder_layers": 1}
+    model, grown, stepping = (small_model(**options) for _ in range(3))
+    for embedding in (grown.source_embedding, grown.target_embedding):
+        embedding.position_table(1000)
+    short, long = packed([2]), packed([length])
+    for pair in ((long, short), (short, long)):
+        torch.testing.assert_close(model(*pair), grown(*pair), rtol=0, atol=0)
+    hidden = []
+    for each in (stepping, grown):
+        state = each.start(short)
+        cache = torch.ones(*state.self_kv.shape[:4], length, state.self_kv.shape[5])
+        last = replace(state, self_kv=cache, length=length - 1)
+        hidden.append(each.decode_step(last, torch.tensor([[5]]))[0])
+    torch.testing.assert_close(hidden[0], hidden[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -104,3 +127,10 @@ def test_recomputation_stores_less_for_the_backward_pass() -> None:
         kept.append(sum(sizes))
     assert kept[1] < 0.5 * kept[0]
     assert kept[2] == kept[3]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_checkpoint_has_the_parameters_and_nothing_else(variant: str) -> None:
+    """A table of positions would depend on the longest sentence so far."""
+    model = small_model(**VARIANTS[variant])
+    assert model.state_dict().keys() == dict(model.named_parameters()).keys()

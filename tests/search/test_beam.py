@@ -389,3 +389,10 @@ def test_a_required_phrase_stands_in_the_sentence_unless_that_is_far_less_likely
     assert best.ids == ids
     assert best.log_prob == pytest.approx(log_prob, rel=1e-5)
     assert best.score == pytest.approx((log_prob - 10 * is_late) / 5, rel=1e-5)
+
+
+def test_phrases_inside_others_are_met_with_them() -> None:
+    """At the start, in the middle and at the end of one; of equal ones, one stays."""
+    phrases = RequiredPhrases([(5, 6), (5, 6, 7, 9), (6, 7), (7, 9), (6, 7, 9), (8,), (8,), (9, 7)])
+    assert phrases.phrases == ((5, 6, 7, 9), (8,), (9, 7))
+    assert phrases.num_tokens == 7

@@ -11,7 +11,7 @@ from torch import Tensor
 from nmt.config.model import DecodingConfig
 from nmt.search.hypothesis import Constraints, length_penalty
 from nmt.search.loop import search
-from nmt.search.rules import Rules, end_loops, length_limits
+from nmt.search.rules import Rules, delay_end, end_at_limit, end_loops, length_limits, renormalize
 from nmt.text import BOS_ID, EOS_ID, UNK_ID
 from nmt.text.languages import longest_loop
 from tests.search.toys import TableStepper, sources
@@ -102,3 +102,34 @@ def test_an_unknown_token_of_a_prefix_does_not_change_the_score() -> None:
         rules(log_probs, torch.tensor([0]), torch.tensor([[history]], dtype=torch.int64))
         assert log_probs.isfinite().nonzero().tolist() == [[0, 0, token]]
         assert log_probs[0, 0, token] == expected
+
+
+@pytest.mark.parametrize("chosen", [None, [True, False, True], [False, False, False]])
+def test_what_is_left_is_normalised_in_the_sentences_asked_for(chosen: list[bool] | None) -> None:
+    """A hypothesis without any token keeps minus infinity, which no search takes for a result."""
+    log_probs = torch.full((3, 2, 6), 1 / 6).log()
+    log_probs[0, 0, :2] = -torch.inf  # four of six are left
+    log_probs[1, 1, 1:] = -torch.inf  # one
+    log_probs[2, 0] = -torch.inf  # none
+    before = log_probs.clone()
+    renormalize(log_probs, None if chosen is None else torch.tensor(chosen))
+    sums = before.exp().sum(-1, keepdim=True)
+    expected = (before.exp() / sums.where(sums > 0, 1.0)).log()
+    for row in range(3):
+        is_asked = chosen is None or chosen[row]
+        torch.testing.assert_close(log_probs[row], expected[row] if is_asked else before[row])
+
+
+def test_ends_are_forbidden_or_forced_in_their_sentences_or_beams_only() -> None:
+    before = torch.full((2, 2, 5), -1.5)
+    early, last, beams = (before.clone() for _ in range(3))
+    delay_end(early, torch.tensor([False, True]))
+    assert early.isneginf().nonzero().tolist() == [[1, 0, EOS_ID], [1, 1, EOS_ID]]
+    end_at_limit(last, torch.tensor([True, False]))
+    assert torch.equal(last[1], before[1])
+    assert last[0].isfinite().nonzero().tolist() == [[0, EOS_ID], [1, EOS_ID]]
+    assert last[0, :, EOS_ID].tolist() == [-1.5, -1.5]
+    end_at_limit(beams, torch.tensor([[False, True], [False, False]]))
+    assert beams[0, 1].isfinite().nonzero().tolist() == [[EOS_ID]]
+    assert torch.equal(beams[0, 0], before[0, 0])
+    assert torch.equal(beams[1], before[1])

@@ -5,25 +5,46 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from nmt.checkpoint import files
 from nmt.checkpoint.files import checkpoint_dir, list_checkpoints, read_best
+from nmt.checkpoint.model_folder import EXTRAS
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Position
+from nmt.device.distributed import Processes
 from nmt.errors import CheckpointError
-from nmt.training.checkpoints import CheckpointWriter, History, Progress
+from nmt.training import checkpoints
+from nmt.training.checkpoints import (
+    CheckpointWriter,
+    History,
+    Progress,
+    TrainingSummary,
+    average_at_end,
+    load_newest,
+    tidy_run_folder,
+)
 from nmt.training.events import Event
+from nmt.training.update import Updater
+from nmt.training.validation import Scores
 from tests.training.small import small_model, updater_of
 
 
-def writer_of(run_dir: Path, events: list[Event], **training: Any) -> CheckpointWriter:
+def writer_of(
+    run_dir: Path, events: list[Event], *, in_thread: bool = False, **training: Any
+) -> CheckpointWriter:
     values = {"max_steps": 100, "save_every": 10, "validate_every": 10, **training}
     config = TrainingConfig.model_validate(values)
-    return CheckpointWriter(run_dir, config, updater_of(small_model()), {}, events.append)
+    updater = updater_of(small_model())
+    updater.pace = replace(updater.pace, uses_threads=in_thread)
+    return CheckpointWriter(run_dir, config, updater, {}, events.append)
 
 
 def save(writer: CheckpointWriter, step: int, scores: Mapping[int, float]) -> None:
@@ -68,6 +89,116 @@ def test_the_end_is_an_error_if_a_full_disk_keeps_the_last_step_from_being_saved
     assert [step for step, _ in list_checkpoints(tmp_path)] == [10, 20]
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_each_save_is_an_event_that_names_its_checkpoint(
+    tmp_path: Path, *, in_thread: bool
+) -> None:
+    events: list[Event] = []
+    writer = writer_of(tmp_path, events, in_thread=in_thread)
+    with writer:
+        for step in (10, 20):
+            save(writer, step, {})
+        writer.save_the_end(Progress(step=20))
+    assert [(event.step, event.kind) for event in events] == [(10, "saved"), (20, "saved")]
+    assert all(checkpoint_dir(tmp_path, event.step).name in event.text for event in events)
+    assert writer.saved_step == 20
+
+
+def test_a_new_start_removes_the_extras_of_an_earlier_run_and_a_resumed_one_keeps_them(
+    tmp_path: Path,
+) -> None:
+    save(writer_of(tmp_path, []), 10, {})
+    for name in EXTRAS:
+        (tmp_path / name).write_text("old")
+    newest = load_newest(tmp_path, Processes(), strict=True)
+    tidy_run_folder(tmp_path, newest)
+    assert all((tmp_path / name).exists() for name in EXTRAS)
+    tidy_run_folder(tmp_path, None)
+    assert not any((tmp_path / name).exists() for name in EXTRAS)
+
+
+class FixedValidator:
+    """Gives one score, and remembers the weights that it was called with."""
+
+    def __init__(self, updater: Updater, score: float) -> None:
+        self.updater = updater
+        self.weights: list[Tensor] = []
+        self._score = score
+
+    def __call__(self) -> Scores:
+        self.weights.append(self.updater.model.source_vectors.detach().clone())
+        return Scores(2.0, {"bleu": self._score})
+
+
+@pytest.mark.parametrize(
+    ("was_best", "best_score", "score", "expected"),
+    [
+        ("step-00000020", 5.0, 6.0, "average"),
+        ("step-00000020", 5.0, 5.0, "step-00000020"),  # a tie keeps the checkpoint
+        ("step-00000020", 5.0, 4.0, "step-00000020"),
+        ("step-00000020", 5.0, math.nan, "step-00000020"),
+        ("step-00000030", None, 0.5, "average"),  # no checkpoint has a score
+        # The average of an earlier end was the best; this one is no more.
+        ("average", 5.0, 4.0, "step-00000020"),
+        ("average", 5.0, 6.0, "average"),
+    ],
+)
+def test_the_average_is_the_best_only_if_it_scores_better(
+    was_best: str,
+    best_score: float | None,
+    score: float,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[list[str]] = []
+    recorded: list[float] = []
+
+    def write(folder: Path, _run_dir: Path, paths: list[Path], *, score: float) -> None:
+        assert not folder.exists()
+        folder.mkdir()
+        recorded.append(score)
+        made.append([path.name for path in paths])
+
+    monkeypatch.setattr(checkpoints, "write_average", write)
+    writer = writer_of(tmp_path, [], keep_last=3)
+    weight = writer._updater.optimizer.parameters.weights
+    for step in (10, 20, 30):
+        weight.fill_(step)
+        save(writer, step, {})
+    if was_best == "average":
+        (tmp_path / "average").mkdir()
+    (tmp_path / "best").write_text(f"{was_best}\n")
+    best = "step-00000020" if was_best == "average" else was_best
+    summary = TrainingSummary(tmp_path, 30, "budget", best, best_score, "bleu", 1.0)
+    config = TrainingConfig(max_steps=100, save_every=10, validate_every=10, average_last=2)
+    validator: Any = FixedValidator(writer._updater, score)
+    events: list[Event] = []
+    reporter: Any = SimpleNamespace(report=events.append)
+    result = average_at_end(config, summary, validator, reporter)
+    assert result.best == expected
+    assert result.best_score == (score if expected == "average" else best_score)
+    assert (tmp_path / "best").read_text().strip() == expected
+    assert made == [["step-00000020", "step-00000030"]]
+    assert recorded == [pytest.approx(score, nan_ok=True)]
+    assert torch.equal(validator.weights[0], torch.full_like(validator.weights[0], 25.0))
+    assert [event.step for event in events] == [30]
+
+
+@pytest.mark.parametrize(("steps", "average_last"), [((10, 20), None), ((10,), 3)])
+def test_without_two_checkpoints_or_the_option_nothing_is_averaged(
+    steps: tuple[int, ...], average_last: int | None, tmp_path: Path
+) -> None:
+    writer = writer_of(tmp_path, [])
+    for step in steps:
+        save(writer, step, {})
+    summary = TrainingSummary(tmp_path, 30, "budget", "step-00000010", 5.0, "bleu", 1.0)
+    config = TrainingConfig(max_steps=100, keep_last=3, average_last=average_last)
+    validator: Any = FixedValidator(writer._updater, 9.0)
+    assert average_at_end(config, summary, validator, validator) == summary
+    assert not validator.weights
+
+
 def test_a_report_is_about_the_updates_since_the_last_one() -> None:
     """Of 1200 tokens, 400 of them before a resume; 1600 with padding; in two seconds."""
     progress = Progress(step=7, position=Position(2), loss_sum=30.0, scored_tokens=20)
@@ -88,3 +219,21 @@ def test_a_report_is_about_the_updates_since_the_last_one() -> None:
     values = progress.report(1e-3, 0.5, 0.5).values
     assert (values["target_tokens_per_second"], values["padding_waste"]) == (40, 0)
     assert math.isnan(values["loss"])  # all updates were skipped
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "start", "part"),
+    [
+        (0, 1400, "training", "until step 1,400"),
+        (0, None, "training", "patience"),
+        (80, 1400, "resuming at step 80,", "until step 1,400"),  # in the first epoch
+        (80, None, "resuming at step 80,", "patience"),
+        (1400, 1400, "resuming at step 1,400,", "last"),
+    ],
+)
+def test_a_start_says_where_it_begins_and_ends(
+    step: int, total: int | None, start: str, part: str
+) -> None:
+    text = Progress(step=step, total_steps=total).describe()
+    assert text.startswith(start)
+    assert part in text

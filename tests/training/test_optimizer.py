@@ -274,3 +274,17 @@ def test_lent_weights_are_used_without_a_copy_inside_the_context(dtype: torch.dt
     for name, parameter in model.named_parameters():
         assert parameter.dtype == dtype
         assert parameter.data_ptr() == own[name].data_ptr()
+
+
+def test_lent_weights_leave_no_parameter_changed() -> None:
+    """Frozen matrices of another file have 16 bits again after a validation in float32."""
+    model = small_model()
+    model.encoder.requires_grad_(requires_grad=False)
+    flat = FlatParameters(model, torch.bfloat16, torch.bfloat16)
+    before = {name: parameter.data for name, parameter in model.named_parameters()}
+    assert {each.dtype for each in before.values()} == {torch.bfloat16}
+    with flat.lend(dict(flat.views(flat.weights))):
+        assert {each.dtype for each in model.parameters()} == {torch.float32}
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert parameter.data_ptr() == before[name].data_ptr()

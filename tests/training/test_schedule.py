@@ -94,3 +94,17 @@ def test_the_peak_is_reached_however_long_the_warm_up(shape: str, total: int) ->
 def test_no_warm_up_starts_at_the_peak(shape: str) -> None:
     rate = schedule(shape, 1000, peak_lr=1.0, warmup_steps=0)
     assert rate(1) == pytest.approx(64**-0.5 if shape == "noam" else 1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("ratio", "warmup"), [(0.1, 20), (0.33, 66), (0.001, 1)])
+def test_a_warm_up_may_be_a_share_of_the_planned_updates(
+    shape: str, ratio: float, warmup: int
+) -> None:
+    """Without planned updates, the number of ``warmup_steps`` holds."""
+    rate = schedule(shape, 200, warmup_ratio=ratio, warmup_steps=7)
+    same = schedule(shape, 200, warmup_steps=warmup)
+    assert [rate(step) for step in range(1, 201)] == [same(step) for step in range(1, 201)]
+    if shape not in ENDING:
+        endless = schedule(shape, None, warmup_ratio=ratio, warmup_steps=7)
+        assert endless(7) == max(endless(step) for step in range(1, 201))

@@ -126,6 +126,18 @@ def test_a_start_removes_the_lines_that_it_will_write_again(
     assert [(line["kind"], line["step"]) for line in found] == kept
 
 
+def test_the_schedule_knows_the_planned_updates_and_the_width() -> None:
+    """Half of 10 updates are warm-up; noam has a rate of its factor / sqrt(width x warm-up)."""
+    for shape, top in (("linear", 0.5), ("noam", 0.5 * (32 * 5) ** -0.5)):
+        schedule = {"shape": shape, "peak_lr": 0.5, "warmup_steps": 1, "warmup_ratio": 0.5}
+        config = make_config(max_steps=10, schedule=schedule)
+        progress = Progress(total_steps=10)
+        trainer = Trainer(config, setup_of(config), progress, {}, ReporterList(), StopSignal())
+        rates = [trainer._schedule(step) for step in range(1, 11)]
+        assert rates.index(max(rates)) == 4
+        assert max(rates) == pytest.approx(top)
+
+
 def test_tokens_of_an_earlier_start_count_for_the_loss_and_not_for_the_speed() -> None:
     config = make_config()
     events: list[Event] = []

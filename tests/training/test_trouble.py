@@ -185,6 +185,7 @@ def test_a_model_may_be_worse_than_guessing_while_it_warms_up(
     """FAULT 25: tied, scaled embeddings without a norm at the end begin so."""
     monkeypatch.setattr(Validator, "__call__", lambda _: Scores(loss=20.0))
     values["training"] |= {"validate_every": 1}
+    values["training"]["schedule"] |= {"warmup_steps": 1, "warmup_ratio": 5 / STEPS}
     with pytest.raises(DivergedError, match="at step 6, more than"):
         run(values)
 
