@@ -22,6 +22,7 @@ from nmt.cli.app import app
 from nmt.commands import evaluation_set
 from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
+from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result as Translation
 from nmt.metrics.result import EvaluationReport
 
@@ -451,6 +452,95 @@ def test_a_model_as_the_baseline_is_the_best_checkpoint_of_one_model(
     assert found["baseline"]["name"] == str(base)
     for flag, value in (("--checkpoint", "last"), ("--mbr", "chrf")):
         assert invoke(model, "-t", "one", "--baseline", model, flag, value).exit_code == 0
+
+
+class Signing(UpperCaser):
+    """Writes the name of its model behind each line, so that results tell whose they are."""
+
+    log: list[dict[str, Any]] = []  # noqa: RUF012 - reset by the test
+
+    @classmethod
+    def load(cls, folder: Path, **options: Any) -> Signing:
+        found = super().load(folder, **options)
+        cls.log.append(cls.calls)
+        return found  # type: ignore[return-value]
+
+    def translate(self, lines: Sequence[str]) -> list[Translation]:
+        name = self.calls["folder"].name
+        return [Translation(line, f"{line} {name}", 0.0) for line in lines]
+
+
+def test_with_several_models_each_result_belongs_to_its_model(
+    model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, lines, counts of training data and the records of runs; files come after models."""
+    monkeypatch.setattr("nmt.commands.evaluate.Translator", Signing)
+    second = make_model(model.parent / "second", ())
+    third = make_model(model.parent / "third", ())
+    seen = {"run": {1}, "second": {1, 2}, "third": None}
+    monkeypatch.setattr(
+        "nmt.commands.evaluation_set.rows_in_training", lambda folder, _: seen[folder.name]
+    )
+    models = (model, second, third)
+    for folder in models:
+        (folder / "metrics.jsonl").touch()
+    signed = [write(model.parent / f"{x.name}.en", [f"{y} {x.name}" for y in SENTENCES])
+              for x in models]  # fmt: skip
+    flags = [x for path in signed for x in ("--hypothesis", path)]
+    usual = ("--reference", signed[1], "--metric", "bleu", "--resamples", 0)
+    texts = scores_of(*flags, *usual)["systems"]
+    found = scores_of(
+        *models, "--source", files[1], "--hypothesis", files[0], *usual, "--sentence-level"
+    )
+    assert [x["name"] for x in found["systems"]] == [*map(str, models), "hypothesis.en"]
+    values = [x["scores"][0]["value"] for x in found["systems"]]
+    assert values[:3] == [x["scores"][0]["value"] for x in texts]
+    assert values[1] == pytest.approx(100)
+    counts = [x.get("in_training_data") for x in found["systems"]]
+    assert counts == [1, 2, None, None]
+    for folder in models:
+        lines = [x["hypothesis"] for x in found["sentences"] if x["system"] == str(folder)]
+        assert lines == [f"{line} {folder.name}" for line in SENTENCES]
+        (record,) = (folder / "evaluations.jsonl").read_text("utf-8").splitlines()
+        assert json.loads(record)["scores"] == {"bleu": values[models.index(folder)]}
+
+
+def test_every_option_of_the_search_reaches_each_model_but_not_those_of_others_the_baseline(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.commands.evaluate.Translator", Signing)
+    monkeypatch.setattr(Signing, "log", [])
+    (model / "checkpoints").mkdir()
+    base = make_model(model.parent / "base", ())
+    other = make_model(model.parent / "other", ())
+    flags = (
+        model, "--baseline", base, "-t", "one", "--with", other, "--weights", "1,3",
+        "--ensemble-mean", "geometric", "--checkpoint", "last", "--device", "cpu",
+        "--threads", 2, "--engine", "torch", "--dtype", "float32", "--length-penalty", 0.3,
+        "--shortlist", "--batch-tokens", 77, "--no-guard", "--no-split", "--tag", "<news>",
+        "--mbr", "chrf", "--mbr-candidates", 5, "--mbr-from", "beam",
+        "--set", "decoding.max_length_offset=7",
+    )  # fmt: skip
+    (system,) = scores_of(*flags, "--metric", "bleu", "--resamples", 0)["systems"]
+    both = {
+        "device": "cpu", "threads": 2, "engine": "torch", "dtype": "float32", "guard": False,
+        "length_penalty": 0.3, "shortlist": True, "batch_tokens": 77, "split": False,
+        "max_length_offset": 7, "n_best": 1, "tag": "<news>",
+    }  # fmt: skip
+    first, second = Signing.log
+    ensemble = Ensemble((other,), (1.0, 3.0), "geometric")
+    own = {"folder": model, "checkpoint": "last", "ensemble": ensemble}
+    alone = {"folder": base, "checkpoint": "best", "ensemble": None, "mbr": None}
+    assert first.items() >= (both | own).items()
+    assert second.items() >= (both | alone).items()
+    chosen = first["mbr"]
+    assert (chosen.utility, chosen.num_candidates, chosen.kind) == ("chrf", 5, "beam")
+    shown = {
+        "name": f"{model} + {other}", "engine": "torch", "dtype": "float32",
+        "checkpoint": "last", "mbr": "chrf", "mbr_candidates": 5,
+    }  # fmt: skip
+    assert system.items() >= shown.items()
+    assert not {"beam_size", "length_penalty"} & set(system)
 
 
 def test_a_test_set_or_a_model_that_is_gone_is_named(model: Path, tmp_path: Path) -> None:
