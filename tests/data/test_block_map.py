@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nmt.data import reading
+from nmt.data import filters, reading
 from nmt.data.corpus import Block, read_blocks
+from nmt.data.filters import Diagnosis, Finding, Material
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import MANIFEST, PreparedManifest
 from nmt.data.reading import Encode, Look
@@ -143,6 +144,79 @@ def test_results_of_other_columns_of_the_same_file_are_not_reused(tmp_path: Path
     stop_late(tmp_path, data=columns(0, 1))
     run(tmp_path, data=columns(0, 2))
     assert decoded(tmp_path / "prepared") == list(zip(source, target, strict=True))
+
+
+class Asked(Diagnosis):
+    """Finds fault with line 30 of the corpus ``second``, and keeps what it is told."""
+
+    compares_words = True
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        self.num_seen = Counter[str]()
+        self.kept: dict[str, list[bool]] = {}
+        self.ends: list[Mapping[str, int]] = []
+        self.learned: list[Any] = []
+
+    def see(self, corpus: str, pairs: Sequence[Any], *_: Any) -> None:
+        self.num_seen[corpus] += len(pairs)
+
+    def end(self, num_lines: Mapping[str, int]) -> None:
+        self.ends.append(dict(num_lines))
+
+    def learn(self, lines: Any, spans: Any, sizes: tuple[int, int]) -> None:
+        self.learned += [len(lines), dict(spans), sizes]
+
+    def of_block(self, corpus: str, start: int, is_kept: Any) -> Mapping[int, Sequence[Finding]]:
+        before = self.kept.setdefault(corpus, [])
+        assert start == len(before)
+        before += is_kept.tolist()
+        row = 30 - 1 - start
+        if corpus == "second" and 0 <= row < len(is_kept):
+            return {row: [Finding("mine")]}
+        return {}
+
+
+def test_a_diagnosis_is_asked_about_every_line_of_the_training_corpora_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its findings drop the line that they are about, and no pair that is held out."""
+    source, target = corpus(120)
+    both = {"first": source[:50], "second": source[50:]}
+    both["first"][10] = ""
+    train = [
+        {"name": "first", **write_pairs(tmp_path, both["first"], target[:50], "first")},
+        {"name": "second", **write_pairs(tmp_path, both["second"], target[50:], "second")},
+    ]
+    held_out = {"name": "held", **write_pairs(tmp_path, source[:40], target[:40], "held")}
+    tests = {"news": write_pairs(tmp_path, source[:7], target[:7], "news")}
+    made: list[Asked] = []
+
+    def make(material: Material, _: Any) -> Asked:
+        made.append(Asked(material))
+        return made[-1]
+
+    monkeypatch.setattr(filters, "make_diagnosis", make)
+    data = {"train": train, "valid": [held_out], "test": tests}
+    monkeypatch.setattr(reading, "BLOCK_PAIRS", SIZE)
+    monkeypatch.setattr(reading, "read_blocks", partial(read_blocks, size=SIZE))
+    config = config_for(tmp_path, data=data)
+    report = prepare(config)
+    (asked,) = made
+    kept = {"first": [number != 10 for number in range(50)], "second": [True] * 70}
+    assert asked.kept == kept
+    assert asked.num_seen == {"first": 49, "second": 70}
+    assert asked.ends == [{"first": 50, "second": 70}]
+    num_lines, spans, sizes = asked.learned
+    assert list(spans.values()) == [(0, 50), (50, 120), (120, 160), (160, 167)]
+    assert (num_lines, sizes) == (167, (60, 60))
+    right = [*zip(both["first"], target[:50], strict=True)]
+    right += zip(both["second"], target[50:], strict=True)
+    del right[50 + 29]
+    del right[10]
+    assert decoded(tmp_path / "prepared") == right
+    assert report.counts["first"] == {"read": 50, "kept": 49, "blank": 1}
+    assert report.counts["second"] == {"read": 70, "kept": 69, "mine": 1}
 
 
 @pytest.mark.parametrize("total", [1, 3])
