@@ -564,6 +564,29 @@ def test_translations_are_never_saved_over_an_input(model: Path, files: tuple[Pa
     assert ({path: path.read_bytes() for path in places.values()}, UpperCaser.calls) == (before, {})
 
 
+def test_a_report_is_never_written_over_what_an_analysis_or_an_ensemble_reads(
+    model: Path, files: tuple[Path, Path]
+) -> None:
+    pytest.importorskip("nmt.extras.analysis")
+    other = make_model(model.parent / "other", ())
+    labels = write(model.parent / "labels", ["short"] * 10)
+    pairs = write(model.parent / "pairs.tsv", ["a\tb\tc"])
+    flags = (
+        model, "--source", files[0], "--reference", files[1], "--slice", f"kind={labels}",
+        "--contrastive", pairs, "--with", other, "--hypothesis", files[0],
+    )  # fmt: skip
+    inputs = (*files, labels, pairs, model / "config.yaml", other / "config.yaml")
+    before = {path: path.read_bytes() for path in inputs}
+    UpperCaser.calls = {}
+    for number, place in enumerate(inputs):
+        link = model.parent / f"link{number}.json"
+        link.symlink_to(place)
+        assert str(link) in refused(*flags, "--report", model.parent / "new.md", "--report", link)
+    assert {path: path.read_bytes() for path in inputs} == before
+    assert UpperCaser.calls == {}
+    assert not (model.parent / "new.md").exists()
+
+
 def test_a_full_disk_costs_the_saved_translations_but_no_score(model: Path) -> None:
     """Fault 8: and nothing that looks like translations is left, or lost."""
     flags = (model, "-t", "one", "--json", "--resamples", 0)
