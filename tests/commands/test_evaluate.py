@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from nmt import EvaluateOptions, evaluate
@@ -334,6 +335,34 @@ def test_each_test_set_is_translated_in_its_direction(
     assert [x[0]["languages"] for x in shares] == ["en-de", "de-en"]
     assert "wrong language" in invoke(model, "--metric", "chrf").stdout
     assert "wrong language" not in invoke(*files).stdout
+
+
+def test_published_sets_and_files_do_where_the_corpora_of_the_model_cannot_be_read(
+    model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of the model itself needs them, and so does an evaluation on all of its sets."""
+    asked: list[tuple[str, str]] = []
+
+    def published(name: str, pair: str) -> tuple[Path, tuple[Path, ...]]:
+        asked.append((name, pair))
+        return files[0], (files[1],)
+
+    monkeypatch.setattr(evaluation_set, "published_test_set", published)
+    monkeypatch.setattr(evaluation_set, "published_names", lambda: ["wmt14"])
+    flags = ("--metric", "bleu", "--resamples", 0)
+    files_of_both = ("--source", files[0], "--reference", files[1])
+    path = model / "config.yaml"
+    values = yaml.safe_load(path.read_text("utf-8"))
+    values["data"]["test"] = "of another version"
+    for content in (None, yaml.safe_dump(values)):
+        if content:
+            path.write_text(content, "utf-8")
+        assert scores_of(model, "-t", "wmt14", *flags)["test"] == "wmt14"
+        assert scores_of(model, "-t", "wmt14", "-l", "de-en", *flags)["test"] == "wmt14"
+        assert scores_of(model, *files_of_both, *flags)["test"] == "reference.en"
+    assert asked == [("wmt14", "en-de"), ("wmt14", "de-en")] * 2
+    for names in ((), ("-t", "one"), ("-t", "valid"), ("-t", "unknown")):
+        assert str(path) in refused(model, *names, code=4)
 
 
 def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Path]) -> None:

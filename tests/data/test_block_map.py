@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from nmt.data.filters import Diagnosis, Finding, Material
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import MANIFEST, PreparedManifest
 from nmt.data.reading import Encode, Look
-from nmt.data.workers import Result, map_blocks
+from nmt.data.workers import Result, map_blocks, work_folder
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 from tests.process import LIMIT
@@ -144,6 +145,26 @@ def test_results_of_other_columns_of_the_same_file_are_not_reused(tmp_path: Path
     stop_late(tmp_path, data=columns(0, 1))
     run(tmp_path, data=columns(0, 2))
     assert decoded(tmp_path / "prepared") == list(zip(source, target, strict=True))
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("name", ["1.shard", "lines.bin", None])
+def test_only_shards_outlive_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str | None, has_failed: bool
+) -> None:
+    """Then the next start is said to go on from them."""
+    place = tmp_path / ".prepared.work"
+    with suppress(ZeroDivisionError), work_folder(tmp_path / "prepared") as folder:
+        assert folder == place
+        if name:
+            (folder / name).touch()
+        _ = 1 / (not has_failed)
+    is_kept = has_failed and name == "1.shard"
+    assert [*tmp_path.iterdir()] == [place] * is_kept
+    assert (str(place) in caplog.text) == is_kept
+    with work_folder(tmp_path / "prepared") as again:
+        assert [path.name for path in again.iterdir()] == ["1.shard"] * is_kept
+    assert not place.exists()
 
 
 class Asked(Diagnosis):
