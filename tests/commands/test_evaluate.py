@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,9 @@ from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
 from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result as Translation
+from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import EvaluationReport
+from nmt.metrics.scoring import Resampling, score_systems
 
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
 
@@ -570,6 +573,52 @@ def test_every_option_of_the_search_reaches_each_model_but_not_those_of_others_t
     }  # fmt: skip
     assert system.items() >= shown.items()
     assert not {"beam_size", "length_penalty"} & set(system)
+
+
+def test_every_option_of_scoring_reaches_the_scorers(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the metrics and of the gates, and how scores are resampled."""
+    pytest.importorskip("nmt.extras.analysis")
+    asked: list[Any] = []
+
+    def make(name: str, references: Any, options: MetricOptions) -> Scorer:
+        asked.append((name, references, replace(options, source=list(options.source or ()))))
+        return Scorer(name, references, options)
+
+    def score(systems: Any, scorers: Any, baseline: Any, resampling: Resampling) -> Any:
+        asked.append(resampling)
+        return score_systems(systems, scorers, baseline=baseline, resampling=resampling)
+
+    monkeypatch.setattr("nmt.commands.evaluate.Scorer", make)
+    monkeypatch.setattr("nmt.commands.evaluate.score_systems", score)
+    base = write(model.parent / "base", [line.upper() for line in SENTENCES])
+    flags = (
+        model, "-t", "one", "--metric", "chrf,bleu", "--tokenize", "char", "--lowercase",
+        "--device", "cpu", "--limit", 4, "--fail-under", "chrf++=0,bleu=0", "--baseline", base,
+    )  # fmt: skip
+    references = ((*(line.upper() for line in SENTENCES[:4]),),)
+    expected = MetricOptions(
+        tokenize="char", lowercase=True, target_language="de", source=SENTENCES[:4], device="cpu"
+    )
+    for more, resampling in (
+        (("--resamples", 50, "--seed", 7), Resampling(50, 7, "bs", 50)),
+        (("--resamples", 50, "--fail-if-worse"), Resampling(50, 12345, "ar", 50)),
+        (("--resamples", 50, "--significance", "ar"), Resampling(50, 12345, "ar", 50)),
+        (
+            ("--resamples", 50, "--significance", "bs", "--fail-if-worse"),
+            Resampling(50, 12345, "bs", 50),
+        ),
+        (("--resamples", 0), Resampling(0, 12345, "bs", 10_000)),
+        ((), Resampling(1000, 12345, "bs", 10_000)),
+    ):
+        found = scores_of(*flags, *more)
+        assert found["num_sentences"] == 4
+        *scorers, how = asked
+        asked.clear()
+        assert [name for name, *_ in scorers] == ["chrf", "bleu", "chrf++"]
+        assert [each[1:] for each in scorers] == [(references, expected)] * 3
+        assert how == resampling
 
 
 def test_a_test_set_or_a_model_that_is_gone_is_named(model: Path, tmp_path: Path) -> None:
