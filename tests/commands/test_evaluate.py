@@ -225,6 +225,10 @@ def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
     ):
         said = refused(*pair, code=3)
         assert (str(bad) in said, "fix:" in said) == (True, True)
+    two = invoke("--hypothesis", "-", "--reference", reference, text="one\ntwo\n")
+    assert (two.exit_code, "standard input has 2 lines" in two.stderr) == (3, True)
+    damaged = CliRunner().invoke(app, ["evaluate", "-", str(reference)], input=b"one\n\xff\n")
+    assert (damaged.exit_code, "standard input, line 2" in damaged.stderr) == (3, True)
 
 
 class UpperCaser:
