@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
-from nmt.checkpoint.model_folder import check_new_folder, load_model
+from nmt.checkpoint.model_folder import check_new_folder, find_model, load_model
 from nmt.checkpoint.run import identity, write_run_files
 from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError
@@ -229,6 +229,26 @@ def test_the_fix_for_what_is_no_model_names_the_models_near_it(
     assert found == places
     command = f"nmt train {name}"
     assert (command in caught.value.fix) == (name == "new.yaml")
+
+
+def test_a_model_that_is_found_is_whole_but_for_its_weights(run_dir: Path, exported: Path) -> None:
+    """The weights, which take time, are verified when they are loaded."""
+    checkpoint = run_dir / "checkpoints" / checkpoint_name(10)
+    for folder, part in (
+        (run_dir, checkpoint / "state.json"),
+        (exported, exported / "config.yaml"),
+        (exported, exported / "tokenizer" / "joint.model"),
+    ):
+        before = part.read_bytes()
+        part.write_bytes(before + b"\n")
+        with pytest.raises(CheckpointError, match=re.escape(str(part))):
+            find_model(folder)
+        part.write_bytes(before)
+    for folder, weights_dir in ((run_dir, checkpoint), (exported, exported)):
+        flip_bit(weights_dir / "model.safetensors", -1)
+        assert find_model(folder).folder == weights_dir
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            load_model(folder)
 
 
 def refused_with(folder: Path, message: str, **model: object) -> None:
