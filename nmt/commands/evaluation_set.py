@@ -318,9 +318,12 @@ def read_text(path: Path) -> tuple[str, ...]:
     Raises:
         DataError: The file is missing, damaged or not UTF-8.
     """
-    name = "standard input" if is_standard(path) else str(path)
     with open_input(path) as stream:
-        return tuple(decoded_lines(stream, name))
+        return tuple(decoded_lines(stream, _shown(path)))
+
+
+def _shown(path: Path) -> str:
+    return "standard input" if is_standard(path) else str(path)
 
 
 def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None) -> list[System]:
@@ -355,7 +358,7 @@ def _fitting(path: Path, whole: EvaluationSet, limit: int | None) -> Sequence[st
     lines = read_text(path)
     if len(lines) not in (len(whole), limit):
         fix = "Translate the whole test set; line i must translate sentence i."
-        raise DataError.not_parallel(str(path), whole.name, (len(lines), len(whole)), fix=fix)
+        raise DataError.not_parallel(_shown(path), whole.name, (len(lines), len(whole)), fix=fix)
     return lines[:limit]
 
 

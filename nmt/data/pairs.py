@@ -159,20 +159,24 @@ def _csv_pairs(
                 yield f"{line}\n"
 
     rows = csv.reader(lines(), strict=True)
+    num_bad = 0  # lines that `rows` does not count
     languages = (options.source_language, options.target_language)
     try:
         for number, row in enumerate(rows):
             yield from bad
+            num_bad += len(bad)
             bad.clear()
+            line = rows.line_num + num_bad
             if number == 0 and (named := _named_columns(row, languages)):
                 columns = named
             elif row:
-                yield _pair_of(row[columns[0]], row[columns[1]], rows.line_num, options)
+                yield _pair_of(row[columns[0]], row[columns[1]], line, options)
             else:
-                yield SentencePair("", "", rows.line_num)
+                yield SentencePair("", "", line)
     except (csv.Error, IndexError) as error:
         wanted = f"comma-separated columns {columns[0]} and {columns[1]}, counted from 0"
-        problem = f"{path}, line {rows.line_num:,}: expected {wanted} ({error})."
+        line = rows.line_num + num_bad + len(bad)
+        problem = f"{path}, line {line:,}: expected {wanted} ({error})."
         fix = "Quote fields that contain commas, quotes or line breaks, or correct `columns`."
         raise DataError(problem, fix=fix) from error
     yield from bad

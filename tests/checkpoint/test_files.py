@@ -335,14 +335,18 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
     assert [*(tmp_path / "checkpoints").iterdir()] == [folder]
 
 
-def test_read_best_returns_an_existing_checkpoint_or_none(tmp_path: Path) -> None:
+def test_read_best_returns_an_existing_checkpoint_or_average_or_none(tmp_path: Path) -> None:
     assert read_best(tmp_path) is None
     folder = save(tmp_path, 10)
     write_best(tmp_path, checkpoint_name(10))
     assert read_best(tmp_path) == folder
     assert (tmp_path / "best").read_text() == "step-00000010\n"
-    write_best(tmp_path, checkpoint_name(20))
-    assert read_best(tmp_path) is None
+    for missing in (checkpoint_name(20), "average"):
+        write_best(tmp_path, missing)
+        assert read_best(tmp_path) is None
+    average = tmp_path / "average"
+    average.mkdir()
+    assert read_best(tmp_path) == average
     for text in ("../../etc", "step-00000010/..", "", "\x00"):
         (tmp_path / "best").write_text(text)
         assert read_best(tmp_path) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 import yaml
 
 from nmt.checkpoint.files import checkpoint_name, save_checkpoint, write_best
-from nmt.checkpoint.model_folder import check_new_folder, load_model
+from nmt.checkpoint.model_folder import check_new_folder, find_model, load_model
 from nmt.checkpoint.run import identity, write_run_files
+from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.json_file import Manifest
 from nmt.model.transformer import build_model
@@ -185,6 +187,68 @@ def test_only_a_name_of_the_hub_is_said_to_be_on_the_hub(
         load_model(Path(name))
     assert ("nmt pull" in caught.value.fix) == is_on_hub
     assert ("Train a model first: `nmt train CONFIG`" in caught.value.fix) != is_on_hub
+
+
+@pytest.mark.parametrize(("name", "places"), [
+    ("missing", ["runs/a", "runs/b"]),
+    ("runs/mistyped", ["runs/a", "runs/b"]),
+    ("models/mistyped", ["models/c", "runs/a", "runs/b"]),
+    ("models/text.txt", ["models/c", "runs/a", "runs/b"]),
+    ("runs", ["runs/a", "runs/b"]),
+    ("models", ["models/c"]),
+    ("runs/empty", []),
+    ("runs/b/checkpoints/step-00000001", ["runs/b"]),
+    ("runs/b/tokenizer/joint.model", ["runs/b"]),
+    ("trained.yaml", ["runs/a"]),
+    ("new.yaml", []),
+    ("many", [f"many/{number}" for number in range(5)]),
+])  # fmt: skip
+def test_the_fix_for_what_is_no_model_names_the_models_near_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, places: list[str]
+) -> None:
+    """A run is one with checkpoints, and a model one with weights; a configuration is neither."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(9):
+        inside = tmp_path / "many" / str(number)
+        (inside / "checkpoints").mkdir(parents=True)
+        (inside / "config.yaml").touch()
+    for folder in ("runs/a", "runs/b", "runs/empty", "runs/planned", "models/c"):
+        Path(folder).mkdir(parents=True)
+    for folder in ("runs/a", "runs/b", "runs/planned", "models/c"):
+        Path(folder, "config.yaml").touch()
+    for folder in ("runs/a", "runs/b"):
+        Path(folder, "checkpoints").mkdir()
+    for file in ("models/c/model.safetensors", "models/text.txt"):
+        Path(file).touch()
+    for config, run in (("trained", "runs/a"), ("new", "runs/planned")):
+        values = CONFIG.model_copy(update={"run_dir": Path(run)})
+        Path(f"{config}.yaml").write_text(dump_config(values))
+    with pytest.raises(CheckpointError) as caught:
+        load_model(Path(name))
+    found = re.findall(r"(?<![\w/])(?:runs|models|many)/\w+", caught.value.fix)
+    assert found == places
+    command = f"nmt train {name}"
+    assert (command in caught.value.fix) == (name == "new.yaml")
+
+
+def test_a_model_that_is_found_is_whole_but_for_its_weights(run_dir: Path, exported: Path) -> None:
+    """The weights, which take time, are verified when they are loaded."""
+    checkpoint = run_dir / "checkpoints" / checkpoint_name(10)
+    for folder, part in (
+        (run_dir, checkpoint / "state.json"),
+        (exported, exported / "config.yaml"),
+        (exported, exported / "tokenizer" / "joint.model"),
+    ):
+        before = part.read_bytes()
+        part.write_bytes(before + b"\n")
+        with pytest.raises(CheckpointError, match=re.escape(str(part))):
+            find_model(folder)
+        part.write_bytes(before)
+    for folder, weights_dir in ((run_dir, checkpoint), (exported, exported)):
+        flip_bit(weights_dir / "model.safetensors", -1)
+        assert find_model(folder).folder == weights_dir
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            load_model(folder)
 
 
 def refused_with(folder: Path, message: str, **model: object) -> None:

@@ -16,7 +16,7 @@ from nmt.commands.options import AugmentOptions
 from nmt.data.corpus import Block
 from nmt.errors import ConfigError, DataError
 from nmt.inference.engine import Ensemble
-from nmt.inference.request import Result
+from nmt.inference.request import Alarm, Result
 from nmt.inference.translator import Translator
 from tests.inference.conftest import sentences
 from tests.inference.models import run_config, save_run, small_model
@@ -96,16 +96,18 @@ def test_a_run_that_was_stopped_makes_what_is_missing_only(
 def test_what_looks_wrong_to_the_guard_is_dropped_and_counted(
     text: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found: dict[int, tuple[Alarm, ...]] = {1: ("loop", "long"), 2: ("loop", "long"), 3: ("long",)}
+
     def translate(_: Translator, lines: list[str], **_options: Any) -> list[Result]:
         return [
-            Result(line, f"{line}!" if line else "", 0.0, alarms=("loop",) if row == 1 else ())
+            Result(line, f"{line}!" if line else "", 0.0, alarms=found.get(row, ()))
             for row, line in enumerate(lines)
         ]
 
     monkeypatch.setattr(Translator, "translate", translate)
     report = augment(chosen(text, run, "bt", shard_lines=100, guard=True, beam_size=None))
-    assert dict(report.dropped) == {"loop": 1, "empty": 1}
-    assert (report.read, report.written) == (11, 9)
+    assert [*report.dropped.items()] == [("loop", 2), ("long", 1), ("empty", 1)]
+    assert (report.read, report.written) == (11, 7)
     assert "- {name: bt, tsv: bt/corpus.tsv.gz, tag: <bt>}" in report.as_text()
 
 
@@ -118,6 +120,9 @@ def test_other_settings_folders_and_unknown_tags_are_refused(text: Path, run: Pa
         ({"beam_size": 2}, "decoding"),
         ({"shard_lines": 5}, "shard_lines"),
         ({"from_": "de", "to": "en"}, "from, to"),
+        ({"from_": "de"}, "from"),
+        ({"to": "en"}, "to"),
+        ({"sample": True}, "decoding"),
     ):
         with pytest.raises(ConfigError, match=f"different settings: {name}\\."):
             augmented(text, run, "bt", **options)
@@ -165,6 +170,10 @@ def test_with_references_the_most_similar_translation_of_the_beam_is_used(
     with pytest.raises(DataError, match=r"mono.txt and .*references.txt have different numbers"):
         augmented(text, run, "short", **options)
     assert not Path("short").exists()  # before the model translates
+    turned = tmp_path / "turned.txt"
+    turned.write_text("".join(f"{line}\n" for line in reversed(lines)), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"different settings: references\."):
+        augmented(text, run, "forward", **options | {"references": turned})
     with pytest.raises(ConfigError, match="but the beam size is 1"):
         augmented(text, run, "greedy", **options | {"beam_size": 1})
     with pytest.raises(ConfigError, match="`references` needs `forward`"):

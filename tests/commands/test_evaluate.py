@@ -9,12 +9,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from nmt import EvaluateOptions, evaluate
@@ -22,8 +24,11 @@ from nmt.cli.app import app
 from nmt.commands import evaluation_set
 from nmt.config.loader import dump_config, load_config
 from nmt.config.run import RunConfig
+from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result as Translation
+from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import EvaluationReport
+from nmt.metrics.scoring import Resampling, score_systems
 
 SENTENCES = [f"sentence number {n} of this small test set" for n in range(10)]
 
@@ -220,6 +225,10 @@ def test_files_that_cannot_be_read_are_named(files: tuple[Path, Path]) -> None:
     ):
         said = refused(*pair, code=3)
         assert (str(bad) in said, "fix:" in said) == (True, True)
+    two = invoke("--hypothesis", "-", "--reference", reference, text="one\ntwo\n")
+    assert (two.exit_code, "standard input has 2 lines" in two.stderr) == (3, True)
+    damaged = CliRunner().invoke(app, ["evaluate", "-", str(reference)], input=b"one\n\xff\n")
+    assert (damaged.exit_code, "standard input, line 2" in damaged.stderr) == (3, True)
 
 
 class UpperCaser:
@@ -333,6 +342,34 @@ def test_each_test_set_is_translated_in_its_direction(
     assert [x[0]["languages"] for x in shares] == ["en-de", "de-en"]
     assert "wrong language" in invoke(model, "--metric", "chrf").stdout
     assert "wrong language" not in invoke(*files).stdout
+
+
+def test_published_sets_and_files_do_where_the_corpora_of_the_model_cannot_be_read(
+    model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of the model itself needs them, and so does an evaluation on all of its sets."""
+    asked: list[tuple[str, str]] = []
+
+    def published(name: str, pair: str) -> tuple[Path, tuple[Path, ...]]:
+        asked.append((name, pair))
+        return files[0], (files[1],)
+
+    monkeypatch.setattr(evaluation_set, "published_test_set", published)
+    monkeypatch.setattr(evaluation_set, "published_names", lambda: ["wmt14"])
+    flags = ("--metric", "bleu", "--resamples", 0)
+    files_of_both = ("--source", files[0], "--reference", files[1])
+    path = model / "config.yaml"
+    values = yaml.safe_load(path.read_text("utf-8"))
+    values["data"]["test"] = "of another version"
+    for content in (None, yaml.safe_dump(values)):
+        if content:
+            path.write_text(content, "utf-8")
+        assert scores_of(model, "-t", "wmt14", *flags)["test"] == "wmt14"
+        assert scores_of(model, "-t", "wmt14", "-l", "de-en", *flags)["test"] == "wmt14"
+        assert scores_of(model, *files_of_both, *flags)["test"] == "reference.en"
+    assert asked == [("wmt14", "en-de"), ("wmt14", "de-en")] * 2
+    for names in ((), ("-t", "one"), ("-t", "valid"), ("-t", "unknown")):
+        assert str(path) in refused(model, *names, code=4)
 
 
 def test_named_sets_and_files_make_one_table(model: Path, files: tuple[Path, Path]) -> None:
@@ -453,6 +490,141 @@ def test_a_model_as_the_baseline_is_the_best_checkpoint_of_one_model(
         assert invoke(model, "-t", "one", "--baseline", model, flag, value).exit_code == 0
 
 
+class Signing(UpperCaser):
+    """Writes the name of its model behind each line, so that results tell whose they are."""
+
+    log: list[dict[str, Any]] = []  # noqa: RUF012 - reset by the test
+
+    @classmethod
+    def load(cls, folder: Path, **options: Any) -> Signing:
+        found = super().load(folder, **options)
+        cls.log.append(cls.calls)
+        return found  # type: ignore[return-value]
+
+    def translate(self, lines: Sequence[str]) -> list[Translation]:
+        name = self.calls["folder"].name
+        return [Translation(line, f"{line} {name}", 0.0) for line in lines]
+
+
+def test_with_several_models_each_result_belongs_to_its_model(
+    model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, lines, counts of training data and the records of runs; files come after models."""
+    monkeypatch.setattr("nmt.commands.evaluate.Translator", Signing)
+    second = make_model(model.parent / "second", ())
+    third = make_model(model.parent / "third", ())
+    seen = {"run": {1}, "second": {1, 2}, "third": None}
+    monkeypatch.setattr(
+        "nmt.commands.evaluation_set.rows_in_training", lambda folder, _: seen[folder.name]
+    )
+    models = (model, second, third)
+    for folder in models:
+        (folder / "metrics.jsonl").touch()
+    signed = [write(model.parent / f"{x.name}.en", [f"{y} {x.name}" for y in SENTENCES])
+              for x in models]  # fmt: skip
+    flags = [x for path in signed for x in ("--hypothesis", path)]
+    usual = ("--reference", signed[1], "--metric", "bleu", "--resamples", 0)
+    texts = scores_of(*flags, *usual)["systems"]
+    found = scores_of(
+        *models, "--source", files[1], "--hypothesis", files[0], *usual, "--sentence-level"
+    )
+    assert [x["name"] for x in found["systems"]] == [*map(str, models), "hypothesis.en"]
+    values = [x["scores"][0]["value"] for x in found["systems"]]
+    assert values[:3] == [x["scores"][0]["value"] for x in texts]
+    assert values[1] == pytest.approx(100)
+    counts = [x.get("in_training_data") for x in found["systems"]]
+    assert counts == [1, 2, None, None]
+    for folder in models:
+        lines = [x["hypothesis"] for x in found["sentences"] if x["system"] == str(folder)]
+        assert lines == [f"{line} {folder.name}" for line in SENTENCES]
+        (record,) = (folder / "evaluations.jsonl").read_text("utf-8").splitlines()
+        assert json.loads(record)["scores"] == {"bleu": values[models.index(folder)]}
+
+
+def test_every_option_of_the_search_reaches_each_model_but_not_those_of_others_the_baseline(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.commands.evaluate.Translator", Signing)
+    monkeypatch.setattr(Signing, "log", [])
+    (model / "checkpoints").mkdir()
+    base = make_model(model.parent / "base", ())
+    other = make_model(model.parent / "other", ())
+    flags = (
+        model, "--baseline", base, "-t", "one", "--with", other, "--weights", "1,3",
+        "--ensemble-mean", "geometric", "--checkpoint", "last", "--device", "cpu",
+        "--threads", 2, "--engine", "torch", "--dtype", "float32", "--length-penalty", 0.3,
+        "--shortlist", "--batch-tokens", 77, "--no-guard", "--no-split", "--tag", "<news>",
+        "--mbr", "chrf", "--mbr-candidates", 5, "--mbr-from", "beam",
+        "--set", "decoding.max_length_offset=7",
+    )  # fmt: skip
+    (system,) = scores_of(*flags, "--metric", "bleu", "--resamples", 0)["systems"]
+    both = {
+        "device": "cpu", "threads": 2, "engine": "torch", "dtype": "float32", "guard": False,
+        "length_penalty": 0.3, "shortlist": True, "batch_tokens": 77, "split": False,
+        "max_length_offset": 7, "n_best": 1, "tag": "<news>",
+    }  # fmt: skip
+    first, second = Signing.log
+    ensemble = Ensemble((other,), (1.0, 3.0), "geometric")
+    own = {"folder": model, "checkpoint": "last", "ensemble": ensemble}
+    alone = {"folder": base, "checkpoint": "best", "ensemble": None, "mbr": None}
+    assert first.items() >= (both | own).items()
+    assert second.items() >= (both | alone).items()
+    chosen = first["mbr"]
+    assert (chosen.utility, chosen.num_candidates, chosen.kind) == ("chrf", 5, "beam")
+    shown = {
+        "name": f"{model} + {other}", "engine": "torch", "dtype": "float32",
+        "checkpoint": "last", "mbr": "chrf", "mbr_candidates": 5,
+    }  # fmt: skip
+    assert system.items() >= shown.items()
+    assert not {"beam_size", "length_penalty"} & set(system)
+
+
+def test_every_option_of_scoring_reaches_the_scorers(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the metrics and of the gates, and how scores are resampled."""
+    pytest.importorskip("nmt.extras.analysis")
+    asked: list[Any] = []
+
+    def make(name: str, references: Any, options: MetricOptions) -> Scorer:
+        asked.append((name, references, replace(options, source=list(options.source or ()))))
+        return Scorer(name, references, options)
+
+    def score(systems: Any, scorers: Any, baseline: Any, resampling: Resampling) -> Any:
+        asked.append(resampling)
+        return score_systems(systems, scorers, baseline=baseline, resampling=resampling)
+
+    monkeypatch.setattr("nmt.commands.evaluate.Scorer", make)
+    monkeypatch.setattr("nmt.commands.evaluate.score_systems", score)
+    base = write(model.parent / "base", [line.upper() for line in SENTENCES])
+    flags = (
+        model, "-t", "one", "--metric", "chrf,bleu", "--tokenize", "char", "--lowercase",
+        "--device", "cpu", "--limit", 4, "--fail-under", "chrf++=0,bleu=0", "--baseline", base,
+    )  # fmt: skip
+    references = ((*(line.upper() for line in SENTENCES[:4]),),)
+    expected = MetricOptions(
+        tokenize="char", lowercase=True, target_language="de", source=SENTENCES[:4], device="cpu"
+    )
+    for more, resampling in (
+        (("--resamples", 50, "--seed", 7), Resampling(50, 7, "bs", 50)),
+        (("--resamples", 50, "--fail-if-worse"), Resampling(50, 12345, "ar", 50)),
+        (("--resamples", 50, "--significance", "ar"), Resampling(50, 12345, "ar", 50)),
+        (
+            ("--resamples", 50, "--significance", "bs", "--fail-if-worse"),
+            Resampling(50, 12345, "bs", 50),
+        ),
+        (("--resamples", 0), Resampling(0, 12345, "bs", 10_000)),
+        ((), Resampling(1000, 12345, "bs", 10_000)),
+    ):
+        found = scores_of(*flags, *more)
+        assert found["num_sentences"] == 4
+        *scorers, how = asked
+        asked.clear()
+        assert [name for name, *_ in scorers] == ["chrf", "bleu", "chrf++"]
+        assert [each[1:] for each in scorers] == [(references, expected)] * 3
+        assert how == resampling
+
+
 def test_a_test_set_or_a_model_that_is_gone_is_named(model: Path, tmp_path: Path) -> None:
     """Faults 33 and 47."""
     missing = model.parent / "test.upper"
@@ -485,6 +657,29 @@ def test_translations_are_never_saved_over_an_input(model: Path, files: tuple[Pa
         link.symlink_to(place)
         assert str(link) in refused(model, *flags, "--save-hypotheses", link)
     assert ({path: path.read_bytes() for path in places.values()}, UpperCaser.calls) == (before, {})
+
+
+def test_a_report_is_never_written_over_what_an_analysis_or_an_ensemble_reads(
+    model: Path, files: tuple[Path, Path]
+) -> None:
+    pytest.importorskip("nmt.extras.analysis")
+    other = make_model(model.parent / "other", ())
+    labels = write(model.parent / "labels", ["short"] * 10)
+    pairs = write(model.parent / "pairs.tsv", ["a\tb\tc"])
+    flags = (
+        model, "--source", files[0], "--reference", files[1], "--slice", f"kind={labels}",
+        "--contrastive", pairs, "--with", other, "--hypothesis", files[0],
+    )  # fmt: skip
+    inputs = (*files, labels, pairs, model / "config.yaml", other / "config.yaml")
+    before = {path: path.read_bytes() for path in inputs}
+    UpperCaser.calls = {}
+    for number, place in enumerate(inputs):
+        link = model.parent / f"link{number}.json"
+        link.symlink_to(place)
+        assert str(link) in refused(*flags, "--report", model.parent / "new.md", "--report", link)
+    assert {path: path.read_bytes() for path in inputs} == before
+    assert UpperCaser.calls == {}
+    assert not (model.parent / "new.md").exists()
 
 
 def test_a_full_disk_costs_the_saved_translations_but_no_score(model: Path) -> None:

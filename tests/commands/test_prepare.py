@@ -21,9 +21,10 @@ import pytest
 
 from nmt.commands.evaluation_set import rows_in_training
 from nmt.commands.prepare import recipe_of
-from nmt.config.data import TokenizerConfig
+from nmt.config.data import FilterConfig, TokenizerConfig
 from nmt.config.loader import dump_config
 from nmt.config.run import RunConfig
+from nmt.data.filters import FilterChain, training_filters
 from nmt.data.prepare_report import current_report
 from nmt.data.prepared import PreparedData, verify_prepared
 from nmt.errors import ConfigError, DataError, NmtError
@@ -472,6 +473,21 @@ def test_corpora_of_several_languages_begin_with_their_tags(
         ("source", "de"), ("source", "fr"), ("target", "en"), ("target", "fr"), ("target", "de"),
     ]  # fmt: skip
     assert not [text for text in report.warnings if "swapped" in text or "badly" in text]
+
+
+def test_the_notes_of_all_directions_are_in_the_report_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def filters_of(config: FilterConfig, source: str, target: str) -> FilterChain:
+        chain = training_filters(config, source, target)
+        chain.notes = ["for all", f"for {source}-{target}"]
+        return chain
+
+    monkeypatch.setattr("nmt.data.filters.training_filters", filters_of)
+    report = prepare(several(tmp_path, data={"language_tags": "target"}))
+    notes = ["for all", "for de-en", "for de-fr", "for fr-de"]
+    assert sorted(note for note in report.notes if note.startswith("for ")) == notes
+    assert all(note in report.as_text() for note in notes)
 
 
 def test_a_text_that_the_vocabulary_covers_badly_is_told_before_training(tmp_path: Path) -> None:

@@ -7,19 +7,21 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nmt.data import reading
+from nmt.data import filters, reading
 from nmt.data.corpus import Block, read_blocks
+from nmt.data.filters import Diagnosis, Finding, Material
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import MANIFEST, PreparedManifest
 from nmt.data.reading import Encode, Look
-from nmt.data.workers import Result, map_blocks
+from nmt.data.workers import Result, map_blocks, work_folder
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 from tests.process import LIMIT
@@ -143,6 +145,99 @@ def test_results_of_other_columns_of_the_same_file_are_not_reused(tmp_path: Path
     stop_late(tmp_path, data=columns(0, 1))
     run(tmp_path, data=columns(0, 2))
     assert decoded(tmp_path / "prepared") == list(zip(source, target, strict=True))
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("name", ["1.shard", "lines.bin", None])
+def test_only_shards_outlive_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str | None, has_failed: bool
+) -> None:
+    """Then the next start is said to go on from them."""
+    place = tmp_path / ".prepared.work"
+    with suppress(ZeroDivisionError), work_folder(tmp_path / "prepared") as folder:
+        assert folder == place
+        if name:
+            (folder / name).touch()
+        _ = 1 / (not has_failed)
+    is_kept = has_failed and name == "1.shard"
+    assert [*tmp_path.iterdir()] == [place] * is_kept
+    assert (str(place) in caplog.text) == is_kept
+    with work_folder(tmp_path / "prepared") as again:
+        assert [path.name for path in again.iterdir()] == ["1.shard"] * is_kept
+    assert not place.exists()
+
+
+class Asked(Diagnosis):
+    """Finds fault with line 30 of the corpus ``second``, and keeps what it is told."""
+
+    compares_words = True
+
+    def __init__(self, material: Material) -> None:
+        super().__init__(material)
+        self.num_seen = Counter[str]()
+        self.kept: dict[str, list[bool]] = {}
+        self.ends: list[Mapping[str, int]] = []
+        self.learned: list[Any] = []
+
+    def see(self, corpus: str, pairs: Sequence[Any], *_: Any) -> None:
+        self.num_seen[corpus] += len(pairs)
+
+    def end(self, num_lines: Mapping[str, int]) -> None:
+        self.ends.append(dict(num_lines))
+
+    def learn(self, lines: Any, spans: Any, sizes: tuple[int, int]) -> None:
+        self.learned += [len(lines), dict(spans), sizes]
+
+    def of_block(self, corpus: str, start: int, is_kept: Any) -> Mapping[int, Sequence[Finding]]:
+        before = self.kept.setdefault(corpus, [])
+        assert start == len(before)
+        before += is_kept.tolist()
+        row = 30 - 1 - start
+        if corpus == "second" and 0 <= row < len(is_kept):
+            return {row: [Finding("mine")]}
+        return {}
+
+
+def test_a_diagnosis_is_asked_about_every_line_of_the_training_corpora_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its findings drop the line that they are about, and no pair that is held out."""
+    source, target = corpus(120)
+    both = {"first": source[:50], "second": source[50:]}
+    both["first"][10] = ""
+    train = [
+        {"name": "first", **write_pairs(tmp_path, both["first"], target[:50], "first")},
+        {"name": "second", **write_pairs(tmp_path, both["second"], target[50:], "second")},
+    ]
+    held_out = {"name": "held", **write_pairs(tmp_path, source[:40], target[:40], "held")}
+    tests = {"news": write_pairs(tmp_path, source[:7], target[:7], "news")}
+    made: list[Asked] = []
+
+    def make(material: Material, _: Any) -> Asked:
+        made.append(Asked(material))
+        return made[-1]
+
+    monkeypatch.setattr(filters, "make_diagnosis", make)
+    data = {"train": train, "valid": [held_out], "test": tests}
+    monkeypatch.setattr(reading, "BLOCK_PAIRS", SIZE)
+    monkeypatch.setattr(reading, "read_blocks", partial(read_blocks, size=SIZE))
+    config = config_for(tmp_path, data=data)
+    report = prepare(config)
+    (asked,) = made
+    kept = {"first": [number != 10 for number in range(50)], "second": [True] * 70}
+    assert asked.kept == kept
+    assert asked.num_seen == {"first": 49, "second": 70}
+    assert asked.ends == [{"first": 50, "second": 70}]
+    num_lines, spans, sizes = asked.learned
+    assert list(spans.values()) == [(0, 50), (50, 120), (120, 160), (160, 167)]
+    assert (num_lines, sizes) == (167, (60, 60))
+    right = [*zip(both["first"], target[:50], strict=True)]
+    right += zip(both["second"], target[50:], strict=True)
+    del right[50 + 29]
+    del right[10]
+    assert decoded(tmp_path / "prepared") == right
+    assert report.counts["first"] == {"read": 50, "kept": 49, "blank": 1}
+    assert report.counts["second"] == {"read": 70, "kept": 69, "mine": 1}
 
 
 @pytest.mark.parametrize("total", [1, 3])

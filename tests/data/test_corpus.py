@@ -79,6 +79,7 @@ def test_a_bad_line_drops_its_pair_and_shifts_no_other_pair(
     table = b"".join(b",".join(line) + b"\n" for line in lines) + b"last,last\n"
     rows = pairs_of(ReadOptions("de", "en", "skip", 40), csv=write(folder, "a.csv", table))
     assert [*map(type, rows)] == [*map(type, found)]
+    assert sorted(pair.line for pair in rows) == [pair.line for pair in found]
     assert found[-1] == SentencePair("last", "last", len(lines) + 1)
     for (source, target), pair in zip(lines, found, strict=False):
         assert isinstance(pair, BadPair) == (source != b"ok" or target != b"")
@@ -114,6 +115,20 @@ def test_csv_may_have_quotes_and_a_header(names: str, tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", text)
     expected = [("eins", 'one, "two"', 2), ("", "", 3), ("drei vier", "three", 5)]
     assert pairs_of(csv=path) == [SentencePair(*each) for each in expected]
+
+
+def test_lines_of_csv_are_numbered_with_bad_lines_and_line_breaks_in_cells(tmp_path: Path) -> None:
+    """A pair is named by the last line of its row."""
+    lines = (b"de,en", b"\xff", b'"a', b'b",c', b"\xff", b"", b'"d', b"\xff", b'e",f', b"g,h")
+    path = write(tmp_path, "a.csv", b"\n".join(lines))
+    found = pairs_of(ReadOptions("de", "en", "skip", 40), csv=path)
+    bad = [pair.line for pair in found if isinstance(pair, BadPair)]
+    good = [(pair[0], pair.line) for pair in found if isinstance(pair, SentencePair)]
+    assert bad == [2, 5, 8]
+    assert good == [("a b", 4), ("", 6), ("d e", 9), ("g", 10)]
+    path = write(tmp_path, "b.csv", b"\n".join((*lines, b"\xff", b"no comma")))
+    with pytest.raises(DataError, match=r"b\.csv, line 12: "):
+        pairs_of(ReadOptions("de", "en", "skip", 40), csv=path)
 
 
 @pytest.mark.parametrize(

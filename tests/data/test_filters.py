@@ -18,6 +18,7 @@ from nmt.data.filters import (
     training_filters,
 )
 from nmt.errors import ConfigError
+from nmt.registry import Registry
 from tests.commands.preparing import prepare
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -53,6 +54,25 @@ def test_a_check_that_is_off_is_skipped_and_said_to_be() -> None:
     assert dropping(filters, 1, 200) is None
     assert "ratio" in filters.skipped
     assert dropping(filters, 1, 257) == "length"
+
+
+def test_what_a_check_lacks_is_an_error_only_if_it_is_to_drop_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(*_: Any) -> Filter:
+        raise ConfigError("A package is missing.", fix="Install it.")
+
+    filters: Registry[Any] = Registry("filter of a reason")
+    filters.register("language", lacking)
+    monkeypatch.setattr("nmt.data.filters.REASON_FILTERS", filters)
+    chain = training_filters(FilterConfig.model_validate({"language": "report"}), "de", "en")
+    assert "package is missing" in chain.skipped["language"]
+    assert "Install it" in chain.skipped["language"]
+    off = training_filters(FilterConfig.model_validate({"language": "off"}), "de", "en")
+    assert "package" not in off.skipped["language"]
+    with pytest.raises(ConfigError, match=r"filters\.language") as caught:
+        training_filters(FilterConfig.model_validate({"language": "drop"}), "de", "en")
+    assert caught.value.fix == "Install it."
 
 
 def test_the_first_reason_that_drops_a_pair_counts_and_not_one_that_is_reported() -> None:

@@ -91,6 +91,34 @@ def test_the_hub_is_asked_for_what_the_configuration_says(monkeypatch: pytest.Mo
     assert asked == {"path": "wmt/wmt14", "name": "de-en", "split": "test", "streaming": True}
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_of_local_text_only_a_folder_is_copied_into_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    """And a file is read by the loader of its format, as the split that is asked for."""
+    asked: list[dict[str, Any]] = []
+
+    def load(**options: Any) -> Any:
+        asked.append(options)
+        return datasets.Dataset.from_list(nested(PAIRS)).to_iterable_dataset()
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    formats = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json"}
+    for name, loader in formats.items():
+        path = tmp_path / f"a.{name}"
+        path.touch()
+        assert pairs_of(path, split="test", streaming=streaming) == PAIRS
+        options = asked.pop()
+        assert options.pop("keep_default_na", None) == (False if name == "csv" else None)
+        files = {"test": str(path)}
+        assert options == {
+            "path": loader, "split": "test", "data_files": files, "streaming": True
+        }  # fmt: skip
+    assert pairs_of(tmp_path, split="test", streaming=streaming) == PAIRS
+    place = {"path": str(tmp_path), "name": None}
+    assert asked == [{**place, "split": "test", "streaming": streaming}]
+
+
 def test_failures_become_an_error_with_a_fix(tmp_path: Path) -> None:
     wrong = parquet(tmp_path / "wrong.parquet", [{"source": "a", "target": "b"}])
     (tmp_path / "data.xlsx").touch()

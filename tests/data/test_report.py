@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +11,19 @@ import numpy as np
 import pytest
 
 from nmt.config.data import Direction, TokenizerConfig
-from nmt.data.prepare_report import PrepareReport, report_sides, sample_lengths
+from nmt.data.filters import FilterChain, Found
+from nmt.data.prepare_report import (
+    DROPPED,
+    KEPT,
+    READ,
+    REPORTED,
+    Findings,
+    PrepareReport,
+    report_sides,
+    sample_lengths,
+)
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.errors import DataError
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
 from tests.conftest import TINY_PAIRS
 
@@ -105,3 +117,46 @@ def test_the_example_of_a_reason_is_the_first_readable_one_of_the_corpus() -> No
     shown = rf"line 7,000: eins\u200b\t | {'x' * 40}…"
     assert report.example("b", "control") == shown
     assert report.example("c", "control") == report.example("b", "markup") == ""
+
+
+def test_findings_are_counted_by_corpus_and_reason_and_listed_as_dropped_or_reported(
+    tmp_path: Path,
+) -> None:
+    """Of a validation set every finding drops the pair, and none is counted by its reason."""
+    chain = FilterChain([], {"markup": "report", "ratio": "drop", "url": "report"})
+
+    def found(corpus: str, line: int, reason: str) -> Found:
+        return Found(corpus, line, reason, 2.5, 1.0, f"s{line}", "t")
+
+    with Findings(tmp_path, chain, ["a", "b", "empty"], ["held"]) as findings:
+        for name in ("a", "b", "held", "empty"):
+            findings.counts[name][READ] += 0 if name == "empty" else 10
+        rows = [found("a", 1, "markup"), found("a", 2, "ratio"), found("a", 3, "markup")]
+        assert findings.take("a", (rows, {KEPT: 9, "ratio": 1})) == rows
+        findings.take("b", ([found("b", 4, "own"), found("b", 5, "markup")], {"own": 1, KEPT: 0}))
+        findings.take("held", ([found("held", 6, "length")], {KEPT: 9, "length": 1}))
+        for name, kept in (("a", 9), ("b", 0), ("held", 9)):
+            assert findings.counts[name][KEPT] == kept
+    report = findings.report()
+    assert report["counts"] == {
+        "a": {"read": 10, "kept": 9, "ratio": 1},
+        "b": {"read": 10, "kept": 0, "own": 1},
+        "empty": {"read": 0, "kept": 0},
+        "held": {"read": 10, "kept": 9, "length": 1},
+    }
+    assert report["findings"] == {"a": {"markup": 2}, "b": {"markup": 1}, "empty": {}}
+    reasons = {
+        name: (each["action"], each["count"], sorted(x["line"] for x in each["examples"]))
+        for name, each in report["reasons"].items()
+    }
+    expected = {
+        "markup": ("report", 3, [1, 3, 5]), "ratio": ("drop", 1, [2]), "url": ("report", 0, []),
+        "own": ("drop", 1, [4]),
+    }  # fmt: skip
+    assert reasons == expected
+    for name, lines in ((DROPPED, ["2", "4", "6"]), (REPORTED, ["1", "3", "5"])):
+        table = gzip.decompress((tmp_path / name).read_bytes()).decode().splitlines()
+        assert [row.split("\t")[1] for row in table[1:]] == lines
+    findings.check_kept("training", ["a", "b"])
+    with pytest.raises(DataError, match="own 1"):
+        findings.check_kept("training", ["b", "empty"])

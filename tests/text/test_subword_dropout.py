@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise, product
 from math import sqrt
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -162,6 +163,31 @@ def test_a_sentence_depends_on_no_other(model: Tokenizer, monkeypatch: pytest.Mo
         for row, ids in enumerate(rows)
     ]
     assert forwards == backwards[::-1] == alone
+
+
+@pytest.mark.parametrize("room", [3, 10**6])
+def test_a_word_is_analysed_once_while_there_is_room(
+    model: Tokenizer, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    asked: list[tuple[int, ...]] = []
+    analyse = SubwordDropout._analyse
+
+    def counted(self: SubwordDropout, pieces: tuple[int, ...]) -> Any:
+        asked.append(pieces)
+        return analyse(self, pieces)
+
+    monkeypatch.setattr(SubwordDropout, "_analyse", counted)
+    monkeypatch.setattr(nmt.text.subword_dropout, "_MAX_WORDS", room)
+    used = dropout_of(model, 0.3)
+    for line in TEXT:
+        used.resegment(model.encode(line), Random(1))
+    kept = [*dict.fromkeys(asked)][:room]
+    assert [asked.count(word) for word in kept] == [1] * len(kept)
+    asked.clear()
+    for line in TEXT:
+        used.resegment(model.encode(line), Random(1))
+    assert not {*asked} & {*kept}
+    assert bool(asked) == (room == 3)
 
 
 def test_seed_epoch_row_and_side_give_other_numbers_each() -> None:
