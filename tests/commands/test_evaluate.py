@@ -94,7 +94,9 @@ def test_systems_are_compared_with_each_other_or_with_a_baseline(files: tuple[Pa
     third = write(hypothesis.with_name("third.en"), [lines[0], *reversed(lines[1:])])
     paths = (hypothesis, third, reference)
     flags = [flag for path in paths for flag in ("--hypothesis", path)]
-    pairs = scores_of(*flags, "--reference", reference)["pairs"]
+    among_each_other = scores_of(*flags, "--reference", reference)
+    assert "bootstrap" in among_each_other["paired_test"]
+    pairs = among_each_other["pairs"]
     assert [(pair["first"], pair["second"], pair["metric"]) for pair in pairs] == [
         (first.name, second.name, metric)
         for first, second in combinations(paths, 2)

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from nmt.commands.prepare import recipe_of
 from nmt.data import filters, reading
 from nmt.data.corpus import Block, read_blocks
 from nmt.data.filters import Diagnosis, Finding, Material
 from nmt.data.prepare_report import REPORT
 from nmt.data.prepared import MANIFEST, PreparedManifest
-from nmt.data.reading import Encode, Look
-from nmt.data.workers import Result, map_blocks, work_folder
+from nmt.data.reading import Encode, Look, Reading
+from nmt.data.workers import Result, map_blocks, open_workers, work_folder
 from nmt.errors import DataError
 from tests.commands.preparing import config_for, corpus, decoded, prepare, write, write_pairs
 from tests.process import LIMIT
@@ -245,3 +246,16 @@ def test_a_corpus_with_more_or_fewer_lines_than_before_is_refused(total: int) ->
     block = Block(list, ([("eins", "one", 1), ("zwei", "two", 2)],), 1)
     with pytest.raises(DataError, match="corpus numbers changed"):
         list(map_blocks("reading numbers", iter([block]), lambda _: Result({}), total=total))
+
+
+def test_stages_have_the_sum_of_their_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([10.0, 11.5, 20.0, 20.25, 30.0, 30.0625])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    with open_workers(None, None) as workers:
+        timed = Reading(recipe_of(config_for(tmp_path)), tmp_path, workers)
+    for name in ("reading", "writing", "reading"):
+        with timed.stage(name):
+            pass
+    assert timed.stages == {"reading": 1.562, "writing": 0.25}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import files
-from nmt.checkpoint.files import checkpoint_dir, list_checkpoints, read_best
+from nmt.checkpoint.files import checkpoint_dir, checkpoint_name, list_checkpoints, read_best
 from nmt.checkpoint.model_folder import EXTRAS
 from nmt.config.training import TrainingConfig
 from nmt.data.loader import Position
@@ -115,6 +115,20 @@ def test_a_new_start_removes_the_extras_of_an_earlier_run_and_a_resumed_one_keep
     assert all((tmp_path / name).exists() for name in EXTRAS)
     tidy_run_folder(tmp_path, None)
     assert not any((tmp_path / name).exists() for name in EXTRAS)
+
+
+def test_a_resumed_run_moves_newer_checkpoints_that_are_damaged_aside(tmp_path: Path) -> None:
+    """FAULT 10: otherwise they would count as the newest, and new ones would expire first."""
+    writer = writer_of(tmp_path, [])
+    for step in (10, 20):
+        save(writer, step, {})
+    (checkpoint_dir(tmp_path, 20) / "model.safetensors").write_bytes(b"")
+    newest = load_newest(tmp_path, Processes(), strict=False)
+    assert newest is not None
+    assert newest.step == 10
+    tidy_run_folder(tmp_path, newest)
+    names = {path.name for path in checkpoint_dir(tmp_path, 10).parent.iterdir()}
+    assert names == {checkpoint_name(10), f"damaged-{checkpoint_name(20)}"}
 
 
 class FixedValidator:
