@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -372,6 +373,18 @@ def test_shapes_have_a_batch_and_heads_beside_the_packed_shapes(folders: dict[st
     assert rows["Q"] == ["(B, H, T, d_k)", f"(1, 4, {t}, 8)", f"({t}, 4, 8)"]
     assert rows["K"] == ["(B, G, S, d_k)", f"(1, 2, {s}, 8)", f"({s}, 2, 8)"]
     assert rows["A"] == ["(B, H, T, S)", f"(1, 4, {t}, {s})", ""]
+
+
+def test_tensors_of_one_layer_are_those_of_the_whole_table_without_the_other_layers() -> None:
+    def names(layer: int | None) -> list[str]:
+        part = make_part("shapes", Inspected(CONFIG, InspectOptions(source="merci", layer=layer)))
+        return [str(row[0]) for row in figures_of(part, Table)[-1].rows]
+
+    whole = names(None)
+    second = names(2)
+    others = [name for name in whole if re.search(r"layer 1\b|\.0\.", name)]
+    assert others
+    assert second == [name for name in whole if name not in others]
 
 
 @pytest.mark.parametrize(
