@@ -205,6 +205,25 @@ def test_batches_are_accumulated_only_if_memory_is_too_small(
     assert peak_of(setup) <= free
 
 
+@pytest.mark.parametrize(
+    ("fits", "num_batches", "max_tokens"),
+    # AIM tokens an update, in equal parts that fit: 600 = 1 x 600 = 2 x 300 = 3 x 200 (of 201).
+    [(AIM, 1, AIM), (AIM - 1, 2, AIM // 2), (AIM // 2, 2, AIM // 2), (AIM // 3 + 1, 3, AIM // 3)],
+)
+def test_an_update_is_divided_into_as_few_batches_as_fit(
+    config: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    fits: int,
+    num_batches: int,
+    max_tokens: int,
+) -> None:
+    prepare(config)
+    monkeypatch.setattr(timing, "measure_batches", lambda *_: (1, 1, 1, 1))
+    monkeypatch.setattr(timing, "tokens_that_fit", lambda *_, **__: fits)
+    batch = setup_of(config).loader.config
+    assert (batch.gradient_accumulation, batch.max_tokens) == (num_batches, max_tokens)
+
+
 def test_a_resumed_run_keeps_its_measured_batch_size_with_less_memory(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

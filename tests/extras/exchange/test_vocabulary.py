@@ -104,6 +104,10 @@ def test_a_trimmed_vocabulary_tokenizes_the_kept_text_as_before(
     after = vocabulary.tokenizer_of(trimmed)
     assert [kept[ids].tolist() for ids in after.encode_batch(lines)] == before.encode_batch(lines)
     assert after.tags.keys() == before.tags.keys() == {"<2de>", "<2fr>"}
+    # Later text may contain any ASCII character.
+    texts = [piece.piece for piece in model.pieces if piece.type == piece.NORMAL]
+    missing = {*texts} - {piece.piece for piece in trimmed.pieces}
+    assert not [text for text in missing if len(text) == 1 and text.isascii()]
 
 
 def placed(pieces: list[str], without: Collection[str] = ()) -> set[tuple[int, str]]:
