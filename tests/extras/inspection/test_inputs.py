@@ -261,6 +261,19 @@ def heatmap_of(inspected: Inspected, title: str) -> Heatmap:
     return figure
 
 
+def test_every_layout_of_sinusoids_has_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = {
+        layout: [
+            figure.title.replace(LAYOUTS[layout], "LAYOUT")
+            for figure in positions(inspected_of(monkeypatch, positions=layout))
+        ]
+        for layout in LAYOUTS
+    }
+    assert len(titles) > 1
+    assert len(titles["sinusoidal"]) > 3
+    assert all(found == titles["sinusoidal"] for found in titles.values())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_heatmap_of_both_sinusoidal_layouts_is_the_formula(
