@@ -292,6 +292,14 @@ def test_a_configuration_that_does_not_match_the_weights_is_refused(
     refused_with(run_dir, r"(?s)modl_dim.*model_dim", modl_dim=3)
 
 
+def test_a_model_of_a_newer_version_asks_for_that_version(run_dir: Path) -> None:
+    path = run_dir / "config.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "format": 99}))
+    with pytest.raises(CheckpointError, match="format 99") as caught:
+        load_model(run_dir)
+    assert "version of nmt" in str(caught.value.fix)
+
+
 @pytest.mark.parametrize("key", ["source_language", "target_language"])
 def test_other_languages_than_those_of_the_weights_are_refused(run_dir: Path, key: str) -> None:
     """FAULT 47: translations would be of the old languages all the same."""

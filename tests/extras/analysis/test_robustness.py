@@ -134,6 +134,8 @@ def test_accuracy_counts_higher_scores_but_not_ties(
         ["m", "all", "4", "50.0%"], ["m", "length", "2", "50.0%"], ["m", "tie", "1", "0.0%"],
     ]  # fmt: skip
     assert section.values[0]["num_correct"] == 2
+    both = Contrastive(path)([cast("Any", model), cast("Any", SimpleNamespace(name="n"))])
+    assert [row[0] for row in both.rows] == ["system", *["m"] * 3, *["n"] * 3]
     for wrong in ("a\tb\n", "a\t\tc\n", "a\tb\tc\td\te\n"):
         for before in range(3):
             path.write_text("a\tb\tc\n" * before + wrong)

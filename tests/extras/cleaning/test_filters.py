@@ -36,7 +36,7 @@ def reasons(source: str, target: str, languages: str = "de en") -> set[str]:
         ("ein Hund", "www.example.com/dog/and/cat.html dog", "url"),
         ("ein Hund", "--- *** ---", "punctuation"),
         ("ein Hund", "a dog a dog a dog a dog", "repetition"),
-        ("ein Hund", "no way no way no way", "repetition"),  # four words repeat, the least that count
+        ("ein Hund", "no way no way no way", "repetition"),  # four words repeat: the least
         ("ein Hund", "the big dog runs home the big dog runs home", "repetition"),
         ("ein Hund", "犬が走る" * 11, "repetition"),  # characters, in a script without spaces
         ("ein\u200dHund", "a dog", "control"),

@@ -367,8 +367,9 @@ def test_unsupported_requests_are_errors(
     with pytest.raises(ConfigError, match="does not support attention"):
         theirs.engine.attention([[5]], [[6]])
     monkeypatch.setattr(import_ctranslate2(), "get_cuda_device_count", lambda: 0)
-    with pytest.raises(DeviceError, match="cannot find a CUDA device"):
-        Translator.load(original, device="cuda", engine="ctranslate2")
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(DeviceError, match="cannot find a CUDA device"):
+            Translator.load(original, device=device, engine="ctranslate2")
 
 
 def test_a_file_that_is_not_a_model_is_named(tmp_path: Path) -> None:

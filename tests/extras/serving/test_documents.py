@@ -188,7 +188,7 @@ house? "No", I say.
 
 
 PAGE = """<!DOCTYPE html>
-<head><title>A &amp; B</title><style>b {}</style><script>if (a < b) "<b>Hello</b>"</script></head>
+<head><title>A &amp; B</title><STYLE>b {}</STYLE><script>if (a < b) "<b>Hello</b>"</script></head>
 <!-- Hello -->
 <p title="Hello">A <b>big <i>red</i></b> dog.<br>
   Come <img alt="Hello"> <a href="x?a&amp;b">here</a> or <code>go home</code>.<br><br>&nbsp;Never.
