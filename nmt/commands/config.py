@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from nmt.checkpoint.run import recorded_settings
+from nmt.checkpoint.files import list_checkpoints
+from nmt.checkpoint.run import changed_settings, recorded_settings
 from nmt.commands.options import CheckOptions, KeysOptions, SchemaOptions, ShowOptions
 from nmt.commands.result import TextResult
 from nmt.config import loader
 from nmt.config.keys import describe_keys, described_sections
-from nmt.config.loader import dump_config
+from nmt.config.loader import CONFIG, dump_config, settings_of
 from nmt.config.run import RunConfig, check_languages
 from nmt.data.checks import swapped_sets
 from nmt.data.corpus import check_files, count_characters
@@ -37,13 +38,29 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
             corpora is unknown.
         DataError: ``training`` and a file of the corpora are missing.
     """
-    return loader.load_config(
+    config = loader.load_config(
         path,
         overrides,
         count_characters=count_characters,
         check_files=check_files,
         recorded_settings=recorded_settings,
     )
+    kept = _kept_values(config, path, overrides)
+    if kept:
+        text = "%s leaves keys open that %s has set; the run keeps its values:\n  %s"
+        logger.info(text, path, config.run_dir / CONFIG, "\n  ".join(kept))
+    return config
+
+
+def _kept_values(config: RunConfig, path: Path | str, overrides: Sequence[str]) -> list[str]:
+    """Return the values of a resumed run that differ from those of its file alone, as text."""
+    if not list_checkpoints(config.run_dir):
+        return []
+    try:
+        alone = loader.load_config(path, overrides)
+    except ConfigError:  # the file leaves a key open that has no default
+        return []
+    return changed_settings(settings_of(alone), settings_of(config))
 
 
 ADVICE: Registry[Callable[[RunConfig], Iterable[str]]] = Registry("kind of advice")

@@ -17,6 +17,7 @@ from nmt.cli.app import app
 from nmt.cli.builder import Entry
 from nmt.config.flag import OF_THE_MODEL, Flag
 from nmt.errors import ConfigError, GateError, shell_command
+from tests.conftest import MISSING
 
 NAMES = (*table.COMMANDS,)
 
@@ -153,6 +154,8 @@ def test_the_help_of_every_command_can_be_printed() -> None:
     """Click marks paragraphs that keep their lines with a backspace; none may be left."""
     for name in (*NAMES, "work"):
         found = call(*name.split(), "--help")
+        if found.exit_code == 2 and MISSING:
+            continue  # a command of an extra that was deleted
         assert found.exit_code == 0
         assert "".join(found.stdout.splitlines()).isprintable(), name
 

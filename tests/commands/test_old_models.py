@@ -41,7 +41,9 @@ def translations(folder: Path, target_language: str | None = None) -> tuple[str,
     return tuple(result.text for result in translator.translate(requests))
 
 
-def resumed(folder: Path, data: dict[str, Any], max_steps: int) -> dict[str, Any]:
+def resumed(
+    folder: Path, data: dict[str, Any], max_steps: int, *, only_load: bool = False
+) -> dict[str, Any]:
     """Resume with a configuration that leaves everything open that it can; return config.yaml."""
     config = {
         "name": folder.name,
@@ -52,7 +54,10 @@ def resumed(folder: Path, data: dict[str, Any], max_steps: int) -> dict[str, Any
     }
     Path("mine.yaml").write_text(json.dumps(config), "utf-8")
     options = nmt.TrainOptions(config=Path("mine.yaml"), set_=(f"training.max_steps={max_steps}",))
-    nmt.train(options)
+    if only_load:
+        nmt.load_config(options.config, options.overrides)
+    else:
+        nmt.train(options)
     return read(folder)
 
 
@@ -91,6 +96,17 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     before["training"]["max_steps"] = 402
     assert after == {"format": 2, **before, "run_dir": str(folder)}
     assert translations(folder, "fr") == FRENCH
+
+
+def test_values_that_a_run_keeps_from_an_earlier_start_are_told(
+    old: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    data = {"train": [CORPUS, IN_FRENCH], "valid": [CORPUS, IN_FRENCH]}
+    resumed(old / "two-languages", data, 400, only_load=True)
+    assert "filters.max_length: was 256, is 8" in caplog.text
+    assert str(old / "two-languages" / "config.yaml") in caplog.text
+    assert "training.max_steps" not in caplog.text  # which this start has set
 
 
 def test_adapters_resume_with_their_base_model(old: Path) -> None:

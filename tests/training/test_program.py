@@ -172,5 +172,5 @@ def test_a_signal_stops_a_program_and_the_resumed_run_repeats_the_validation(
     stopped = run.server.train(*arguments, stop_when=marker)
     assert codes(stopped) == [143]
     assert run.steps()[-1] == 10
-    run.finish(validation={"max_sentences": 8})
+    run.finish(validation={"max_sentences": 8, "command": []})
     assert run.hashes() == whole.hashes()
