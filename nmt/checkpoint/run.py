@@ -316,6 +316,8 @@ def write_run_files(run_dir: Path, config: RunConfig, tokenizer_dir: Path) -> li
             now = settings_of(config)
             was = read_settings(path) if path.is_file() else now
             changes = changed_settings(was, now)
+        except NewerFormatError:
+            raise
         except ConfigError as error:
             changes = [f"{path} is invalid and is replaced: {error.problem}"]
         write_text(path, dump_config(config))

@@ -67,14 +67,16 @@ def inference_section(values: Mapping[str, Any]) -> dict[str, Any]:
     data = _section(values, "data")
     training = _section(values, "training")
     corpora = [*_sections(data, "train"), *_sections(_section(data, "replay"), "train")]
-    directions: dict[tuple[Any, Any], None] = {}
+    directions: list[tuple[Any, Any]] = []
     for corpus in corpora:
         source = corpus.get("source_language") or values.get("source_language")
         target = corpus.get("target_language") or values.get("target_language")
-        directions[source, target] = None
+        if (source, target) not in directions:
+            directions.append((source, target))
     section = {key: values[key] for key in _COPIED if values.get(key) is not None}
-    section["directions"] = list(directions)
-    section["language_tags"] = chosen_tags(data.get("language_tags"), directions)
+    section["directions"] = directions
+    of_text = [pair for pair in directions if isinstance(pair[1], str)]
+    section["language_tags"] = chosen_tags(data.get("language_tags"), of_text)
     filters = _section(values, "filters")
     if "max_length" in filters:
         section["max_length"] = filters["max_length"]

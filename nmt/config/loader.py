@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from nmt.config.data import CorpusConfig, Direction
+from nmt.config.data import CorpusConfig
 from nmt.config.inference import InferenceConfig
 from nmt.config.keys import KeyPath, find_key, find_problems, unknown_key
 from nmt.config.migration import (
@@ -154,16 +154,16 @@ def load_inference(
     if data is not None:
         record = {**record, "data": data}
     # Corpora that leave their languages open have those of the run.
-    new_codes = {section.get(key): document.values.get(key) for key in _LANGUAGES}
-    if any(old != new for old, new in new_codes.items()):
-        pairs = [Direction(*pair) for pair in section["directions"]]
-        document.values["directions"] = [
-            Direction(
-                new_codes.get(pair.source, pair.source), new_codes.get(pair.target, pair.target)
-            )
-            for pair in pairs
-        ]
+    has_new_languages = any(section.get(key) != document.values.get(key) for key in _LANGUAGES)
     try:
+        if has_new_languages:
+            before = InferenceConfig.model_validate(section)
+            codes = [document.values.get(key) for key in _LANGUAGES]
+            renamed = dict(zip(before.languages, codes, strict=True))
+            document.values["directions"] = [
+                (renamed.get(source, source), renamed.get(target, target))
+                for source, target in before.directions
+            ]
         config = InferenceConfig.model_validate(document.values)
     except ValidationError as error:
         problems = [f"{document.place(key)[-1]}: {text}" for key, text in find_problems(error)]
@@ -190,8 +190,7 @@ def _with_run(
     recorded = recorded_settings(Path(str(run_dir)))
     if not recorded:
         return values
-    given = {key: value for key, value in values.items() if key != "training" or value is not None}
-    return with_recorded({**given, "run_dir": str(run_dir)}, recorded)
+    return with_recorded({**values, "run_dir": str(run_dir)}, recorded)
 
 
 def _with_start(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A resumed run keeps the values of its first start, although the defaults of a la
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 Values = Mapping[str, Any]
@@ -17,6 +18,8 @@ _ALTERNATIVES = (
 )
 # Sections whose keys are names that the user chose. Names that are left out were removed.
 _NAMED = ("test", "extra", "mix", "until")
+# Sections that null switches off. Elsewhere, null is a section without keys.
+_OPTIONAL = ("lora", "replay")
 # Keys that say where a corpus is. If one has changed, it is another corpus.
 _PLACES = ("source", "target", "tsv", "csv", "jsonl", "huggingface", "sacrebleu", "demo")
 
@@ -39,8 +42,9 @@ def with_recorded(given: Values, recorded: Values) -> dict[str, Any]:
         return dict(given)
     filled = dict(given)
     for key, value in recorded.items():
-        if key not in given:
-            if not _is_replaced(key, given):
+        is_empty_section = isinstance(value, Mapping) and given.get(key) is None
+        if key not in given or (is_empty_section and key not in _OPTIONAL):
+            if not _is_replaced(key, given, recorded):
                 filled[key] = value
         elif key in _NAMED:
             filled[key] = _filled_names(given[key], value)
@@ -53,12 +57,24 @@ def _has_changed(key: str, given: Values, recorded: Values) -> bool:
     return key in given and given[key] != recorded.get(key)
 
 
-def _is_replaced(key: str, given: Values) -> bool:
-    """Whether the user has set an alternative to a key."""
+def _is_replaced(key: str, given: Values, recorded: Values) -> bool:
+    """Whether the user has set a new value of an alternative to a key."""
     for group in _ALTERNATIVES:
-        if key in group and any(given.get(other) is not None for other in group):
-            return True
+        others = group if key in group else ()
+        for other in others:
+            if given.get(other) is not None and given[other] != recorded.get(other):
+                return True
     return False
+
+
+def _is_elsewhere(key: str, given: Values, recorded: Values) -> bool:
+    """Whether a corpus is read from another place; paths may be spelled differently."""
+    if not _has_changed(key, given, recorded):
+        return False
+    now, before = given[key], recorded.get(key)
+    if isinstance(now, str) and isinstance(before, str):
+        return Path(now) != Path(before)
+    return True
 
 
 def _filled_names(given: Any, recorded: Any) -> Any:
@@ -75,7 +91,7 @@ def _filled(given: Any, recorded: Any) -> Any:
         if isinstance(given, str) and "action" in recorded:  # the short form of a filter
             return {**recorded, "action": given}
         if isinstance(given, Mapping):
-            is_other_corpus = any(_has_changed(key, given, recorded) for key in _PLACES)
+            is_other_corpus = any(_is_elsewhere(key, given, recorded) for key in _PLACES)
             return given if is_other_corpus else with_recorded(given, recorded)
     if isinstance(given, list) and isinstance(recorded, list) and len(given) == len(recorded):
         return [_filled(*pair) for pair in zip(given, recorded, strict=True)]

@@ -138,6 +138,23 @@ def test_a_record_with_unknown_keys_and_wrong_values_is_kept_and_never_validated
         load_inference(path)
 
 
+def test_damaged_values_are_errors_of_the_configuration() -> None:
+    section = RunConfig.model_validate(VALUES).inference.model_dump(mode="json")
+    for key, value in (("source_language", ["de"]), ("directions", 3), ("directions", None)):
+        path = write({"format": FORMAT, "inference": {**section, key: value}, "record": {}})
+        for overrides in ([], ["target_language=nl"]):
+            with pytest.raises(ConfigError, match=r"config\.yaml"):
+                load_inference(path, overrides, read=("target_language",))
+    corpora = {**VALUES["data"], "train": [{**CORPUS, "target_language": ["fr"]}]}
+    for change in ({"data": corpora}, {"source_language": ["de"]}):
+        with pytest.raises(ConfigError, match=r"config\.yaml"):
+            load_inference(write({**VALUES, **change}))
+    for part in ("inference", "record"):
+        broken = {"format": FORMAT, "inference": section, "record": {}, part: [1]}
+        with pytest.raises(ConfigError, match=part):
+            load_inference(write(broken))
+
+
 def test_overrides_of_a_model_change_what_is_read_and_nothing_else() -> None:
     config = RunConfig.model_validate(VALUES)
     for text in (dump_config(config), dump_inference(config.inference, settings_of(config))):

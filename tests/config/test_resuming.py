@@ -60,6 +60,9 @@ RECORDED: dict[str, Any] = {
             {"training": {"max_epochs": None}},
             {"training": {**RECORDED["training"], "max_epochs": None}},
         ),
+        # The same limit again replaces nothing, and null is a section without keys.
+        ({"training": {"max_minutes": 20}}, RECORDED),
+        ({"model": None, "training": {"schedule": None}}, RECORDED),
         # An action alone has the recorded limit.
         (
             {"filters": {"script": "drop"}},
@@ -73,6 +76,15 @@ RECORDED: dict[str, Any] = {
             {"data": {**RECORDED["data"], "stages": [{"mix": {"x": 1}, "until": {"steps": 5}}]}},
         ),
         ({"data": {"replay": None}}, {"data": {**RECORDED["data"], "replay": None}}),
+        (
+            {"data": {"valid": {"source": "./a.de", "target": ".//a.en"}}},
+            {
+                "data": {
+                    **RECORDED["data"],
+                    "valid": {"source": "./a.de", "target": ".//a.en", "split": "old"},
+                }
+            },
+        ),
         # The same corpus is filled in, also in a list of one; another corpus is not.
         (
             {"data": {"valid": [CORPUS], "train": [{**CORPUS, "noise": {"typos": 0.4}}]}},
