@@ -257,7 +257,8 @@ def _named(
             problem = f"Test set {name} of the model's configuration is {own_pair}, not {pair}."
             fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
-        return replace(_from_config(name, own[name], configured), name=name, tag=own[name].tag)
+        read = _from_config(name, own[name], configured)
+        return replace(read, name=name, tag=own[name].tag)
     if configured and configured.problem and name not in published_names():
         raise configured.problem
     if direction is None:

@@ -437,7 +437,10 @@ class Document:
         self.values: Any = {} if root is None else self._read(root, ())
 
     def lift(self, *sections: str) -> None:
-        """Name the lines of keys without these sections; the first section wins."""
+        """Move the line numbers of keys inside of these sections to the top level.
+
+        If several sections contain a key, the line in the first of them is kept.
+        """
         lifted: dict[KeyPath, int] = {(): 0}
         for section in reversed(sections):
             for path, line in self.lines.items():

@@ -20,7 +20,7 @@ from nmt.checkpoint.run import (
 )
 from nmt.config.loader import load_config
 from nmt.data.prepared import PreparedManifest
-from nmt.errors import CheckpointError
+from nmt.errors import CheckpointError, ConfigError
 from tests.checkpoint.faults import toy_config
 
 
@@ -227,3 +227,17 @@ def test_data_are_those_of_a_run_only_if_their_hash_is_recorded(tmp_path: Path) 
     assert trained_on(tmp_path, config.prepared_dir) is None
     (config.prepared_dir / "manifest.json").unlink()
     assert trained_on(tmp_path, config.prepared_dir) is None
+
+
+def test_a_configuration_of_a_newer_version_is_not_replaced(tmp_path: Path) -> None:
+    """A newer version may have stopped before its first checkpoint."""
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "joint.model").write_bytes(b"x")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    path = run_dir / "config.yaml"
+    path.write_text("{format: 99, name: theirs}")
+    with pytest.raises(ConfigError, match="format 99"):
+        write_run_files(run_dir, toy_config(), tokenizer)
+    assert path.read_text() == "{format: 99, name: theirs}"
