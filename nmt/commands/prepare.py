@@ -52,12 +52,14 @@ from nmt.data.lexicon import write_shortlist
 from nmt.data.pairs import SentencePair
 from nmt.data.prepare_report import READ, Findings, PrepareReport, current_report
 from nmt.data.prepared import TOKENIZER, TRAIN, PreparedManifest, Recipe
-from nmt.data.reading import Decide, Encode, Encoded, Look, Reading, Reservoir, learn_tokenizers
+from nmt.data.reading import Decide, Encode, Encoded, Look, Reading
 from nmt.data.resegment import noisy_texts
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
+from nmt.data.vocabulary import TextSample, learn_tokenizers
 from nmt.data.workers import has_changed, map_blocks, open_workers, work_folder
 from nmt.errors import ConfigError, DataError
 from nmt.files import atomic
+from nmt.files.lines import read_lines
 from nmt.files.progress import progress_bar
 from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
 
@@ -194,7 +196,8 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
             sample = _look(reading, chains, findings, overlap, diagnosis)
             diagnosis.end({name: reading.num_lines[name] for name in recipe.corpora})
         with reading.stage("vocabulary"), progress_bar("learning subwords", leave=False):
-            tokenizers = learn_tokenizers(sample, folder / TOKENIZER, recipe)
+            unlearned = learn_tokenizers(sample, folder / TOKENIZER, recipe)
+            tokenizers = load_tokenizers(folder / TOKENIZER)
         with reading.stage("encoding"):
             # Test sets are encoded only if the diagnosis compares their words with training data.
             scanned = [*recipe.data.test] if diagnosis.compares_words else []
@@ -219,14 +222,19 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
         said, reported = diagnosis.report(), findings.report()
     if "language" in reported["reasons"]:
         reported["reasons"]["language"] |= said.languages
-    odd = (f"{name}: {text}" for name, each in reading.checks.items() for text in each.warnings())
+    warnings = [*prepare_report.lost_pairs(reported["counts"], recipe.corpora), *unlearned]
+    for name, check in reading.checks.items():
+        warnings += (f"{name}: {text}" for text in check.warnings())
+    targets = read_lines(folder / VALID / "target.txt")
+    warnings += prepare_report.loss_warnings(targets, tokenizers.target)
+    warnings += [*said.warnings, *prepare_report.coverage_warnings(valid_sides)]
     return PrepareReport(
         folder=str(folder), up_to_date=False, **reported, shifts=[*said.shifts],
         unrelated=[*said.unrelated], leakage=[*said.leakage], overlap=overlap.counts(said.near),
         unchecked=unchecked, lengths=prepare_report.sample_lengths(train), sides=sides,
         joint=config.tokenizer.joint, skipped={**filters.skipped, **said.skipped},
         notes=[*dict.fromkeys(x for each in chains.values() for x in each.notes), *said.notes],
-        warnings=[*odd, *said.warnings, *prepare_report.coverage_warnings(valid_sides)],
+        warnings=warnings,
         seconds=time.perf_counter() - begin, stages=reading.stages,
     )  # fmt: skip
 
@@ -256,10 +264,12 @@ def _look(
     findings: Findings,
     overlap: Overlap,
     diagnosis: Diagnosis,
-) -> Reservoir:
+) -> TextSample:
     """First pass over the training corpora. Return the sample that the vocabulary learns from."""
     recipe, random = reading.recipe, Random(_NOISE_SEED)
-    sample = Reservoir(recipe.config.tokenizer.sample_sentences // 2)  # pairs of two sentences
+    directions = {name: recipe.config.direction(each) for name, each in recipe.corpora.items()}
+    # Each pair has two sentences.
+    sample = TextSample(directions, recipe.config.tokenizer.sample_sentences // 2)
     for name, corpus in recipe.corpora.items():
         direction, rates = recipe.config.direction(corpus), corpus.noise.rates
         look = Look(chains[direction], name, diagnosis.look)
@@ -272,7 +282,8 @@ def _look(
             for source, target, _ in kept:
                 pair = source, target
                 # The vocabulary should contain the noise that training adds.
-                sample.add(*(noisy_texts(pair, rates, random) if rates else pair))
+                noisy = noisy_texts(pair, rates, random) if rates else pair
+                sample.add(name, *noisy)
     return sample
 
 
@@ -319,8 +330,7 @@ def _write(
                 writer.append(*kept, index, lines.lines[start : start + len(block)][is_kept])
                 if part == VALID:
                     _append_text(place, [*compress(block.pairs, is_kept)])
-    for names in [[*corpora]] if part == TRAIN else [[name] for name in corpora]:
-        findings.check_kept("training" if part == TRAIN else "validation", names)
+    findings.check_kept("training" if part == TRAIN else "validation", corpora)
 
 
 def _append_text(folder: Path, pairs: Sequence[Any]) -> None:

@@ -222,8 +222,9 @@ def _redrawn_text(config: RunConfig, data: PreparedData) -> Resegment | None:
             changes.append(NoiseAdder(tokenizers, starts, rates, seed=seed, longest=longest))
         if bpe_dropout:
             source = _subword_dropout(tokenizers.source, bpe_dropout)
-            is_joint = tokenizers.target is tokenizers.source
-            target = source if is_joint else _subword_dropout(tokenizers.target, bpe_dropout)
+            target = (
+                source if tokenizers.is_joint else _subword_dropout(tokenizers.target, bpe_dropout)
+            )
             changes.append(Resegmenter((source, target), seed=seed, longest=longest))
     return partial(in_turn, changes) if changes else None
 

@@ -6,14 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator
 from pydantic_core import CoreSchema, core_schema
 
 from nmt.config.section import Binds, FilePath, Many, Pair, Section
 from nmt.errors import did_you_mean
 
+T = TypeVar("T")
 _Rate = Annotated[float, Field(ge=0, le=1)]
 TAG_PATTERN = r"^<[^<>\s]+>$"
 LANGUAGE_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
@@ -498,18 +500,30 @@ class FilterConfig(Section):
 
 
 _VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]
+_Symbol = Annotated[str, Field(pattern=r"^[^\s\u2581]+$")]
+_FROM: Any = "from"
 _NumUnused = Annotated[int, Field(ge=0, le=1 << 20)]
 _OR_SIDES = ", or one for each side: {source: ..., target: ...}"
 
 
-def _both_sides(number: int | Mapping[Literal["source", "target"], int]) -> tuple[int, int]:
-    return (number, number) if isinstance(number, int) else (number["source"], number["target"])
+def _both_sides(value: T | Mapping[Literal["source", "target"], T]) -> tuple[T, T]:
+    if isinstance(value, Mapping):
+        return value["source"], value["target"]
+    return value, value
 
 
-class TokenizerConfig(Section):
+# `from` is a keyword of Python, so no class can define a field of this name in its body.
+_ModelFiles = FilePath | dict[Literal["source", "target"], FilePath] | None
+_FIELDS: Any = {_FROM: (_ModelFiles, None)}
+_WithModels: Any = create_model("_WithModels", __base__=Section, **_FIELDS)
+
+
+class TokenizerConfig(_WithModels):  # type: ignore[misc]
     """The SentencePiece tokenizers.
 
     Args:
+        from: File of an existing SentencePiece model to use instead of a new one; with ``joint:
+            false``, one for each side. The other keys of this section then have no effect.
         kind: Units of text: subwords (``bpe`` or ``unigram``), words between spaces, or characters.
         vocab_size: Vocabulary size, including four special tokens. With ``joint: false``, you can
             set one size per side.
@@ -517,10 +531,13 @@ class TokenizerConfig(Section):
         joint: Share one vocabulary between both languages; false trains two.
         byte_fallback: Encode unseen characters as bytes instead of losing them. Bytes use 256 of
             ``vocab_size``.
-        character_coverage: Share of the characters of the text that the vocabulary covers.
-        normalization: Unicode normalization of SentencePiece; ``_cf`` also lower-cases.
-        user_defined_symbols: Symbols of the source vocabulary that are never split, such as the tag
-            ``<2de>``.
+        character_coverage: Share of each language's characters that the vocabulary contains, as far
+            as they fill at most half of it.
+        normalization: Unicode normalization of SentencePiece, for both languages. ``identity``
+            changes nothing, so that the model can write every text. All others change characters,
+            such as a Chinese comma, that the model then cannot write; ``_cf`` also lower-cases.
+        user_defined_symbols: Symbols that are never split, such as the tag ``<2de>`` or the
+            placeholder ``__URL__``; in both vocabularies, without white space.
         sample_sentences: Maximum number of sentences to learn the vocabulary from, drawn at random.
     """
 
@@ -534,9 +551,15 @@ class TokenizerConfig(Section):
     joint: bool = True
     byte_fallback: bool = True
     character_coverage: float = Field(default=0.9995, ge=0.98, le=1.0)
-    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
-    user_defined_symbols: Many[Annotated[str, Field(pattern=TAG_PATTERN)]] = ()
+    normalization: Literal["identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"] = "identity"
+    user_defined_symbols: Many[_Symbol] = ()
     sample_sentences: int = Field(default=2_000_000, ge=1000)
+
+    @property
+    def models(self) -> tuple[Path, Path] | None:
+        """Files of the existing models of both sides; None to learn new ones."""
+        given = getattr(self, _FROM)
+        return None if given is None else _both_sides(given)
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -556,11 +579,11 @@ class TokenizerConfig(Section):
         return 261 if self.kind in ("word", "char") else 300
 
     def _disagreements(self) -> Iterator[str]:
-        for key in ("vocab_size", "pad_vocab_by"):
-            size = getattr(self, key)
-            if isinstance(size, dict) and (len(size) < 2 or self.joint):
-                fix = "set joint to false, or give one number"
-                yield f"{key} has a size for each side: {fix if self.joint else 'give both sizes'}"
+        for key in ("vocab_size", "pad_vocab_by", _FROM):
+            value = getattr(self, key)
+            if isinstance(value, dict) and (len(value) < 2 or self.joint):
+                fix = "set joint to false, or give one value" if self.joint else "give both values"
+                yield f"{key} has a value for each side: {fix}"
                 return
         smallest, least = min(self.vocab_sizes), self.min_vocab_size
         if smallest < least:

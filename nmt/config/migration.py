@@ -14,7 +14,7 @@ from typing import Any
 from nmt.config.inference import inference_section
 from nmt.errors import ConfigError
 
-FORMAT = 2
+FORMAT = 3
 KEY = "format"  # Key of the format number.
 INFERENCE, RECORD = "inference", "record"  # Sections of the configuration of a model folder.
 
@@ -83,6 +83,25 @@ def model_document(configuration: Mapping[str, Any]) -> Document:
     return {INFERENCE: inference_section(configuration), RECORD: dict(configuration)}
 
 
+def _with_normalization(values: Document) -> Document:
+    """Give a configuration the default of `tokenizer.normalization` before format 3."""
+    tokenizer = values.get("tokenizer") or {}
+    if not isinstance(tokenizer, Mapping):
+        return values
+    return {**values, "tokenizer": {"normalization": "nmt_nfkc", **tokenizer}}
+
+
+def _model_of_format_3(document: Document) -> Document:
+    section = document[INFERENCE]
+    if not isinstance(section, Mapping):
+        return document
+    return {**document, INFERENCE: _with_normalization(dict(section))}
+
+
 # Kind and format number -> a function that returns the document in the next format. Format 2 of a
-# model folder separates `INFERENCE` from `RECORD`: `model_document`, also for run folders.
-_STEPS: Mapping[tuple[Kind, int], Callable[[Document], Document]] = {}
+# model folder separates `INFERENCE` from `RECORD`: `model_document`, also for run folders. Format 3
+# changes the default of `tokenizer.normalization` from nmt_nfkc to identity.
+_STEPS: Mapping[tuple[Kind, int], Callable[[Document], Document]] = {
+    (Kind.CONFIGURATION, 2): _with_normalization,
+    (Kind.MODEL, 2): _model_of_format_3,
+}

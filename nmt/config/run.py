@@ -159,15 +159,16 @@ class RunConfig(Section):
     def tag_symbols(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The user-defined symbols of a new source (or joint) and a new target vocabulary.
 
-        They are the tags of languages, then ``tokenizer.user_defined_symbols`` or, by default, the
-        tags of the corpora.
+        They are the tags of languages, then ``tokenizer.user_defined_symbols`` or, by default and
+        only in the source, the tags of the corpora.
         """
         codes = [tagged_languages(self.language_tags, each) for each in self.directions]
         source, target = ([f"<2{x}>" for x in side if x] for side in zip(*codes, strict=True))
         tags = [corpus.symbol for corpus in self.data.training if corpus.symbol]
-        tags = [*(self.tokenizer.user_defined_symbols or tags)]
-        both = source + target + tags if self.tokenizer.joint else source + tags
-        return tuple(dict.fromkeys(both)), tuple(dict.fromkeys(target))
+        own = [*self.tokenizer.user_defined_symbols]
+        of_source = [*source, *target] if self.tokenizer.joint else source
+        of_source = [*of_source, *(own or tags)]
+        return tuple(dict.fromkeys(of_source)), tuple(dict.fromkeys([*target, *own]))
 
     @field_validator("name")
     @classmethod

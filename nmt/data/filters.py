@@ -69,13 +69,16 @@ class Filter:
     """
 
     note = ""  # a limitation of the filter, as a sentence for the report
+    # Whether `length_problem` gets lengths in which each byte of a character counts. Otherwise,
+    # three characters that are spelled in bytes count like one subword, as in usual text.
+    counts_bytes = True
 
     def text_problem(self, source: str, target: str) -> Finding | str | None:
         """Return a problem of the texts, or None. Called before the tokenizer is learned."""
         del source, target
         return None
 
-    def length_problem(self, source_length: int, target_length: int) -> Finding | str | None:
+    def length_problem(self, source_length: float, target_length: float) -> Finding | str | None:
         """Return a problem of the lengths in subwords, or None."""
         del source_length, target_length
         return None
@@ -107,7 +110,7 @@ class Length(Filter):
     def __init__(self, max_length: int, min_length: int = 1) -> None:
         self._max_length, self._min_length = max_length, min_length
 
-    def length_problem(self, source_length: int, target_length: int) -> Finding | None:
+    def length_problem(self, source_length: float, target_length: float) -> Finding | None:
         """Return a finding with the exceeded limit, or None."""
         shorter, longer = sorted((source_length, target_length))
         if longer > self._max_length:
@@ -118,10 +121,12 @@ class Length(Filter):
 class Ratio(Filter):
     """Finds pairs whose lengths differ too much. Adds 3 to both, to tolerate short pairs."""
 
+    counts_bytes = False  # a script that the vocabulary spells in bytes is not longer text
+
     def __init__(self, max_ratio: float) -> None:
         self._max_ratio = max_ratio
 
-    def length_problem(self, source_length: int, target_length: int) -> Finding | None:
+    def length_problem(self, source_length: float, target_length: float) -> Finding | None:
         """Return a finding with the ratio if it is too high.
 
         >>> Ratio(4).length_problem(2, 9) is None  # (9 + 3) / (2 + 3) = 2.4
@@ -153,15 +158,26 @@ class FilterChain:
         self.actions, self.skipped = dict(actions), dict(skipped)
         self.notes = [each.note for each in filters if each.note]
         self._of_text = [f.text_problem for f in filters if _overrides(f, "text_problem")]
-        self._of_length = [f.length_problem for f in filters if _overrides(f, "length_problem")]
+        of_length = [each for each in filters if _overrides(each, "length_problem")]
+        self._of_length = [each.length_problem for each in of_length if each.counts_bytes]
+        self._of_usual_length = [each.length_problem for each in of_length if not each.counts_bytes]
 
     def text_findings(self, source: str, target: str) -> list[Finding]:
         """Return the findings of all filters for the texts of a pair."""
         return _findings(check(source, target) for check in self._of_text)
 
-    def length_findings(self, source_length: int, target_length: int) -> list[Finding]:
-        """Return the findings of all filters for the lengths of a pair, in subwords."""
-        return _findings(check(source_length, target_length) for check in self._of_length)
+    def length_findings(
+        self, lengths: tuple[int, int], usual_lengths: tuple[float, float]
+    ) -> list[Finding]:
+        """Return the findings of all filters for the lengths of a pair, in subwords.
+
+        Args:
+            lengths: Length of source and target.
+            usual_lengths: The same, where three characters spelled in bytes count as one subword.
+        """
+        problems = [check(*lengths) for check in self._of_length]
+        problems += [check(*usual_lengths) for check in self._of_usual_length]
+        return _findings(problems)
 
     def drops(self, reason: str) -> bool:
         """Whether a pair with this reason is dropped."""

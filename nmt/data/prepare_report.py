@@ -26,7 +26,8 @@ from nmt.errors import DataError
 from nmt.files.atomic import write_bytes, write_errors
 from nmt.files.json_file import read_json
 from nmt.report.page import Chart, Curve, render, render_chart
-from nmt.text.tokenizer import Tokenizers, tokenizer_hash
+from nmt.text.loss import loss_of
+from nmt.text.tokenizer import Tokenizer, Tokenizers, tokenizer_hash
 
 REPORT, PAGE = "report.json", "report.html"
 _TEXT_WIDTH = 40
@@ -43,6 +44,7 @@ _SIDES: tuple[_Side, _Side] = "source", "target"
 # A character without a subword becomes three bytes or more, so 5% of the subwords means that about
 # one character in fifty of a text with short subwords is unseen. Usual text has less than 0.5%.
 _MOST_FALLBACK = 0.05
+_FEWEST_KEPT = 0.5  # A corpus that keeps a smaller share of its pairs has a problem.
 
 
 def printable(value: float | str) -> str:
@@ -108,16 +110,19 @@ class Findings(ExitStack):
         return found
 
     def check_kept(self, kind: str, corpora: Iterable[str]) -> None:
-        """Check that at least one pair of the corpora is kept.
+        """Check that at least one pair of each corpus is kept.
 
         Raises:
-            DataError: All pairs were dropped. The message lists the reasons.
+            DataError: All pairs of a corpus were dropped. The message lists the reasons.
         """
-        reasons = sum((self.counts[name] for name in corpora), Counter[str]())
-        if not reasons[KEPT]:
-            counts = ", ".join(f"{what} {n:,}" for what, n in reasons.most_common() if what != READ)
-            dropped = f"The filters dropped all {kind} pairs: {counts}."
-            problem = dropped if counts else f"The corpus contains no {kind} pairs."
+        for name in corpora:
+            own = self.counts[name]
+            if own[KEPT]:
+                continue
+            reasons = [f"{what} {n:,}" for what, n in own.most_common() if n and what != READ]
+            problem = f"{name} contains no {kind} pairs."
+            if reasons:
+                problem = f"The filters dropped all {kind} pairs of {name}: {', '.join(reasons)}."
             raise DataError(problem, fix="Check the files, or relax the filters section.")
 
     def report(self) -> dict[str, Any]:
@@ -201,6 +206,31 @@ def coverage_warnings(valid: Iterable[SideReport]) -> Iterator[str]:
             text += f"badly: {side.fallback_rate:.0%} of its subwords are single bytes or unknown. "
             text += "Add text in this language to data.train, raise tokenizer.vocab_size, or "
             yield f"{text}choose a training.init_from that has learned this language"
+
+
+def loss_warnings(targets: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield a warning if a model cannot write some of the validation targets."""
+    loss = loss_of(targets, tokenizer)
+    if loss.changed:
+        text = f"the tokenizer changes validation targets: {loss}. A translation with the changed "
+        text += "characters never counts as correct. Set tokenizer.normalization to identity and "
+        yield f"{text}tokenizer.byte_fallback to true, or choose another training.init_from"
+
+
+def lost_pairs(counts: Mapping[str, Mapping[str, int]], corpora: Iterable[str]) -> Iterator[str]:
+    """Yield a warning for each training corpus that has lost most of its pairs.
+
+    Args:
+        counts: Counts of each corpus, as in a `PrepareReport`.
+        corpora: Names of the training corpora.
+    """
+    for name in corpora:
+        own = counts[name]
+        if own[KEPT] < _FEWEST_KEPT * own[READ]:
+            reasons = [reason for reason in own if reason not in (READ, KEPT)]
+            most = max(reasons, key=lambda reason: own[reason])
+            text = f"{name}: only {own[KEPT]:,} of {own[READ]:,} sentence pairs are left; the "
+            yield f"{text}reason {most} dropped {own[most]:,}. Check the examples below"
 
 
 def sample_lengths(store: ParallelStore) -> list[list[int]]:

@@ -28,6 +28,13 @@ MANIFEST = "manifest.json"
 # Subfolders, in addition to `VALID`.
 TRAIN, TOKENIZER = "train", "tokenizer"
 AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
+# Keys of the data section that say how often training reads each corpus.
+_WEIGHTS: Any = {
+    "train": {"__all__": {"weight"}},
+    "replay": {"share": True, "train": {"__all__": {"weight"}}},
+    "stages": True,
+    "temperature": True,
+}
 _SEAL = "sha256"  # key of the manifest's own hash
 
 
@@ -203,10 +210,22 @@ class Recipe:
         return [*dict.fromkeys((*source, *tag))], target
 
     @property
+    def _is_weighted(self) -> bool:
+        """Whether the vocabulary is learned from some corpora more than from others."""
+        if self.config.tokenizer.models is not None:
+            return False
+        weights = {corpus.weight for corpus in self.data.training}
+        is_mixed = self.data.stages or self.data.replay or self.data.temperature != 1
+        return bool(is_mixed) or len(weights) > 1
+
+    @property
     def files(self) -> list[Path]:
         """All input files."""
         corpora = (*self.data.training, *self.data.validation)
-        return sorted({path for corpus in corpora for path in corpus_files(corpus)})
+        files = {path for corpus in corpora for path in corpus_files(corpus)}
+        if self.init_from is None:
+            files.update(self.config.tokenizer.models or ())
+        return sorted(files)
 
     def hash(self, vocab_hash: str | None = None) -> str:
         """Return a hash of all inputs that change the prepared data, except the corpus files.
@@ -218,6 +237,8 @@ class Recipe:
         bound = dict(self.bound)
         if self.init_from is None:  # the vocabulary is learned from text with noise
             bound["noise"] = [corpus.noise.rates for corpus in self.data.training]
+            if self._is_weighted:
+                bound["weights"] = self.data.model_dump(mode="json", include=_WEIGHTS)
         else:
             place = self.init_from / TOKENIZER
             is_gone = vocab_hash is not None and not place.is_dir()

@@ -10,14 +10,12 @@ Three functions process a block, in any process:
 
 from __future__ import annotations
 
-import random
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,17 +31,11 @@ from nmt.data.prepare_report import KEPT
 from nmt.data.prepared import Recipe
 from nmt.data.store import FlatIds, ParallelStore
 from nmt.data.workers import Result, Stored, Workers, has_changed, map_blocks
-from nmt.errors import DataError
 from nmt.files.json_file import sha256_of_json
-from nmt.text import tokenizer
 from nmt.text.tokenizer import Tokenizers
 from nmt.version import __version__
 
 Mask = npt.NDArray[np.bool_]
-_MOST_CHARACTERS = 100_000_000
-_SEED = 1
-# Fixed, because the unigram model depends on this number but must not depend on the machine.
-_LEARNING_THREADS = 16
 
 
 def kept_pairs(block: Block, is_kept: Mask) -> list[SentencePair]:
@@ -114,6 +106,7 @@ class Known(NamedTuple):
     """Additional inputs of `Decide` for a block."""
 
     lengths: npt.NDArray[np.int64]  # subwords of source and target, tags included. (2, lines)
+    usual_lengths: npt.NDArray[np.float64]  # see `FilterChain.length_findings`. (2, lines)
     is_kept: Mask  # whether the first pass has kept each line
     found: Mapping[int, Sequence[Finding]]  # findings of the diagnosis, by position in the block
 
@@ -134,8 +127,11 @@ class Decide:
         known: Known = block.known
         found, counts, is_kept = list[Found](), Counter[str](), known.is_kept.copy()
         rows = np.flatnonzero(is_kept)
-        for row, *lengths in zip(rows.tolist(), *known.lengths[:, rows].tolist(), strict=True):
-            findings = [*known.found.get(row, ()), *self.filters.length_findings(*lengths)]
+        lengths = known.lengths.T.tolist()
+        usual_lengths = known.usual_lengths.T.tolist()
+        for row in rows.tolist():
+            of_lengths = self.filters.length_findings(lengths[row], usual_lengths[row])
+            findings = [*known.found.get(row, ()), *of_lengths]
             reason = None
             if findings:
                 pair = block.pairs[row]
@@ -222,95 +218,19 @@ class Reading:
         """Yield the blocks of a corpus with the inputs of the second pass."""
         corpus, (first, end) = self.corpora[name], encoded.spans[name]
         tags = self.recipe.tag_ids(corpus, encoded.tokenizers)
+        usual_subwords = [np.array(model.usual_subwords()) for model in encoded.tokenizers]
         for number, block in enumerate(self.blocks(corpus)):
             start = block.first - 1
             rows = slice(first + start, first + start + len(block))
             if rows.stop > end:
                 raise has_changed(name)
-            sides = encoded.lines.source_lengths[rows], encoded.lines.target_lengths[rows]
-            lengths = np.array([side + len(ids) for side, ids in zip(sides, tags, strict=True)])
             is_kept = self.is_kept[name][number]
-            known = Known(lengths, is_kept, diagnosis.of_block(name, start, is_kept))
+            lengths = list[npt.NDArray[np.int64]]()
+            usual_lengths = list[npt.NDArray[np.float64]]()
+            sides = encoded.lines.block(rows.start, rows.stop)
+            for side, added, weights in zip(sides, tags, usual_subwords, strict=True):
+                lengths.append(side.lengths + len(added))
+                usual_lengths.append(side.sums(weights) + len(added))
+            found = diagnosis.of_block(name, start, is_kept)
+            known = Known(np.array(lengths), np.array(usual_lengths), is_kept, found)
             yield replace(block, known=known)
-
-
-class Reservoir:
-    """Keeps a uniform random sample of the added pairs, in bounded memory (Vitter 1985).
-
-    The same pairs give the same sample.
-
-    Args:
-        capacity: Maximum number of pairs.
-        max_characters: Maximum number of characters. If the sample exceeds it, a random half is
-            removed, so the sample stays uniform.
-        seed: Seed of the random generator.
-    """
-
-    def __init__(
-        self, capacity: int, *, max_characters: int = _MOST_CHARACTERS, seed: int = _SEED
-    ) -> None:
-        self._capacity, self._max_characters = capacity, max_characters
-        self._random = random.Random(seed)
-        self._pairs: list[tuple[str, str]] = []
-        self._seen = self._characters = 0
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def add(self, source: str, target: str) -> None:
-        """Add a pair, by algorithm R."""
-        self._seen += 1
-        if len(self._pairs) < self._capacity:
-            self._pairs.append((source, target))
-        else:
-            slot = self._random.randrange(self._seen)
-            if slot >= self._capacity:
-                return
-            self._characters -= sum(map(len, self._pairs[slot]))
-            self._pairs[slot] = (source, target)
-        self._characters += len(source) + len(target)
-        while self._characters > self._max_characters and len(self._pairs) > 1:
-            self._capacity = len(self._pairs) // 2
-            self._pairs = self._random.sample(self._pairs, self._capacity)
-            self._characters = sum(len(source) + len(target) for source, target in self._pairs)
-
-    def drain(self) -> Iterator[tuple[str, str]]:
-        """Yield and remove the pairs one by one, so that copying them needs no extra memory."""
-        self._pairs.reverse()
-        while self._pairs:
-            yield self._pairs.pop()
-
-
-def learn_tokenizers(sample: Reservoir, folder: Path, recipe: Recipe) -> Tokenizers:
-    """Learn the tokenizers, or copy them from a model; write them into a new folder.
-
-    Args:
-        sample: Text to learn from. It is empty afterwards.
-        folder: The new folder.
-        recipe: Settings of the tokenizers, or the model that fine-tuning starts from and whose
-            vocabulary it keeps.
-
-    Raises:
-        DataError: The sample is empty.
-        TokenizerError: The vocabulary size does not fit the text, or the model is damaged.
-    """
-    if not len(sample):
-        problem = "The training corpora have no sentence pair with text on both sides."
-        raise DataError(problem, fix="Check the files of data.train.")
-    folder.mkdir()
-    texts: dict[str, Iterable[str]] = {}
-    if recipe.init_from is not None:
-        start = recipe.init_from / folder.name
-        tokenizer.load_tokenizers(start)  # raises an error if they are damaged
-        for path in start.glob("*.model"):
-            shutil.copy(path, folder)
-    elif recipe.config.tokenizer.joint:
-        texts = {tokenizer.JOINT: chain.from_iterable(sample.drain())}
-    else:
-        sources, targets = zip(*sample.drain(), strict=True)
-        texts = {tokenizer.SOURCE: sources, tokenizer.TARGET: targets}
-    for name, lines in texts.items():
-        symbols = {"user_defined_symbols": recipe.config.tag_symbols[name == tokenizer.TARGET]}
-        config = recipe.config.tokenizer.model_copy(update=symbols)
-        tokenizer.train_sentencepiece(lines, folder / name, config, threads=_LEARNING_THREADS)
-    return tokenizer.load_tokenizers(folder)

@@ -51,6 +51,16 @@ class FlatIds(NamedTuple):
         ids = np.insert(ids, starts, np.tile(np.asarray(first, ids.dtype), len(lengths)))
         return FlatIds(ids, lengths + len(first))
 
+    def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the sum of a value of each token, by sentence.
+
+        Args:
+            values: The value of each id of the vocabulary. (V,)
+        """
+        upto = np.concatenate(([0.0], np.cumsum(values[self.ids])))
+        ends = np.cumsum(self.lengths)
+        return np.asarray(upto[ends] - upto[ends - self.lengths])
+
 
 class Lengths(Protocol):
     """Lengths of one side in tokens: an array, or an object that computes them on access."""

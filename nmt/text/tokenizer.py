@@ -6,24 +6,33 @@ Only this module runs SentencePiece; nmt/extras/exchange also uses its file form
 from __future__ import annotations
 
 import hashlib
+import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import sentencepiece
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
 from nmt.config.data import TAG_PATTERN, TokenizerConfig, language_symbol, tag_symbol
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError, did_you_mean
-from nmt.text import BOS_ID, EOS_ID, NUM_SPECIAL, PAD_ID, UNK_ID, without_surrogates
+from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID, without_surrogates
+from nmt.text.cleaning import clean_source
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 _OPUS_TAG = re.compile(r">>[^<>\s]+<<")
 _MAX_SENTENCE_BYTES = 40_000
 TAGS_SHOWN = 8
+_USUAL_CHARACTERS = 3  # of a subword
 _IDS: dict[str, Any] = {"pad_id": PAD_ID, "unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID}
-_SPACE = "\u2581"
+SPACE = "\u2581"
+_USER_DEFINED = ModelProto.SentencePiece.USER_DEFINED
+# A model file says in the name of its normalization that the source is cleaned before. The models
+# of nmt 0.1 and of other toolkits do not say it, so their sources stay as they are.
+_CLEANED = ", after nmt's cleaning of the source"
+_BORDER = "\x1f"  # Replaces characters that no subword may contain, while a model is learned.
 
 
 def is_tag(token: str) -> bool:
@@ -32,10 +41,15 @@ def is_tag(token: str) -> bool:
 
 
 class Tokenizers(NamedTuple):
-    """The tokenizers of both languages. With a joint vocabulary, both are the same object."""
+    """The tokenizers of both languages. With a joint vocabulary, both have the same model."""
 
     source: Tokenizer
     target: Tokenizer
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether both languages share one vocabulary."""
+        return self.source.has_model_of(self.target)
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -51,12 +65,13 @@ def load_tokenizers(folder: Path) -> Tokenizers:
     """
     if (folder / JOINT).is_file():
         joint = Tokenizer.load(folder / JOINT)
-        return Tokenizers(joint, joint)
+        return Tokenizers(joint.for_source(), joint)
     missing = [name for name in (SOURCE, TARGET) if not (folder / name).is_file()]
     if missing:
         fix = "Prepare the data again, or copy the tokenizer folder of the run here."
         raise TokenizerError(f"{folder} has neither {JOINT} nor {' nor '.join(missing)}.", fix=fix)
-    return Tokenizers(Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET))
+    source = Tokenizer.load(folder / SOURCE)
+    return Tokenizers(source.for_source(), Tokenizer.load(folder / TARGET))
 
 
 def tokenizer_hash(folder: Path) -> str:
@@ -69,10 +84,18 @@ def tokenizer_hash(folder: Path) -> str:
 
 
 class Tokenizer:
-    """One SentencePiece model: converts lines to subword ids and back."""
+    """One SentencePiece model: converts lines to subword ids and back.
 
-    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+    Args:
+        processor: The model.
+        cleans: Whether to clean lines before (`nmt.text.cleaning`), as those of the source.
+    """
+
+    def __init__(
+        self, processor: sentencepiece.SentencePieceProcessor, *, cleans: bool = False
+    ) -> None:
         self._processor = processor
+        self.cleans = cleans
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -94,7 +117,9 @@ class Tokenizer:
         wanted = tuple(_IDS.values())
         if found != wanted:
             problem = f"{path} has the ids {found} for pad, unk, bos, eos; nmt needs {wanted}."
-            raise TokenizerError(problem, fix="Use a model created by `nmt prepare`.")
+            options = " ".join(f"--{name}={value}" for name, value in _IDS.items())
+            fix = f"Use a model of `nmt prepare`, or one that SentencePiece learned with {options}."
+            raise TokenizerError(problem, fix=fix)
         return cls(processor)
 
     @classmethod
@@ -102,9 +127,22 @@ class Tokenizer:
         """Return the tokenizer of the content of a model file, without checks."""
         return cls(sentencepiece.SentencePieceProcessor(model_proto=model))
 
+    def for_source(self) -> Tokenizer:
+        """Return the tokenizer of the source: it cleans lines if it was learned from clean ones."""
+        name = self._proto.normalizer_spec.name
+        return Tokenizer(self._processor, cleans=name.endswith(_CLEANED))
+
+    def has_model_of(self, other: Tokenizer) -> bool:
+        """Whether both tokenizers apply the same SentencePiece model."""
+        return self._processor is other._processor
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model only. The receiving process caches it, so it loads each model once."""
-        return _tokenizer_of, (self._processor.serialized_model_proto(),)
+        return _tokenizer_of, (self._processor.serialized_model_proto(), self.cleans)
+
+    @cached_property
+    def _proto(self) -> Any:
+        return ModelProto.FromString(self._processor.serialized_model_proto())
 
     @property
     def vocab_size(self) -> int:
@@ -121,6 +159,8 @@ class Tokenizer:
             "".join(lines).encode()
         except UnicodeEncodeError:  # rare; checking every line would be slow
             lines = [without_surrogates(line) for line in lines]
+        if self.cleans:
+            lines = [clean_source(line) for line in lines]
         ids = list(self._processor.encode(list(lines), num_threads=threads))
         if not self.is_imported:
             return ids
@@ -128,7 +168,10 @@ class Tokenizer:
 
     def normalize(self, lines: Sequence[str]) -> list[str]:
         """Return each line as it is before segmentation, with spaces as U+2581."""
-        return list(self._processor.normalize([without_surrogates(line) for line in lines]))
+        usable = [without_surrogates(line) for line in lines]
+        if self.cleans:
+            usable = [clean_source(line) for line in usable]
+        return list(self._processor.normalize(usable))
 
     @cached_property
     def is_imported(self) -> bool:
@@ -157,29 +200,48 @@ class Tokenizer:
         plain = [int(index) for index in ids if index not in (PAD_ID, BOS_ID, EOS_ID)]
         text = str(self._processor.decode(plain))
         # A word spelled in bytes begins with the bytes of U+2581, which SentencePiece keeps.
-        return text.replace(_SPACE, " ").lstrip(" ") if _SPACE in text else text
+        return text.replace(SPACE, " ").lstrip(" ") if SPACE in text else text
 
     def pieces(self) -> list[tuple[str, float, bool]]:
         """Return, for each id, its text, its score, and whether it is an ordinary subword."""
-        model, tags = self._processor, set(self.tags.values())
+        model = self._processor
+        symbols = set(self.symbols.values())
         kinds = (model.is_byte, model.is_unknown, model.is_control, model.is_unused)
-        return [
-            (self.piece(i), float(model.get_score(i)), not (i in tags or any(f(i) for f in kinds)))
-            for i in range(self.vocab_size)
-        ]
+        found = list[tuple[str, float, bool]]()
+        for index in range(self.vocab_size):
+            is_special = index in symbols or any(is_kind(index) for is_kind in kinds)
+            found.append((self.piece(index), float(model.get_score(index)), not is_special))
+        return found
+
+    def usual_subwords(self) -> list[float]:
+        """Return, for each id, how many subwords it counts in text that the vocabulary covers.
+
+        Such text has about three characters in a subword, in scripts of few letters. So the first
+        byte of a character counts a third, and the others do not count.
+        """
+        counts = list[float]()
+        for index in range(self.vocab_size):
+            if self._processor.is_byte(index):
+                byte = int(self.piece(index)[1:-1], 16)
+                is_first = byte & 0xC0 != 0x80
+                counts.append(is_first / _USUAL_CHARACTERS)
+            else:
+                counts.append(1.0)
+        return counts
+
+    @cached_property
+    def symbols(self) -> dict[str, int]:
+        """Ids of the user-defined symbols, which are never split."""
+        pieces = enumerate(self._proto.pieces)
+        return {piece.piece: index for index, piece in pieces if piece.type == _USER_DEFINED}
 
     @cached_property
     def tags(self) -> dict[str, int]:
         """Ids of the vocabulary's language tags, such as ``<2de>`` or OPUS-MT's ``>>deu<<``."""
-        # SentencePiece has no method for this kind of symbol. User-defined symbols come first and
-        # score 0. The only ordinary subword with score 0 is the first merge of two characters.
-        is_other, found = self._processor.is_control, {}
-        for index in range(NUM_SPECIAL, self.vocab_size):
-            piece, score = self.piece(index), self._processor.get_score(index)
-            if self._processor.is_byte(index) or score:
-                break
-            if (re.fullmatch(TAG_PATTERN, piece) or is_tag(piece)) and not is_other(index):
-                found[piece] = index
+        found = dict[str, int]()
+        for symbol, index in self.symbols.items():
+            if re.fullmatch(TAG_PATTERN, symbol) or is_tag(symbol):
+                found[symbol] = index
         return found
 
     @cached_property
@@ -235,22 +297,33 @@ class Tokenizer:
 
 
 @lru_cache(maxsize=4)
-def _tokenizer_of(model: bytes) -> Tokenizer:
-    return Tokenizer.parse(model)
+def _processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+def _tokenizer_of(model: bytes, cleans: bool) -> Tokenizer:
+    return Tokenizer(_processor_of(model), cleans=cleans)
 
 
 def train_sentencepiece(
-    lines: Iterable[str], path: Path, config: TokenizerConfig, *, threads: int
+    lines: Iterable[tuple[str, int]],
+    path: Path,
+    config: TokenizerConfig,
+    *,
+    threads: int,
+    characters: Collection[str] | None = None,
 ) -> None:
     """Train a SentencePiece model and write it to ``path``. The same input gives the same bytes.
 
     Args:
-        lines: The training text. The order matters. Lines above 40,000 bytes are ignored.
+        lines: The training text, and how often to count each line. The order matters. Lines above
+            40,000 bytes are ignored. Lines of the source are clean.
         path: The new file. Its name (`JOINT`, `SOURCE` or `TARGET`) selects the vocabulary size
-            from ``config``. The file is removed if training fails.
+            from ``config``. No file is left if training fails.
         config: Kind and vocabulary sizes, and symbols of this vocabulary.
         threads: Number of CPU threads. It changes the last digits of unigram probabilities, and the
             model file records it.
+        characters: The only characters that the vocabulary contains; None for all.
 
     Raises:
         VocabularySizeError: The vocabulary size is too large or too small for the text. The message
@@ -258,29 +331,71 @@ def train_sentencepiece(
         TokenizerError: There is no text.
     """
     is_target = path.name == TARGET
-    size, unused = config.vocab_sizes[is_target], config.unused[is_target]
-    usable = (without_surrogates(line).replace("\0", " ") for line in lines)
+    size = config.vocab_sizes[is_target]
+    unused = config.unused[is_target]
+    # Subwords do not cross the border, which is not part of the vocabulary.
+    has_borders = characters is not None and config.kind in ("bpe", "unigram")
+    border = _BORDER if has_borders else ""
+    replaced = _Replacement(characters, border)
+    model = io.BytesIO()
     try:
-        with path.open("wb") as file:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=usable,
-                model_writer=file,
-                model_type=config.kind,
-                vocab_size=size,
-                user_defined_symbols=list(config.user_defined_symbols),
-                control_symbols=[f"<unused{number}>" for number in range(unused)],
-                # With kind: word, a lower coverage would drop every word with a rare character.
-                character_coverage=1.0 if config.kind == "word" else config.character_coverage,
-                byte_fallback=config.byte_fallback,
-                normalization_rule_name=config.normalization,
-                max_sentence_length=_MAX_SENTENCE_BYTES,
-                num_threads=threads,
-                minloglevel=2,
-                **_IDS,
-            )
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(
+                f"{line.translate(replaced)}\t{count}" for line, count in lines if count
+            ),
+            input_format="tsv",
+            model_writer=model,
+            model_type=config.kind,
+            vocab_size=size,
+            user_defined_symbols=list(config.user_defined_symbols),
+            control_symbols=[f"<unused{number}>" for number in range(unused)],
+            character_coverage=1.0,
+            pretokenization_delimiter=border,
+            byte_fallback=config.byte_fallback,
+            normalization_rule_name=config.normalization,
+            max_sentence_length=_MAX_SENTENCE_BYTES,
+            num_threads=threads,
+            minloglevel=2,
+            **_IDS,
+        )
     except RuntimeError as error:
-        path.unlink(missing_ok=True)
         raise _explained(str(error), config, path.name, size) from error
+    _write(model.getvalue(), path)
+
+
+def adopt(model: Path, path: Path) -> None:
+    """Copy the SentencePiece model of a user to ``path``, as if it had been trained there.
+
+    Raises:
+        TokenizerError: See `Tokenizer.load`.
+    """
+    Tokenizer.load(model)
+    _write(model.read_bytes(), path)
+
+
+def _write(model: bytes, path: Path) -> None:
+    """Write a new model, whose sources are cleaned unless it is that of the target."""
+    proto = ModelProto.FromString(model)
+    if path.name != TARGET and not proto.normalizer_spec.name.endswith(_CLEANED):
+        proto.normalizer_spec.name += _CLEANED
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+class _Replacement(dict[int, str | int]):
+    """A table for `str.translate` that replaces all characters but some."""
+
+    def __init__(self, kept: Collection[str] | None, border: str) -> None:
+        super().__init__({ord("\t"): " ", 0: " "})
+        self._kept = kept
+        self._border = border
+
+    def __missing__(self, code: int) -> str | int:
+        character = chr(code)
+        is_surrogate = "\ud800" <= character <= "\udfff"
+        character = "\ufffd" if is_surrogate else character
+        is_kept = self._kept is None or character in self._kept
+        self[code] = character if is_kept else self._border
+        return self[code]
 
 
 def _explained(message: str, config: TokenizerConfig, name: str, size: int) -> TokenizerError:

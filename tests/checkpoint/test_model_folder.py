@@ -20,8 +20,9 @@ from nmt.config.loader import dump_config
 from nmt.errors import CheckpointError, ConfigError
 from nmt.files.json_file import Manifest
 from nmt.model.transformer import build_model
-from nmt.text.tokenizer import tokenizer_hash, train_sentencepiece
+from nmt.text.tokenizer import tokenizer_hash
 from tests.checkpoint.faults import flip_bit, toy_config
+from tests.learning import train_sentencepiece
 
 CONFIG = toy_config({
     "model.model_dim": 16, "model.ff_dim": 32, "model.num_heads": 2, "model.encoder_layers": 1,

@@ -28,7 +28,7 @@ from nmt.data.filters import FilterChain, training_filters
 from nmt.data.prepare_report import current_report
 from nmt.data.prepared import PreparedData, verify_prepared
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import load_tokenizers
 from tests.commands.preparing import (
     ENGLISH,
     config_for,
@@ -38,6 +38,7 @@ from tests.commands.preparing import (
     write,
     write_pairs,
 )
+from tests.learning import train_sentencepiece
 from tests.process import LIMIT, started
 from tests.terminal import terminal
 

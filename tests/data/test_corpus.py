@@ -24,7 +24,7 @@ from nmt.data.corpus import (
 )
 from nmt.data.demo import SentenceGenerator, demo_pairs
 from nmt.data.pairs import BadPair, ReadOptions, SentencePair
-from nmt.data.reading import Reservoir
+from nmt.data.vocabulary import TextSample
 from nmt.errors import ConfigError, DataError
 from tests.examples import FEW
 
@@ -238,10 +238,11 @@ def test_characters_of_an_epoch_are_counted_and_not_bytes(tmp_path: Path) -> Non
 
 
 def drawn(count: int, capacity: int, seed: int = 1, max_characters: int = 10**9) -> list[int]:
-    sample = Reservoir(capacity, max_characters=max_characters, seed=seed)
+    directions = {"one": Direction("en", "de")}
+    sample = TextSample(directions, capacity, max_characters=max_characters, seed=seed)
     for number in range(count):
-        sample.add(str(number), "x")
-    return [int(source) for source, _ in sample.drain()]
+        sample.add("one", str(number), "x")
+    return [int(source) for source, _ in sample.lines((0,), is_last=True)]
 
 
 @given(count=st.integers(0, 60), capacity=st.integers(1, 40), seed=st.integers(0, 9))
@@ -266,13 +267,14 @@ def test_every_member_is_drawn_equally_often_even_when_the_sample_shrinks() -> N
 @example(lengths=[1, 24, 50, 1, 1, 1, 1, 1, 26])  # one half is still too long
 @given(lengths=st.lists(st.integers(1, 50), min_size=1))
 def test_a_sample_stays_below_the_limit_of_characters(lengths: list[int]) -> None:
-    sample = Reservoir(1000, max_characters=100, seed=1)
-    for length in lengths:
-        sample.add("x" * length, "")
-    held = list(sample.drain())
+    directions = {"one": Direction("en", "de"), "two": Direction("en", "fr")}
+    sample = TextSample(directions, 1000, max_characters=100, seed=1)
+    for number, length in enumerate(lengths):
+        sample.add("two" if number % 3 else "one", "x" * length, "")
+    held = [line for line, _ in sample.lines((0,), is_last=True)]
     assert held
-    assert sum(len(source) for source, _ in held) <= 100
-    assert len(sample) == 0
+    assert sum(map(len, held)) <= 100
+    assert not list(sample.lines((0,), is_last=True))
 
 
 def test_the_corpus_is_the_same_on_every_machine_and_no_sentence_occurs_twice() -> None:

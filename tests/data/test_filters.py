@@ -27,7 +27,8 @@ DEFAULT = training_filters(FilterConfig())
 
 
 def dropping(filters: FilterChain, source_length: int, target_length: int) -> str | None:
-    return filters.dropping(filters.length_findings(source_length, target_length))
+    lengths = source_length, target_length
+    return filters.dropping(filters.length_findings(lengths, lengths))
 
 
 def test_blank_sides_have_a_reason_each() -> None:

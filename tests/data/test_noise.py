@@ -16,9 +16,10 @@ from nmt.data.resegment import NoiseAdder, Resegmenter, flat_of, in_turn, rows_o
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.text import UNK_ID
 from nmt.text.subword_dropout import SubwordDropout
-from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.conftest import TINY_PAIRS
 from tests.examples import FEW
+from tests.learning import train_sentencepiece
 
 Read = Callable[[NoiseAdder, int, Sequence[int]], list[tuple[str, str]]]
 SOURCES, TARGETS = ([pair[side] for pair in TINY_PAIRS] for side in (0, 1))

@@ -24,8 +24,9 @@ from nmt.data.prepare_report import (
 )
 from nmt.data.store import FlatIds, ParallelStore, StoreWriter
 from nmt.errors import DataError
-from nmt.text.tokenizer import Tokenizers, load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizers, load_tokenizers
 from tests.conftest import TINY_PAIRS
+from tests.learning import train_sentencepiece
 
 FIRST_WORD = 260  # after four special ids and 256 bytes
 SIZE = 330

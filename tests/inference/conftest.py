@@ -14,7 +14,8 @@ from nmt.inference.engine import Engine
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
 from nmt.model.transformer import Transformer, build_model
-from nmt.text.tokenizer import Tokenizer, Tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, Tokenizers
+from tests.learning import train_sentencepiece
 
 WORDS = (
     *("der", "die", "das", "Hund", "Katze", "Haus", "läuft", "schläft", "sieht", "groß"),

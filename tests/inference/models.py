@@ -20,8 +20,9 @@ from nmt.inference.stepper import Mixture
 from nmt.inference.torch_engine import TorchEngine
 from nmt.model.transformer import Transformer, build_model
 from nmt.text import EOS_ID
-from nmt.text.tokenizer import Tokenizers, tokenizer_hash, train_sentencepiece
+from nmt.text.tokenizer import Tokenizers, tokenizer_hash
 from tests.inference.conftest import OPTIONS, sentences
+from tests.learning import train_sentencepiece
 
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -21,10 +21,11 @@ from nmt.inference.segment import segment
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
 from nmt.search.hypothesis import NONE, Constraints
-from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import loaded, small_model
 from tests.inference.test_translator import Says
+from tests.learning import train_sentencepiece
 
 LINES = sentences(12, seed=8, longest=6)
 

@@ -15,10 +15,11 @@ from nmt.inference.request import Request, Result, parse_request
 from nmt.inference.scorer import Scorer
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
-from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
 from tests.inference.conftest import OPTIONS, sentences, translator_of
 from tests.inference.models import small_model
 from tests.inference.test_translator import Says
+from tests.learning import train_sentencepiece
 
 LINES = sentences(6, seed=2, longest=6)
 SYMBOLS = ("<2de>", "<2fr>", "<2en>", "<2ary_Arab>", "<bt>")  # ids from 4

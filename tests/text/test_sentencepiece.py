@@ -13,7 +13,8 @@ from sentencepiece import SentencePieceTrainer
 from nmt.config.data import TokenizerConfig
 from nmt.errors import ConfigError, TokenizerError, VocabularySizeError
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.tokenizer import Tokenizer, load_tokenizers, tokenizer_hash, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, load_tokenizers, tokenizer_hash
+from tests.learning import train_sentencepiece
 
 TEXT = [
     "Ein kleiner Hund läuft über die große Wiese.",

@@ -30,7 +30,8 @@ from nmt.inference.request import Result
 from nmt.metrics.metric import MetricOptions, Scorer
 from nmt.metrics.result import System
 from nmt.metrics.scoring import Resampling, score_systems
-from nmt.text.tokenizer import Tokenizer, load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, load_tokenizers
+from tests.learning import train_sentencepiece
 
 TEXTS = st.lists(
     st.tuples(*[st.text("aB1. ,üß世" + "\u0663", max_size=30)] * 3), min_size=1, max_size=9

@@ -19,10 +19,10 @@ from nmt.files.json_file import Manifest
 from nmt.inference.translator import Translator
 from nmt.packed import Packed
 from nmt.text import BOS_ID, EOS_ID
-from nmt.text.tokenizer import train_sentencepiece
 from tests.extras.exchange.exported import STEP, run_config, write_run, write_shortlist
 from tests.extras.exchange.marian_files import KINDS, write
 from tests.extras.exchange.test_vocabulary import TEXT
+from tests.learning import train_sentencepiece
 
 KEPT = {"kept.de": "Ein großer Hund läuft.\n", "kept.en": "A big dog runs.\n"}
 

@@ -18,7 +18,8 @@ from sentencepiece.sentencepiece_model_pb2 import (  # type: ignore[attr-defined
 
 from nmt.config.data import TokenizerConfig
 from nmt.extras.exchange import vocabulary
-from nmt.text.tokenizer import Tokenizer, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer
+from tests.learning import train_sentencepiece
 
 TEXT = [
     "Ein kleiner Hund läuft über die große Wiese, und ein großer Hund schläft.",

@@ -26,9 +26,10 @@ from nmt.extras.inspection.prediction import losses, smoothed_target
 from nmt.extras.inspection.sublayers import distance, entropy, score
 from nmt.inference.scorer import Scorer
 from nmt.inference.translator import Translator
-from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import load_tokenizers
 from tests.extras.inspection.conftest import SHAPES
 from tests.inference.conftest import sentences
+from tests.learning import train_sentencepiece
 from tests.model.small import small_model
 
 F_ = TypeVar("F_")

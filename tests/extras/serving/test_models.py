@@ -25,10 +25,11 @@ from nmt.extras.serving.server import _run
 from nmt.extras.serving.service import Service
 from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import Translator
-from nmt.text.tokenizer import load_tokenizers, train_sentencepiece
+from nmt.text.tokenizer import load_tokenizers
 from tests.extras.serving.conftest import Inside
 from tests.inference.conftest import sentences
 from tests.inference.models import run_config, save_run, small_model
+from tests.learning import train_sentencepiece
 
 
 def test_models_are_chosen_by_name_or_languages(inside: Inside) -> None:

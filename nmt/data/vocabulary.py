@@ -1,0 +1,258 @@
+"""Learns the vocabularies from a sample of the training pairs, weighted as in training."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from nmt.config.data import DataConfig, Direction, TokenizerConfig
+from nmt.data.plan import build_stages, epoch_weights
+from nmt.data.prepared import Recipe
+from nmt.errors import DataError
+from nmt.text import NUM_SPECIAL, tokenizer
+from nmt.text.cleaning import clean_source
+from nmt.text.coverage import Coverage, cover
+
+_MOST_CHARACTERS = 100_000_000
+_SEED = 1
+# Fixed, because the unigram model depends on this number but must not depend on the machine.
+_LEARNING_THREADS = 16
+_NUM_BYTES = 256
+_PRECISION = 100  # SentencePiece counts lines in whole numbers: the rarest line counts so often.
+_SIDES = (0, 1)  # source and target of a pair
+
+
+class Reservoir:
+    """Keeps a uniform random sample of the added pairs, in bounded memory (Vitter 1985).
+
+    Args:
+        capacity: Maximum number of pairs.
+        random: Source of random numbers. The same pairs and numbers give the same sample.
+    """
+
+    def __init__(self, capacity: int, random: random.Random) -> None:
+        self._capacity = capacity
+        self._random = random
+        self.pairs: list[tuple[str, str]] = []
+        self.num_added = 0
+        self.num_characters = 0
+
+    def add(self, source: str, target: str) -> None:
+        """Add a pair, by algorithm R."""
+        self.num_added += 1
+        slot = len(self.pairs)
+        if slot >= self._capacity:
+            slot = self._random.randrange(self.num_added)
+            if slot >= self._capacity:
+                return
+        pair = clean_source(source), target
+        if slot == len(self.pairs):
+            self.pairs.append(pair)
+        else:
+            self.num_characters -= _size(self.pairs[slot])
+            self.pairs[slot] = pair
+        self.num_characters += _size(pair)
+
+    def halve(self) -> None:
+        """Remove a random half of the sample, so that it stays uniform."""
+        self._capacity = len(self.pairs) // 2
+        self.pairs = self._random.sample(self.pairs, self._capacity)
+        self.num_characters = sum(map(_size, self.pairs))
+
+
+def _size(pair: tuple[str, str]) -> int:
+    return len(pair[0]) + len(pair[1])
+
+
+class TextSample:
+    """A sample of each training corpus, with clean sources. The largest ones are cut first.
+
+    Args:
+        directions: Languages of each corpus.
+        max_pairs: Maximum number of pairs.
+        max_characters: Maximum number of characters.
+        seed: Seed of the random generator.
+    """
+
+    def __init__(
+        self,
+        directions: Mapping[str, Direction],
+        max_pairs: int,
+        *,
+        max_characters: int = _MOST_CHARACTERS,
+        seed: int = _SEED,
+    ) -> None:
+        generator = random.Random(seed)
+        self._directions = directions
+        self._max_pairs = max_pairs
+        self._max_characters = max_characters
+        self._reservoirs = {name: Reservoir(max_pairs, generator) for name in directions}
+        self._num_pairs = 0
+        self._num_characters = 0
+        # How often SentencePiece counts a line of each corpus.
+        self._counts = dict.fromkeys(directions, 1)
+
+    def __len__(self) -> int:
+        return self._num_pairs
+
+    def add(self, corpus: str, source: str, target: str) -> None:
+        """Add a pair of a corpus."""
+        own = self._reservoirs[corpus]
+        num_pairs = len(own.pairs)
+        num_characters = own.num_characters
+        own.add(source, target)
+        self._num_pairs += len(own.pairs) - num_pairs
+        self._num_characters += own.num_characters - num_characters
+        while self._num_pairs > 1 and self._is_full():
+            largest = max(self._reservoirs.values(), key=lambda each: len(each.pairs))
+            largest.halve()
+            self._num_pairs = sum(len(each.pairs) for each in self._reservoirs.values())
+            self._num_characters = sum(each.num_characters for each in self._reservoirs.values())
+
+    def _is_full(self) -> bool:
+        return self._num_pairs > self._max_pairs or self._num_characters > self._max_characters
+
+    def weigh(self, data: DataConfig) -> None:
+        """Count each corpus as often as training reads it."""
+        names = list(self._directions)
+        sizes = [self._reservoirs[name].num_added for name in names]
+        per_line = dict[str, float]()
+        for name, size, weight in zip(names, sizes, training_weights(data, sizes), strict=True):
+            per_line[name] = weight * size / max(len(self._reservoirs[name].pairs), 1)
+        used = [weight for weight in per_line.values() if weight]
+        smallest = min(used, default=1.0)
+        is_even = max(used, default=1.0) == smallest
+        unit = smallest if is_even else smallest / _PRECISION
+        self._counts = {name: round(weight / unit) for name, weight in per_line.items()}
+
+    def characters(self, sides: Sequence[int]) -> dict[str, Counter[str]]:
+        """Return how often each character occurs in each language of some sides."""
+        counts = dict[str, Counter[str]]()
+        for name, reservoir in self._reservoirs.items():
+            for side in sides:
+                own = Counter[str]()
+                for pair in reservoir.pairs:
+                    own.update(pair[side])
+                of_language = counts.setdefault(self._directions[name][side], Counter())
+                for character, number in own.items():
+                    of_language[character] += number * self._counts[name]
+        return counts
+
+    def lines(self, sides: Sequence[int], *, is_last: bool) -> Iterator[tuple[str, int]]:
+        """Yield the lines of some sides, and how often to count them.
+
+        Args:
+            sides: 0 for sources, 1 for targets.
+            is_last: Whether to remove the pairs, so that a copy of them needs no extra memory.
+        """
+        for name, reservoir in self._reservoirs.items():
+            pairs = deque(reservoir.pairs)
+            if is_last:
+                reservoir.pairs = []
+            while pairs:
+                pair = pairs.popleft()
+                for side in sides:
+                    yield pair[side], self._counts[name]
+
+
+def training_weights(data: DataConfig, sizes: Sequence[int]) -> list[float]:
+    """Return how often training reads each corpus; the mean of all stages of a curriculum.
+
+    Args:
+        data: The data section of the configuration.
+        sizes: Number of pairs of each training corpus.
+    """
+    stages = build_stages(data, sizes, lower_is_better=False)
+    if not stages:
+        return epoch_weights(data, sizes)
+    columns = zip(*(stage.weights for stage in stages), strict=True)
+    return [sum(column) / len(stages) for column in columns]
+
+
+def learn_tokenizers(sample: TextSample, folder: Path, recipe: Recipe) -> list[str]:
+    """Learn the tokenizers, or copy them from a model; write them into a new folder.
+
+    Args:
+        sample: Text to learn from. It is empty afterwards if a tokenizer is learned.
+        folder: The new folder.
+        recipe: Settings of the tokenizers, or the model that fine-tuning starts from and whose
+            vocabulary it keeps.
+
+    Returns:
+        Warnings about characters that the vocabulary does not contain.
+
+    Raises:
+        DataError: The sample is empty.
+        TokenizerError: The vocabulary size does not fit the text, or a given model is damaged.
+    """
+    if not len(sample):
+        problem = "The training corpora have no sentence pair with text on both sides."
+        raise DataError(problem, fix="Check the files of data.train.")
+    folder.mkdir()
+    config = recipe.config.tokenizer
+    if recipe.init_from is not None:
+        start = recipe.init_from / folder.name
+        tokenizer.load_tokenizers(start)  # raises an error if they are damaged
+        for path in start.glob("*.model"):
+            shutil.copy(path, folder)
+        return []
+    if config.models is not None:
+        names = (tokenizer.JOINT,) if config.joint else (tokenizer.SOURCE, tokenizer.TARGET)
+        for path, name in zip(config.models, names, strict=False):
+            tokenizer.adopt(path, folder / name)
+        return []
+    sample.weigh(recipe.data)
+    if config.joint:
+        return _learn(sample, folder / tokenizer.JOINT, recipe, _SIDES, is_last=True)
+    warnings = _learn(sample, folder / tokenizer.SOURCE, recipe, _SIDES[:1], is_last=False)
+    return warnings + _learn(sample, folder / tokenizer.TARGET, recipe, _SIDES[1:], is_last=True)
+
+
+def _learn(
+    sample: TextSample, path: Path, recipe: Recipe, sides: Sequence[int], *, is_last: bool
+) -> list[str]:
+    is_target = path.name == tokenizer.TARGET
+    symbols = recipe.config.tag_symbols[is_target]
+    if not is_target:
+        symbols = tuple(map(clean_source, symbols))
+    config = recipe.config.tokenizer.model_copy(update={"user_defined_symbols": symbols})
+    characters: frozenset[str] | None = None
+    warnings = list[str]()
+    if config.kind != "word":  # a word with one character less would be another word
+        fixed, most = _room(config, is_target=is_target)
+        covered = cover(sample.characters(sides), config.character_coverage, most)
+        characters = covered.characters
+        warnings = list(_warnings(covered, config.vocab_sizes[is_target], fixed))
+    lines = sample.lines(sides, is_last=is_last)
+    tokenizer.train_sentencepiece(
+        lines, path, config, threads=_LEARNING_THREADS, characters=characters
+    )
+    return warnings
+
+
+def _room(config: TokenizerConfig, *, is_target: bool) -> tuple[int, int | None]:
+    """Return how many subwords are not learned, and the largest number of characters.
+
+    Characters take at most half of a vocabulary, so that there is room for longer subwords. Without
+    bytes there is no limit: characters that are not in the vocabulary would be lost.
+    """
+    size = config.vocab_sizes[is_target]
+    fixed = NUM_SPECIAL + len(config.user_defined_symbols) + config.unused[is_target]
+    if not config.byte_fallback:
+        return fixed, None
+    fixed += _NUM_BYTES
+    most = size - fixed
+    if config.kind != "char":
+        most = min(most, size // 2)
+    return fixed, max(most, 1)
+
+
+def _warnings(covered: Coverage, size: int, fixed: int) -> Iterator[str]:
+    needed = max(2 * covered.num_wanted, covered.num_wanted + fixed)
+    for language, (number, share) in covered.lacking.items():
+        text = f"a vocabulary of {size:,} has no room for {number:,} characters of {language} "
+        text += f"({share:.1%} of its text), which are therefore spelled in bytes. "
+        yield f"{text}To have room for all, set tokenizer.vocab_size to {needed} or more"
