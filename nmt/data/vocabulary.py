@@ -216,8 +216,9 @@ def _learn(
 ) -> list[str]:
     is_target = path.name == tokenizer.TARGET
     symbols = recipe.config.tag_symbols[is_target]
-    if not is_target:
-        symbols = tuple(map(clean_source, symbols))
+    if not is_target:  # as they are in a clean source; with a joint vocabulary, also as they were
+        clean = tuple(map(clean_source, symbols))
+        symbols = tuple(dict.fromkeys(symbols + clean)) if len(sides) > 1 else clean
     config = recipe.config.tokenizer.model_copy(update={"user_defined_symbols": symbols})
     characters: frozenset[str] | None = None
     warnings = list[str]()

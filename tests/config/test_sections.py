@@ -414,8 +414,9 @@ def test_the_tags_of_corpora_are_symbols_unless_others_are_chosen() -> None:
     train = [{"demo": "train", "tag": tag} for tag in ("bt", "<med>", "bt")]
     values = {**RUN, "data": {**DATA, "train": train}}
     assert RunConfig.model_validate(values).tag_symbols == (("<bt>", "<med>"), ())
-    values["tokenizer"] = {"user_defined_symbols": ["<med>", "<law>", "<bt>"]}
-    assert RunConfig.model_validate(values).tag_symbols == (("<med>", "<law>", "<bt>"), ())
+    values["tokenizer"] = {"user_defined_symbols": ["<med>", "<law>", "<bt>", "__URL__"]}
+    own = ("<med>", "<law>", "<bt>", "__URL__")
+    assert RunConfig.model_validate(values).tag_symbols == (own, own)
 
 
 def test_a_folder_gives_a_valid_name() -> None:

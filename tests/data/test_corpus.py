@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nmt.config.data import CorpusConfig
+from nmt.config.data import CorpusConfig, Direction
 from nmt.data.corpus import (
     check_files,
     corpus_files,

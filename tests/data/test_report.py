@@ -158,6 +158,8 @@ def test_findings_are_counted_by_corpus_and_reason_and_listed_as_dropped_or_repo
     for name, lines in ((DROPPED, ["2", "4", "6"]), (REPORTED, ["1", "3", "5"])):
         table = gzip.decompress((tmp_path / name).read_bytes()).decode().splitlines()
         assert [row.split("\t")[1] for row in table[1:]] == lines
-    findings.check_kept("training", ["a", "b"])
-    with pytest.raises(DataError, match="own 1"):
-        findings.check_kept("training", ["b", "empty"])
+    findings.check_kept("training", ["a"])
+    with pytest.raises(DataError, match="all training pairs of b: own 1"):
+        findings.check_kept("training", ["a", "b"])
+    with pytest.raises(DataError, match="empty contains no training pairs"):
+        findings.check_kept("training", ["a", "empty"])
