@@ -31,11 +31,20 @@ from nmt.files.progress import progress_bar
 from nmt.inference.guard import GuardCounts
 from nmt.inference.translator import Translator
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_TRIALS
-from nmt.metrics.metric import MetricOptions, References, Scorer, label_of, requested_metrics
+from nmt.metrics.metric import (
+    MetricOptions,
+    References,
+    Scorer,
+    label_of,
+    requested_metrics,
+    rounded,
+)
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
 from nmt.registry import Registry
 from nmt.text.languages import primary_code
+from nmt.text.loss import loss_of
+from nmt.text.tokenizer import Tokenizer
 from nmt.training.report import record_evaluation
 
 logger = logging.getLogger(__name__)
@@ -112,6 +121,12 @@ def evaluate(options: EvaluateOptions) -> EvaluationReport | TextResult:
     return replace(report, failures=tuple(failures))
 
 
+# Metrics that a translation equal to the reference maximizes.
+_EXACT = ("bleu", "chrf", "chrf++", "ter")
+_LIMIT = (
+    "lines: references that the model cannot write, because its tokenizer changes them. A model "
+    "without any other mistake would get these scores."
+)
 # Keys of the configuration that an evaluation reads.
 _READ = ("decoding", "data", "source_language", "target_language")
 
@@ -165,6 +180,13 @@ class EvaluatedModel:
             logger.info("%s", message)
         texts = [result.text for result in results]
         return System(self.name, texts, self._settings(translator), results=results)
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the translations; only after a translation."""
+        if self._translator is None:
+            raise RuntimeError("nothing was translated")
+        return self._translator.tokenizers.target
 
     def _settings(self, translator: Translator) -> dict[str, str | int | float]:
         engine, decoding, chosen = translator.engine, self.config.decoding, self._mbr
@@ -230,6 +252,7 @@ class EvaluatedSet:
         elif base is not None and not base.is_dir():
             (self.baseline,) = read_systems([base], whole, options.limit)
         self.pairs: Section | None = None
+        self.limits: list[dict[str, Any]] = []  # of models that cannot write some references
         paths = [Path(text.partition("=")[2]) for text in options.slice_]
         self.inputs = [*files, *paths, *whole.files, *([base] if base else [])]
 
@@ -247,6 +270,32 @@ class EvaluatedSet:
         if self.test.source is None:
             raise ConfigError("There is no source text.", fix="Add `source` FILE.")
         return model.translate(self.test.name, self.test.source, self.test)
+
+    def note_limit(self, model: EvaluatedModel) -> None:
+        """Score the references as nearly as the model can write them, if it changes them."""
+        losses = [loss_of(lines, model.target_tokenizer) for lines in self.test.references]
+        nearest = list(losses[0].nearest)
+        changed = set(losses[0].changed).intersection(*(loss.changed for loss in losses[1:]))
+        for index in losses[0].changed:
+            writable = (loss.nearest[index] for loss in losses[1:] if index not in loss.changed)
+            nearest[index] = next(writable, nearest[index])
+        if changed:
+            exact = [scorer for scorer in self.scorers if scorer.name in _EXACT]
+            limit: dict[str, Any] = {"system": model.name, "unreachable": len(changed)}
+            limit["example"] = losses[0].example
+            limit["scores"] = {scorer.name: scorer.score(nearest).value for scorer in exact}
+            self.limits.append(limit)
+
+    def _limit_section(self) -> Section | None:
+        if not self.limits:
+            return None
+        metrics = list(self.limits[0]["scores"])
+        table = [["system", "lines", *map(label_of, metrics), "for example line"]]
+        for limit in self.limits:
+            scores = [rounded(name, limit["scores"][name]) for name in metrics]
+            lines = f"{limit['unreachable']:,} of {len(self.test):,}"
+            table.append([limit["system"], lines, *scores, limit["example"]])
+        return Section("limit", "Best possible scores", table, self.limits, _LIMIT)
 
     def score(self) -> list[DataError]:
         """Score and compare the systems. Return the errors of the external metric."""
@@ -278,7 +327,7 @@ class EvaluatedSet:
             test=self.test.name, references=self.test.references, source=self.test.source,
             languages=codes if has_languages else (None, None), systems=tuple(self.systems),
             baseline=self.baseline, paired_test=self.resampling.paired_test if is_tested else None,
-            sections=tuple(section for section in (self.pairs, *sections) if section),
+            sections=tuple(x for x in (self._limit_section(), self.pairs, *sections) if x),
         )  # fmt: skip
 
 
@@ -293,6 +342,7 @@ def _translate(
     for number, model in enumerate(models):
         for each in sets:
             system = each.translate(model)
+            each.note_limit(model)
             seen = evaluation_set.rows_in_training(model.folder, each.test.source or ())
             count = None if seen is None else len(seen)
             each.systems.insert(number, replace(system, num_in_training=count))

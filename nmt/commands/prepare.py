@@ -61,7 +61,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.files import atomic
 from nmt.files.lines import read_lines
 from nmt.files.progress import progress_bar
-from nmt.text.tokenizer import Tokenizers, load_tokenizers, tokenizer_hash
+from nmt.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers, tokenizer_hash
 
 logger = logging.getLogger(__name__)
 
@@ -366,6 +366,8 @@ def _check(config: RunConfig, options: PreparationOptions) -> None:
         tokenizers = load_tokenizers(init_from / TOKENIZER)
         for corpus in config.data.corpora.values():
             recipe_of(config).tag_ids(corpus, tokenizers)  # which raises an error without a tag
+    for path in config.tokenizer.models or ():
+        Tokenizer.load(path)
     check_files(config.data.corpora)
     check_hub(config.data)
 

@@ -501,6 +501,7 @@ class FilterConfig(Section):
 
 _VocabSize = Annotated[int, Field(ge=5, le=1 << 20)]
 _Symbol = Annotated[str, Field(pattern=r"^[^\s\u2581]+$")]
+_SYMBOLS_IN_WORDS: dict[str, Any] = {"allowed": "a list of texts, each without white space"}
 _FROM: Any = "from"
 _NumUnused = Annotated[int, Field(ge=0, le=1 << 20)]
 _OR_SIDES = ", or one for each side: {source: ..., target: ...}"
@@ -552,7 +553,7 @@ class TokenizerConfig(_WithModels):  # type: ignore[misc]
     byte_fallback: bool = True
     character_coverage: float = Field(default=0.9995, ge=0.98, le=1.0)
     normalization: Literal["identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"] = "identity"
-    user_defined_symbols: Many[_Symbol] = ()
+    user_defined_symbols: Many[_Symbol] = Field(default=(), json_schema_extra=_SYMBOLS_IN_WORDS)
     sample_sentences: int = Field(default=2_000_000, ge=1000)
 
     @property

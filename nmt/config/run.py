@@ -186,7 +186,12 @@ class RunConfig(Section):
         filled, name, recipe = dict(values), values.get("name"), values.get("recipe")
         if isinstance(name, str):
             filled = {"prepared_dir": f"prepared/{name}", "run_dir": f"runs/{name}", **values}
-        return filled_in(filled, RECIPES.get(str(recipe), {}))
+        filled = filled_in(filled, RECIPES.get(str(recipe), {}))
+        tokenizer = filled.get("tokenizer")
+        if isinstance(tokenizer, Mapping) and tokenizer.get("joint") is False:
+            # Two vocabularies cannot share one matrix, so the usual choice is impossible.
+            filled = filled_in(filled, {"model": {"embeddings": "decoder-tied"}})
+        return filled
 
     def _disagreements(self) -> Iterator[str]:
         longest, bos = self.filters.max_length, int(self.model.source_bos)

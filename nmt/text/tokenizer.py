@@ -107,10 +107,14 @@ class Tokenizer:
         """
         try:
             model = path.read_bytes()
+        except OSError as error:
+            problem = f"{path} cannot be read: {error.strerror}."
+            raise TokenizerError(problem, fix="Correct the path, or restore the file.") from error
+        try:
             if not model:  # SentencePiece accepts an empty file without an error
                 raise RuntimeError("empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:
             fix = "Restore the file from the prepared folder, or prepare the data again."
             raise TokenizerError(f"{path} is not a valid SentencePiece model.", fix=fix) from error
         found = tuple(getattr(processor, name)() for name in _IDS)

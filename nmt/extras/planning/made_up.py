@@ -22,7 +22,7 @@ from nmt.data.prepared import TOKENIZER, TRAIN, PreparedData, PreparedManifest
 from nmt.data.store import FlatIds, StoreWriter
 from nmt.errors import DataError
 from nmt.text import NUM_SPECIAL
-from nmt.text.tokenizer import load_tokenizers
+from nmt.text.tokenizer import Tokenizer, load_tokenizers
 
 _MEDIAN, _SPREAD, _SPREAD_OF_RATIO = 24.0, 0.6, 0.2
 _NUM_PAIRS = {TRAIN: 100_000, VALID: 1000}
@@ -74,10 +74,7 @@ def without_corpora(config: RunConfig, *, small: bool) -> tuple[RunConfig, Batch
 
 def write_data(config: RunConfig, folder: Path) -> PreparedData:
     """Write token stores with made-up pairs, and open them."""
-    start = config.training.init_from if config.training.keeps_vocabulary else None
-    sizes = (
-        load_tokenizers(start / TOKENIZER).vocab_sizes if start else config.tokenizer.vocab_sizes
-    )
+    sizes = _vocab_sizes(config)
     random, longest = np.random.default_rng(1), config.filters.max_length
     for part, number in _NUM_PAIRS.items():
         logs = random.normal(np.log(_median(config)), _SPREAD, number)
@@ -97,6 +94,17 @@ def write_data(config: RunConfig, folder: Path) -> PreparedData:
         source_vocab_size=sizes[0], target_vocab_size=sizes[1], files={},
     )  # fmt: skip
     return PreparedData(folder, manifest)
+
+
+def _vocab_sizes(config: RunConfig) -> tuple[int, int]:
+    start = config.training.init_from
+    if start is not None and config.training.keeps_vocabulary:
+        return load_tokenizers(start / TOKENIZER).vocab_sizes
+    models = config.tokenizer.models
+    if models is not None:
+        source, target = (Tokenizer.load(path).vocab_size for path in models)
+        return source, target
+    return config.tokenizer.vocab_sizes
 
 
 def _median(config: RunConfig) -> float:
