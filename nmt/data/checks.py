@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import chain, islice, starmap
 
 import numpy as np
+import regex
 
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig
@@ -33,12 +34,12 @@ Texts = Sequence[tuple[str, str]]  # sources and targets
 _Key = tuple[tuple[str, str], ...]  # two languages, then language and text of one or two sides
 
 
-def _mark(language: str) -> re.Pattern[str] | None:
+def _mark(language: str) -> re.Pattern[str] | regex.Pattern[str] | None:
     """Return a regex for frequent words of a language, else for its letters; None if unknown."""
     if words := common_words(language):
         return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
     script = script_of(language)
-    return letters_of(script) if script not in (None, "Latn") else None
+    return letters_of(script) if script is not None and script != "Latn" else None
 
 
 def _is_clear(share: float, other: float) -> bool:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from nmt.config.data import Direction, LanguageTags, language_symbol, tagged_languages
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import primary_code
 from nmt.errors import ConfigError, did_you_mean
-from nmt.text.languages import primary_code
 from nmt.text.tokenizer import TAGS_SHOWN, Tokenizer, Tokenizers
 
 _LANGUAGE_TAG = re.compile(r"<2(.+)>|>>(.+)<<")

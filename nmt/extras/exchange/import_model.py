@@ -24,6 +24,7 @@ from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_co
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import primary_code
 from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
@@ -43,7 +44,6 @@ from nmt.extras.exchange.marian import DECODER, check_sizes, read_marian, read_m
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, is_resized
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.languages import primary_code
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _, _EOS = _SPECIAL
