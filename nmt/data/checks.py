@@ -170,11 +170,11 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
     here = {None, *(each.huggingface for each in (*data.training, *data.validation))}
     remote = [
         name for name, each in data.test.items()
-        if (each.sacrebleu and each.sacrebleu not in cached_test_sets(str(config.direction(each))))
+        if (each.sacrebleu and each.sacrebleu not in cached_test_sets(config.direction(each)))
         or (is_on_hub(each) and each.huggingface not in here)
     ]  # fmt: skip
     named = {each.sacrebleu for each in sets.values()}
-    cached = cached_test_sets("-".join(config.languages.values()))
+    cached = cached_test_sets((config.source_language, config.target_language))
     for name, (source, target) in cached.items():
         if name not in named:
             sets.setdefault(name, CorpusConfig(source=source, target=target))
