@@ -23,6 +23,7 @@ VOCAB_SIZE = 262  # special symbols, bytes, the space and one letter
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, help="text files, one line per sentence")
     files = parser.parse_args().files
@@ -42,6 +43,7 @@ def main() -> None:
 
 
 def tokenizer_of_bytes(normalization: str) -> Tokenizer:
+    """Return a tokenizer that spells everything but the letter a in bytes."""
     values = {"vocab_size": VOCAB_SIZE, "normalization": normalization, "kind": "char"}
     config = TokenizerConfig.model_validate(values)
     with tempfile.TemporaryDirectory() as folder:

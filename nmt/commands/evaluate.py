@@ -23,6 +23,7 @@ from nmt.commands.evaluation_set import ConfiguredSets, EvaluationSet, read_syst
 from nmt.commands.loading import loading, mbr
 from nmt.commands.options import EvaluateOptions
 from nmt.commands.result import TextResult
+from nmt.config.language_codes import primary_code
 from nmt.config.loader import load_inference
 from nmt.data.checks import likely_language
 from nmt.errors import ConfigError, DataError, NmtError
@@ -42,7 +43,6 @@ from nmt.metrics.metric import (
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
 from nmt.registry import Registry
-from nmt.text.languages import primary_code
 from nmt.text.loss import loss_of
 from nmt.text.tokenizer import Tokenizer
 from nmt.training.report import record_evaluation

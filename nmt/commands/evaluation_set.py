@@ -25,6 +25,7 @@ from nmt.commands.result import TextResult
 from nmt.config.data import CorpusConfig, DataConfig, Direction
 from nmt.config.flag import changed
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import is_same_language
 from nmt.config.run import check_languages
 from nmt.data.corpus import check_files, corpus_files, read_corpus, valid_names
 from nmt.data.hubs import published_names, published_test_set
@@ -252,8 +253,8 @@ def _named(
 ) -> EvaluationSet:
     own = configured.named() if configured else {}
     if configured and name in own:
-        own_pair = str(own[name].direction(configured.languages))
-        if pair not in (None, own_pair):
+        own_pair = own[name].direction(configured.languages)
+        if pair and direction and not all(map(is_same_language, direction, own_pair)):
             problem = f"Test set {name} of the model's configuration is {own_pair}, not {pair}."
             fix = "Remove `languages`; it applies to files and to sacreBLEU test sets."
             raise ConfigError(problem, fix=fix)
@@ -265,7 +266,7 @@ def _named(
         fix = "Add `languages` PAIR, for example `languages` en-de."
         raise ConfigError(f"Test set {name}: the language pair is unknown.", fix=fix)
     try:
-        source, references = published_test_set(name, str(direction))
+        source, references = published_test_set(name, direction)
     except ConfigError as error:
         if not own:
             raise
@@ -279,7 +280,7 @@ def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) ->
     source, references = corpus.source, [corpus.target] if corpus.target else []
     direction = corpus.direction(configured.languages)
     if corpus.sacrebleu is not None:
-        source, references = published_test_set(corpus.sacrebleu, str(direction))
+        source, references = published_test_set(corpus.sacrebleu, direction)
     if references:  # Test sets keep every line; the training filters do not apply.
         return _read_files(source, references, direction).first(corpus.max_pairs)
     options = ReadOptions(*direction, max_characters=_UNBOUNDED_CHARACTERS)

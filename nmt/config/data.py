@@ -12,12 +12,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BeforeValidator, Field, create_model, field_validator
 from pydantic_core import CoreSchema, core_schema
 
+from nmt.config.language_codes import matching
 from nmt.config.section import Binds, FilePath, Many, Pair, Section
 from nmt.errors import did_you_mean
 
 T = TypeVar("T")
 _Rate = Annotated[float, Field(ge=0, le=1)]
 TAG_PATTERN = r"^<[^<>\s]+>$"
+_LANGUAGE_TAG = re.compile(r"<2(.+)>|>>(.+)<<")
 LANGUAGE_CODE = r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*$"
 _CODE_IN_WORDS = {"allowed": "a language code such as de or pt-BR"}
 LanguageCode = Annotated[str, Field(pattern=LANGUAGE_CODE, json_schema_extra=_CODE_IN_WORDS)]
@@ -72,14 +74,28 @@ def tag_symbol(tag: str, symbols: Iterable[str]) -> str | None:
 
 
 def language_symbol(code: str, symbols: Iterable[str]) -> str | None:
-    """Return the tag of a language: as in `tag_symbol`, or the only tag with its primary code.
+    """Return the tag of a language: as in `tag_symbol`, or the only tag whose code matches.
 
     >>> language_symbol("ary", ["<2ary_Arab>", "<2en>"]), language_symbol("zh", ["<2zh-TW>"])
     ('<2ary_Arab>', '<2zh-TW>')
     """
-    symbols, primary = [*symbols], re.split("[-_]", code)[0]
-    related = [x for x in symbols if re.fullmatch(rf"<2{re.escape(primary)}([-_].+)?>", x)]
-    return tag_symbol(code, symbols) or (related[0] if len(related) == 1 else None)
+    symbols = list(symbols)
+    exact = tag_symbol(code, symbols)
+    if exact is not None:
+        return exact
+    by_code = {tagged: symbol for symbol in symbols if (tagged := code_of_tag(symbol))}
+    codes = matching(code, by_code)
+    if len(codes) != 1:
+        return None
+    return by_code[codes[0]]
+
+
+def code_of_tag(symbol: str) -> str | None:
+    """Return the language of a tag such as ``<2de>`` or ``>>deu<<``; None for another symbol."""
+    match = _LANGUAGE_TAG.fullmatch(symbol)
+    if match is None:
+        return None
+    return match[1] or match[2]
 
 
 def tagged_languages(

@@ -24,6 +24,7 @@ from nmt.config.data import (
     tagged_languages,
 )
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import first_spelling, is_same_language, matching
 from nmt.config.model import DecodingConfig, ModelConfig
 from nmt.config.section import Binds, FilePath, Section
 from nmt.config.training import TrainingConfig
@@ -126,8 +127,10 @@ class RunConfig(Section):
         return codes
 
     def direction(self, corpus: CorpusConfig) -> Direction:
-        """Return the languages of a corpus."""
-        return corpus.direction((self.source_language, self.target_language))
+        """Return the languages of a corpus, spelled as in the first place of the configuration."""
+        source, target = corpus.direction((self.source_language, self.target_language))
+        codes = self.language_codes.values()
+        return Direction(first_spelling(source, codes), first_spelling(target, codes))
 
     @property
     def directions(self) -> tuple[Direction, ...]:
@@ -224,18 +227,20 @@ class RunConfig(Section):
             yield f"filters.min_length is above filters.max_length ({longest})"
 
     def _wrong_languages(self) -> Iterator[str]:
-        if self.source_language == self.target_language:
+        if is_same_language(self.source_language, self.target_language):
             yield f"source_language and target_language are both {self.source_language}"
         for where, corpus in self.data.corpora.items():
-            source, target = self.direction(corpus)
-            if source == target and (corpus.source_language or corpus.target_language):
+            is_set = corpus.source_language or corpus.target_language
+            if is_set and is_same_language(*self.direction(corpus)):
+                source = self.direction(corpus).source
                 yield f"{where}: source_language and target_language are both {source}"
         # A model of training.init_from may know more languages than the training corpora.
         sides = ("source", "target") if self.language_tags == "both" else ("target",)
         for side in sides if self.training.init_from is None else ():
             codes = dict.fromkeys(getattr(each, side) for each in self.directions)
             for where, corpus in self.data.held_out.items():
-                if (code := getattr(self.direction(corpus), side)) not in codes:
+                code = getattr(self.direction(corpus), side)
+                if len(matching(code, codes)) != 1:
                     known = ", ".join(codes)
                     yield f"{where}: {code} is not a {side} language of data.train ({known})"
 

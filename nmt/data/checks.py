@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import chain, islice, starmap
 
 import numpy as np
+import regex
 
 from nmt.config.data import CorpusConfig, Direction
 from nmt.config.run import RunConfig
@@ -33,12 +34,12 @@ Texts = Sequence[tuple[str, str]]  # sources and targets
 _Key = tuple[tuple[str, str], ...]  # two languages, then language and text of one or two sides
 
 
-def _mark(language: str) -> re.Pattern[str] | None:
+def _mark(language: str) -> re.Pattern[str] | regex.Pattern[str] | None:
     """Return a regex for frequent words of a language, else for its letters; None if unknown."""
     if words := common_words(language):
         return re.compile(rf"\b(?:{'|'.join(sorted(words))})\b", re.IGNORECASE)
     script = script_of(language)
-    return letters_of(script) if script not in (None, "Latn") else None
+    return letters_of(script) if script is not None and script != "Latn" else None
 
 
 def _is_clear(share: float, other: float) -> bool:
@@ -169,11 +170,11 @@ def held_out_sets(recipe: Recipe) -> tuple[dict[str, CorpusConfig], list[str]]:
     here = {None, *(each.huggingface for each in (*data.training, *data.validation))}
     remote = [
         name for name, each in data.test.items()
-        if (each.sacrebleu and each.sacrebleu not in cached_test_sets(str(config.direction(each))))
+        if (each.sacrebleu and each.sacrebleu not in cached_test_sets(config.direction(each)))
         or (is_on_hub(each) and each.huggingface not in here)
     ]  # fmt: skip
     named = {each.sacrebleu for each in sets.values()}
-    cached = cached_test_sets("-".join(config.languages.values()))
+    cached = cached_test_sets((config.source_language, config.target_language))
     for name, (source, target) in cached.items():
         if name not in named:
             sets.setdefault(name, CorpusConfig(source=source, target=target))

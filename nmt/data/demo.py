@@ -9,7 +9,6 @@ together, so every pair is a correct translation.
 from __future__ import annotations
 
 import random
-import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -17,6 +16,7 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import NamedTuple
 
+from nmt.config.language_codes import primary_code
 from nmt.errors import ConfigError
 
 
@@ -185,7 +185,7 @@ def demo_pairs(split: str, source_language: str, target_language: str) -> Iterat
         ConfigError: The languages are not English and German.
     """
     # de-AT is German; den is not.
-    languages = [re.split("[-_]", x)[0].lower() for x in (source_language, target_language)]
+    languages = [primary_code(source_language), primary_code(target_language)]
     if sorted(languages) != ["de", "en"]:
         problem = f"The demo corpus is English and German, not {' and '.join(languages)}."
         raise ConfigError(problem, fix="Set source_language and target_language to en and de.")

@@ -9,13 +9,14 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from nmt.config.language_codes import is_same_language, matching, matching_pairs
 from nmt.errors import ConfigError, DataError, join_words, nearest_word, shell_command
 
 if TYPE_CHECKING:
@@ -77,9 +78,22 @@ def huggingface_pairs(
 
 
 def in_languages(texts: Mapping[str, Any], languages: tuple[str, str]) -> tuple[Any, Any]:
-    """Return the texts of both languages. The keys may be ``pt_BR`` instead of ``pt-BR``."""
-    source, target = (texts[x if x in texts else x.replace("-", "_")] for x in languages)
+    """Return the texts of both languages. The keys may be other codes, such as ``pt_BR``.
+
+    Raises:
+        KeyError: A language has no text, or several texts match it.
+    """
+    source, target = (texts[_key(code, texts)] for code in languages)
     return source, target
+
+
+def _key(code: str, keys: Iterable[str]) -> str:
+    if code in keys:  # most rows
+        return code
+    codes = matching(code, keys)
+    if len(codes) != 1:
+        raise KeyError(code)
+    return codes[0]
 
 
 def _rows(name: str, config: CorpusConfig) -> Iterator[Mapping[str, Any]]:
@@ -125,16 +139,17 @@ def _sacrebleu() -> Any:
     return sacrebleu
 
 
-def cached_test_sets(pair: str) -> dict[str, tuple[Path, Path]]:
+def cached_test_sets(languages: tuple[str, str]) -> dict[str, tuple[Path, Path]]:
     """Return the source and reference files of sacrebleu's downloaded test sets, by name.
 
     Args:
-        pair: Source and target language, for example ``en-de``.
+        languages: Source and target language.
     """
     folder, found = Path(_sacrebleu().utils.SACREBLEU_DIR), {}
-    for source in sorted(folder.rglob(f"*.{pair}.src")):
+    for source in sorted(folder.rglob("*.src")):  # such as wmt14.en-de.src
+        pair = _languages_of(source.stem.rpartition(".")[2])
         references = sorted(source.parent.glob(f"{source.stem}.ref*"))
-        if references:
+        if references and all(map(is_same_language, languages, pair)):
             found[source.parent.relative_to(folder).as_posix()] = source, references[0]
     return found
 
@@ -145,12 +160,17 @@ def published_names() -> list[str]:
     return [f"{x}: {', '.join(sorted(pairs_of(x)))}" for x in sorted(_sacrebleu().DATASETS)]
 
 
-def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
+def _languages_of(pair: str) -> tuple[str, str]:
+    source, _, target = pair.partition("-")
+    return source, target
+
+
+def published_test_set(name: str, languages: tuple[str, str]) -> tuple[Path, list[Path]]:
     """Return the source and reference files of a sacrebleu test set; download it on first use.
 
     Args:
         name: Name in sacrebleu, for example ``wmt14``.
-        pair: Source and target language, for example ``en-de``.
+        languages: Source and target language.
 
     Raises:
         ConfigError: The test set or the language pair does not exist.
@@ -161,10 +181,13 @@ def published_test_set(name: str, pair: str) -> tuple[Path, list[Path]]:
         near, lists = nearest_word(name, [*data_sets]), shell_command("evaluate", list=True)
         fix = f"Did you mean {near}?" if near else f"`{lists}` lists all test sets."
         raise ConfigError(f"sacrebleu has no test set {name!r}.", fix=fix)
-    pairs = utils.get_langpairs_for_testset(name)
-    if pair not in pairs:
-        problem = f"The test set {name} does not have the language pair {pair}."
-        raise ConfigError(problem, fix=f"Use one of {', '.join(sorted(pairs))}.")
+    published = map(_languages_of, utils.get_langpairs_for_testset(name))
+    pairs = ["-".join(each) for each in matching_pairs(languages, published)]
+    if len(pairs) != 1:
+        known = sorted(pairs or utils.get_langpairs_for_testset(name))
+        problem = f"The test set {name} does not have the language pair {'-'.join(languages)}."
+        raise ConfigError(problem, fix=f"Use one of {', '.join(known)}.")
+    pair = pairs[0]
     folder, url = Path(utils.SACREBLEU_DIR, name), str((data_sets[name].data or [""])[0])
     is_here = any(path.is_file() and path.suffix != ".lock" for path in folder.rglob("*"))
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nmt.config.data import CorpusConfig
+from nmt.config.language_codes import matching
 from nmt.data.demo import demo_pairs
 from nmt.data.hubs import huggingface_pairs, in_languages, published_test_set
 from nmt.errors import DataError
@@ -185,9 +186,11 @@ def _csv_pairs(
 def _named_columns(row: Sequence[str], languages: tuple[str, str]) -> tuple[int, int] | None:
     """Return the columns of both sides if the first row is a header, else None."""
     cells = [cell.strip() for cell in row]
-    for names in (languages, ("source", "target")):
-        if set(names) <= set(cells):
-            return cells.index(names[0]), cells.index(names[1])
+    named = [matching(code, cells) for code in languages]
+    if all(len(codes) == 1 for codes in named):
+        return cells.index(named[0][0]), cells.index(named[1][0])
+    if {"source", "target"} <= set(cells):
+        return cells.index("source"), cells.index("target")
     return None
 
 
@@ -216,7 +219,7 @@ def columns_of(
     languages, most = (options.source_language, options.target_language), options.max_characters
     files = [path for path in (config.source, config.target) if path is not None]
     if config.sacrebleu is not None:
-        source, references = published_test_set(config.sacrebleu, "-".join(languages))
+        source, references = published_test_set(config.sacrebleu, languages)
         files = [source, references[0]]
     places = files or (config.tsv, config.csv, config.jsonl)
     paths = [path for path in places if path is not None]

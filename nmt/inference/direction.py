@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nmt.config.data import Direction, LanguageTags, language_symbol, tagged_languages
+from nmt.config.data import (
+    Direction,
+    LanguageTags,
+    code_of_tag,
+    language_symbol,
+    tagged_languages,
+)
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import matching, matching_pairs, primary_code
 from nmt.errors import ConfigError, did_you_mean
-from nmt.text.languages import primary_code
 from nmt.text.tokenizer import TAGS_SHOWN, Tokenizer, Tokenizers
-
-_LANGUAGE_TAG = re.compile(r"<2(.+)>|>>(.+)<<")
 
 
 class LanguageOptions(NamedTuple):
@@ -43,8 +46,8 @@ class MissingLanguageError(ConfigError):
 class Languages:
     """The languages that a model translates.
 
-    A code finds a language with the same code, or the only one with the same primary code:
-    ``ary`` finds ``ary_Arab``.
+    A code finds the only language that it matches (`nmt.config.language_codes.matching`): ``deu``
+    and ``de-AT`` find ``de``.
     """
 
     # Languages of the training corpora; never empty. A code is empty if it is not known.
@@ -84,11 +87,10 @@ class Languages:
         """
         added = () if options.tag is None else (tokenizers.source.tag_id(options.tag),)
         tagged = self._tagged(tokenizers)
-        codes = [[*(pair[side] for pair in self.directions), *tagged[side]] for side in (0, 1)]
-        source, target = map(_known, ("from", "to"), options[:2], codes)
-        pairs = [
-            pair for pair in self.directions if all(map(_is_same, pair, (source, target)))
-        ] or self.directions  # else not trained, but each of the languages is known
+        source = _known("from", options.source, self._codes(0, tagged[0]))
+        target = _known("to", options.target, self._codes(1, tagged[1]))
+        # Without such a pair, the translation was not trained, but each of the languages is known.
+        pairs = matching_pairs((source, target), self.directions) or self.directions
         sources, targets = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
         # OPUS-MT: a group of languages, such as ``mul``. Tags for variants of ``zh`` are optional.
         is_group = len(tokenizers.source.languages) > 1 and len(primary_code(targets[0])) > 2
@@ -99,12 +101,18 @@ class Languages:
         known = sources[0] if len(sources) == 1 else ""
         direction = Direction(source or known, target or targets[0])
         first, start = tagged_languages(self.tags, direction)
-        if self.tags is None and target is not None and _near(target, tagged[1]):
+        if self.tags is None and target is not None and matching(target, tagged[1]):
             first = target
         before = () if first is None else (_tag_id(tokenizers.source, first),)
         after = None if start is None else _tag_id(tokenizers.target, start)
         # The tag of a corpus may be the tag of its language.
         return Tags(direction, tuple(dict.fromkeys(before + added)), after)
+
+    def _codes(self, side: int, tagged: Iterable[str]) -> list[str]:
+        """Return the languages of a side: of the corpora, and of the tags without a corpus."""
+        codes = [pair[side] for pair in self.directions]
+        named = {tag for code in codes if len(tags := matching(code, tagged)) == 1 for tag in tags}
+        return codes + [tag for tag in tagged if tag not in named]
 
     def _tagged(self, tokenizers: Tokenizers) -> tuple[list[str], list[str]]:
         """Return the languages of each side that have a tag in the vocabulary."""
@@ -116,12 +124,11 @@ class Languages:
 
 def names_language(tag: str) -> bool:
     """Whether a symbol of a vocabulary is the tag of a language: ``<2de>`` or ``>>deu<<``."""
-    return _LANGUAGE_TAG.fullmatch(tag) is not None
+    return code_of_tag(tag) is not None
 
 
 def _codes(tokenizer: Tokenizer) -> list[str]:
-    found = map(_LANGUAGE_TAG.fullmatch, tokenizer.tags)
-    return [match[1] or match[2] for match in found if match]
+    return [code for code in map(code_of_tag, tokenizer.tags) if code]
 
 
 def _tag_id(tokenizer: Tokenizer, code: str) -> int:
@@ -130,22 +137,15 @@ def _tag_id(tokenizer: Tokenizer, code: str) -> int:
     return tokenizer.tags[symbol]
 
 
-def _near(code: str, codes: Iterable[str]) -> list[str]:
-    """Return ``code`` if ``codes`` contain it, else all codes with the same primary code."""
-    unique = list(dict.fromkeys(codes))
-    return [code] if code in unique else [x for x in unique if _is_same(x, code)]
-
-
-def _is_same(code: str, wanted: str | None) -> bool:
-    return wanted is None or primary_code(code) == primary_code(wanted)
-
-
 def _known(option: str, code: str | None, codes: Iterable[str]) -> str | None:
     if code is None:
         return None
-    near = _near(code, codes)
-    if len(near) != 1:
-        raise _unknown(option, code, near or codes)
+    near = matching(code, codes)
+    if len(near) > 1:
+        problem = f"`{option}` {code} is ambiguous: the model has {' and '.join(near)}."
+        raise ConfigError(problem, fix=_listed(option, near))
+    if not near:
+        raise _unknown(option, code, codes)
     return near[0]
 
 

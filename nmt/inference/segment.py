@@ -11,11 +11,14 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import regex
+
 from nmt.config.model import DecodingConfig
 from nmt.errors import ConfigError, DataError
 from nmt.inference.direction import Tags
 from nmt.inference.request import Request
 from nmt.search.hypothesis import NONE, Constraints, Ids, contains
+from nmt.text.languages import UNSPACED, script_class, writes_spaces
 from nmt.text.tokenizer import Tokenizer, Tokenizers
 
 logger = logging.getLogger(__name__)
@@ -27,8 +30,7 @@ LONGEST_LINE = 50_000
 
 _MOST_NAMED = 5  # Long lines of one call with a warning each.
 _CHARACTERS_OF_SUBWORD = 20  # the longest subword of SentencePiece has 16
-_UNSPACED = ("zh", "ja", "th", "lo", "km", "my")  # and the Unicode names of their characters:
-_UNSPACED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
+_UNSPACED = regex.compile(script_class(*sorted(UNSPACED)))
 SENTENCE_BORDER = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f\u061f])\s*")
 _BORDERS = (
     SENTENCE_BORDER,
@@ -74,7 +76,7 @@ def joiner_for(language: str) -> str:
     >>> joiner_for("de"), joiner_for("zh-Hant")
     (' ', '')
     """
-    return "" if re.split("[-_]", language)[0].lower() in _UNSPACED else " "
+    return " " if writes_spaces(language) else ""
 
 
 def segment(
@@ -274,7 +276,7 @@ def _inside_words(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[tuple[int
     found = []
     for text in filter(str.strip, texts):
         starts_word = unicodedata.category(text[0])[0] in "LMN"
-        if not starts_word or unicodedata.name(text[0], "").startswith(_UNSPACED_SCRIPTS):
+        if not starts_word or _UNSPACED.match(text):
             before, both = tokenizer.encode_batch(["a", "a" + text])
             if both[: len(before)] == before and len(both) > len(before):
                 found.append(tuple(both[len(before) :]))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -18,6 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from nmt.config.language_codes import matching
 from nmt.errors import ConfigError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, Metric, MetricOptions, References
@@ -27,10 +27,7 @@ logger = logging.getLogger(__name__)
 
 TOKENIZERS = tuple(BLEU.TOKENIZERS)  # Tokenizers of BLEU.
 
-_LANGUAGE_TOKENIZERS = {
-    "zh": "zh", "zho": "zh", "cmn": "zh", "ja": "ja-mecab", "jpn": "ja-mecab",
-    "ko": "ko-mecab", "kor": "ko-mecab",
-}  # fmt: skip
+_LANGUAGE_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 # Errors of a tokenizer whose library or model is missing.
 _UNUSABLE = (RuntimeError, ImportError, OSError, SystemExit)
 _BLEU_ORDERS, _CHARACTER_ORDERS = 4, 6
@@ -187,7 +184,9 @@ def default_tokenizer(language: str | None) -> str:
     >>> default_tokenizer("zh-CN"), default_tokenizer("de"), default_tokenizer(None)
     ('zh', '13a', '13a')
     """
-    return _LANGUAGE_TOKENIZERS.get(re.split("[-_]", language or "", maxsplit=1)[0].lower(), "13a")
+    for code in matching(language or "", _LANGUAGE_TOKENIZERS):
+        return _LANGUAGE_TOKENIZERS[code]
+    return "13a"
 
 
 def bleu_tokenizer(options: MetricOptions) -> str:

@@ -1,4 +1,4 @@
-"""Scripts, language codes, common words, numbers and repetitions in a text.
+"""Scripts and names of languages; common words, numbers and repetitions in a text.
 
 Languages are identified by script, by their most frequent words, and by py3langid if installed.
 """
@@ -8,49 +8,127 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import regex
+
+from nmt.config.language_codes import primary_code, standard_language
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
 _DATA = tomllib.loads(Path(__file__).with_name("languages.toml").read_text(encoding="utf-8"))
-_SCRIPTS: Mapping[str, Mapping[str, str]] = _DATA["scripts"]
-_MIXED: Mapping[str, str] = _DATA["mixed"]
 WORDS: Mapping[str, str] = _DATA["words"]
-NAMES: Mapping[str, str] = _DATA["names"]  # in English
+_MOST_SCRIPTS = 256  # Patterns in a cache.
+_OTHER_SCRIPT = "Grek"  # Its only country, Greece, is not the country of another language.
+# Codes of ISO 15924 for several scripts of Unicode, or for a variant of a script.
+_PARTS: Mapping[str, Sequence[str]] = {
+    "Jpan": ("Hira", "Kana", "Hani"),
+    "Kore": ("Hang", "Hani"),
+    "Hans": ("Hani", "Bopo"),
+    "Hant": ("Hani", "Bopo"),
+    "Hanb": ("Hani", "Bopo"),
+    "Aran": ("Arab",),
+}
+_RIGHT_TO_LEFT = frozenset(
+    ["Adlm", "Arab", "Aran", "Hebr", "Mand", "Nkoo", "Rohg", "Samr", "Syrc", "Thaa", "Yezi"]
+)
+# Scripts that are written without spaces between words.
+UNSPACED = frozenset(
+    ["Bali", "Bopo", "Hanb", "Hani", "Hans", "Hant", "Hira", "Hrkt", "Java", "Jpan", "Kana",
+     "Khmr", "Lana", "Laoo", "Mymr", "Nshu", "Tale", "Talu", "Tavt", "Thai", "Tibt", "Yiii"]
+)  # fmt: skip
+_LETTER = regex.compile(r"\p{L}")
+_LETTER_OF_A_SCRIPT = regex.compile(r"(?V1)[\p{L}--\p{Common}--\p{Inherited}]")
 _NUMBER = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u066b\u066c]\d+)*")
 
 
-def primary_code(language: str) -> str:
-    """Return the language part of a code: ``zh`` for ``zh-Hant``, ``ary`` for ``ary_Arab``."""
-    return re.split("[-_]", language.lower())[0]
+def script_of(code: str) -> str | None:
+    """Return the ISO 15924 code of a language's script, such as ``Latn``; None if unknown.
+
+    A script in the code counts first. Otherwise it is the likely script of the language (CLDR).
+
+    >>> script_of("sr-Latn"), script_of("srp"), script_of("zho-TW"), script_of("tlh")
+    ('Latn', 'Cyrl', 'Hant', None)
+    """
+    language = standard_language(code)
+    if language is None:
+        return None
+    if language.script is not None:
+        return language.script
+    # Without data about a language, `maximize` returns the values of English. A different script
+    # shows this: it changes the country only if there is no data.
+    likely = language.maximize()
+    in_other_script = language.update_dict({"script": _OTHER_SCRIPT}).maximize()
+    is_guess = likely.territory != in_other_script.territory
+    return None if is_guess else likely.script
 
 
-def script_of(language: str) -> str | None:
-    """Return the ISO 15924 code of a language's script, for example ``Latn``; None if unknown."""
-    for name in re.split("[-_]", language.title())[1:]:
-        if name in _SCRIPTS or name in _MIXED:
-            return name if name in _SCRIPTS else _MIXED[name]
-    code = primary_code(language)
-    known = (name for name, each in _SCRIPTS.items() if code in each["languages"].split())
-    return next(known, None)
+def name_of(code: str) -> str:
+    """Return the English name of a language; the code if the name is unknown.
+
+    >>> name_of("deu_Latn"), name_of("pt-BR"), name_of("xx")
+    ('German', 'Portuguese (Brazil)', 'xx')
+    """
+    language = standard_language(code)
+    if language is None or not language.is_valid():
+        return code
+    return language.simplify_script().display_name()
 
 
-@cache
-def letters_of(script: str) -> re.Pattern[str]:
-    """Return a pattern for the letters of a script; for Kana or Hang, also the letters of Hani."""
-    letters = [_SCRIPTS[name]["letters"] for name in (script, _MIXED.get(script)) if name]
-    return re.compile(f"[{''.join(letters)}]+")
+def is_right_to_left(code: str) -> bool:
+    """Whether a language is written from right to left."""
+    return script_of(code) in _RIGHT_TO_LEFT
+
+
+def writes_spaces(code: str) -> bool:
+    """Whether a language separates words by spaces; true for an unknown language.
+
+    >>> writes_spaces("ko"), writes_spaces("vi"), writes_spaces("jpn"), writes_spaces("shn")
+    (True, True, False, False)
+    """
+    return script_of(code) not in UNSPACED
+
+
+@lru_cache(_MOST_SCRIPTS)
+def letters_of(script: str) -> regex.Pattern[str] | None:
+    """Return a pattern for the letters of a script; None if Unicode does not have the script."""
+    try:
+        return regex.compile(f"{script_class(script)}+")
+    except regex.error:
+        return None
+
+
+def script_class(*scripts: str) -> str:
+    r"""Return the class of a regular expression that matches the characters of scripts.
+
+    >>> print(script_class("Jpan", "Thai"))
+    [\p{scx=Hira}\p{scx=Kana}\p{scx=Hani}\p{scx=Thai}]
+    """
+    properties = ""
+    for script in scripts:
+        for part in _PARTS.get(script, (script,)):
+            properties += rf"\p{{scx={part}}}"
+    return f"[{properties}]"
 
 
 def foreign_share(text: str, script: str | None) -> float:
-    """Return the share of letters that belong to another script; 0 if there are no letters."""
+    """Return the share of letters that belong to another script; 0 if there are no letters.
+
+    Letters that several scripts share are never foreign.
+    """
     if script is None or (script == "Latn" and text.isascii()):
         return 0.0
-    others = sum(map(str.isalpha, letters_of(script).sub("", text)))
-    return others / sum(map(str.isalpha, text)) if others else 0.0
+    letters = letters_of(script)
+    if letters is None:
+        return 0.0
+    others = letters.sub("", text)
+    num_foreign = len(_LETTER_OF_A_SCRIPT.findall(others))
+    if not num_foreign:
+        return 0.0
+    return num_foreign / len(_LETTER.findall(text))
 
 
 @cache

@@ -350,9 +350,9 @@ def test_published_sets_and_files_do_where_the_corpora_of_the_model_cannot_be_re
     model: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A set of the model itself needs them, and so does an evaluation on all of its sets."""
-    asked: list[tuple[str, str]] = []
+    asked: list[tuple[str, tuple[str, str]]] = []
 
-    def published(name: str, pair: str) -> tuple[Path, tuple[Path, ...]]:
+    def published(name: str, pair: tuple[str, str]) -> tuple[Path, tuple[Path, ...]]:
         asked.append((name, pair))
         return files[0], (files[1],)
 
@@ -369,7 +369,7 @@ def test_published_sets_and_files_do_where_the_corpora_of_the_model_cannot_be_re
         assert scores_of(model, "-t", "wmt14", *flags)["test"] == "wmt14"
         assert scores_of(model, "-t", "wmt14", "-l", "de-en", *flags)["test"] == "wmt14"
         assert scores_of(model, *files_of_both, *flags)["test"] == "reference.en"
-    assert asked == [("wmt14", "en-de"), ("wmt14", "de-en")] * 2
+    assert asked == [("wmt14", ("en", "de")), ("wmt14", ("de", "en"))] * 2
     for names in ((), ("-t", "one"), ("-t", "valid"), ("-t", "unknown")):
         assert str(path) in refused(model, *names, code=4)
 

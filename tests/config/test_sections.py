@@ -460,9 +460,21 @@ def test_a_new_vocabulary_has_exactly_the_tags_that_the_corpora_begin_with(
 
 
 def test_a_code_finds_the_only_tag_of_its_language() -> None:
-    tags = ["<2ary_Arab>", "<2zho_Hans>", "<2zho_Hant>", "<2de>", "<2de-AT>", "<bt>"]
-    found = [language_symbol(code, tags) for code in ("ary", "zho", "de", "de-AT", "de-CH", "ar")]
-    assert found == ["<2ary_Arab>", None, "<2de>", "<2de-AT>", None, None]
+    tags = ["<2ary_Arab>", "<2zho_Hans>", "<2zho_Hant>", "<2de>", "<2de-AT>", "<bt>", ">>fra<<"]
+    found = {
+        code: language_symbol(code, tags)
+        for code in ("ary", "zho", "zh-TW", "deu", "de-AT", "de-CH", "ar", "fr")
+    }
+    assert found == {
+        "ary": "<2ary_Arab>",
+        "zho": None,  # with simplified or traditional characters?
+        "zh-TW": "<2zho_Hant>",
+        "deu": "<2de>",
+        "de-AT": "<2de-AT>",
+        "de-CH": "<2de>",
+        "ar": None,
+        "fr": ">>fra<<",
+    }
 
 
 @pytest.mark.parametrize("code", ["ary", "br", "kr", "uk", "zzz", "ar-MA", "eng_Latn", "EN"])

@@ -232,9 +232,9 @@ def test_without_the_hub_its_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_unknown_test_sets_and_pairs_are_refused_without_a_download() -> None:
     with pytest.raises(ConfigError, match="wmt14"):
-        published_test_set("wmt14-", "en-de")
+        published_test_set("wmt14-", ("en", "de"))
     with pytest.raises(ConfigError, match=r"Use one of .*de-en"):
-        published_test_set("wmt14", "en-xx")
+        published_test_set("wmt14", ("en", "xx"))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_download_that_fails_names_the_test_set(
     with pytest.raises(
         DataError, match=rf"Cannot download test set wmt14 \(en-de\): {reason}"
     ) as caught:
-        published_test_set("wmt14", "en-de")
+        published_test_set("wmt14", ("en", "de"))
     # What to type on another machine, and the folder to fill on this one.
     assert "`sacrebleu --download wmt14 -l en-de`" in caught.value.fix
     assert f"~/.sacrebleu/wmt14 to {tmp_path / 'wmt14'} here" in caught.value.fix

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.config.language_codes import primary_code
 from nmt.text.languages import (
-    common_words,
     foreign_share,
     identifier,
+    is_right_to_left,
+    letters_of,
     longest_loop,
+    name_of,
     numbers_of,
-    primary_code,
     script_of,
+    writes_spaces,
 )
 
 
@@ -24,19 +27,81 @@ from nmt.text.languages import (
     [
         ("de", "de", "Latn"),
         ("DE-at", "de", "Latn"),
+        ("deu", "de", "Latn"),
+        ("ger", "de", "Latn"),  # the code of libraries
+        ("deu_Latn", "de", "Latn"),
+        ("eng-GB", "en", "Latn"),
+        ("iw", "he", "Hebr"),  # a code that was replaced
         ("ru", "ru", "Cyrl"),
-        ("sr_Cyrl", "sr", "Cyrl"),
         ("sr-latn-RS", "sr", "Latn"),  # a script in the code counts more than the language
         ("ary_Arab", "ary", "Arab"),
-        ("zh-Hant", "zh", "Hani"),
-        ("ja", "ja", "Kana"),
+        ("zh-TW", "zh", "Hant"),  # the script of the country
+        ("zho_Hans", "zh", "Hans"),
+        ("ja", "ja", "Jpan"),
+        ("fuc", "fuc", "Latn"),  # the script of its macrolanguage, Fula
+        ("el", "el", "Grek"),
         ("tlh", "tlh", None),
+        ("azb", "azb", None),  # CLDR has no data: it is not Latn, which English has
+        ("mey", "mey", None),
+        ("mul", "mul", None),
+        ("ROMANCE", "romance", None),  # not a code
+        ("", "", None),
     ],
 )
 def test_a_code_gives_its_language_and_script(code: str, primary: str, script: str | None) -> None:
     assert primary_code(code) == primary
     assert script_of(code) == script
-    assert common_words(code) == common_words(primary)
+
+
+# Codes of NLLB-200 whose script Unicode, CLDR and ISO 15924 must have.
+@pytest.mark.parametrize(
+    "code", ["shn_Mymr", "taq_Tfng", "min_Arab", "sat_Olck", "dzo_Tibt", "yue_Hant", "kor_Hang"]
+)
+def test_a_script_in_a_code_has_letters(code: str) -> None:
+    script = code.partition("_")[2]
+    assert script_of(code) == script
+    assert letters_of(script) is not None
+
+
+@given(st.text(max_size=20))
+def test_any_text_can_be_read_as_a_code(text: str) -> None:
+    assert isinstance(primary_code(text), str)
+    assert isinstance(name_of(text), str)
+    if script_of(text) is None:
+        assert writes_spaces(text)
+        assert not is_right_to_left(text)
+
+
+@pytest.mark.parametrize(
+    ("codes", "has_spaces"),
+    [
+        ("zh zh-Hant yue jpn th lao khm my shn bo dz", False),
+        ("ko vi kor_Hang de ru ar hi tlh", True),
+    ],
+)
+def test_scripts_tell_whether_words_are_separated(codes: str, has_spaces: bool) -> None:
+    assert {writes_spaces(code) for code in codes.split()} == {has_spaces}
+
+
+def test_the_writing_direction_is_that_of_the_script() -> None:
+    backwards = "ar arb fas he iw ur ckb div ps uig yi snd ary_Arab min_Arab"
+    assert all(map(is_right_to_left, backwards.split()))
+    assert not any(map(is_right_to_left, ["de", "ru", "zh", "ku", "kmr", "az", "tlh"]))
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("deu_Latn", "German"),
+        ("pt-BR", "Portuguese (Brazil)"),
+        ("sr-Latn", "Serbian (Latin)"),
+        ("mey", "Hassaniyya"),
+        ("xx", "xx"),
+        ("no language", "no language"),
+    ],
+)
+def test_a_language_is_named_in_english(code: str, name: str) -> None:
+    assert name_of(code) == name
 
 
 @pytest.mark.parametrize(
@@ -45,10 +110,14 @@ def test_a_code_gives_its_language_and_script(code: str, primary: str, script: s
         ("Привет, my friend 42", "Cyrl", 8 / 14),  # 6 letters of 14 are Cyrillic
         ("Привет, my friend 42", "Latn", 6 / 14),
         ("Grüße, 3 à 4!", "Latn", 0.0),
-        ("犬は走る", "Kana", 0.0),  # Japanese has Chinese characters too
-        ("犬は走る", "Hani", 0.5),
+        ("犬は走る", "Jpan", 0.0),  # Japanese has Chinese characters too
+        ("犬は走る", "Hans", 0.5),
+        ("犬は走る", "Kore", 0.5),
+        ("カー ー", "Hira", 1 / 3),  # the long vowel belongs to both syllabaries
+        ("µ ª \u0640", "Cyrl", 1 / 3),  # only the ordinal indicator belongs to one script
         ("12 + 34 = 46!", "Cyrl", 0.0),
         ("Привет", None, 0.0),
+        ("Привет", "Xxxx", 0.0),  # a script that Unicode does not have
     ],
 )
 def test_the_foreign_share_is_one_of_letters(text: str, script: str | None, share: float) -> None:

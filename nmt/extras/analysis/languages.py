@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nmt.commands.evaluate import EvaluatedSet
+from nmt.config.language_codes import primary_code
 from nmt.metrics.result import Section
 from nmt.text import languages
 
@@ -49,8 +50,8 @@ def wrong_language_share(lines: Sequence[str], target: str, codes: Iterable[str]
     Returns:
         None if the languages cannot be distinguished, or if all lines are blank.
     """
-    script, own = languages.script_of(target), languages.primary_code(target)
-    others = {languages.primary_code(code) for code in codes} - {own}
+    script, own = languages.script_of(target), primary_code(target)
+    others = {primary_code(code) for code in codes} - {own}
     # Other scripts are enough to distinguish the remaining languages.
     similar = {x for x in others if not script or languages.script_of(x) in (None, script)}
     model, texts = languages.identifier(), [line for line in lines if line.strip()]

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 
+import regex
+
 from nmt.config.data import FilterConfig
+from nmt.config.language_codes import primary_code
 from nmt.data.filters import Filter, Finding
 from nmt.errors import ConfigError
 from nmt.text import languages
@@ -293,12 +296,13 @@ def swapped(_: FilterConfig, source: str, target: str) -> Filter:
     left, right = languages.script_of(source), languages.script_of(target)
     if left and right and left != right:
         letters = languages.letters_of(left), languages.letters_of(right)
-        return TextFilter(partial(_swapped_scripts, letters))
+        if letters[0] is not None and letters[1] is not None:
+            return TextFilter(partial(_swapped_scripts, letters))
     return TextFilter(partial(_swapped_words, (source, target)))
 
 
 def _swapped_scripts(
-    letters: tuple[re.Pattern[str], re.Pattern[str]], source: str, target: str
+    letters: tuple[regex.Pattern[str], regex.Pattern[str]], source: str, target: str
 ) -> Finding | None:
     left, right = letters
     is_swapped = right.search(source) and left.search(target)
@@ -355,10 +359,10 @@ def _language(text: str, code: str, min_odds: float) -> Finding | None:
         return None
     expected = max(value for name, value in model.rank(text) if name in own)
     is_sure = probability >= min_odds * expected
-    return Finding("language", likeliest, languages.primary_code(code)) if is_sure else None
+    return Finding("language", likeliest, primary_code(code)) if is_sure else None
 
 
 @cache
 def _alike(language: str) -> frozenset[str]:
-    code = languages.primary_code(language)
+    code = primary_code(language)
     return frozenset(next((x.split() for x in _ALIKE if code in x.split()), [code]))

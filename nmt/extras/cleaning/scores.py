@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nmt.config.language_codes import matching_pairs
 from nmt.data.prepare_report import open_table
 from nmt.errors import ConfigError, DataError
 from nmt.files.lines import open_binary, split_lines
@@ -134,18 +135,21 @@ def dual_scorer(runs: Sequence[Path], languages: tuple[str, str]) -> ScorePairs:
     """
     scorers = map(load_attribute("nmt.inference.scorer:Scorer").load, runs)  # which loads torch
     found = {scorer.languages: scorer for scorer in scorers}
-    if not found.keys() >= {languages, languages[::-1]}:
+    there = matching_pairs(languages, found)
+    back = matching_pairs(languages[::-1], found)
+    if len(there) != 1 or len(back) != 1:
         directions = ", ".join("-".join(each) for each in found)
         both = f"{'-'.join(languages)} and {'-'.join(languages[::-1])}"
         problem = f"`score_with` needs two models, {both}, but got {directions or 'no model'}."
         raise ConfigError(problem, fix="Pass two run or model folders, separated by a comma.")
-    forward, backward = found[languages], found[languages[::-1]]
+    forward = found[there[0]]
+    backward = found[back[0]]
 
     def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
-        back = backward.score([(target, source) for source, target in pairs])
+        swapped = backward.score([(target, source) for source, target in pairs])
         return [
             dual_score(_entropy(one), _entropy(other))
-            for one, other in zip(forward.score(pairs), back, strict=True)
+            for one, other in zip(forward.score(pairs), swapped, strict=True)
         ]
 
     return score

@@ -28,6 +28,7 @@ from nmt.commands.train import fit
 from nmt.config import loader
 from nmt.config.data import Direction
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import is_same_language
 from nmt.config.run import name_of_folder
 from nmt.data.corpus import check_files, read_corpus
 from nmt.data.pairs import ReadOptions, SentencePair
@@ -200,7 +201,7 @@ def _student(options: DistillOptions, teacher: ModelFiles, direction: Direction)
     sets = {
         key.removeprefix("data."): corpus.model_dump(mode="json", exclude_defaults=True)
         for key, corpus in held_out.items()
-        if corpus.direction(teacher.config.languages) == direction
+        if all(map(is_same_language, direction, corpus.direction(teacher.config.languages)))
     }
     data: dict[str, Any] = {
         "valid": [values for key, values in sets.items() if key.startswith("valid")],

@@ -24,6 +24,7 @@ from nmt.checkpoint.model_folder import CONFIG, check_new_folder, load_folder_co
 from nmt.commands.result import log_next_commands
 from nmt.config.data import LANGUAGE_CODE, language_symbol
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import is_same_language, primary_code
 from nmt.config.run import check_languages, name_of_folder
 from nmt.errors import CheckpointError, ConfigError, did_you_mean, shell_command
 from nmt.extras.exchange import vocabulary
@@ -43,7 +44,6 @@ from nmt.extras.exchange.marian import DECODER, check_sizes, read_marian, read_m
 from nmt.extras.exchange.options import EXAMPLE, ImportOptions, is_resized
 from nmt.model.transformer import build_model
 from nmt.text import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from nmt.text.languages import primary_code
 
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # in the order of their ids
 _PAD, _UNK, _, _EOS = _SPECIAL
@@ -53,7 +53,7 @@ _RESIZED = "The vocabulary was changed after training."
 # Logit of subwords that the imported model lacks: far below any other, and finite in 16 bits.
 _NEVER = -30.0
 # Codes of the usual source and the usual target language of a multilingual model.
-_USUAL = (("en", "eng"), ("fr", "fra"))
+_USUAL = ("en", "fr")
 
 
 @dataclass(frozen=True)
@@ -204,12 +204,13 @@ def _unpacked(source: Path) -> Iterator[Path]:
 def _codes(given: str | None, named: Sequence[str] | None, tags: Sequence[str]) -> tuple[str, str]:
     """Return the codes of source and target language: given, named by the files, or usual."""
     codes = [tag.removeprefix("<2").removesuffix(">") for tag in tags]
-    codes.sort(key=lambda code: ([primary_code(code) not in usual for usual in _USUAL], code))
+    codes.sort(key=lambda code: ([primary_code(code) != usual for usual in _USUAL], code))
     named = named or codes[:2]
     if given is None and len(named) == 2:
         return named[0], named[1]
     source, _, target = (given or "").partition("-")
-    if source == target or not all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target)):
+    are_codes = all(re.fullmatch(LANGUAGE_CODE, x) for x in (source, target))
+    if is_same_language(source, target) or not are_codes:
         unknown = "The model files do not state the language pair."
         problem = f"`languages` {given!r} is not a language pair." if given else unknown
         raise ConfigError(problem, fix="Pass both codes, such as `languages` en-de.")

@@ -48,6 +48,7 @@ from nmt.checkpoint.model_folder import (
 )
 from nmt.config.data import language_symbol, tag_symbol
 from nmt.config.inference import InferenceConfig
+from nmt.config.language_codes import matching
 from nmt.device import usable_cores
 from nmt.errors import CheckpointError, ConfigError
 from nmt.extras.exchange.export import write_card
@@ -349,12 +350,17 @@ def resize(
 
     def texts(name: str, side: int) -> list[Path]:
         paths: Sequence[Path] = getattr(options, name)
-        ends = [path.name.split(".")[1:] for path in paths]
-        counts = [is_joint or codes[side] in x or codes[1 - side] not in x for x in ends]
-        if paths and not any(counts):
+        if is_joint:
+            return [*paths]
+        texts_of_side = []
+        for path in paths:
+            end = path.name.split(".")[1:]
+            if matching(codes[side], end) or not matching(codes[1 - side], end):
+                texts_of_side.append(path)
+        if paths and not texts_of_side:
             fix = "Pass text of both languages: the model has a vocabulary for each."
             raise ConfigError(f"`{name}` has no text for the language {codes[side]}.", fix=fix)
-        return [path for path, is_read in zip(paths, counts, strict=True) if is_read]
+        return texts_of_side
 
     tags = language_tags(models[0]) | language_tags(models[1])
     for code in filter(None, (*options.keep_language, options.like)):

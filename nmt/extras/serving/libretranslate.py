@@ -11,8 +11,9 @@ from fastapi.responses import JSONResponse
 from nmt.extras.serving import bodies
 from nmt.extras.serving.access import Gate
 from nmt.extras.serving.bodies import RefusedError
-from nmt.extras.serving.models import detect, language_name
+from nmt.extras.serving.models import detect
 from nmt.extras.serving.service import Served, Service
+from nmt.text.languages import name_of
 
 router = APIRouter(tags=["LibreTranslate"])
 
@@ -78,7 +79,7 @@ async def languages(service: Served) -> JSONResponse:
     return JSONResponse([
         {
             "code": code,
-            "name": language_name(code),
+            "name": name_of(code),
             "targets": sorted(target for source, target in service.pairs if source == code),
         }
         for code in codes
@@ -91,7 +92,7 @@ async def settings(service: Served, request: Request) -> JSONResponse:
     model = next(iter(service.models.values()))
     has_keys = request.app.state.gate.keys is not None
     first = {
-        side: {"code": code, "name": language_name(code)}
+        side: {"code": code, "name": name_of(code)}
         for side, code in zip(("source", "target"), model.directions[0], strict=True)
     }
     return JSONResponse({

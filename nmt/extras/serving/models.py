@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.checkpoint.model_folder import CARD, find_model, is_ctranslate2, load_folder_config
+from nmt.config.language_codes import primary_code
 from nmt.errors import CheckpointError, ConfigError, DataError
 from nmt.files.json_file import Manifest
 from nmt.inference.direction import LanguageOptions, names_language
@@ -25,7 +26,6 @@ _MOST_CARD = 1 << 16  # characters
 _EXPORT = "model.bin"  # of CTranslate2
 _WORD = re.compile(r"\w+")
 _WEIGHT_OF_WORDS = 4.0
-_RIGHT_TO_LEFT = ("ar", "ary", "arz", "ckb", "dv", "fa", "he", "ps", "sd", "ug", "ur", "yi")
 
 
 class ServedModel:
@@ -109,11 +109,14 @@ class ServedModel:
             "name": self.name,
             "source": self.source,
             "target": self.target,
-            "source_name": language_name(self.source),
-            "target_name": language_name(self.target),
-            "rtl": {"source": is_rtl(self.source), "target": is_rtl(self.target)},
+            "source_name": languages.name_of(self.source),
+            "target_name": languages.name_of(self.target),
+            "rtl": {
+                "source": languages.is_right_to_left(self.source),
+                "target": languages.is_right_to_left(self.target),
+            },
             "directions": [list(pair) for pair in self.directions],
-            "languages": {x: {"name": language_name(x), "rtl": is_rtl(x)} for x in codes},
+            "languages": {code: _described(code) for code in codes},
             "sha256": self._sha256,
             "step": self._step,
             "dtype": translator.engine.dtype,
@@ -140,6 +143,11 @@ class Route:
     def languages(self) -> tuple[str | None, str | None]:
         """Languages to choose for each text; None without a choice."""
         return (self.source, self.target) if self.is_chosen else (None, None)
+
+
+def _described(code: str) -> dict[str, Any]:
+    name = languages.name_of(code)
+    return {"name": name, "rtl": languages.is_right_to_left(code)}
 
 
 def request_for(text: str, languages: tuple[str | None, str | None]) -> Request:
@@ -207,16 +215,6 @@ def name_models(models: Iterable[str]) -> dict[str, Path]:
     return named
 
 
-def language_name(code: str) -> str:
-    """Return the English name of a language, or its code if the name is unknown."""
-    return languages.NAMES.get(languages.primary_code(code), code)
-
-
-def is_rtl(code: str) -> bool:
-    """Whether a language is written from right to left."""
-    return languages.primary_code(code) in _RIGHT_TO_LEFT
-
-
 def detect(text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
     """Rank the languages of a text, with probabilities from 0 to 100, the likeliest first.
 
@@ -230,7 +228,7 @@ def detect(text: str, codes: Sequence[str]) -> list[tuple[str, float]]:
     model = languages.identifier() if all(map(languages.is_identifiable, codes)) else None
     if model is not None:
         ranked = dict(model.rank(text))  # probabilities over all languages of the identifier
-        shares = {code: float(ranked[languages.primary_code(code)]) for code in codes}
+        shares = {code: float(ranked[primary_code(code)]) for code in codes}
     else:
         words = _WORD.findall(text.lower())
         weights = {code: _likeness(text, words, code) for code in codes}

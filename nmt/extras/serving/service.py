@@ -15,6 +15,7 @@ from fastapi import Depends
 from fastapi import Request as HttpRequest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from nmt.config.language_codes import matching_pairs
 from nmt.config.loader import change_options
 from nmt.device import own_cores
 from nmt.errors import NmtError
@@ -99,7 +100,7 @@ class Service:
         """
         source, target, about = choice.source, choice.target, dict[str, Any]()
         if source == "auto":
-            sources = sorted({a for a, b in self.pairs if target in (None, b)})
+            sources = sorted({pair[0] for pair in matching_pairs((None, target), self.pairs)})
             sample = " ".join(texts)[:_DETECTED_CHARACTERS]
             for code, sure in (await asyncio.to_thread(detect, sample, sources))[:1]:
                 source, about = code, {"detected": sure}
@@ -109,7 +110,7 @@ class Service:
                 fix = f"Use one of these models: {', '.join(self.models)}."
                 raise RefusedError(422, f"There is no model {choice.model[:40]!r}.", fix)
             served = dict.fromkeys(model.directions, model)
-        fits = [x for x in served if source in (None, x.source) and target in (None, x.target)]
+        fits = matching_pairs((source, target), served)
         shown = ", ".join(map(str, sorted(served)[:_MOST_SHOWN]))
         if choice.model is not None and not fits:
             raise RefusedError(422, f"{choice.model} translates {shown}.", "Change the languages.")

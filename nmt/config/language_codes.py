@@ -1,0 +1,141 @@
+"""Codes of languages: BCP 47, ISO 639 and FLORES codes, read and compared with `langcodes`.
+
+The same language has several codes: ``de``, ``deu``, ``ger``, ``de-DE`` and ``deu_Latn``. A code
+finds a language of a model if both differ only in what no other language of the model differs in
+(`matching`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from langcodes import Language
+
+_Pair = TypeVar("_Pair", bound=tuple[str, str])
+_MOST_CODES = 4096  # Codes in a cache; clients of a server can send any code.
+
+
+@lru_cache(_MOST_CODES)
+def standard_language(code: str) -> Language | None:
+    """Return the language of a code in standard form; None if the code has a wrong syntax."""
+    from langcodes import Language  # noqa: PLC0415 - `nmt --help` does not need it
+    from langcodes.tag_parser import LanguageTagError  # noqa: PLC0415
+
+    try:
+        return Language.get(code)
+    except LanguageTagError:
+        return None
+
+
+@lru_cache(_MOST_CODES)
+def primary_code(code: str) -> str:
+    """Return the standard code of the language alone, without script, region and other details.
+
+    A code with a wrong syntax keeps the part before the first hyphen or underscore.
+
+    >>> [primary_code(code) for code in ("deu", "ger", "de-DE", "deu_Latn", "iw", "ary_Arab")]
+    ['de', 'de', 'de', 'de', 'he', 'ary']
+    """
+    language = standard_language(code)
+    if language is not None and language.language is not None:
+        return language.language
+    return re.split("[-_]", code.lower())[0]
+
+
+def matching(code: str, codes: Iterable[str]) -> list[str]:
+    """Return the codes that can mean the language of ``code``.
+
+    One code means that language. With several codes, ``code`` is ambiguous, because it leaves out
+    or contradicts the script or region that distinguishes them.
+
+    >>> matching("deu_Latn", ["de", "en"]), matching("arb", ["ar"]), matching("fr", ["de", "en"])
+    (['de'], ['ar'], [])
+    >>> matching("zho-TW", ["zh-Hans", "zh-Hant"]), matching("pt", ["pt-BR", "pt-PT"])
+    (['zh-Hant'], ['pt-BR', 'pt-PT'])
+    """
+    unique = list(dict.fromkeys(codes))
+    if code in unique:
+        return [code]
+    related = [each for each in unique if _family(each) == _family(code)]
+    for is_nearer in (is_same_language, _is_spelling):
+        nearer = [each for each in related if is_nearer(code, each)]
+        if len(related) > 1 and nearer:
+            related = nearer
+    return related
+
+
+def matching_pairs(languages: tuple[str | None, str | None], pairs: Iterable[_Pair]) -> list[_Pair]:
+    """Return the pairs of languages that match a source and a target; None matches all codes.
+
+    >>> matching_pairs(("deu", None), [("de-AT", "en"), ("de-AT", "fr"), ("en", "de-AT")])
+    [('de-AT', 'en'), ('de-AT', 'fr')]
+    """
+    fitting = list(pairs)
+    for side, code in enumerate(languages):
+        if code is not None:
+            codes = matching(code, [pair[side] for pair in fitting])
+            fitting = [pair for pair in fitting if pair[side] in codes]
+    return fitting
+
+
+def is_same_language(one: str, other: str) -> bool:
+    """Whether two codes mean the same language if no third code has to be distinguished.
+
+    >>> is_same_language("de", "deu_Latn"), is_same_language("pt-BR", "pt-PT")
+    (True, False)
+    """
+    if one == other:
+        return True
+    if _family(one) != _family(other):
+        return False
+    left = _details(one)
+    right = _details(other)
+    return all(a is None or b is None or a == b for a, b in zip(left, right, strict=True))
+
+
+def first_spelling(code: str, codes: Iterable[str]) -> str:
+    """Return the first of ``codes`` that is only another spelling of ``code``, else ``code``.
+
+    >>> first_spelling("deu", ["en", "de-AT", "de"]), first_spelling("deu", ["de-AT"])
+    ('de', 'deu')
+    """
+    return next((each for each in codes if _is_spelling(code, each)), code)
+
+
+def _is_spelling(one: str, other: str) -> bool:
+    return _standard_form(one) == _standard_form(other)
+
+
+@lru_cache(_MOST_CODES)
+def _standard_form(code: str) -> str:
+    """Return the shortest standard code, with the macrolanguage, and without a usual script."""
+    language = standard_language(code)
+    if language is None:
+        return code
+    tag = language.prefer_macrolanguage().simplify_script().to_tag()
+    # ISO 639 has the macrolanguage Norwegian, which CLDR regards as Bokmål.
+    return "nb" if tag == "no" else tag
+
+
+@lru_cache(_MOST_CODES)
+def _family(code: str) -> str:
+    """Return the code of the language alone, or of its macrolanguage if CLDR unites both."""
+    return primary_code(_standard_form(code))
+
+
+@lru_cache(_MOST_CODES)
+def _details(code: str) -> tuple[str | None, str | None]:
+    """Return the script and the region of a code; None if it has none.
+
+    A region determines the script: Chinese of Taiwan has traditional characters.
+    """
+    language = standard_language(code)
+    if language is None:
+        return None, None
+    if language.territory is None:
+        return language.script, None
+    return language.maximize().script, language.territory
