@@ -229,7 +229,7 @@ def test_symbols_of_any_shape_stay_whole_in_both_vocabularies(tmp_path: Path, jo
     ]
     tokenizer = {"vocab_size": 320, "joint": joint, "user_defined_symbols": symbols}
     data = {
-        "train": [write_pairs(tmp_path, *lines)],
+        "train": [write_pairs(tmp_path, lines[0], lines[1])],
         "valid": write_pairs(tmp_path, lines[0][:5], lines[1][:5], "valid"),
     }
     model = {"embeddings": "decoder-tied"}
