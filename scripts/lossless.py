@@ -4,7 +4,7 @@ Every line is encoded and decoded with each normalization. The vocabulary makes 
 it contains only bytes. The best possible chrF is that of the decoded lines against the lines
 themselves: the score of a model that makes no mistake.
 
-    python scripts/lossless.py ../shared/data/ntrex_sample/*.txt
+    python scripts/lossless.py ntrex/*.txt
 """
 
 from __future__ import annotations

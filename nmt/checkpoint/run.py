@@ -280,6 +280,21 @@ def recorded_settings(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
+def vocabulary_of_run(config: RunConfig) -> Path | None:
+    """Return the tokenizer folder of the run that training would resume.
+
+    Other versions of nmt may learn another vocabulary from the same text, so data that are prepared
+    again keep that of the run. None if there is no run, or if the tokenizer settings have changed.
+    """
+    tokenizer = config.run_dir / "tokenizer"
+    recorded = recorded_settings(config.run_dir).get("tokenizer")
+    if not isinstance(recorded, Mapping) or not tokenizer.is_dir():
+        return None
+    now = config.tokenizer.model_dump(mode="json")
+    is_equal = all(now.get(key) == value for key, value in recorded.items())
+    return tokenizer if is_equal else None
+
+
 def trained_on(run_dir: Path, prepared_dir: Path) -> PreparedManifest | None:
     """Return the manifest of the data of a run; None if the data were deleted or replaced."""
     try:

@@ -36,6 +36,7 @@ from random import Random
 from typing import IO, Any
 
 from nmt.checkpoint.model_folder import CONFIG, SHORTLIST, load_folder_config
+from nmt.checkpoint.run import vocabulary_of_run
 from nmt.commands.config import load_config
 from nmt.commands.options import PreparationOptions, PrepareOptions
 from nmt.commands.result import TextResult
@@ -342,7 +343,8 @@ def _append_text(folder: Path, pairs: Sequence[Any]) -> None:
 
 def recipe_of(config: RunConfig) -> Recipe:
     """Return the settings that determine the prepared data."""
-    return Recipe(config=config, bound=bound_values(config, "data"))
+    bound = bound_values(config, "data")
+    return Recipe(config=config, bound=bound, vocabulary=vocabulary_of_run(config))
 
 
 def _check(config: RunConfig, options: PreparationOptions) -> None:

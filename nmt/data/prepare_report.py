@@ -363,7 +363,7 @@ def current_report(
         manifest = PreparedData.open(folder).manifest
         is_current = (
             (not scored_with or tuple(manifest.scored_with) == scored_with)
-            and manifest.config_hash == recipe.hash(manifest.vocab_hash)
+            and recipe.accepts(manifest)
             and manifest.vocab_hash == tokenizer_hash(folder / TOKENIZER)
             # Files may have been added to a Hugging Face folder, or removed.
             and set(manifest.sources) == {str(path) for path in recipe.files}

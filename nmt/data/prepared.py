@@ -28,6 +28,7 @@ MANIFEST = "manifest.json"
 # Subfolders, in addition to `VALID`.
 TRAIN, TOKENIZER = "train", "tokenizer"
 AGAIN = f"Run `{shell_command('prepare', 'CONFIG', force=True)}`."
+_LEARNING = 2  # Raised when vocabularies are learned in another way.
 # Keys of the data section that say how often training reads each corpus.
 _WEIGHTS: Any = {
     "train": {"__all__": {"weight"}},
@@ -160,6 +161,8 @@ class Recipe:
 
     config: RunConfig
     input: Path | None = None  # a copy of standard input, if it is a corpus
+    # The tokenizers of a run that will be resumed, which another version may have learned.
+    vocabulary: Path | None = None
     bound: Mapping[str, Any]  # values of the keys that ``Binds("data")`` marks
 
     @property
@@ -237,13 +240,24 @@ class Recipe:
         bound = dict(self.bound)
         if self.init_from is None:  # the vocabulary is learned from text with noise
             bound["noise"] = [corpus.noise.rates for corpus in self.data.training]
-            if self._is_weighted:
+            if self.vocabulary is None:
+                bound["learning"] = _LEARNING
+            if self.vocabulary is None and self._is_weighted:
                 bound["weights"] = self.data.model_dump(mode="json", include=_WEIGHTS)
         else:
             place = self.init_from / TOKENIZER
             is_gone = vocab_hash is not None and not place.is_dir()
             bound["tokenizer"] = vocab_hash if is_gone else tokenizer_hash(place)
         return sha256_of_json([FORMAT_VERSION, bound])
+
+    def accepts(self, manifest: PreparedManifest) -> bool:
+        """Whether a prepared folder has the settings of this recipe; corpora are not compared."""
+        hashes = {self.hash(manifest.vocab_hash)}
+        if self.vocabulary is not None:
+            if manifest.vocab_hash != tokenizer_hash(self.vocabulary):
+                return False
+            hashes.add(replace(self, vocabulary=None).hash())
+        return manifest.config_hash in hashes
 
 
 def describe_sources(recipe: Recipe) -> dict[str, Mapping[str, Any]]:

@@ -178,8 +178,8 @@ def learn_tokenizers(sample: TextSample, folder: Path, recipe: Recipe) -> list[s
     Args:
         sample: Text to learn from. It is empty afterwards if a tokenizer is learned.
         folder: The new folder.
-        recipe: Settings of the tokenizers, or the model that fine-tuning starts from and whose
-            vocabulary it keeps.
+        recipe: Settings of the tokenizers; or the model that fine-tuning starts from, or the run
+            that is resumed, whose vocabulary is kept.
 
     Returns:
         Warnings about characters that the vocabulary does not contain.
@@ -193,8 +193,10 @@ def learn_tokenizers(sample: TextSample, folder: Path, recipe: Recipe) -> list[s
         raise DataError(problem, fix="Check the files of data.train.")
     folder.mkdir()
     config = recipe.config.tokenizer
+    start = recipe.vocabulary
     if recipe.init_from is not None:
         start = recipe.init_from / folder.name
+    if start is not None:
         tokenizer.load_tokenizers(start)  # raises an error if they are damaged
         for path in start.glob("*.model"):
             shutil.copy(path, folder)

@@ -15,6 +15,7 @@ import yaml
 
 import nmt
 from nmt.checkpoint.files import list_checkpoints
+from nmt.config.migration import FORMAT
 from nmt.inference.request import Request
 from tests.conftest import MISSING
 
@@ -94,7 +95,8 @@ def test_a_resumed_run_keeps_every_value_that_the_configuration_leaves_open(old:
     after = resumed(folder, data, 402)
     assert max(step for step, _ in list_checkpoints(folder)) == 402
     before["training"]["max_steps"] = 402
-    assert after == {"format": 2, **before, "run_dir": str(folder)}
+    before["tokenizer"]["from"] = None  # a key of format 3
+    assert after == {"format": FORMAT, **before, "run_dir": str(folder)}
     assert translations(folder, "fr") == FRENCH
 
 
