@@ -27,7 +27,7 @@ from nmt.config.flag import changed
 from nmt.config.inference import InferenceConfig
 from nmt.config.language_codes import is_same_language
 from nmt.config.run import check_languages
-from nmt.data.corpus import check_files, corpus_files, read_corpus, valid_names
+from nmt.data.corpus import check_files, check_plain_text, corpus_files, read_corpus, valid_names
 from nmt.data.hubs import published_names, published_test_set
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.data.prepared import PreparedData
@@ -35,6 +35,7 @@ from nmt.errors import CheckpointError, ConfigError, DataError, did_you_mean, sh
 from nmt.files.lines import decoded_lines, is_standard, open_input
 from nmt.metrics.metric import METRICS, requested_metrics
 from nmt.metrics.result import System
+from nmt.text.preprocessing import check_plain
 from nmt.text.tokenizer import load_tokenizers
 
 logger = logging.getLogger(__name__)
@@ -213,6 +214,9 @@ def load_test_sets(
             fix = f"Add `languages` with one of these pairs: {shown}."
             raise ConfigError("The language pair is unknown: the model has several.", fix=fix)
         files = _read_files(options.source, options.reference, pair)
+        texts = [*files.references, *([files.source] if files.source else [])]
+        for path, lines in zip(files.files, texts, strict=True):
+            check_plain(lines, _shown(path))
         sets.append(replace(files, is_named=False))
     elif options.source:
         raise ConfigError("`source` needs `reference`.", fix="Add `reference` FILE.")
@@ -279,6 +283,7 @@ def _from_config(name: str, corpus: CorpusConfig, configured: ConfiguredSets) ->
     configured.check_files(corpus)
     source, references = corpus.source, [corpus.target] if corpus.target else []
     direction = corpus.direction(configured.languages)
+    check_plain_text(corpus, direction)
     if corpus.sacrebleu is not None:
         source, references = published_test_set(corpus.sacrebleu, direction)
     if references:  # Test sets keep every line; the training filters do not apply.
@@ -334,12 +339,18 @@ def read_systems(paths: Sequence[Path], whole: EvaluationSet, limit: int | None)
     A system is named after its file; with the folder if two files have the same name.
 
     Raises:
-        DataError: The number of lines does not match the test set.
+        DataError: The number of lines does not match the test set, or the text is segmented or
+            escaped.
     """
     names = ["standard input" if is_standard(path) else path.name for path in paths]
     if len(set(names)) < len(names):
         names = list(map(str, paths))
-    return [System(name, _fitting(x, whole, limit)) for name, x in zip(names, paths, strict=True)]
+    systems = []
+    for name, path in zip(names, paths, strict=True):
+        lines = _fitting(path, whole, limit)
+        check_plain(lines, _shown(path))
+        systems.append(System(name, lines))
+    return systems
 
 
 def read_labels(

@@ -46,7 +46,7 @@ from nmt.config.section import bound_values
 from nmt.data import filters as pair_filters
 from nmt.data import prepare_report, prepared
 from nmt.data.checks import Overlap, held_out_sets, name_of_test
-from nmt.data.corpus import VALID, check_files, check_sources
+from nmt.data.corpus import VALID, check_files, check_plain_text, check_sources
 from nmt.data.filters import Diagnosis, FilterChain, Material
 from nmt.data.hubs import check_hub
 from nmt.data.lexicon import write_shortlist
@@ -177,6 +177,8 @@ def _read_corpora(reading: Reading, score_with: Sequence[Path]) -> PrepareReport
     """
     begin, recipe, folder = time.perf_counter(), reading.recipe, reading.folder
     config = recipe.config
+    for corpus in recipe.data.corpora.values():
+        check_plain_text(corpus, config.direction(corpus))
     sets, unchecked = held_out_sets(recipe)
     directions = {name: config.direction(x) for name, x in {**sets, **recipe.corpora}.items()}
     pairs = dict.fromkeys(directions[name] for name in recipe.corpora)

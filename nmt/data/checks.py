@@ -22,6 +22,7 @@ from nmt.data.pairs import ReadOptions, SentencePair
 from nmt.data.prepared import Recipe
 from nmt.errors import DataError
 from nmt.text.languages import WORDS, common_words, letters_of, script_of
+from nmt.text.preprocessing import tokenized_text
 
 _IDENTICAL_SHARE = 0.1
 _FEWEST_LINES = 100
@@ -135,6 +136,10 @@ class CorpusCheck:
             share = self._identical / self._num_pairs
             yield f"{share:.0%} of the pairs have identical sides. Is one file passed twice?"
         yield from self.swapped()
+        for language, lines in zip(self._languages, zip(*self._first, strict=True), strict=False):
+            warning = tokenized_text(lines, language)
+            if warning is not None:
+                yield warning
         correlation = self._length_correlation()
         if self._sums[0, 0] >= _FEWEST_LINES and correlation < _LOW_CORRELATION:
             odd = f"source and target lengths hardly correlate ({correlation:.2f})"

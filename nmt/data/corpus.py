@@ -12,9 +12,10 @@ from typing import Any
 
 from nmt.config.data import CorpusConfig, DataConfig
 from nmt.data.demo import demo_pairs
-from nmt.data.pairs import BadPair, ReadOptions, SentencePair, columns_of
+from nmt.data.pairs import BadPair, ReadOptions, SentencePair, columns_of, shown_path
 from nmt.errors import ConfigError, DataError
-from nmt.files.lines import is_standard, near_file, open_binary
+from nmt.files.lines import is_standard, near_file, open_binary, read_start
+from nmt.text.preprocessing import NUM_LINES, check_plain
 
 VALID = "valid"  # name of the validation set in reports
 BLOCK_PAIRS = 10_000
@@ -99,6 +100,36 @@ def check_files(corpora: Mapping[str, CorpusConfig]) -> None:
     if missing:
         fix = f"Relative paths start at the working directory, {Path.cwd()}; paths with "
         raise DataError("\n  ".join(missing), fix=f"{fix}@config/, at the configuration's folder.")
+
+
+def check_plain_text(corpus: CorpusConfig, languages: tuple[str, str]) -> None:
+    """Check that no tool has segmented, escaped or marked up the files of a corpus.
+
+    Reads only the first lines. Corpora on hubs and in sacrebleu are not checked.
+
+    Args:
+        corpus: The corpus. Its files must exist.
+        languages: Source and target language.
+
+    Raises:
+        DataError: See `nmt.text.preprocessing`; or a file is unreadable.
+    """
+    for path in (corpus.source, corpus.target):
+        if path is not None:
+            check_plain(read_start(path, NUM_LINES), str(path))
+    path = corpus.tsv or corpus.csv or corpus.jsonl
+    if path is None:
+        return
+    # Item i of each list is the text of line i + 1.
+    sources: list[str] = []
+    targets: list[str] = []
+    for pair in islice(read_corpus(corpus, ReadOptions(*languages, "skip")), NUM_LINES):
+        if isinstance(pair, SentencePair):
+            skipped = [""] * (pair.line - 1 - len(sources))
+            sources += [*skipped, pair.source]
+            targets += [*skipped, pair.target]
+    check_plain(sources, shown_path(path))
+    check_plain(targets, shown_path(path))
 
 
 def _is_missing(path: Path) -> bool:

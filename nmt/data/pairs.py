@@ -19,7 +19,7 @@ from nmt.config.language_codes import matching
 from nmt.data.demo import demo_pairs
 from nmt.data.hubs import huggingface_pairs, in_languages, published_test_set
 from nmt.errors import DataError
-from nmt.files.lines import decode_line, open_binary, split_lines
+from nmt.files.lines import STANDARD_INPUT, decode_line, open_binary, split_lines
 from nmt.text import without_surrogates
 
 SPOOL = ".standard-input.tsv"  # Name of a copy of standard input.
@@ -223,7 +223,7 @@ def columns_of(
         files = [source, references[0]]
     places = files or (config.tsv, config.csv, config.jsonl)
     paths = [path for path in places if path is not None]
-    names = ["standard input" if path.name == SPOOL else str(path) for path in paths]
+    names = [shown_path(path) for path in paths]
     if files:
         lines = [_raw_lines(path, most) for path in files]
         return names, lines, partial(_aligned_pairs, names, options)
@@ -244,6 +244,11 @@ def columns_of(
         texts = huggingface_pairs(str(config.huggingface), config, languages)
     pairs = (_pair_of(*pair, line, options) for line, pair in enumerate(texts, start=1))
     return names, [pairs], _as_read
+
+
+def shown_path(path: Path) -> str:
+    """Return the name of a corpus file in messages."""
+    return STANDARD_INPUT if path.name == SPOOL else str(path)
 
 
 def _as_read(pairs: Sequence[SentencePair | BadPair], _: int) -> Sequence[SentencePair | BadPair]:

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,6 +65,7 @@ _COMPRESSIONS: dict[str, tuple[re.Pattern[bytes], Callable[..., Any]]] = {
     ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstandard),
 }
 STANDARD = "-"  # Name of standard input and output.
+STANDARD_INPUT = "standard input"  # Its name in messages.
 CHECK_PATH = "Check the path; relative paths start at the working directory."
 _LONGEST_MARK = 10  # Number of first bytes that identify a compression.
 
@@ -260,6 +261,17 @@ def read_lines(path: Path) -> list[str]:
     """
     with open_binary(path) as stream:
         return list(decoded_lines(stream, str(path)))
+
+
+def read_start(path: Path, num_lines: int, max_bytes: int = MAX_LINE_BYTES) -> list[str]:
+    """Read the first lines of a text file. Bad bytes are replaced, and long lines are empty.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
+    with open_binary(path) as stream:
+        lines = split_lines(stream, str(path), max_bytes=max_bytes)
+        return [(line or b"").decode("utf-8", "replace") for line in islice(lines, num_lines)]
 
 
 def count_lines(path: Path) -> int:

@@ -22,6 +22,7 @@ from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import Comparison, Confidence, Floats, Score, Scorer, Significance, rounded
 from nmt.metrics.result import Section, System, show_p_value
 from nmt.metrics.sacrebleu import default_tokenizer
+from nmt.text.preprocessing import TOKENIZED, find_trace
 
 # Takes statistics summed over the sentences of R corpora, (R, D); returns their scores, (R,).
 CorpusScore: TypeAlias = Callable[[Floats], Floats]
@@ -30,8 +31,6 @@ _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
 # numpy draws this many booleans at once: chunks must be multiples, to draw the same values.
 _BITS_AT_ONCE = 32
 _SLACK = 1e-9  # Tolerance for equal scores: the order of a sum changes its last digits.
-# A file with at least this many lines that end in " ." is probably tokenized.
-_TOKENIZED_ENDINGS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +191,10 @@ def odd_texts(
         language: Code of the target language, if known.
     """
     for system in systems:
-        endings = sum(line.endswith(" .") for line in system.lines)
-        if endings >= min(_TOKENIZED_ENDINGS, len(system.lines)):
-            doubt = "If the text is tokenized, its scores are not comparable."
-            yield f"{system.name}: {endings:,} lines end in a space and a full stop. {doubt}"
+        trace = find_trace(system.lines, [TOKENIZED])
+        if trace is not None:
+            doubt = "Scores of tokenized text are not comparable."
+            yield f"{system.name} {TOKENIZED.name}, as in: {trace.example}\n  {doubt}"
     sample = "".join(reference[:100])
     is_east_asian = sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3
     if is_east_asian and (tokenize or default_tokenizer(language)) == "13a":

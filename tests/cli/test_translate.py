@@ -70,6 +70,15 @@ def test_input_in_another_language_than_the_models_is_named(run_dir: Path) -> No
         assert "looks like" not in translate(run_dir, text=right).stderr
 
 
+def test_segmented_input_is_translated_with_a_warning(run_dir: Path) -> None:
+    result = translate(run_dir, text="ein Hu@@ nd\n" * 5)
+    assert result.exit_code == 0
+    warning = "standard input was segmented by subword-nmt (@@), as in line 1: ein Hu@@ nd"
+    assert warning in result.stderr
+    assert len(result.stdout.splitlines()) == 5
+    assert "segmented" not in translate(run_dir, text="ein Hu@@ nd\n" * 4).stderr
+
+
 def test_as_many_lines_come_out_as_go_in(run_dir: Path) -> None:
     """Fault 42."""
     lines = ["", *LINES, " ", "a\u2028b\u0085c", "שלום", "\U0001f415", "", "der\r"]

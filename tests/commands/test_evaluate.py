@@ -138,7 +138,7 @@ def test_sentence_level_is_a_line_of_json_for_each(files: tuple[Path, Path]) -> 
     [
         ("今日は天気がいいので、公園へ。", "--tokenize to zh, ja-mecab or char"),
         ("列夫・托尔斯泰是一位伟大的作家。", "--languages to en-zh or"),
-        ("this looks tokenized .", "nmt: warning: text: 3 lines end in a space and a full stop"),
+        ("this looks tokenized .", "nmt: warning: text looks tokenized: punctuation marks have"),
     ],
 )  # fmt: skip
 def test_text_for_another_tokenizer_gets_a_warning(tmp_path: Path, line: str, advice: str) -> None:
@@ -148,6 +148,20 @@ def test_text_for_another_tokenizer_gets_a_warning(tmp_path: Path, line: str, ad
     if "zh" in advice:
         score = scores_of(path, path, "-l", "en-zh")["systems"][0]["scores"][0]
         assert (round(score["value"]), "tok:zh" in score["signature"]) == (100, True)
+
+
+@pytest.mark.parametrize("wrong", ["--hypothesis", "--source", "--reference"])
+def test_a_file_that_another_tool_has_segmented_is_refused(tmp_path: Path, wrong: str) -> None:
+    flags = list[object]()
+    for flag in ("--hypothesis", "--source", "--reference"):
+        lines = ["a do@@ g", *SENTENCES] if flag == wrong else ["a dog", *SENTENCES]
+        flags += [flag, write(tmp_path / f"text{flag}", lines)]
+    assert invoke(*flags).exit_code == 0  # a single line
+    segmented = [f"{line} of do@@ gs" for line in ["", *SENTENCES]]
+    write(tmp_path / f"text{wrong}", segmented)
+    message = refused(*flags, code=3)
+    assert f"text{wrong} was segmented by subword-nmt (@@), as in line 1: of do@@ gs" in message
+    assert "fix: Restore the text: sed -E " in message
 
 
 def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:

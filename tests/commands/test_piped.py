@@ -95,3 +95,10 @@ def test_empty_standard_input_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^standard input: no sentence pairs"):
         prepare(piped_config(tmp_path), piped=Pipe(b""))
     assert [path.name for path in tmp_path.glob(".prepared*")] == []
+
+
+def test_segmented_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="standard input was segmented by subword-nmt") as caught:
+        prepare(piped_config(tmp_path), piped=Pipe(TEXT.replace(b"e", b"e@@ ")))
+    assert "sed -E 's/@@( |$)//g' < FILE > NEW" in str(caught.value.fix)
+    assert not [*tmp_path.glob("*prepared*")]

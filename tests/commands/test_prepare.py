@@ -602,3 +602,23 @@ def test_every_damaged_file_is_named(config: RunConfig, damage: str) -> None:
     said = str(caught.value)
     assert [path for path in files if f"{path} " not in said] == []
     assert said.count("\n") == len(files)  # one a line, and the fix
+
+
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_segmented_text_is_refused_before_anything_is_written(tmp_path: Path, part: str) -> None:
+    source, target = corpus(30)
+    segmented = [f"{line} ze@@ ro" for line in target]
+    data = config_for(tmp_path).model_dump(mode="json")["data"]
+    corpora = write_pairs(tmp_path, source, segmented, part)
+    data[part] = {"set": corpora} if part == "test" else corpora
+    config = config_for(tmp_path, data=data)
+    write_pairs(tmp_path, source, segmented, part)
+    refused(config, rf"{part}\.en was segmented by subword-nmt \(@@\)")
+
+
+def test_tokenized_text_is_prepared_with_a_warning(tmp_path: Path) -> None:
+    source, target = corpus(120)
+    write_pairs(tmp_path, source, [f"{line} ." for line in target])
+    report = prepare(config_for(tmp_path), report_only=True)
+    (warning,) = report.warnings
+    assert warning.startswith("numbers: the text in en looks tokenized: ")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from nmt.config.data import CorpusConfig, Direction
 from nmt.data.corpus import (
     check_files,
+    check_plain_text,
     corpus_files,
     corpus_names,
     count_characters,
@@ -57,6 +58,45 @@ def test_all_formats_give_the_same_pairs(tmp_path: Path) -> None:
     table = write(tmp_path, "a.csv", "".join(f"{t},x,{s}\n" for s, t in PAIRS))
     assert pairs_of(csv=table, columns=[2, 0]) == expected
     assert pairs_of(tsv=tsv, columns=[2, 0], max_pairs=2) == expected[:2]
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("suffix", ["gz", "tsv", "csv", "jsonl"])
+def test_segmented_text_is_found_in_each_format_and_on_each_side(
+    tmp_path: Path, suffix: str, side: int
+) -> None:
+    """After a header, a line that is not UTF-8, and a byte order mark."""
+    rows = [["ein Hund", "a dog"] for _ in range(9)]
+    for row in rows[1:]:
+        row[side] += " läu@@ ft"
+    name = tmp_path / f"a.{suffix}"
+    place = {suffix: name}
+    bad = b"\xff,\xff\t\xff\n"
+    if suffix == "gz":
+        content = b"\xef\xbb\xbf\xff\n" + "\r\n".join(row[side] for row in rows).encode()
+        other = write(tmp_path, "plain", "one\n" * 10)
+        place = (
+            {"source": name, "target": other} if side == 0 else {"source": other, "target": name}
+        )
+        write(tmp_path, name.name, gzip.compress(content))
+    elif suffix == "tsv":
+        write(tmp_path, name.name, bad + "".join(f"{a}\t{b}\n" for a, b in rows).encode())
+    elif suffix == "csv":
+        lines = ['"x\ny",z', *(f"{a},{b}" for a, b in rows[1:])]
+        write(tmp_path, name.name, "de,en\n" + "\n".join(lines))
+    else:
+        texts = [{"translation": {"de": a, "en": b}} for a, b in rows]
+        write(tmp_path, name.name, bad + "\n".join(map(json.dumps, texts)).encode())
+    with pytest.raises(DataError, match=r"subword-nmt \(@@\), as in line \d") as caught:
+        check_plain_text(CorpusConfig.model_validate(place), ("de", "en"))
+    line = {"gz": 3, "tsv": 3, "csv": 4, "jsonl": 3}[suffix]
+    assert caught.value.problem.startswith(f"{name} was segmented")
+    assert f"line {line}: {rows[1][side]}" in caught.value.problem
+
+
+def test_a_corpus_without_files_of_its_own_is_not_checked() -> None:
+    for place in ({"demo": "train"}, {"sacrebleu": "wmt14"}, {"huggingface": "missing"}):
+        check_plain_text(CorpusConfig.model_validate(place), ("de", "en"))
 
 
 @FEW

@@ -317,18 +317,19 @@ def test_without_a_baseline_all_pairs_of_systems_are_compared() -> None:
 
 @pytest.mark.parametrize(
     ("num_lines", "num_tokenized", "is_odd"),
-    [(300, 99, False), (300, 100, True), (20, 19, False), (20, 20, True)],
+    [(300, 99, False), (300, 100, True), (1, 0, False), (1, 1, True)],
 )
-def test_a_file_that_looks_tokenized_is_named_with_its_lines(
+def test_a_file_that_looks_tokenized_is_named_with_an_example(
     num_lines: int, num_tokenized: int, is_odd: bool
 ) -> None:
-    """From 100 lines on, or all of a short file. Only a space before the full stop counts."""
+    """From a third of the lines on. Only a space before the full stop counts."""
     rest = ["A dog."] * (num_lines - num_tokenized)
     systems = [System("mine", [*["A dog ."] * num_tokenized, *rest]), System("other", ["A dog."])]
     found = [*odd_texts(systems, ["A dog."], None, "en")]
     assert len(found) == is_odd
     for text in found:
-        assert text.startswith(f"mine: {num_tokenized} ")
+        assert text.startswith("mine looks tokenized: ")
+        assert "A dog .\n" in text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from nmt.commands.config import load_config
 from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.config.run import scale_of
 from nmt.data.checks import CorpusCheck
-from nmt.data.corpus import count_characters, read_corpus
+from nmt.data.corpus import check_plain_text, count_characters, read_corpus
 from nmt.data.pairs import BadPair, ReadOptions
 from nmt.errors import ConfigError, DataError, shell_command
 from nmt.extras.planning.options import InitOptions
@@ -100,6 +100,8 @@ def init(options: InitOptions) -> Start:
             yield texts if all(texts) else None
 
     given = {part: files for part in _HELD_OUT if (files := getattr(options, part))}
+    for left, right in ((source, target), *given.values()):
+        check_plain_text(CorpusConfig(source=left, target=right), codes)
     parts = {part: list(filter(None, pairs(files))) for part, files in given.items()}
     for part in given:
         if not parts[part]:

@@ -206,6 +206,31 @@ def test_wrong_input_is_an_error() -> None:
         started(corpus(21), output=Path("x"))
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_segmented_text_is_refused_in_each_set(part: str) -> None:
+    files = {name: (Path(f"{name}.de"), Path(f"{name}.en")) for name in PARTS}
+    for name, sides in files.items():
+        for side in sides:
+            lines = [f"{name} {number}" for number in range(40)]
+            if name == part and side.suffix == ".en":
+                lines = [f"{line}@@ 0" for line in lines]
+            side.write_text("\n".join(lines), "utf-8")
+    with pytest.raises(DataError, match=rf"{part}\.en was segmented by subword-nmt"):
+        started(files["train"], valid=files["valid"], test=files["test"])
+    assert not Path("de-en").exists()
+
+
+def test_tokenized_text_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    files = Path("c.de"), Path("c.ja")
+    for path, line in zip(files, ("ein Hund {} .", "犬 が {} を 見 て い る 。"), strict=True):
+        path.write_text("\n".join(line.format(number) for number in range(40)), "utf-8")
+    started(files)
+    german, japanese = caplog.messages
+    assert german.startswith("the text in de looks tokenized: punctuation marks have spaces")
+    assert "sacremoses -l de detokenize < FILE > NEW" in german
+    assert japanese.startswith("the text in ja looks tokenized: words have spaces")
+
+
 def test_swapped_sides_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """In the corpus, or in a set that the user passes."""
     sides = ["Das ist der Hund und die Katze {}.", "This is the dog and the cat {}."]
