@@ -19,6 +19,7 @@ from nmt.config.run import RunConfig, check_languages
 from nmt.data.checks import swapped_sets
 from nmt.data.corpus import check_files, count_characters
 from nmt.errors import ConfigError, DataError, NmtError
+from nmt.metrics.selection import default_metrics
 from nmt.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         check_files=check_files,
         recorded_settings=recorded_settings,
     )
+    config = with_metric(config)
     kept = _kept_values(config, path, overrides)
     if kept:
         text = "%s leaves keys open that %s has set; the run keeps its values:\n  %s"
@@ -52,12 +54,23 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
+def with_metric(config: RunConfig) -> RunConfig:
+    """Return the configuration with the metric that selects checkpoints, if it is not set."""
+    validation = config.training.validation
+    if validation.metric is not None:
+        return config
+    metric, *_ = default_metrics(config.direction(corpus).target for corpus in config.data.valid)
+    validation = validation.model_copy(update={"metric": metric})
+    training = config.training.model_copy(update={"validation": validation})
+    return config.model_copy(update={"training": training})
+
+
 def _kept_values(config: RunConfig, path: Path | str, overrides: Sequence[str]) -> list[str]:
     """Return the values of a resumed run that differ from those of its file alone, as text."""
     if not list_checkpoints(config.run_dir):
         return []
     try:
-        alone = loader.load_config(path, overrides)
+        alone = with_metric(loader.load_config(path, overrides))
     except ConfigError:  # the file leaves a key open that has no default
         return []
     return changed_settings(settings_of(alone), settings_of(config))

@@ -42,6 +42,7 @@ from nmt.metrics.metric import (
 )
 from nmt.metrics.result import Evaluation, EvaluationReport, Section, System
 from nmt.metrics.scoring import Resampling, odd_texts, score_systems
+from nmt.metrics.selection import default_metrics
 from nmt.registry import Registry
 from nmt.text.loss import loss_of
 from nmt.text.tokenizer import Tokenizer
@@ -231,7 +232,8 @@ class EvaluatedSet:
     ) -> None:
         self.test, self.options = whole.first(options.limit), options
         self.gates, self.models = gates, models
-        self.metrics = requested_metrics(options.metric)
+        metrics = options.metric or default_metrics([self.test.target_language])
+        self.metrics = requested_metrics(metrics)
         if options.external:
             self.metrics |= {_EXTERNAL: f"{_EXTERNAL}:{options.external}"}
         self.scorers = self.make_scorers(self.test.references, self.test.source)

@@ -532,7 +532,8 @@ class MetricOptions(Options):
 
     Args:
         metric: Metrics, separated by commas: bleu, chrf, chrf++, ter, comet, or comet:MODEL with a
-            checkpoint or a name on the Hugging Face Hub. Repeatable.
+            checkpoint or a name on the Hugging Face Hub. Repeatable. The default is chrf,bleu for
+            languages that are written without spaces.
         tokenize: Tokenizer of BLEU: 13a, zh, ja-mecab, ko-mecab, intl, char, flores200 or none.
         lowercase: Ignore case.
         external: External scoring program. It reads JSON lines with source, hypothesis and
@@ -541,7 +542,7 @@ class MetricOptions(Options):
 
     title: ClassVar[str] = "Scores"
 
-    metric: Annotated[Texts, Flag(metavar="NAME")] = ("bleu", "chrf")
+    metric: Annotated[Texts, Flag(metavar="NAME", shown="bleu,chrf")] = ()
     tokenize: Annotated[Text, Flag(metavar="NAME", shown="by language, usually 13a")] = None
     lowercase: bool = False
     external: Annotated[Text, Flag(metavar="COMMAND")] = None

@@ -30,7 +30,7 @@ from typing import Any
 from nmt.checkpoint.files import Checkpoint, list_checkpoints
 from nmt.checkpoint.run import check_resumable, data_check, write_run_files
 from nmt.commands import train_setup
-from nmt.commands.config import advice, load_config
+from nmt.commands.config import advice, load_config, with_metric
 from nmt.commands.options import TrainOptions
 from nmt.commands.prepare import prepare_data
 from nmt.commands.result import Result, log_next_commands
@@ -98,6 +98,7 @@ def fit(config: RunConfig, *, strict_resume: bool = False, exact: bool = False) 
         NmtError: The configuration, the data, a checkpoint or the device has a problem.
         StoppedBySignal: A signal stopped training; the last update is saved.
     """
+    config = with_metric(config)
     training, run_dir, notes, warnings = config.training, config.run_dir, list[str](), list[str]()
     devices.prepare_process(training.threads)
     devices.use_huge_pages()
@@ -195,7 +196,7 @@ class Trainer:
         stop: StopSignal,
     ) -> None:
         self.progress = progress
-        self._run_dir, self._training, self._stop = config.run_dir, config.training, stop
+        self._run_dir, self._training, self._stop = config.run_dir, setup.training, stop
         self._updater, self._loader, self._validator = setup.updater, setup.loader, setup.validator
         self._validates_first = setup.validates_first
         self._processes, self._pace = setup.updater.processes, setup.updater.pace

@@ -15,6 +15,7 @@ import torch
 from nmt.checkpoint.files import ADAPTER, AdapterRecord, Checkpoint
 from nmt.checkpoint.model_folder import CONFIG, find_model, load_folder_config, read_weights
 from nmt.checkpoint.run import identity, machine, refuse_other_keys, reshared
+from nmt.commands.config import with_metric
 from nmt.config.data import BatchConfig, CorpusConfig
 from nmt.config.run import RunConfig
 from nmt.config.training import TRACKERS as BUILTIN_TRACKERS
@@ -34,7 +35,7 @@ from nmt.files.atomic import write_errors
 from nmt.inference.direction import Languages
 from nmt.inference.request import Request
 from nmt.inference.translator import TranslationOptions
-from nmt.metrics.metric import lower_is_better, split_argument
+from nmt.metrics.metric import label_of, lower_is_better, split_argument
 from nmt.model.transformer import build_model, count_parameters
 from nmt.registry import Registry, load_attribute
 from nmt.text.subword_dropout import SubwordDropout
@@ -74,6 +75,7 @@ def build(
         stop: Records signals, which interrupt a validation.
         checkpoint: Checkpoint to resume from. It contains the batch size if that was measured.
     """
+    config = with_metric(config)
     training, corpora, validation = config.training, config.data, config.training.validation
     batch = config.batch
     if checkpoint is not None:
@@ -145,7 +147,7 @@ def _validation_sets(
                     **_tags_of(config, corpus),
                 ),
                 language=direction.target,
-                metric=validation.metric,
+                metric=str(validation.metric),
                 device=str(updater.device),
                 command=validation.command,
             )
@@ -273,6 +275,7 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
     share = schedule.warmup_ratio and f"{schedule.warmup_ratio:.2%} of the updates"
     rise = f"{share or f'{schedule.warmup_steps:,} updates'} of warm-up to {schedule.peak_lr:g}"
     sizes, threads = count_parameters(updater.model), torch.get_num_threads()
+    metric = setup.training.validation.metric_name
     facts = {
         "device": str(updater.device),
         "precision": updater.precision.name,
@@ -280,7 +283,7 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
         "processes": updater.processes.size,
         "parameters": sum(sizes.values()),
         "schedule": f"{schedule.shape}: {rise}",
-        "metric": config.training.validation.metric_name,
+        "metric": metric,
         "label_smoothing": config.training.label_smoothing,
         "pairs": pairs,
         **_facts_of_sets(setup.validator),
@@ -292,7 +295,9 @@ def describe_start(config: RunConfig, setup: TrainingSetup, note: str, progress:
     if (size := updater.processes.size) > 1:
         where += f" in each of {size} processes"
     text = f"{sum(sizes.values()):,} parameters ({parts}), {pairs:,} sentence pairs, {where}"
-    text = f"{progress.describe()}: {text}{f', {note}' if note else ''}"
+    if note:
+        text += f", {note}"
+    text = f"{progress.describe()}: {text}; {label_of(metric)} selects the best checkpoint"
     return Event(progress.step, text, "start", facts)
 
 
@@ -368,7 +373,7 @@ def check_tools(config: RunConfig) -> None:
         ConfigError: The metric is unknown, or a package or the program is missing.
     """
     validation = config.training.validation
-    if validation.metric not in ("loss", COMMAND):
+    if validation.metric not in (None, "loss", COMMAND):
         split_argument(validation.metric)
     if validation.command and shutil.which(validation.command[0]) is None:
         problem = f"training.validation.command: there is no program {validation.command[0]}."

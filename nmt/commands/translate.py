@@ -32,7 +32,7 @@ from nmt.inference.distributed import errors_only, join_team, translated
 from nmt.inference.guard import GuardCounts
 from nmt.inference.request import ERROR, Request, RequestError, Result, as_pharaoh, parse_request
 from nmt.inference.translator import Translator
-from nmt.text.preprocessing import find_trace
+from nmt.text.preprocessing import find_preprocessing
 
 logger = logging.getLogger(__name__)
 
@@ -140,12 +140,9 @@ def _read(
     name = "standard input" if is_standard(source) else str(source)
     for chunk in text_lines.read_chunks(reader, lines_at_once=at_once, name=name):
         texts = decoder.decode(chunk, number)
-        trace = None
-        if number == 1 and not reads_json:
-            trace = find_trace(texts)
-        if trace is not None:
-            text = "%s %s, as in line %s: %s\n  Restore the text if the model learned plain text."
-            logger.warning(text, name, trace.kind.name, f"{trace.line:,}", trace.example)
+        if number == 1 and not reads_json and (found := find_preprocessing(texts)):
+            text = "%s %s\n  Restore the text if the model learned plain text."
+            logger.warning(text, name, found[1])
         is_plain = number == 1 and not (reads_json or options.tag)
         if is_plain and sum(map(len, chunk)) >= _BYTES_OF_A_LANGUAGE:
             warn_of_language("the input", texts, translator)

@@ -7,7 +7,7 @@ old default. A document without a number has format 1 (nmt 0.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -83,25 +83,33 @@ def model_document(configuration: Mapping[str, Any]) -> Document:
     return {INFERENCE: inference_section(configuration), RECORD: dict(configuration)}
 
 
-def _with_normalization(values: Document) -> Document:
-    """Give a configuration the default of `tokenizer.normalization` before format 3."""
-    tokenizer = values.get("tokenizer") or {}
-    if not isinstance(tokenizer, Mapping):
-        return values
-    return {**values, "tokenizer": {"normalization": "nmt_nfkc", **tokenizer}}
+def _with_default(values: Mapping[str, Any], keys: Sequence[str], default: Any) -> Document:
+    """Set a key of nested sections if it is left open."""
+    first, *others = keys
+    if not others:
+        return {first: default, **values}
+    section = values.get(first)
+    if section is None:
+        section = {}
+    if not isinstance(section, Mapping):  # the validation says that it is wrong
+        return dict(values)
+    return {**values, first: _with_default(section, others, default)}
+
+
+def _configuration_of_format_3(values: Document) -> Document:
+    changed = _with_default(values, ("tokenizer", "normalization"), "nmt_nfkc")
+    return _with_default(changed, ("training", "validation", "metric"), "bleu")
 
 
 def _model_of_format_3(document: Document) -> Document:
-    section = document[INFERENCE]
-    if not isinstance(section, Mapping):
-        return document
-    return {**document, INFERENCE: _with_normalization(dict(section))}
+    return _with_default(document, (INFERENCE, "tokenizer", "normalization"), "nmt_nfkc")
 
 
 # Kind and format number -> a function that returns the document in the next format. Format 2 of a
 # model folder separates `INFERENCE` from `RECORD`: `model_document`, also for run folders. Format 3
-# changes the default of `tokenizer.normalization` from nmt_nfkc to identity.
+# changes the default of `tokenizer.normalization` from nmt_nfkc to identity, and chooses
+# `training.validation.metric` by the target language.
 _STEPS: Mapping[tuple[Kind, int], Callable[[Document], Document]] = {
-    (Kind.CONFIGURATION, 2): _with_normalization,
+    (Kind.CONFIGURATION, 2): _configuration_of_format_3,
     (Kind.MODEL, 2): _model_of_format_3,
 }

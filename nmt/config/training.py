@@ -128,7 +128,8 @@ class ValidationConfig(Section):
         max_sentences: Maximum sentences of each set to translate for BLEU and chrF; the loss always
             uses the whole set.
         metric: Metric that selects the best checkpoint and stops early: ``loss``, ``command``, or
-            a metric of ``nmt evaluate``, such as ``bleu`` or ``comet:MODEL``.
+            a metric of ``nmt evaluate``, such as ``bleu`` or ``comet:MODEL``. null: ``chrf`` if a
+            target language is written without spaces, such as Chinese or Thai; otherwise ``bleu``.
         command: Program that scores the translations, for example ``python score.py {source}
             {hypothesis} {reference}``. The names in braces are replaced by text files. The last
             word that it prints is the score; higher is better.
@@ -138,13 +139,16 @@ class ValidationConfig(Section):
 
     beam_size: int = Field(default=1, ge=1)
     max_sentences: int | None = Field(default=None, ge=1)
-    metric: Annotated[str, Registered("metric", _METRICS, _OWN_METRIC), Binds("run")] = "bleu"
+    metric: Annotated[
+        Annotated[str, Registered("metric", _METRICS, _OWN_METRIC)] | None, Binds("run")
+    ] = None
     command: Annotated[Many[str], BeforeValidator(split_command), _COMMAND] = ()
     choose_by: Annotated[Literal["mean", "minimum"], Binds("run")] = "mean"
 
     @property
     def metric_name(self) -> str:
         """``metric`` without its argument: ``comet`` for ``comet:MODEL``."""
+        assert self.metric is not None, "`nmt.commands.config.with_metric` chooses it"
         return self.metric.partition(":")[0]
 
     def _disagreements(self) -> Iterator[str]:

@@ -263,15 +263,16 @@ def read_lines(path: Path) -> list[str]:
         return list(decoded_lines(stream, str(path)))
 
 
-def read_start(path: Path, num_lines: int, max_bytes: int = MAX_LINE_BYTES) -> list[str]:
+def read_start(path: Path, num_lines: int) -> list[str]:
     """Read the first lines of a text file. Bad bytes are replaced, and long lines are empty.
 
     Raises:
         DataError: The file is missing or damaged.
     """
     with open_binary(path) as stream:
-        lines = split_lines(stream, str(path), max_bytes=max_bytes)
-        return [(line or b"").decode("utf-8", "replace") for line in islice(lines, num_lines)]
+        lines = split_lines(stream, str(path), max_bytes=MAX_LINE_BYTES)
+        start = [line or b"" for line in islice(lines, num_lines)]
+    return [line.decode("utf-8", "replace") for line in start]
 
 
 def count_lines(path: Path) -> int:

@@ -22,6 +22,7 @@ from nmt.errors import ConfigError
 from nmt.metrics import ngrams
 from nmt.metrics.metric import Floats, Metric, MetricOptions, References
 from nmt.metrics.ngrams import Lines
+from nmt.text.languages import writes_spaces
 
 logger = logging.getLogger(__name__)
 
@@ -181,12 +182,14 @@ class Ter(Metric):
 def default_tokenizer(language: str | None) -> str:
     """Return the default tokenizer of BLEU for a target language, whether installed or not.
 
-    >>> default_tokenizer("zh-CN"), default_tokenizer("de"), default_tokenizer(None)
-    ('zh', '13a', '13a')
+    >>> default_tokenizer("zh-CN"), default_tokenizer("tha"), default_tokenizer("de")
+    ('zh', 'char', '13a')
     """
     for code in matching(language or "", _LANGUAGE_TOKENIZERS):
         return _LANGUAGE_TOKENIZERS[code]
-    return "13a"
+    if language is None or writes_spaces(language):
+        return "13a"
+    return "char"
 
 
 def bleu_tokenizer(options: MetricOptions) -> str:

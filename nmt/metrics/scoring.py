@@ -17,12 +17,14 @@ from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
+import regex
 
 from nmt.metrics import DEFAULT_RESAMPLES, DEFAULT_SEED, DEFAULT_TRIALS
 from nmt.metrics.metric import Comparison, Confidence, Floats, Score, Scorer, Significance, rounded
 from nmt.metrics.result import Section, System, show_p_value
 from nmt.metrics.sacrebleu import default_tokenizer
-from nmt.text.preprocessing import TOKENIZED, find_trace
+from nmt.text.languages import UNSPACED, script_class
+from nmt.text.preprocessing import TOKENIZED, find_preprocessing
 
 # Takes statistics summed over the sentences of R corpora, (R, D); returns their scores, (R,).
 CorpusScore: TypeAlias = Callable[[Floats], Floats]
@@ -30,6 +32,8 @@ CorpusScore: TypeAlias = Callable[[Floats], Floats]
 _CHUNK_DRAWS = 1 << 22  # Draws held in memory at once.
 # numpy draws this many booleans at once: chunks must be multiples, to draw the same values.
 _BITS_AT_ONCE = 32
+# Characters of the scripts without spaces between words.
+_UNSPACED = regex.compile(script_class(*sorted(UNSPACED)) + "+")
 _SLACK = 1e-9  # Tolerance for equal scores: the order of a sum changes its last digits.
 
 
@@ -191,15 +195,15 @@ def odd_texts(
         language: Code of the target language, if known.
     """
     for system in systems:
-        trace = find_trace(system.lines, [TOKENIZED])
-        if trace is not None:
-            doubt = "Scores of tokenized text are not comparable."
-            yield f"{system.name} {TOKENIZED.name}, as in: {trace.example}\n  {doubt}"
+        found = find_preprocessing(system.lines, [TOKENIZED])
+        if found is not None:
+            yield f"{system.name} {found[1]}\n  Scores of tokenized text are not comparable."
     sample = "".join(reference[:100])
-    is_east_asian = sum("\u3040" <= c <= "\u9fff" for c in sample) > len(sample) / 3
-    if is_east_asian and (tokenize or default_tokenizer(language)) == "13a":
-        fix = "set `languages` to en-zh or en-ja, or `tokenize` to zh, ja-mecab or char."
-        yield f"The references look Chinese or Japanese, but BLEU's tokenizer is 13a; {fix}"
+    num_unspaced = sum(map(len, _UNSPACED.findall(sample)))
+    is_unspaced = num_unspaced > len(sample) / 3
+    if is_unspaced and (tokenize or default_tokenizer(language)) == "13a":
+        fix = "set `languages` to en-zh, en-ja or en-th, or `tokenize` to zh, ja-mecab or char."
+        yield f"The references are written without spaces, but BLEU's tokenizer is 13a; {fix}"
 
 
 def resample_scores(

@@ -24,6 +24,8 @@ from typing_extensions import override
 from nmt.files.atomic import write_bytes
 from nmt.files.json_file import parse_json
 from nmt.files.progress import follow, progress_bar
+from nmt.metrics.metric import label_of
+from nmt.metrics.selection import REPORTED_METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -191,21 +193,24 @@ class Console:
     """
 
     def __init__(self, start: int, total: int | None, step: Callable[[], int]) -> None:
-        self._bleu, self._step = "", step
+        self._score = ""  # the first score of the last validation
+        self._step = step
         self._bar = progress_bar("training", unit="updates", total=total, initial=start)
         follow(self._bar, step)
 
     def report(self, event: Event) -> None:
         """Advance the bar for an update; otherwise log the event."""
         values = event.values
-        if event.kind == "validation" and values.get("bleu") is not None:
-            self._bleu = f", BLEU {values['bleu']:.2f}"
+        if event.kind == "validation":
+            for name in [name for name in values if name in REPORTED_METRICS][:1]:
+                if values[name] is not None:
+                    self._score = f", {label_of(name)} {values[name]:.2f}"
         if self._bar.disable or event.kind not in ("update", "saved"):
             logger.log(event.level, event.text)
         elif event.kind == "update":
             self._bar.update(event.step - self._bar.n)
             rate = f"{values['target_tokens_per_second']:,.0f} tok/s"
-            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._bleu}, {rate}")
+            self._bar.set_postfix_str(f"loss {values['loss']:.3f}{self._score}, {rate}")
 
     def close(self) -> None:
         """Complete and close the bar."""

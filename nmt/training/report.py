@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from nmt.files.atomic import write_text
 from nmt.files.json_file import parse_json
 from nmt.metrics.metric import METRICS, label_of, lower_is_better, rounded
+from nmt.metrics.selection import REPORTED_METRICS
 from nmt.report.page import LIMIT, NUM_AVERAGES, Chart, Curve, render, render_chart, short_number
 from nmt.training.events import Event
 
@@ -169,7 +171,15 @@ def run_facts(events: Iterable[Line]) -> dict[str, Any]:
     return {
         "updates": updates, "validations": validations, "starts": starts, "tests": tests,
         "best": {name: line for name, line in best.items() if line},
+        "reported": _reported(validations),
     }  # fmt: skip
+
+
+def _reported(validations: Lines) -> list[str]:
+    """Return BLEU and chrF in the order of the validations: the metric that chooses is first."""
+    first = next(iter(validations), {})
+    names = dict.fromkeys([*first, *REPORTED_METRICS])
+    return [name for name in names if name in REPORTED_METRICS]
 
 
 def _by_kind(events: Iterable[Line]) -> list[list[Line]]:
@@ -199,16 +209,17 @@ def _charts(updates: Lines, validations: Lines, starts: Lines) -> list[Chart]:
         return [curve(lines, key, name or label, marked=True) for name, lines in sets.items()]
 
     losses = [loss, *of_sets("objective", "validation")]
-    bleu, chrf = (of_sets(key, METRICS[key].label) for key in ("bleu", "chrf"))
-    quality = {"Translation quality": [*bleu, *chrf]}
+    by_metric = {label_of(key): of_sets(key, label_of(key)) for key in _reported(validations)}
+    quality = {"Translation quality": [*chain.from_iterable(by_metric.values())]}
     if len(sets) > 1:  # a set has the same colour in all charts
-        losses, quality = [*losses[1:], loss], {"BLEU": bleu, "chrF": chrf}
+        losses = [*losses[1:], loss]
+        quality = by_metric
     speed = curve(updates, "target_tokens_per_second", noisy=True)
     norm = curve(updates, "gradient_norm", noisy=True)
     smoothing = starts[-1].get("label_smoothing") if starts else None
     smoothed = f", label smoothing {smoothing:g}" if smoothing else ""
     scores = {key for line in validations for key in line if key in (*METRICS, "command")}
-    others = sorted(scores - {"bleu", "chrf"})
+    others = sorted(scores - {*REPORTED_METRICS})
     return [
         wide("Loss", f"nats per target token{smoothed}", losses),
         *(wide(title, "score, 0 to 100", x, limits=(0, 100)) for title, x in quality.items()),

@@ -25,6 +25,7 @@ from nmt.inference.torch_engine import TorchEngine
 from nmt.inference.translator import TranslationOptions, Translator
 from nmt.metrics.metric import MetricOptions, Scorer, as_quality, label_of, rounded
 from nmt.metrics.sacrebleu import bleu_tokenizer
+from nmt.metrics.selection import REPORTED_METRICS, default_metrics
 from nmt.text.tokenizer import Tokenizers
 from nmt.training.events import Event
 from nmt.training.processes import StopSignal
@@ -34,8 +35,6 @@ from nmt.training.update import Updater
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# Metrics that are always reported, in addition to `training.validation.metric`.
-REPORTED_METRICS = ("bleu", "chrf")
 COMMAND = "command"  # Name of the score of `training.validation.command`.
 _NO_SCORER = ("loss", COMMAND)
 _READABLE = 1e6  # larger perplexities are shown in scientific notation
@@ -168,7 +167,12 @@ class HeldOutText:
             tokenize=self._bleu_tokenizer, target_language=self.language, source=self.sources,
             device=self.device,
         )  # fmt: skip
-        names = dict.fromkeys((*REPORTED_METRICS, self.metric))
+        names = list(default_metrics([self.language]))
+        if self.metric in names:  # the metric that chooses comes first
+            names.remove(self.metric)
+            names.insert(0, self.metric)
+        else:
+            names.append(self.metric)
         scorers = [Scorer(x, [self.references], options) for x in names if x not in _NO_SCORER]
         return {scorer.name: scorer for scorer in scorers}
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from nmt.cli.app import app
-from nmt.config.loader import load_config
+from nmt.commands.config import load_config
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 
@@ -67,3 +70,26 @@ def test_a_country_is_no_language(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, str(DEMO), "--set", "target_language=cz"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "target_language: cz is a country; the code of Czech is cs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("languages", "setting", "metric"),
+    [
+        (["de"], None, "bleu"),
+        (["zho_Hans"], None, "chrf"),
+        (["jpn"], "bleu", "bleu"),
+        (["de", "th"], None, "chrf"),  # one of several validation sets
+        (["de", "th"], "loss", "loss"),
+    ],
+)
+def test_show_has_the_metric_that_suits_the_validation_sets_or_that_the_user_sets(
+    tmp_path: Path, languages: list[str], setting: str | None, metric: str
+) -> None:
+    corpora = [{"source": "a", "target": "b", "target_language": code} for code in languages]
+    training = {"max_steps": 1, "validation": {"metric": setting}}
+    config: dict[str, Any] = {"name": "x", "source_language": "en", "target_language": languages[0]}
+    config |= {"data": {"train": corpora, "valid": corpora}, "training": training}
+    path = tmp_path / "x.yaml"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    result = CliRunner().invoke(app, ["config", "show", str(path)])
+    assert yaml.safe_load(result.stdout)["training"]["validation"]["metric"] == metric

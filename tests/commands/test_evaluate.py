@@ -27,7 +27,7 @@ from nmt.config.migration import FORMAT
 from nmt.config.run import RunConfig
 from nmt.inference.engine import Ensemble
 from nmt.inference.request import Result as Translation
-from nmt.metrics.metric import MetricOptions, Scorer
+from nmt.metrics.metric import MetricOptions, Scorer, label_of
 from nmt.metrics.result import EvaluationReport
 from nmt.metrics.scoring import Resampling, score_systems
 
@@ -146,7 +146,7 @@ def test_text_for_another_tokenizer_gets_a_warning(tmp_path: Path, line: str, ad
     result = invoke("--hypothesis", path, "--reference", path, "--quiet")
     assert (result.exit_code, advice in result.stderr) == (0, True)
     if "zh" in advice:
-        score = scores_of(path, path, "-l", "en-zh")["systems"][0]["scores"][0]
+        score = scores_of(path, path, "-l", "en-zh")["systems"][0]["scores"][1]
         assert (round(score["value"]), "tok:zh" in score["signature"]) == (100, True)
 
 
@@ -162,6 +162,33 @@ def test_a_file_that_another_tool_has_segmented_is_refused(tmp_path: Path, wrong
     message = refused(*flags, code=3)
     assert f"text{wrong} was segmented by subword-nmt (@@), as in line 1: of do@@ gs" in message
     assert "fix: Restore the text: sed -E " in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "metrics"),
+    [
+        (("-l", "en-de"), ["bleu", "chrf"]),
+        (("-l", "en-zho"), ["chrf", "bleu"]),
+        (("-l", "en-tha"), ["chrf", "bleu"]),
+        (("-l", "en-tha", "--metric", "bleu,ter"), ["bleu", "ter"]),
+        (("-l", "en-tha", "--metric", "bleu,chrf"), ["bleu", "chrf"]),
+    ],
+)
+def test_chrf_comes_first_for_a_language_without_spaces_unless_the_user_orders(
+    tmp_path: Path, flags: tuple[str, ...], metrics: list[str]
+) -> None:
+    path = write(tmp_path / "text", ["ไปโรงเรียน"] * 3)
+    scores = scores_of(path, path, *flags)["systems"][0]["scores"]
+    assert [score["metric"] for score in scores] == metrics
+    head = invoke(path, path, *flags).stdout.splitlines()[2]
+    assert [name.lower() for name in head.split()] == ["system", *metrics]
+    signatures = {score["metric"]: score["signature"] for score in scores}
+    assert ("tok:char" in signatures["bleu"]) == (flags[1] == "en-tha")
+    page = tmp_path / "page.html"
+    invoke(path, path, *flags, "--report", page)
+    text = page.read_text("utf-8")
+    labels = [f'<th scope="col">{label_of(metric)}' for metric in metrics]
+    assert sorted(labels, key=text.index) == labels
 
 
 def test_a_reference_in_another_language_is_named(tmp_path: Path) -> None:

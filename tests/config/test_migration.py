@@ -92,6 +92,25 @@ def test_a_written_configuration_is_migrated_and_a_users_file_is_of_this_version
         load_config(write({"label": "theirs", **old}))
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_older_configuration_keeps_bleu_as_its_metric(number: int) -> None:
+    for beam_size in (None, 2):
+        training: dict[str, Any] = {"max_steps": 10}
+        if beam_size is not None:
+            training["validation"] = {"beam_size": beam_size}
+        path = write({**VALUES, "target_language": "ja", "training": training, "format": number})
+        validation = load_config(path).training.validation
+        assert validation.metric == "bleu"
+        assert validation.beam_size == (beam_size or 1)
+    chosen = {"max_steps": 10, "validation": {"metric": "loss"}}
+    path = write({**VALUES, "training": chosen, "format": number})
+    assert load_config(path).training.validation.metric == "loss"
+    wrong: Any
+    for wrong in (None, 3, {"validation": 3}):  # are reported by the validation
+        document = {"training": wrong}
+        assert migrate(document, number, kind=Kind.CONFIGURATION) == document
+
+
 def test_dumps_are_read_back_in_every_way() -> None:
     config = load_config(write(VALUES))
     Path("run.yaml").write_text(dump_config(config), "utf-8")
@@ -131,6 +150,7 @@ def test_a_record_with_unknown_keys_and_wrong_values_is_kept_and_never_validated
     run = {**VALUES, "training": {"warp": 9}, "rocket": None}
     config, kept = load_inference(write(run))
     run["tokenizer"] = {"normalization": "nmt_nfkc"}  # the default of its time
+    run["training"] = {"validation": {"metric": "bleu"}, **run["training"]}
     assert (config.max_length, kept) == (77, run)
     section["decoding"]["warp"] = 9
     path = write({"format": FORMAT, "inference": section, "record": record})

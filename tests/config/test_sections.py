@@ -595,7 +595,9 @@ def test_the_listed_names_are_those_of_the_registry(kind: str, home: str, field:
     load_attribute(home)
     key = find_key(field.split("."))
     assert key is not None
-    assert {*key.allowed.split(", ")} - {"auto", "loss", "command"} <= set(names_of(kind))
+    assert {*key.allowed.split(", ")} - {"auto", "loss", "command", "or null"} <= set(
+        names_of(kind)
+    )
 
 
 def test_a_mark_on_a_field_says_what_cannot_change() -> None:
@@ -633,7 +635,7 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
         "seed", "precision", "label_smoothing", "loss", "r_drop_weight", "optimizer", "schedule",
         "ema_decay", "freeze", "validation", "init_differences", "lora",
     }  # fmt: skip
-    assert run["training"]["validation"] == {"metric": "bleu", "choose_by": "mean"}
+    assert run["training"]["validation"] == {"metric": None, "choose_by": "mean"}
     assert bound_values(config, "budget") == {
         "training": {"max_steps": 1, "max_minutes": None, "max_epochs": None}
     }

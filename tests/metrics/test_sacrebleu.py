@@ -94,6 +94,8 @@ def test_the_tokenizer_follows_the_target_language() -> None:
     assert [default_tokenizer(code) for code in ("zh", "zh-TW", "cmn", "ja", "ko", "de_AT")] == [
         "zh", "zh", "zh", "ja-mecab", "ko-mecab", "13a"
     ]  # fmt: skip
+    assert {default_tokenizer(code) for code in ("tha", "lo", "khm_Khmr", "my", "dz")} == {"char"}
+    assert {default_tokenizer(code) for code in ("vi", "hi", "xx", None)} == {"13a"}
 
 
 def test_bleu_counts_characters_where_mecab_is_missing(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,6 +343,8 @@ def test_a_file_that_looks_tokenized_is_named_with_an_example(
         (None, "zh", "狗在家", False),
         ("char", "en", "狗在家", False),
         (None, "en", "a dog", False),
+        (None, "en", "ไปโรงเรียน", True),
+        (None, "th", "ไปโรงเรียน", False),
         (None, "en", "狗aa", False),  # a third of the letters is not more than a third
         (None, "en", "狗狗aaa", True),
     ],

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.text.preprocessing import NUM_LINES, check_plain, find_trace, tokenized_text
+from nmt.text.preprocessing import NUM_LINES, check_plain, find_preprocessing, tokenized_text
 from tests.process import LIMIT
 
 PLAIN = [
@@ -190,7 +190,7 @@ def test_a_share_of_the_lines_decides_and_blank_lines_do_not_count(
 ) -> None:
     """5 of 50 lines are the share of subword-nmt."""
     lines = ["a long line", ""] * num_plain + ["ein H@@ und"] * 5
-    assert (find_trace(lines) is not None) == is_refused
+    assert (find_preprocessing(lines) is not None) == is_refused
 
 
 def test_only_the_first_lines_are_read() -> None:
@@ -201,7 +201,7 @@ def test_only_the_first_lines_are_read() -> None:
             read.append(number)
             yield text if number < NUM_LINES else "ein H@@ und"
 
-    assert find_trace(lines("ein Hund")) is None
+    assert find_preprocessing(lines("ein Hund")) is None
     assert len(read) <= NUM_LINES + 1
 
 
