@@ -137,7 +137,7 @@ def test_sentence_level_is_a_line_of_json_for_each(files: tuple[Path, Path]) -> 
     ("line", "advice"),
     [
         ("今日は天気がいいので、公園へ。", "--tokenize to zh, ja-mecab or char"),
-        ("列夫・托尔斯泰是一位伟大的作家。", "--languages to en-zh or"),
+        ("列夫・托尔斯泰是一位伟大的作家。", "--languages to en-zh, en-ja or"),
         ("this looks tokenized .", "nmt: warning: text looks tokenized: punctuation marks have"),
     ],
 )  # fmt: skip

@@ -298,6 +298,18 @@ def test_the_best_validation_is_that_of_the_metric_of_the_run(
     assert f"Bold: best {fact[0].split()[1]}." in texts(root, ".//section/p")[-1]
 
 
+@pytest.mark.parametrize("names", [("BLEU", "chrF"), ("chrF", "BLEU")])
+def test_columns_and_curves_have_the_order_of_the_validations(names: tuple[str, str]) -> None:
+    scores = {name.lower(): 30.0 for name in names}
+    others = {key: x for key, x in validation(200).items() if key not in scores}
+    page = render_report("a", [update(100, loss=3.0), others | scores])
+    heads = texts(parsed(page), ".//thead//th")
+    assert [name for name in heads if name in names] == [*names]
+    legend = figures(page)["Translation quality"]
+    shown = [text for text in legend.itertext() if text in names]
+    assert tuple(dict.fromkeys(shown)) == names
+
+
 def test_each_validation_set_has_its_curve_and_its_change_since_the_first_validation() -> None:
     """The old domain beside the new one: forgetting is seen. Step 0 is not a result of the run."""
 

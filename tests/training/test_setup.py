@@ -246,6 +246,26 @@ def test_samples_are_source_translation_and_reference_of_the_best_the_median_and
 
 
 @pytest.mark.parametrize(
+    ("language", "metric", "order"),
+    [
+        ("en", "bleu", ["bleu", "chrf"]),
+        ("en", "ter", ["bleu", "chrf", "ter"]),
+        ("en", "chrf", ["chrf", "bleu"]),
+        ("th", "chrf", ["chrf", "bleu"]),
+        ("th", "loss", ["chrf", "bleu"]),
+        ("th", "ter", ["chrf", "bleu", "ter"]),
+        ("th", "bleu", ["bleu", "chrf"]),
+    ],
+)
+def test_the_first_score_is_the_metric_that_selects_or_suits_the_language(
+    language: str, metric: str, order: list[str]
+) -> None:
+    nobody: Any = None
+    text = HeldOutText(["a"], ["b"], nobody, nobody, language, metric)
+    assert [*text.score(["c"])["text"]] == order
+
+
+@pytest.mark.parametrize(
     ("limits", "scores", "raised"),
     [
         ({"max_steps": 9}, {5: 1.0, 9: 2.0}, "training.max_steps"),
