@@ -106,9 +106,24 @@ def test_an_older_configuration_keeps_bleu_as_its_metric(number: int) -> None:
     path = write({**VALUES, "training": chosen, "format": number})
     assert load_config(path).training.validation.metric == "loss"
     wrong: Any
-    for wrong in (None, 3, {"validation": 3}):  # are reported by the validation
-        document = {"training": wrong}
-        assert migrate(document, number, kind=Kind.CONFIGURATION) == document
+    for wrong in (3, {"validation": 3}):  # are reported by the validation
+        migrated = migrate({"training": wrong}, number, kind=Kind.CONFIGURATION)
+        assert migrated["training"] == wrong
+    for missing in ({}, {"training": None}, {"training": {"validation": None}}):
+        migrated = migrate(missing, number, kind=Kind.CONFIGURATION)
+        assert migrated["training"] == {"validation": {"metric": "bleu"}}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_older_document_keeps_its_normalization(number: int) -> None:
+    """So that a vocabulary that is learned again under an old run is the same."""
+    config = load_config(write({**VALUES, "format": number}))
+    assert config.tokenizer.normalization == "nmt_nfkc"
+    assert load_config(write(VALUES)).tokenizer.normalization == "identity"
+    section = RunConfig.model_validate(VALUES).inference.model_dump(mode="json")
+    del section["tokenizer"]["normalization"]
+    path = write({"format": 2, "inference": section, "record": {}})
+    assert load_inference(path)[0].tokenizer.normalization == "nmt_nfkc"
 
 
 def test_dumps_are_read_back_in_every_way() -> None:
