@@ -202,7 +202,10 @@ def test_a_rule_between_keys_is_explained(
     ({"target_language": "de", "batch": {"max_tokens": 400}},
      "source_language target_language de batch.max_tokens 514 filters.max_length"),
     ({"run_dir": "x", "prepared_dir": "x"}, "prepared_dir run_dir x"),
-    ({"tokenizer": {"joint": False}}, "model.embeddings tied tokenizer.joint decoder-tied"),
+    (
+        {"tokenizer": {"joint": False}, "model": {"embeddings": "tied"}},
+        "model.embeddings tied tokenizer.joint decoder-tied",
+    ),
     ({"filters": {"min_length": 300}}, "filters.min_length filters.max_length 256"),
     ({"batch": {"bpe_dropout": 0.1}, "tokenizer": {"kind": "unigram"}},
      "batch.bpe_dropout tokenizer.kind bpe unigram"),
@@ -639,3 +642,12 @@ def test_what_binds_the_prepared_data_and_a_run() -> None:
     assert bound_values(config, "budget") == {
         "training": {"max_steps": 1, "max_minutes": None, "max_epochs": None}
     }
+
+
+def test_two_vocabularies_choose_embeddings_that_allow_them() -> None:
+    values = {**RUN, "tokenizer": {"joint": False}}
+    assert RunConfig.model_validate(values).model.embeddings == "decoder-tied"
+    values["model"] = {"preset": "tiny"}
+    assert RunConfig.model_validate(values).model.embeddings == "decoder-tied"
+    values["model"] = {"embeddings": "separate"}
+    assert RunConfig.model_validate(values).model.embeddings == "separate"
