@@ -274,29 +274,21 @@ class EvaluatedSet:
         return model.translate(self.test.name, self.test.source, self.test)
 
     def note_limit(self, model: EvaluatedModel) -> None:
-        """Score the references as nearly as the model can write them, if it changes them."""
-        losses = [loss_of(lines, model.target_tokenizer) for lines in self.test.references]
-        nearest = list(losses[0].nearest)
-        changed = set(losses[0].changed).intersection(*(loss.changed for loss in losses[1:]))
-        for index in losses[0].changed:
-            writable = (loss.nearest[index] for loss in losses[1:] if index not in loss.changed)
-            nearest[index] = next(writable, nearest[index])
-        if changed:
+        """Score the first reference as nearly as the model can write it, if it changes it."""
+        loss = loss_of(self.test.references[0], model.target_tokenizer)
+        if loss.changed:
             exact = [scorer for scorer in self.scorers if scorer.name in _EXACT]
-            limit: dict[str, Any] = {"system": model.name, "unreachable": len(changed)}
-            limit["example"] = losses[0].example
-            limit["scores"] = {scorer.name: scorer.score(nearest).value for scorer in exact}
-            self.limits.append(limit)
+            scores = {scorer.name: scorer.score(loss.nearest).value for scorer in exact}
+            limit = {"system": model.name, "unreachable": len(loss.changed)}
+            self.limits.append({**limit, "example": loss.example, "scores": scores})
 
-    def _limit_section(self) -> Section | None:
-        if not self.limits:
-            return None
-        metrics = list(self.limits[0]["scores"])
-        table = [["system", "lines", *map(label_of, metrics), "for example line"]]
+    def _limit_section(self) -> Section:
+        """Return the scores of a model that makes no mistake."""
+        table = [["system", "lines", "best possible scores", "for example line"]]
         for limit in self.limits:
-            scores = [rounded(name, limit["scores"][name]) for name in metrics]
+            scores = [f"{label_of(x)} {rounded(x, value)}" for x, value in limit["scores"].items()]
             lines = f"{limit['unreachable']:,} of {len(self.test):,}"
-            table.append([limit["system"], lines, *scores, limit["example"]])
+            table.append([limit["system"], lines, ", ".join(scores), limit["example"]])
         return Section("limit", "Best possible scores", table, self.limits, _LIMIT)
 
     def score(self) -> list[DataError]:
@@ -325,11 +317,12 @@ class EvaluatedSet:
         is_tested = self.pairs or self.baseline
         codes = self.test.source_language, self.test.target_language
         has_languages = any(model.has_languages for model in self.models)
+        limits = [self._limit_section()] if self.limits else []
         return Evaluation(
             test=self.test.name, references=self.test.references, source=self.test.source,
             languages=codes if has_languages else (None, None), systems=tuple(self.systems),
             baseline=self.baseline, paired_test=self.resampling.paired_test if is_tested else None,
-            sections=tuple(x for x in (self._limit_section(), self.pairs, *sections) if x),
+            sections=tuple(section for section in (*limits, self.pairs, *sections) if section),
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sacrebleu
 import yaml
 from typer.testing import CliRunner, Result
 
@@ -326,6 +327,30 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Its tests are ``one`` and ``two``."""
     monkeypatch.setattr("nmt.commands.evaluate.Translator", UpperCaser)
     return make_model(tmp_path / "run", ("one", "two"))
+
+
+class Stripping(LossLess):
+    """Stands in for a tokenizer that loses the letter M of capitals."""
+
+    def decode(self, ids: str) -> str:
+        return ids.replace("M", "")
+
+
+def test_the_scores_of_a_model_that_makes_no_mistake_are_told_if_its_tokenizer_does(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (model, "-t", "one", "--metric", "chrf", "--resamples", 0)
+    assert "limit" not in scores_of(*flags)
+    monkeypatch.setattr(UpperCaser, "tokenizers", SimpleNamespace(target=Stripping()))
+    (limit,) = scores_of(*flags)["limit"]
+    upper = [line.upper() for line in SENTENCES]
+    nearest = [line.replace("M", "") for line in upper]
+    assert limit["unreachable"] == 10
+    expected = sacrebleu.corpus_chrf(nearest, [upper]).score
+    assert limit["scores"] == {"chrf": pytest.approx(expected)}
+    text = invoke(*flags).stdout
+    assert f"chrF {expected:.2f}" in text
+    assert "becomes" in text
 
 
 def test_a_model_translates_a_test_set_of_its_configuration(model: Path) -> None:
